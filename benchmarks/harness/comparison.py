@@ -12,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.harness.measurement import Case, Result, print_table, quartiles
 from benchmarks.harness.other_python_side import seconds_of_one
 from benchmarks.harness.turns import Times
-from xtune.evidence.distributions import student_quantile
+from xtune.evidence.ratios import student_quantile
 
 MIN_MEASURED_S = 0.2
 

@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.harness.measurement import at_least_2, option_parser, until_stopped, write_raw
 from benchmarks.harness.turn import ALIVE, FLOOR, GATE, STEP
 from xlaunch.supervision.other_work import StolenTime
-from xtune.evidence.distributions import student_quantile
+from xtune.evidence.ratios import student_quantile
 
 MIN_STEPS = 3
 """Minimum steps of each slot in a turn; the first one starts the clock."""

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from xlaunch.errors import UsageError
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Launch, Objective, Outcome, Secondary
 from xtune.search.encoding import (
     Plain,
     decode_launch,

@@ -31,7 +31,7 @@ from benchmarks.tuner.recorded import (
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
 from xtune.cli.preparation import Task, prepare
-from xtune.search.host_turn import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn, runtime_directory
 from xtune.space.parameters import BARE, Configuration
 
 

@@ -37,10 +37,8 @@ from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
-from xtune.search.events import Allowance, Result
-from xtune.search.measurer import Measurer
-from xtune.search.records import Rating, Record, Stage, Step
-from xtune.search.scale import Scale
+from xtune.search.events import Allowance, Measurer, Result
+from xtune.search.records import Rating, Record, Scale, Stage, Step
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search, next_step

@@ -13,8 +13,7 @@ import random
 from typing import NamedTuple
 
 from benchmarks.tuner.recorded import Header, Plan, RecordedLaunch, Recording
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

@@ -23,8 +23,16 @@ from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
 from tests.tiers import quick_first
 
 from xlaunch.errors import UsageError
-from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import (
+    Goal,
+    Launch,
+    Objective,
+    Outcome,
+    Requirement,
+    Secondary,
+    Series,
+    Steadiness,
+)
 from xtune.search.encoding import decode_launch, encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space

@@ -10,8 +10,7 @@ import pytest
 from benchmarks.tuner.recorded import Header, Plan, RecordedLaunch, Recording
 from benchmarks.tuner.replay import ResampledMeasurer, levelled, noise_of, share
 
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

@@ -9,7 +9,6 @@ verdict is computed, is raised to the caller. `xtune.tune` is the library call.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,22 +16,22 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from xtune.errors import BudgetError, StorageError
-from xtune.evidence.verdicts import Verdict, undecided
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Objective
+from xtune.evidence.verdicts import undecided
+from xtune.launches.launch import Objective, Outcome
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import (
     Allowance,
     Ended,
     Favourite,
+    Measurer,
     Observer,
     Outline,
     Progress,
     Result,
+    Store,
+    require_baseline,
 )
-from xtune.search.measurer import Measurer, require_baseline
 from xtune.search.records import Record, Stage, Step
-from xtune.search.store import Store
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -69,14 +68,18 @@ def next_step(strategy: Strategy, records: Sequence[Record], allowance: Allowanc
         return None
 
     # A final that has begun is continued until its result is clear or the budget is used up. After a
-    # clear one of an earlier search, this search goes on and has a final of its own.
+    # clear one of an earlier search, this search goes on and has a final of its own, and so it does if
+    # every finalist failed and there is room for others.
     final = strategy.final(records)
     if final is not None:
         made = final_records(records)
         if _is_under_way(made):
             return None
         step = strategy.final_step(final, allowance.left)
-        if step is not None or not final.is_over or made[-1].number >= allowance.since:
+        goes_on = made[-1].number < allowance.since or (
+            final.is_deserted and allowance.left > MIN_FINAL.launches
+        )
+        if step is not None or not (final.is_over and goes_on):
             return step
 
     # First of all the bare command: everything is compared with it.
@@ -282,11 +285,8 @@ class Search:
         return Allowance(left, made + left, self._since, self._earlier)
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
-        left_s = None
-        if self._walls and math.isfinite(allowance.left):
-            left_s = allowance.left * statistics.fmean(self._walls)
         elapsed_s = self._measurer.now_s() - self._began_s
-        return Progress(len(self._walls), allowance.left, elapsed_s, left_s, stage)
+        return Progress(len(self._walls), allowance.left, elapsed_s, stage)
 
     def _limit(self) -> float | None:
         if self._limit_s is not None:
@@ -300,14 +300,11 @@ class Search:
 
     def _conclude(self, ended: Ended) -> Result:
         final = self._strategy.final(self._records)
-        decision = None if final is None else final.decision()
-        verdict: Verdict = (
-            undecided(BARE, self._no_final(ended)) if decision is None else decision.verdict
-        )
+        verdict = undecided(BARE, self._no_final(ended)) if final is None else final.verdict()
         return Result(
             verdict,
             self._strategy.favourite(self._records),
-            decision,
+            final,
             self._strategy.resolution(self._records, self._allowance()),
             self._records,
             len(self._walls),

@@ -37,7 +37,10 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--param n nap.py {n}", "write NAME=VALUE,VALUE"),
         ("--only-params nap.py 1", "there is no --param to search"),
         ("--only-params --param n=1 nap.py {n}", "there is only one configuration"),
-        ("--only-params --param n=1,2 --when m>1 nap.py {n}", "nothing here has the name 'm'"),
+        (
+            "--only-params --param n=1,2 --when m>1 nap.py {n}",
+            "nothing here has the name or the value 'm'",
+        ),
         ("--only-params --param n=1,2 --when n>5 nap.py {n}", "no configuration meets it"),
         ("--conf-file none.yaml nap.py 1", "none.yaml: No such file"),
         ("--instances 1000000 nap.py 1", "1000000"),

@@ -10,8 +10,7 @@ import numpy as np
 
 from xtune.evidence.finals import Final, FinalPlan, Turn
 from xtune.evidence.verdicts import Contender
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Secondary
 from xtune.space.parameters import Configuration
 
 RATE = Objective("images/s", Goal.MAXIMIZE)

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xtune.evidence.finals import Final, Finalist, plan_final
+from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule, Verdict
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.space.parameters import Configuration, Parameter, Value
 
 
@@ -191,11 +190,13 @@ def simulate_search(
         Finalist(launch.configuration, changes_of(launch.configuration, parameters))
         for launch in measured[:finalists]
     ]
-    final = Final(plan_final(baseline, chosen, blocks=blocks, rule=rule, seed=seed), objective)
+    final = Final(
+        FinalPlan(baseline, chosen, planned=blocks, rule=rule or Rule(), seed=seed), objective
+    )
     while final.blocks < blocks and (turn := final.next()) is not None:
         final.record(turn, workload.measure(turn.configuration))
         if stops_when is not None and turn.block < final.blocks:
-            verdict = final.decision().verdict
+            verdict = final.verdict()
             if stops_when(verdict):
                 return verdict, len(final.launches)
-    return final.decision().verdict, len(final.launches)
+    return final.verdict(), len(final.launches)

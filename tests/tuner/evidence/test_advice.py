@@ -10,16 +10,17 @@ import pytest
 from tests.tiers import quick_first
 from tests.tuner.evidence.contenders import RATE, launch
 
-from xtune.evidence.advice import (
+from xtune.evidence.finals import Final, Finalist, FinalPlan
+from xtune.evidence.ratios import ratio_interval
+from xtune.evidence.verdicts import (
     SETTLING_POWER,
+    Kind,
+    Rule,
     blocks_for,
     settle_probability,
     settling_blocks,
     smallest_gain,
 )
-from xtune.evidence.finals import Final, Finalist, plan_final
-from xtune.evidence.ratios import ratio_interval
-from xtune.evidence.verdicts import Kind, Rule
 from xtune.space.parameters import BARE, Configuration
 
 RULE = Rule()
@@ -50,10 +51,10 @@ class Simulation:
 def ever_claims_a_gain(finalists: int, seed: int) -> bool:
     """Whether somebody who looks after every launch, also far beyond the plan, ever sees a gain."""
     simulation = Simulation((0.0,) * finalists, 0.03, seed)
-    final = Final(plan_final(BARE, candidates(finalists), blocks=8, seed=seed), RATE)
+    final = Final(FinalPlan(BARE, candidates(finalists), planned=8, seed=seed), RATE)
     for stop in range(1, 25):
         simulation.play(final, stop)
-        if final.decision(in_full=False).verdict.kind is Kind.GAIN:
+        if final.verdict(in_full=False).kind is Kind.GAIN:
             return True
     return False
 
@@ -80,15 +81,15 @@ def test_however_often_it_is_stopped_a_final_claims_no_gain_that_is_none(
 def advice_comes_true(gains: tuple[float, ...], blocks: int, seed: int) -> bool | None:
     """Whether a final that was open is settled by the launches advised; None: it was not, or none."""
     simulation = Simulation(gains, 0.03, seed)
-    final = Final(plan_final(BARE, candidates(len(gains)), blocks=blocks, seed=seed), RATE)
+    final = Final(FinalPlan(BARE, candidates(len(gains)), planned=blocks, seed=seed), RATE)
     simulation.play(final, blocks)
-    more = final.decision().verdict.more
+    more = final.verdict().more
     if more is None:
         return None
     before = len(final.launches)
     simulation.play(final, final.blocks + more.blocks)
     assert len(final.launches) <= before + more.launches
-    return final.decision(in_full=False).verdict.kind is not Kind.INCONCLUSIVE
+    return final.verdict(in_full=False).kind is not Kind.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -124,9 +125,9 @@ def test_the_smallest_gain_is_found_in_80_of_100_finals(
     found = 0
     for seed in range(200):
         simulation = Simulation((gain, *(0.0,) * (finalists - 1)), spread, seed)
-        final = Final(plan_final(BARE, candidates(finalists), blocks=blocks, seed=seed), RATE)
+        final = Final(FinalPlan(BARE, candidates(finalists), planned=blocks, seed=seed), RATE)
         simulation.play(final, blocks)
-        found += final.decision(in_full=False).verdict.kind is Kind.GAIN
+        found += final.verdict(in_full=False).kind is Kind.GAIN
     assert 0.72 < found / 200 < 0.92
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.binomial import binomial_lower_bound
 
-from xtune.evidence.drift import Control, drift_of
+from xtune.evidence.noise import Control, drift_of
 from xtune.evidence.ratios import NoRatioError
 
 Level = Callable[[float], float]

@@ -22,10 +22,9 @@ from tests.tuner.evidence.contenders import (
     scripted,
 )
 
-from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn, plan_final
+from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn
 from xtune.evidence.verdicts import Kind, Rule
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
 
 EQUAL = {BARE: 100.0, ONE: 100.0, TWO: 100.0, THREE: 100.0}
@@ -33,7 +32,7 @@ EQUAL = {BARE: 100.0, ONE: 100.0, TWO: 100.0, THREE: 100.0}
 
 def plan(*configurations: Configuration, blocks: int = 12, **more: object) -> FinalPlan:
     chosen = [Finalist(row, len(row)) for row in configurations]
-    return plan_final(BARE, chosen, blocks=blocks, **more)  # type: ignore[arg-type]
+    return FinalPlan(BARE, chosen, planned=blocks, **more)  # type: ignore[arg-type]
 
 
 def test_two_take_turns_as_abba_or_baab() -> None:
@@ -48,7 +47,7 @@ def test_every_place_and_every_neighbour_comes_equally_often(count: int, seed: i
     everyone = count + 1
     group = everyone if everyone % 2 == 0 else 2 * everyone
     chosen = [Finalist(Configuration({"n": number})) for number in range(count)]
-    made = plan_final(BARE, chosen, blocks=2 * group, seed=seed)
+    made = FinalPlan(BARE, chosen, planned=2 * group, seed=seed)
     orders = [made.order(block) for block in range(2 * group)]
     assert all(sorted(order) == list(range(everyone)) for order in orders)
     for part in (orders[:group], orders[group:]):
@@ -63,17 +62,6 @@ def test_the_seed_is_the_plan() -> None:
     assert plan(ONE, TWO, seed=3) == plan(ONE, TWO, seed=3)
     one, other = plan(ONE, TWO, seed=3), plan(ONE, TWO, seed=4)
     assert [one.order(at) for at in range(6)] != [other.order(at) for at in range(6)]
-
-
-def test_a_final_of_nothing_is_none() -> None:
-    with pytest.raises(ValueError, match="no finalist"):
-        plan()
-    with pytest.raises(ValueError, match="0 blocks"):
-        plan(ONE, blocks=0)
-    with pytest.raises(ValueError, match="twice"):
-        plan(ONE, ONE)
-    with pytest.raises(ValueError, match="twice"):
-        plan(BARE)
 
 
 def test_turns_follow_the_plan() -> None:
@@ -92,19 +80,19 @@ def test_asking_changes_nothing() -> None:
     assert final.next() == first
     assert first is not None
     final.record(first, launch(first.configuration, 100.0))
-    final.decision()
+    final.verdict()
     assert final.next() == final.next() != first
 
 
 def test_a_gain_ends_the_final_at_a_look() -> None:
     values = {BARE: 100.0, ONE: 130.0, TWO: 90.0}
     final, _ = play(plan(ONE, TWO), scripted(values, noise=0.02))
-    decision = final.decision()
+    verdict = final.verdict()
     assert final.is_over
-    assert decision.blocks == 4
-    assert decision.verdict.kind is Kind.GAIN
-    assert decision.verdict.best == ONE
-    assert decision.verdict.gain == pytest.approx(1.3, rel=0.05)
+    assert final.blocks == 4
+    assert verdict.kind is Kind.GAIN
+    assert verdict.best == ONE
+    assert verdict.gain == pytest.approx(1.3, rel=0.05)
 
 
 def test_less_is_better_where_that_is_the_goal() -> None:
@@ -112,7 +100,7 @@ def test_less_is_better_where_that_is_the_goal() -> None:
     final, _ = play(
         plan(ONE, TWO), scripted(seconds, noise=0.02), objective=Objective("wall", Goal.MINIMIZE)
     )
-    verdict = final.decision().verdict
+    verdict = final.verdict()
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(1.25, rel=0.05)
 
@@ -124,13 +112,13 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     counts = Counter(turn.configuration for turn in turns)
     assert counts[THREE] == 4
     assert counts[BARE] == counts[ONE] == counts[TWO] > 4
-    standings = {row.contender.configuration: row for row in final.decision().verdict.standings}
+    standings = {row.contender.configuration: row for row in final.verdict().standings}
     assert standings[THREE].contender.dropped == "behind another finalist"
     # What goes on is judged by all its pairs, what has stopped by those until then.
     pairs = {one: row.interval and row.interval.pairs for one, row in standings.items()}
     assert pairs == {ONE: final.blocks, TWO: final.blocks, THREE: 4}
     until_then, _ = play(contest, scripted(values, noise=0.03), blocks=4)
-    (stopped,) = [row for row in until_then.decision().verdict.standings if row.contender.dropped]
+    (stopped,) = [row for row in until_then.verdict().standings if row.contender.dropped]
     assert stopped.interval == standings[THREE].interval
 
 
@@ -144,7 +132,7 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
         return launch(turn.configuration, values[turn.configuration] * swing)
 
     final, turns = play(plan(ONE, TWO), execute)
-    rows = {row.contender.configuration: row for row in final.decision().verdict.standings}
+    rows = {row.contender.configuration: row for row in final.verdict().standings}
     assert rows[ONE].contender.dropped == "no gain"
     assert not rows[TWO].contender.dropped
     counts = Counter(turn.configuration for turn in turns)
@@ -158,8 +146,8 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
         return launch(turn.configuration, values[turn.configuration])
 
     final, _ = play(plan(ONE, TWO), execute, blocks=4)
-    decision = final.decision()
-    assert decision.verdict.kind is Kind.GAIN
+    verdict = final.verdict()
+    assert verdict.kind is Kind.GAIN
     assert not final.is_over
     assert final.next() is not None
 
@@ -167,7 +155,7 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
 def test_when_none_can_gain_it_ends_early() -> None:
     values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
     final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))
-    assert final.decision().verdict.kind is Kind.NO_GAIN
+    assert final.verdict().kind is Kind.NO_GAIN
     assert final.is_over
     assert len(turns) == 12
 
@@ -184,7 +172,7 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
 
     final, _ = play(plan(ONE, TWO), execute, blocks=6)
     assert len(failed) == 1
-    rows = {row.contender.configuration: row for row in final.decision().verdict.standings}
+    rows = {row.contender.configuration: row for row in final.verdict().standings}
     assert rows[ONE].contender.log_ratios[2] is None
     assert rows[ONE].interval is not None
     assert rows[TWO].interval is not None
@@ -209,7 +197,7 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
 
     final, turns = play(plan(ONE, TWO), execute)
     assert Counter(turn.configuration for turn in turns)[ONE] == 2
-    standing = final.decision().verdict.standings[-1]
+    standing = final.verdict().standings[-1]
     assert standing.contender.configuration == ONE
     assert standing.contender.out.startswith("2 of 2 launches failed (")
     assert Counter(turn.configuration for turn in turns)[TWO] == final.blocks > 2
@@ -224,11 +212,11 @@ def test_when_every_finalist_is_out_the_final_is_over() -> None:
     final, turns = play(plan(ONE, TWO), execute)
     assert final.blocks == 2
     assert len(turns) <= 6
-    decision = final.decision()
+    verdict = final.verdict()
     assert final.is_over
-    assert decision.verdict.kind is Kind.INCONCLUSIVE
-    assert decision.verdict.best == BARE
-    assert "out of memory" in decision.verdict.reason
+    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.best == BARE
+    assert "out of memory" in verdict.reason
 
 
 def test_a_default_that_fails_once_costs_its_block_only() -> None:
@@ -245,7 +233,7 @@ def test_a_default_that_fails_once_costs_its_block_only() -> None:
     for block in (1, 3):
         cut = made.order(block).index(0) + 1
         assert sum(turn.block == block for turn in turns) == cut
-    interval = final.decision().verdict.interval
+    interval = final.verdict().interval
     assert interval is not None
     assert interval.pairs == 10
 
@@ -258,10 +246,10 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
 
     final, turns = play(plan(ONE), execute)
     assert turns[-1].block == 2
-    decision = final.decision()
+    verdict = final.verdict()
     assert final.is_over
-    assert decision.verdict.reason == "the bare command failed twice in a row (crashed)"
-    assert decision.verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.reason == "the bare command failed twice in a row (crashed)"
+    assert verdict.kind is Kind.INCONCLUSIVE
 
 
 def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
@@ -273,7 +261,7 @@ def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
 
     final, turns = play(plan(ONE, TWO), execute, objective=RATE_UNDER_P99)
     assert Counter(turn.configuration for turn in turns)[ONE] == 4
-    standing = final.decision().verdict.standings[-1]
+    standing = final.verdict().standings[-1]
     assert standing.contender.configuration == ONE
     assert standing.contender.out == "2 of 4 launches broke requirements (p99<=20ms)"
 
@@ -285,7 +273,7 @@ def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
         return launch(turn.configuration, value * (1.0 + 0.01 * (turn.block % 3)), p99_s=waits)
 
     final, _ = play(plan(ONE), execute, objective=RATE_UNDER_P99)
-    verdict = final.decision().verdict
+    verdict = final.verdict()
     assert verdict.kind is Kind.GAIN
     assert verdict.best == ONE
     assert verdict.gain is not None
@@ -296,25 +284,25 @@ def test_there_is_a_verdict_at_any_moment() -> None:
     made = plan(ONE, TWO)
     script = scripted({BARE: 100.0, ONE: 140.0, TWO: 130.0}, noise=0.02)
     final = Final(made, RATE)
-    assert final.decision().verdict.kind is Kind.INCONCLUSIVE
+    assert final.verdict().kind is Kind.INCONCLUSIVE
     while (turn := final.next()) is not None:
         final.record(turn, script(turn))
-        decision = final.decision()
-        if decision.blocks < 4:
-            assert decision.verdict.kind is Kind.INCONCLUSIVE
+        verdict = final.verdict()
+        if final.blocks < 4:
+            assert verdict.kind is Kind.INCONCLUSIVE
             assert not final.is_over
-    assert final.decision().verdict.kind is Kind.GAIN
+    assert final.verdict().kind is Kind.GAIN
 
 
 def test_an_open_final_goes_on_with_the_pairs_that_it_has() -> None:
     script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.04)
     final, _ = play(plan(ONE, blocks=4), script)
-    assert final.decision().verdict.kind is Kind.INCONCLUSIVE
+    assert final.verdict().kind is Kind.INCONCLUSIVE
     assert not final.is_over
     while (turn := final.next()) is not None:
         final.record(turn, script(turn))
-    assert final.decision().blocks > 4
-    assert final.decision().verdict.kind is Kind.GAIN
+    assert final.blocks > 4
+    assert final.verdict().kind is Kind.GAIN
     assert final.is_over
 
 
@@ -346,7 +334,7 @@ def test_launches_in_any_order_and_more_than_asked_for_contradict_nothing(
     again = Final(made, RATE, {**extra, **dict(kept)})
     while (turn := again.next()) is not None and turn.block < 12:
         again.record(turn, launches[turn.block, turn.candidate])
-    assert again.decision() == whole.decision()
+    assert again.verdict() == whole.verdict()
 
 
 def launched(final: Final, turns: list[Turn]) -> list[Launch]:
@@ -360,7 +348,7 @@ def launched(final: Final, turns: list[Turn]) -> list[Launch]:
 def test_a_verdict_that_is_open_says_what_would_settle_it() -> None:
     values = {BARE: 100.0, ONE: 103.0, TWO: 102.0}
     final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=4))
-    more = final.decision().verdict.more
+    more = final.verdict().more
     assert more is not None
     assert more.launches == 3 * more.blocks > 0
     assert more.seconds == pytest.approx(10.0 * more.launches)
@@ -370,7 +358,7 @@ def test_a_dropped_finalist_takes_no_more_launches() -> None:
     values = {BARE: 100.0, ONE: 106.0, TWO: 70.0}
     final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=2))
     assert final.block_launches == 2
-    more = final.decision().verdict.more
+    more = final.verdict().more
     assert more is not None
     assert more.launches == 2 * more.blocks
     assert more.seconds == pytest.approx(10.0 * more.launches)
@@ -379,11 +367,11 @@ def test_a_dropped_finalist_takes_no_more_launches() -> None:
 def test_a_block_that_is_half_made_needs_the_other_half() -> None:
     script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.06)
     final, _ = play(plan(ONE, blocks=12), script, blocks=5)
-    whole = final.decision().verdict.more
+    whole = final.verdict().more
     turn = final.next()
     assert turn is not None
     final.record(turn, script(turn))
-    half = final.decision().verdict.more
+    half = final.verdict().more
     assert whole is not None
     assert half is not None
     assert (half.blocks, half.launches) == (whole.blocks, whole.launches - 1)
@@ -391,7 +379,7 @@ def test_a_block_that_is_half_made_needs_the_other_half() -> None:
 
 def test_a_final_that_loses_gets_no_advice() -> None:
     final, _ = play(plan(ONE, blocks=4), scripted({BARE: 100.0, ONE: 85.0}, noise=0.12, seed=1))
-    verdict = final.decision().verdict
+    verdict = final.verdict()
     assert verdict.kind is Kind.INCONCLUSIVE
     assert verdict.more is None
 
@@ -407,7 +395,7 @@ def test_the_rule_is_the_callers() -> None:
     made = plan(ONE, rule=strict)
     final, _ = play(made, scripted({BARE: 100.0, ONE: 115.0}, noise=0.01))
     assert made.error == pytest.approx(0.005)
-    assert final.decision().verdict.kind is Kind.NO_GAIN
+    assert final.verdict().kind is Kind.NO_GAIN
 
 
 @given(st.data())
@@ -415,7 +403,7 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
     count = data.draw(st.integers(1, 4))
     blocks = data.draw(st.integers(1, 9))
     chosen = [Finalist(Configuration({"n": number}), number) for number in range(count)]
-    made = plan_final(BARE, chosen, blocks=blocks, seed=data.draw(st.integers(0, 9)))
+    made = FinalPlan(BARE, chosen, planned=blocks, seed=data.draw(st.integers(0, 9)))
     final = Final(made, RATE_UNDER_P99)
     taken = 0
     while (turn := final.next()) is not None and turn.block < blocks:
@@ -425,7 +413,7 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
         waits = data.draw(st.sampled_from([0.01, 0.03]))
         final.record(turn, launch(turn.configuration, value, outcome=outcome, p99_s=waits))
         taken += 1
-        verdict = final.decision(in_full=False).verdict
+        verdict = final.verdict(in_full=False)
         assert (verdict.gain is None) == (verdict.kind is not Kind.GAIN)
         assert (verdict.best == BARE) == (verdict.kind is not Kind.GAIN)
     assert taken == len(final.launches) <= blocks * (count + 1)

@@ -17,9 +17,8 @@ from tests.tuner.evidence.simulation import (
     speed_of,
 )
 
-from xtune.evidence.importance import Importance, SettingImportance, importance_of
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.evidence.readings import Importance, SettingImportance, importance_of
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
 
 SPACE = [
@@ -58,10 +57,10 @@ def test_what_mattered_comes_first_with_its_effect() -> None:
     assert first.name == "allocator"
     assert first.matters
     assert first.share > 0.7
-    assert first.best is not None
-    assert first.best.value == "tcmalloc"
-    assert first.best.low < 1.30 < first.best.high
-    assert first.best.ratio == pytest.approx(1.30, rel=0.05)
+    best = first.effects[0]
+    assert best.value == "tcmalloc"
+    assert best.low < 1.30 < best.high
+    assert best.ratio == pytest.approx(1.30, rel=0.05)
     assert setting(importance, "smt").effects[0].ratio < 1.0
     assert not setting(importance, "openmp").matters
     assert importance.explained > 0.8
@@ -92,8 +91,7 @@ def test_effects_are_told_apart_though_a_search_mixes_them() -> None:
     without = [row.value for row in seen if row.configuration["allocator"] == "auto"]
     assert np.mean([v for v in with_it if v]) < np.mean([v for v in without if v])
     importance = importance_of(seen, SPACE, RATE)
-    best = setting(importance, "allocator").best
-    assert best is not None
+    best = setting(importance, "allocator").effects[0]
     assert best.low > 1.0
     assert best.ratio == pytest.approx(1.15, rel=0.03)
 
@@ -102,8 +100,7 @@ def test_a_ratio_above_1_is_better_where_less_is() -> None:
     effects: Effects = {"openmp": {"intel": 1.25}}
     seen = searched(effects, goal=Goal.MINIMIZE)
     importance = importance_of(seen, SPACE, Objective("wall", Goal.MINIMIZE))
-    best = setting(importance, "openmp").best
-    assert best is not None
+    best = setting(importance, "openmp").effects[0]
     assert best.value == "intel"
     assert best.ratio == pytest.approx(1.25, rel=0.05)
 
@@ -170,9 +167,7 @@ def test_many_launches_of_one_configuration_do_not_outweigh_the_others() -> None
 
     def effect(times: int) -> float:
         importance = importance_of([*seen, *[launch(default, 1.3)] * times], SPACE, RATE)
-        best = setting(importance, "allocator").best
-        assert best is not None
-        return best.ratio
+        return setting(importance, "allocator").effects[0].ratio
 
     assert effect(50) == pytest.approx(effect(1), rel=0.02)
 
@@ -194,7 +189,7 @@ def test_defaults_left_out_of_a_configuration_are_its_defaults() -> None:
     assert importance_of(shortened, SPACE, RATE) == importance_of(seen, SPACE, RATE)
 
 
-def test_launches_without_a_value_are_counted_and_left_out() -> None:
+def test_launches_without_a_value_are_left_out() -> None:
     seen = searched({"allocator": {"tcmalloc": 1.3}})
     bad = [
         launch(seen[-1].configuration, None, outcome=Outcome.CRASHED),
@@ -202,7 +197,7 @@ def test_launches_without_a_value_are_counted_and_left_out() -> None:
         launch(BARE, 50.0),
     ]
     importance = importance_of(seen + bad, SPACE, RATE)
-    assert importance.left_out == 3
+    assert importance.launches == len(seen)
     assert importance.settings == importance_of(seen, SPACE, RATE).settings
 
 
@@ -224,9 +219,7 @@ def test_a_value_that_one_configuration_had_is_not_judged() -> None:
     still = [row for row in seen if row.configuration["smt"] is False]
     flat = setting(importance_of(still, SPACE, RATE), "smt")
     assert flat.effects == ()
-    assert flat.best is None
     assert flat.share == 0.0
-    assert flat.note == "no value other than the default was in two configurations"
 
 
 def test_values_that_always_came_together_are_not_told_apart() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from xtune.evidence.looks import MIN_PAIRS, look_level
+from xtune.evidence.verdicts import MIN_PAIRS, look_level
 
 ERROR = 0.025
 

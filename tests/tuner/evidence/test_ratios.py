@@ -22,7 +22,7 @@ from xtune.evidence.ratios import (
     ratio_interval,
     sign_flip_probability,
 )
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal
 
 Noise = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
 REPETITIONS = 4000
@@ -161,7 +161,7 @@ def test_the_sign_flip_probability_of_many_pairs_is_drawn_and_repeats() -> None:
     for value in values:
         sums = np.concatenate((sums + value, sums - value))
     assert drawn == pytest.approx(float((sums >= sum(values) - 1e-12).mean()), abs=0.01)
-    assert sign_flip_probability([0.1] * 40) == pytest.approx(1 / 65_536)
+    assert sign_flip_probability([0.1] * 40) == pytest.approx(1 / 65_537)
 
 
 @pytest.mark.parametrize(

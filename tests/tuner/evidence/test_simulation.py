@@ -26,9 +26,8 @@ from tests.tuner.evidence.simulation import (
 )
 
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Goal, Objective
-from xtune.search.measurer import Measurer
+from xtune.launches.launch import Goal, Objective, Outcome
+from xtune.search.events import Measurer
 from xtune.space.parameters import Configuration, Parameter, Where
 
 SPACE = [

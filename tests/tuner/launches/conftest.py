@@ -12,7 +12,7 @@ import pytest
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.space.parameters import Parameter, Where
@@ -61,7 +61,6 @@ def make_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         return Runner(
             Resolver(Space(parameters), request, inherited, machine),
             Objective(metric, goal, tuple(map(parse_requirement, requirements))),
-            machine=machine,
             environment=inherited,
             **options,  # type: ignore[arg-type]
         )

@@ -9,9 +9,8 @@ import pytest
 from tests.tuner.launches.noise import NOISES, made_series
 
 from xlaunch.metrics.metric_lines import Kind
-from xtune.launches.cuts import MIN_VALUES, may_be_cut, surely_worse
-from xtune.launches.launch import Series
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal, Series
+from xtune.launches.watching import MIN_VALUES, may_be_cut, surely_worse
 
 RATE, TIME, VALUE = Kind.RATE, Kind.TIME, Kind.VALUE
 MAXIMIZE, MINIMIZE = Goal.MAXIMIZE, Goal.MINIMIZE

@@ -20,8 +20,7 @@ from tests.tuner.launches.conftest import BEGIN, MakeRunner
 
 import xlaunch
 from xlaunch.report import Report
-from xtune.launches.launch import Launch, Outcome, Steadiness
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal, Launch, Outcome, Steadiness
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 
 DEFAULT = Configuration({})
@@ -436,7 +435,7 @@ TUNER = """
 import os, sys
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective
 from xtune.launches.runner import Runner
 from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
@@ -444,7 +443,7 @@ from xtune.space.spaces import Space
 machine = read_machine()
 request = Request.of(sys.executable, "-c", sys.argv[1], grace_s=0.1)
 resolver = Resolver(Space([]), request, os.environ, machine)
-runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE), machine=machine)
+runner = Runner(resolver, Objective("x/s", Goal.MAXIMIZE))
 try:
     runner.measure(Configuration({}))
 except KeyboardInterrupt:

@@ -14,7 +14,6 @@ from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
 from xtune.launches.hypertune import (
     DEFAULTS,
-    HypertuneParameters,
     HypertuneSettings,
     parameters_of,
     read_settings,
@@ -42,11 +41,11 @@ def machine_of(*cores: int, smt: int = 1) -> Machine:
 
 
 def launcher(**values: Any) -> HypertuneSettings:
-    return HypertuneSettings("grid", 100, None, tuple(values.items()))
+    return HypertuneSettings(100, None, tuple(values.items()))
 
 
 def made(settings: HypertuneSettings, machine: Machine) -> dict[str, tuple[Any, ...]]:
-    parameters = parameters_of(settings, REQUEST, machine).parameters
+    parameters = parameters_of(settings, REQUEST, machine)[0]
     assert all(one.default == one.values[0] and one.where is Where.OPTION for one in parameters)
     return {one.name: one.values for one in parameters}
 
@@ -67,7 +66,6 @@ hyperparams:                                 # mandatory.
     ninstances:  [1, 2]
 """
     assert read(text) == HypertuneSettings(
-        "grid",
         50,
         "/path/to/saving/directory",
         (("ncores_per_instance", "all_physical_cores"), ("ninstances", [1, 2])),
@@ -76,7 +74,7 @@ hyperparams:                                 # mandatory.
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "tuning: {}\n", "{}"])
 def test_empty_file_searches_all_that_the_launcher_has(read: Any, text: str):
-    assert read(text) == HypertuneSettings("grid", 100, None, tuple(DEFAULTS.items()))
+    assert read(text) == HypertuneSettings(100, None, tuple(DEFAULTS.items()))
 
 
 def test_launcher_may_be_left_out(read: Any):
@@ -177,10 +175,9 @@ def test_binary_file(tmp_path: Path):
 def test_pairs_that_fit_become_layouts():
     machine = machine_of(4)
     settings = launcher(ncores_per_instance=[1, 2, 4, 8], ninstances=[1, 2, 3])
-    found = parameters_of(settings, REQUEST, machine)
-    (layout,) = found.parameters
+    (layout,), notes = parameters_of(settings, REQUEST, machine)
     assert layout.values == ("1xall", "1x1", "1x2", "1x4", "2x1", "2x2", "3x1")
-    assert found.notes == ("6 of 12 layouts do not fit 4 cores and are left out",)
+    assert notes == ("6 of 12 layouts do not fit 4 cores and are left out",)
 
 
 def test_one_count_alone_leaves_the_other_to_xlaunch():
@@ -200,9 +197,11 @@ def test_words_for_all_cores_count_cores():
     machine = machine_of(2, 2, smt=2)
     physical = made(launcher(ncores_per_instance="all_physical_cores"), machine)
     assert physical == {"layout": ("1xall", "1x1", "1x2", "1x3", "1x4")}
-    logical = parameters_of(launcher(ncores_per_instance="all_logical_cores"), REQUEST, machine)
-    assert logical.parameters[0].values == physical["layout"]
-    assert logical.notes == ("4 of 8 layouts do not fit 4 cores and are left out",)
+    logical, notes = parameters_of(
+        launcher(ncores_per_instance="all_logical_cores"), REQUEST, machine
+    )
+    assert logical[0].values == physical["layout"]
+    assert notes == ("4 of 8 layouts do not fit 4 cores and are left out",)
 
 
 def test_first_node_alone():
@@ -240,11 +239,11 @@ def test_switches_mean_options():
 
 def test_all_that_the_launcher_has_is_a_space_that_can_be_planned(read: Any):
     machine = machine_of(4, 4, smt=2)
-    found: HypertuneParameters = parameters_of(read(""), REQUEST, machine)
-    space = Space(found.parameters)
-    layouts = len(found.parameters[0].values)
+    found, _ = parameters_of(read(""), REQUEST, machine)
+    space = Space(found)
+    layouts = len(found[0].values)
     assert space.size == layouts * 2 * 2 * 3 * 4
-    for text in found.parameters[0].values:
+    for text in found[0].values:
         assert plan(with_option(REQUEST, "layout", str(text)).layout, machine).instances
 
 
@@ -258,12 +257,12 @@ def test_large_machine_does_not_take_long_to_say():
 def test_the_default_is_what_xlaunch_does_of_itself():
     machine = machine_of(4)
     settings = launcher(ncores_per_instance=[1, 2], use_logical_cores=[True], malloc=["je"])
-    space = Space(parameters_of(settings, REQUEST, machine).parameters)
+    space = Space(parameters_of(settings, REQUEST, machine)[0])
     own = {"layout": "1xall", "smt": False, "allocator": "auto"}
     assert space.default == Configuration(own)
     assert space.changes(list(space)[-1]) == {
         "layout": "1x2", "smt": True, "allocator": "jemalloc",
     }  # fmt: skip
     asked = REQUEST.replace(allocator="glibc")
-    (allocator,) = parameters_of(launcher(malloc=["je"]), asked, machine).parameters
+    (allocator,) = parameters_of(launcher(malloc=["je"]), asked, machine)[0]
     assert (allocator.values, allocator.default) == (("glibc", "jemalloc"), "glibc")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from xlaunch.errors import UsageError
 from xlaunch.metrics.metric_lines import Kind
 from xtune.errors import ObjectiveError
-from xtune.launches.launch import Secondary, Series
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Goal, Objective, Requirement, Secondary, Series
 from xtune.launches.requirements import check, metrics_to_read, parse_requirement
 from xtune.launches.summaries import Summary, summarise
 

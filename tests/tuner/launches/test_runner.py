@@ -15,10 +15,9 @@ from tests.tuner.launches.conftest import BEGIN, MakeRunner
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request, plan
 from xtune.errors import ObjectiveError, SpaceError
-from xtune.launches.launch import Outcome, Secondary, Steadiness
-from xtune.launches.objectives import Goal
+from xtune.launches.launch import Goal, Outcome, Secondary, Steadiness
 from xtune.launches.runner import PADDING_VARIABLE
-from xtune.search.measurer import Measurer
+from xtune.search.events import Measurer
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 
 DEFAULT = Configuration({})

@@ -95,7 +95,9 @@ def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
         return runner.measure(configuration, limit_s=limit_s)
 
     yield once
-    left = [one.info for one in psutil.process_iter(["cmdline"]) if is_ours(one.info["cmdline"])]
+    running = [one.info for one in psutil.process_iter(["cmdline", "cwd"])]
+    here = [one["cmdline"] for one in running if one["cwd"] == str(tmp_path)]
+    left = [words for words in here if is_ours(words)]
     assert left == []
 
 

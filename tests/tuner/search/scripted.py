@@ -7,8 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.search.events import Allowance
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import Strategy

@@ -11,12 +11,11 @@ from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer
 
 from xtune.search.budget import Budget
 from xtune.search.events import Result
-from xtune.search.host_turn import HostTurn
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import Watch, Worker, this_worker
+from xtune.search.workers import HostTurn, Watch, Worker, this_worker
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.tuning import Search
 

@@ -17,13 +17,12 @@ from tests.tuner.search.scripted import (
     stages,
 )
 
-from xtune.evidence.distributions import student_quantile
+from xtune.evidence.ratios import student_quantile
 from xtune.launches.launch import Outcome
 from xtune.search.ablation import ablations_of, without_each
 from xtune.search.budget import MIN_FINAL
 from xtune.search.events import Allowance
-from xtune.search.records import Record, Stage, Step
-from xtune.search.scale import USUAL_DEGREES, Scale
+from xtune.search.records import USUAL_DEGREES, Record, Scale, Stage, Step
 from xtune.search.strategy import MAX_CHECKS, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from xlaunch.machine.files import Tree
+from xlaunch.machine.mounts import file_system_of
 from xtune.errors import StorageError
 from xtune.search import storage as storing
-from xtune.search.host_turn import HostTurn
-from xtune.search.storage import default_url, file_system_of, file_url, open_storage
+from xtune.search.storage import default_url, file_url, open_storage
+from xtune.search.workers import HostTurn
 
 MOUNTS = """\
 22 1 8:1 / / rw - ext4 /dev/sda1 rw
@@ -24,12 +26,12 @@ MOUNTS = """\
 
 
 @pytest.fixture
-def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    path = tmp_path / "mountinfo"
-    path.write_text(MOUNTS)
-    found = file_system_of
-    monkeypatch.setattr(storing, "file_system_of", lambda one: found(one, str(path)))
-    return str(path)
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(MOUNTS)
+    tree = Tree(str(tmp_path))
+    monkeypatch.setattr(storing, "file_system_of", lambda _, path: file_system_of(tree, path))
+    return tree
 
 
 @pytest.mark.parametrize(
@@ -42,15 +44,15 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("/mnt/studies", "lustre"),
     ],
 )
-def test_the_file_system_of_a_path(mounts: str, path: str, expected: str) -> None:
-    assert file_system_of(Path(path), mounts) == expected
+def test_the_file_system_of_a_path(mounts: Tree, path: str, expected: str) -> None:
+    assert file_system_of(mounts, path) == expected
 
 
 def test_a_system_without_mountinfo_has_no_network(tmp_path: Path) -> None:
-    assert file_system_of(Path("/x"), str(tmp_path / "none")) == ""
+    assert file_system_of(Tree(str(tmp_path)), "/x") == ""
 
 
-def test_a_network_file_system_gets_a_journal(mounts: str) -> None:
+def test_a_network_file_system_gets_a_journal(mounts: Tree) -> None:
     assert file_url(Path("/srv/studies")) == "sqlite:////srv/studies.db"
     assert file_url(Path("/home/me/studies")) == "journal:/home/me/studies.journal"
     assert file_url(Path("/srv/a.journal")) == "journal:/srv/a.journal"

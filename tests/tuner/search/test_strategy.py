@@ -20,10 +20,8 @@ from tests.tuner.search.scripted import (
     stages,
 )
 
-from xtune.evidence.advice import smallest_gain
-from xtune.evidence.verdicts import Kind
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.evidence.verdicts import Kind, smallest_gain
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement
 from xtune.search.budget import MAX_BLOCKS
 from xtune.search.events import Allowance, Seed
 from xtune.search.records import Record, Stage
@@ -314,7 +312,7 @@ def test_the_final_gets_its_share_of_the_budget() -> None:
     final = one.final(records)
     assert final is not None
     assert final.plan.baseline == BARE
-    assert final.decision().verdict.best != BARE
+    assert final.verdict().best != BARE
 
 
 def test_a_small_space_is_launched_twice_before_the_final() -> None:
@@ -329,7 +327,7 @@ def test_a_small_space_is_launched_twice_before_the_final() -> None:
     assert seen[best] == max(seen.values()) > 2
     final = one.final(records)
     assert final is not None
-    assert final.decision().verdict.best == best
+    assert final.verdict().best == best
 
 
 def test_a_final_may_use_what_a_small_space_did_not_need() -> None:
@@ -436,7 +434,7 @@ def test_an_open_final_goes_on_in_the_next_search() -> None:
     first = follow(strategy(measurer), measurer, 100, total=40.0)
     before = strategy(measurer).final(first)
     assert before is not None
-    assert before.decision().verdict.kind is Kind.INCONCLUSIVE
+    assert before.verdict().kind is Kind.INCONCLUSIVE
     records, one = go_on(first, measurer, 20)
     assert set(stages(records)[len(first) :]) == {Stage.FINAL}
     after = one.final(records)

@@ -15,13 +15,19 @@ from tests.tuner.search.studies import SUBJECT, store_of, worker
 
 from xtune.errors import StorageError, StudyError
 from xtune.evidence.verdicts import Kind, Verdict, undecided
-from xtune.launches.launch import Launch, Outcome, Series
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
 from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE
 from xtune.search.events import Result
-from xtune.search.history import changed_variables, keep_beginning, shown_records
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import (
+    Provenance,
+    Record,
+    Stage,
+    Step,
+    changed_variables,
+    digests,
+    shown_records,
+)
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, earlier_winners, find_study, list_studies, open_study
@@ -113,7 +119,7 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
 def test_a_study_of_another_version_is_refused(storage: Storage) -> None:
     study = open_study(storage, SUBJECT)
     study.set_attribute("xtune:version", 1)
-    with pytest.raises(StudyError, match="format version 1; this xtune reads 2"):
+    with pytest.raises(StudyError, match="format version 1; this xtune reads 3"):
         open_study(again(storage), SUBJECT)
 
 
@@ -266,7 +272,7 @@ def test_a_worker_elsewhere_is_lost_when_it_counts_no_more(storage: Storage) -> 
     number = theirs.claim(step(1))
     assert number is not None
     mine = store_of(again(storage), me, Watch(me, clock=lambda: now[0]))
-    trial_id = theirs._trials[number]
+    trial_id = theirs._claimed[number][0]
     for beat in (1, 2, 3):
         storage.backend.set_trial_user_attr(trial_id, "xtune:beat", beat)
         assert len(mine.records()) == 1
@@ -306,10 +312,11 @@ def test_who_only_reads_leaves_launches_of_dead_workers_as_they_are(storage: Sto
     def states() -> list[str]:
         return [one.state.name for one in again(storage).backend.get_all_trials(study.id)]
 
-    assert StudyStore(study, read_only=True).records() == ()
+    store = StudyStore(study)
+    assert store.records() == ()
     assert states() == ["RUNNING"]
-    assert StudyStore(study).records() == ()
-    assert states() == ["FAIL"]
+    assert store.claim(step(2)) is not None
+    assert states() == ["FAIL", "RUNNING"]
 
 
 def test_a_claim_whose_storage_was_lost_is_free_again(
@@ -341,11 +348,11 @@ def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Pa
         return store, Search(SPACE, strategy, measurer, store, RATE, budget).run()
 
     _, first = search("one", 30)
-    assert first.decision is not None
+    assert first.final is not None
     again, second = search("other", 30)
     assert len(again.left_out) == len(first.records)
     assert {record.step.plan_hash.split()[0] for record in second.records} == {"other"}
-    assert second.decision is not None
+    assert second.final is not None
     store, third = search("one", 2)
     assert third.records[: len(first.records)] == first.records
     assert len(store.left_out) == len(second.records)
@@ -353,21 +360,26 @@ def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Pa
 
 
 def test_who_looks_sees_what_counted_in_the_search_of_the_latest_launch(storage: Storage) -> None:
-    study = open_study(storage, SUBJECT)
-
     def search(environment: str, values: Sequence[float]) -> None:
         now = open_study(again(storage), SUBJECT)
         store = StudyStore(now, plan_hash=lambda one: f"{environment} {one!r}")
         store.records()
-        keep_beginning(now, store.left_out, {"FOO": environment, "BAR": "1"})
+        store.made = Provenance(
+            variables=digests({"FOO": environment, "BAR": "1"}),
+            left_out=tuple([one.number for one in store.left_out]),
+        )
         for value in values:
             number = store.claim(step(int(value), plan_hash=f"{environment} {SPACE.default!r}"))
             assert number is not None
             assert store.finish(number, launch(value))
 
+    def records() -> Sequence[Record]:
+        return StudyStore(open_study(again(storage), SUBJECT)).records()
+
     def shown() -> tuple[list[float | None], int]:
-        records, others = shown_records(open_study(again(storage), SUBJECT))
-        return [one.launch.value for one in records if one.launch is not None], others
+        found = shown_records(records())
+        values = [one.launch.value for one in found if one.launch is not None]
+        return values, len(records()) - len(found)
 
     assert shown() == ([], 0)
     search("one", [1.0, 2.0])
@@ -378,21 +390,11 @@ def test_who_looks_sees_what_counted_in_the_search_of_the_latest_launch(storage:
     assert shown() == ([3.0], 2)
     search("one", [4.0])
     assert shown() == ([1.0, 2.0, 4.0], 1)
-    study = open_study(again(storage), SUBJECT)
-    one = {"FOO": "one", "BAR": "1"}
-    assert changed_variables(study, [2], one) == (["FOO"], True)
-    assert changed_variables(study, [0, 1], {"FOO": "one"}) == (["BAR"], True)
-    assert changed_variables(study, [2, 3], one) == (["FOO"], False)
-
-
-def test_studies_that_kept_no_beginnings_are_shown_whole(storage: Storage) -> None:
-    store = store_of(storage)
-    number = store.claim(step())
-    assert number is not None
-    store.finish(number, launch())
-    study = open_study(again(storage), SUBJECT)
-    assert shown_records(study) == (tuple(store.records()), 0)
-    assert changed_variables(study, [number], {"FOO": "1"}) == ([], False)
+    one = Provenance(variables=digests({"FOO": "one", "BAR": "1"}))
+    lone = Provenance(variables=digests({"FOO": "one"}))
+    assert changed_variables(records()[2:3], one) == (["FOO"], True)
+    assert changed_variables(records()[:2], lone) == (["BAR"], True)
+    assert changed_variables(records()[2:], one) == (["FOO"], False)
 
 
 def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
@@ -414,7 +416,7 @@ def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     store, second = search("new")
     assert second.records[: len(others)] == tuple(others)
     assert len(store.left_out) == len(first.records) - len(others)
-    assert second.decision is not None
+    assert second.final is not None
     _, again = search("old")
     assert [one for one in again.records if one in finals] == finals
 
@@ -435,7 +437,7 @@ def test_a_worker_counts_while_it_launches(storage: Storage) -> None:
     while beats() <= first + 1:
         pass
     store.finish(number, launch())
-    assert not store._beating
+    assert not store._claimed
 
 
 @pytest.mark.long

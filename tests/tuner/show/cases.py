@@ -12,9 +12,8 @@ from typing import NamedTuple
 from tests.tuner.search.scripted import RATE, SMALL, gain
 from tests.tuner.show.pages import Element, findings, read_page
 
-from xtune.evidence.fronts import SecondGoal
-from xtune.launches.launch import Launch, Outcome, Series
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.evidence.readings import SecondGoal
+from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Series
 from xtune.show.results import Result
 from xtune.space.parameters import BARE, Configuration
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.search.records import Record, Stage, Step
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space

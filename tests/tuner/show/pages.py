@@ -15,9 +15,8 @@ from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.evidence.fronts import SecondGoal
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.evidence.readings import SecondGoal
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject
@@ -86,7 +85,7 @@ def findings(
         result.records,
         second=second,
         resolution=result.resolution,
-        ended=result.ended.value,
+        ended=result.ended,
         directory="/srv",
     )
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.show.pages import PLOTLY, Element, charts_of, findings, read
 
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.show.charts import printable
 from xtune.show.charts import text as chart_text
 from xtune.show.page import page_environment, render_page

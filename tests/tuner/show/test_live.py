@@ -14,8 +14,8 @@ from xtune.search.events import Favourite, Outline, Progress
 from xtune.search.records import Stage, Step
 from xtune.show.screens import LiveScreen
 
-FIRST = Progress(launches=0, left=float("inf"), elapsed_s=0.0, left_s=None, stage=Stage.BASELINE)
-LATER = Progress(launches=10, left=30.0, elapsed_s=100_005.0, left_s=None, stage=Stage.SEARCH)
+FIRST = Progress(launches=0, left=float("inf"), elapsed_s=0.0, stage=Stage.BASELINE)
+LATER = Progress(launches=10, left=30.0, elapsed_s=100_005.0, stage=Stage.SEARCH)
 """Far from a full minute: a second more or less is not seen."""
 
 

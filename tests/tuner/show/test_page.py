@@ -16,12 +16,11 @@ from xlaunch.planning.drawing import draw_machine
 from xlaunch.text import number
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import Kind, undecided
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Objective, Outcome, Requirement, Secondary
 from xtune.search.events import Resolution
-from xtune.search.provenance import Made, Provenance
-from xtune.show.quantities import NOTHING
+from xtune.search.records import Provenance
 from xtune.show.text import result_lines
+from xtune.show.words import NOTHING
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
 
@@ -297,8 +296,12 @@ def test_space_and_machine_are_told_in_full() -> None:
 def test_versions_are_those_of_the_launches() -> None:
     before = Provenance("", {"program": {"torch": "1.0.1"}, "system": {}, "tuner": {}})
     after = Provenance("", {"program": {"torch": "1.0.2"}, "system": {}, "tuner": {}})
-    made = (Made(before, (1, 2, 3, 9)), Made(after, (4, 10)))
-    root = read_page(case("gain").found._replace(made=made))
+    found = case("gain").found
+    records = [
+        one._replace(made=before if at in (1, 2, 3, 9) else after)
+        for at, one in enumerate(found.records, start=1)
+    ]
+    root = read_page(found._replace(records=tuple(records)))
     versions = root.by_id("versions").words
     assert "torch1.0.2" in versions
     assert "1.0.1" not in versions

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from xlaunch.text import number
-from xtune.launches.objectives import WALL, Goal, Objective
-from xtune.show.quantities import (
+from xtune.launches.launch import WALL, Goal, Objective
+from xtune.show.words import (
     NOTHING,
     amount,
     counted,

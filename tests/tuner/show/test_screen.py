@@ -7,8 +7,7 @@ import pytest
 from tests.tuner.show.made_up import FOUR, RATE, launch
 from tests.tuner.show.made_up import SPACE as RATES
 
-from xtune.launches.launch import Launch, Outcome, Secondary
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Secondary
 from xtune.launches.requirements import parse_requirement
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
@@ -68,7 +67,7 @@ def test_settings_are_told_by_what_differs() -> None:
 
 
 def test_the_time_left_counts_all_that_a_launch_takes_and_ends_with_the_budget() -> None:
-    progress = Progress(launches=10, left=30.0, elapsed_s=20.0, left_s=3.0, stage=Stage.SEARCH)
+    progress = Progress(launches=10, left=30.0, elapsed_s=20.0, stage=Stage.SEARCH)
     assert time_left(progress, Budget(launches=40)) == 60.0
     assert time_left(progress, Budget(time_s=50.0)) == 30.0
     assert time_left(progress._replace(launches=0), Budget(launches=40)) is None
@@ -81,7 +80,7 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
     screen.started(Outline(2, 2, budget=Budget(launches=2000), records=0))
     for number in range(1800):  # half an hour of launches of a second
         clock.now_s += 1.0
-        progress = Progress(number + 1, 2000.0 - number, clock.now_s, None, Stage.SEARCH)
+        progress = Progress(number + 1, 2000.0 - number, clock.now_s, Stage.SEARCH)
         screen.launched(launched(number), progress)
     assert said[0].startswith("budget: 2000 launches; 2 configurations")
     assert "a launch took 1.0 s; the search will take up to 33 min" in said[1]
@@ -91,7 +90,7 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
 def test_a_failure_is_told_once() -> None:
     said: list[str] = []
     screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=Clock())
-    progress = Progress(1, 10.0, 1.0, None, Stage.SEARCH)
+    progress = Progress(1, 10.0, 1.0, Stage.SEARCH)
     screen.launched(launched(0), progress)
     screen.launched(launched(1, Outcome.OUT_OF_MEMORY), progress)
     screen.launched(launched(2, Outcome.OUT_OF_MEMORY), progress)
@@ -108,7 +107,7 @@ def screen(said: list[str]) -> PlainScreen:
     return PlainScreen(RATES, RATE, said.append, clock=Clock())
 
 
-PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, left_s=None, stage=Stage.SEARCH)
+PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, stage=Stage.SEARCH)
 
 
 def test_waiting_is_told_once_a_minute(said: list[str]) -> None:

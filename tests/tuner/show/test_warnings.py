@@ -83,8 +83,8 @@ def test_noise_is_told_with_its_remedy() -> None:
 def test_a_search_that_ended_early() -> None:
     found = case("no final").found
     assert abouts(found) == ["no final"]
-    assert "ending" in abouts(found._replace(ended=Ended.INTERRUPTED.value))
-    assert "ending" in abouts(found._replace(ended=Ended.STORAGE.value))
+    assert "ending" in abouts(found._replace(ended=Ended.INTERRUPTED))
+    assert "ending" in abouts(found._replace(ended=Ended.STORAGE))
 
 
 def test_values_of_which_there_is_no_ratio_are_no_trouble() -> None:

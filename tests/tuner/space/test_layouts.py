@@ -16,7 +16,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, Mode, Request, plan
 from xtune.errors import SpaceError
 from xtune.space.launch_options import ALL_CORES, BY_NODE, parse_layout, with_option
-from xtune.space.layouts import find_layouts
+from xtune.space.machine_space import find_layouts
 
 ANY = Request()
 

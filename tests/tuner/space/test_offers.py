@@ -19,8 +19,8 @@ from xlaunch.environment.libraries import find_library
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.errors import ProgramNotFoundError
 from xlaunch.planning import Request
+from xtune.space.identities import Processor
 from xtune.space.offers import SWITCHES, Offers, huge_pages_to_try, read_offers
-from xtune.space.processors import Processor
 
 MACHINE = make_machine(packages=(4,), nodes=(4,), l3=(4,))
 AMX = Processor((), ("amx_bf16", "avx512f"))

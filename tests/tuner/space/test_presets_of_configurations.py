@@ -26,8 +26,7 @@ from xtune.space.launch_options import with_option
 from xtune.space.machine_space import make_space
 from xtune.space.offers import SWITCHES, Offers
 from xtune.space.parameters import Configuration, Parameter, Value, Where
-from xtune.space.presets import command_of
-from xtune.space.resolution import Resolver
+from xtune.space.resolution import Resolver, command_of
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import parse_parameters
 
@@ -83,12 +82,11 @@ def test_presets_and_commands_plan_the_same(values: dict[str, Value], tmp_path: 
     file = tmp_path / "best of all.toml"
     file.write_text(resolver.preset(configuration, use=str(file)))
 
-    by_preset = dry_run(resolver.preset_command(configuration, use=str(file)), "--dry-run")
+    by_preset = dry_run(resolver.command(configuration, preset=str(file)), "--dry-run")
     by_command = dry_run(resolver.command(configuration), "--dry-run")
     assert by_preset == by_command
-    assert dry_run(resolver.command(configuration, isolated=True), "--dry-run") == by_command
 
-    planned = json.loads(plan_as_json(resolver.preset_command(configuration, use=str(file))))
+    planned = json.loads(plan_as_json(resolver.command(configuration, preset=str(file))))
     expected = json.loads(json.dumps(plan_to_dict(resolved.plan)))
     assert planned["instances"][0].pop("environment") == {
         setting.name: setting.value for setting in environment.settings[0]
@@ -129,7 +127,7 @@ def test_a_launch_by_preset_is_what_was_resolved(tmp_path: Path) -> None:
     configuration = Configuration(wanted)
     file = tmp_path / "best.toml"
     file.write_text(resolver.preset(configuration, use=str(file)))
-    words = resolver.preset_command(configuration, use=str(file))
+    words = resolver.command(configuration, preset=str(file))
     told = run((sys.executable, "-m", *words)).only()
 
     environment = resolver.environment(configuration)
@@ -166,7 +164,7 @@ def test_a_preset_says_every_option_that_was_searched() -> None:
     changed = resolver.preset(Configuration({"layout": "2x1", "ONEDNN_X": "1"}))
     assert "instances = 2\n" in changed
     assert changed.endswith('[env]\nONEDNN_X = "1"\n')
-    assert resolver.preset_command(Configuration({})) == [
+    assert resolver.command(Configuration({}), preset="best.toml") == [
         *("xlaunch", "--preset", "best.toml", "--module", "./serve", "x")
     ]
 
@@ -200,7 +198,7 @@ def test_one_instance_for_each_node_is_a_mode() -> None:
 def test_any_request_is_words(fields: dict[str, Any], words: list[str]) -> None:
     request = Request.of("./serve", "-x").replace(**fields)
     assert command_of(request) == ["xlaunch", *words, "./serve", "-x"]
-    context = command.make_context("xlaunch", command_of(request, isolated=True)[1:])
+    context = command.make_context("xlaunch", ["--isolated", *command_of(request)[1:]])
     assert request_from(resolved_options(context.params).values) == request
 
 

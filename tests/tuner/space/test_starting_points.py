@@ -24,8 +24,7 @@ from xlaunch.planning import Request
 from xtune.errors import SpaceError
 from xtune.space.machine_space import make_space
 from xtune.space.parameters import Configuration, Value
-from xtune.space.resolution import Resolver
-from xtune.space.starting_points import StartingPoint, starting_point
+from xtune.space.resolution import Resolver, StartingPoint, starting_point
 from xtune.space.user_parameters import parse_parameters
 
 PROGRAM_PARAMETERS = {"batch", "text"}

@@ -46,7 +46,7 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
             "host": record.host,
             **encode_launch(record.launch, series=not no_samples),
         }
-        for record in StudyStore(found, read_only=True).records()
+        for record in StudyStore(found).records()
         if record.launch is not None
     ]
     text = json.dumps(

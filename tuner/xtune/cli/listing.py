@@ -25,11 +25,11 @@ def command(*, storage: str | None, as_json: bool) -> int:
     from xtune.cli.studies import open_named
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
-    from xtune.show.quantities import launches
+    from xtune.show.words import launches
 
     rows: list[dict[str, Any]] = []
     for study in list_studies(open_named(storage)):
-        records = StudyStore(study, read_only=True).records()
+        records = StudyStore(study).records()
         verdict = study.notes.get("verdict") or {}
         rows.append(
             {

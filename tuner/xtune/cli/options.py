@@ -49,130 +49,79 @@ class Percentage(ParamType):
         return float(found[1]) / 100.0
 
 
+def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any:
+    return click.option(*names.split(), metavar=metavar, help=help_text, **more)
+
+
 OBJECTIVE = [
-    click.option(
-        "--metric",
-        multiple=True,
-        metavar="NAME|REGEX",
-        help="Number to compare: 'images/s'. Default: wall.",
+    _option("--metric", "NAME|REGEX", "Number to compare: 'images/s'. Default: wall.", multiple=True),
+    _option(
+        "--goal", None, "Default: maximize rates, minimize times.",
+        type=click.Choice(["maximize", "minimize"]), multiple=True,
     ),
-    click.option(
-        "--goal",
-        type=click.Choice(["maximize", "minimize"]),
-        multiple=True,
-        help="Default: maximize rates, minimize times.",
+    _option("--require", "BOUND", "Requirement: 'p99<=20ms', 'rss<=8GiB'.", multiple=True),
+    _option(
+        "--min-effect", None, f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
+        type=Percentage(), default=DEFAULT_MIN_EFFECT,
     ),
-    click.option(
-        "--require",
-        multiple=True,
-        metavar="BOUND",
-        help="Requirement: 'p99<=20ms', 'rss<=8GiB'.",
+    _option(
+        "--work", None, "shared: instances divide the work.",
+        type=click.Choice([EACH, SHARED]), default=EACH,
     ),
-    click.option(
-        "--min-effect",
-        type=Percentage(),
-        default=DEFAULT_MIN_EFFECT,
-        help=f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
-    ),
-    click.option(
-        "--work",
-        type=click.Choice([EACH, SHARED]),
-        default=EACH,
-        help="shared: instances divide the work.",
-    ),
-]
+]  # fmt: skip
 
 SERVICE = [
-    click.option(
-        "--ready",
-        metavar="URL|PORT|LINE",
-        help="PROGRAM is a service: it is ready when this answers or is printed.",
+    _option("--ready", "URL|PORT|LINE", "PROGRAM is a service: it is ready when this answers or is printed."),
+    _option("--measure", "COMMAND", "Load generator whose output has the metrics."),
+    _option(
+        "--ready-timeout", None, f"Time to get ready. Default: {READY_TIMEOUT_S:g} s.",
+        type=Parsed(POSITIVE_DURATION), default=READY_TIMEOUT_S,
     ),
-    click.option(
-        "--measure", metavar="COMMAND", help="Load generator whose output has the metrics."
-    ),
-    click.option(
-        "--ready-timeout",
-        type=Parsed(POSITIVE_DURATION),
-        default=READY_TIMEOUT_S,
-        help=f"Time to get ready. Default: {READY_TIMEOUT_S:g} s.",
-    ),
-    click.option("--prepare", metavar="COMMAND", help="Command to run before each launch."),
-    click.option("--cleanup", metavar="COMMAND", help="Command to run after each launch."),
-]
+    _option("--prepare", "COMMAND", "Command to run before each launch."),
+    _option("--cleanup", "COMMAND", "Command to run after each launch."),
+]  # fmt: skip
 
 SPACE = [
-    click.option(
-        "--param",
-        multiple=True,
-        metavar="NAME=VALUES",
-        help="Search {NAME} in ARGS and --env: n=1,2,4 or n=4..64.",
-    ),
-    click.option(
-        "--when",
-        multiple=True,
-        metavar="CONDITION",
-        help="Search only where this holds: 'threads<=ncores'.",
-    ),
-    click.option("--only-params", is_flag=True, help="Search nothing but --param."),
-    click.option(
-        "--try",
-        "tried",
-        multiple=True,
-        metavar="FILE",
-        help="Launch this preset of xlaunch early.",
-    ),
-    click.option(
-        "--allow-numerics",
-        is_flag=True,
-        help="Also search what may change results, such as bf16.",
-    ),
-    click.option(
-        "--conf-file", metavar="FILE", help="Search what this file of Intel's hypertune names."
-    ),
-]
+    _option("--param", "NAME=VALUES", "Search {NAME} in ARGS and --env: n=1,2,4 or n=4..64.", multiple=True),
+    _option("--when", "CONDITION", "Search only where this holds: 'threads<=ncores'.", multiple=True),
+    _option("--only-params", None, "Search nothing but --param.", is_flag=True),
+    _option("--try tried", "FILE", "Launch this preset of xlaunch early.", multiple=True),
+    _option("--allow-numerics", None, "Also search what may change results, such as bf16.", is_flag=True),
+    _option("--conf-file", "FILE", "Search what this file of Intel's hypertune names."),
+]  # fmt: skip
+
+BUDGET = "--budget", "TIME|LAUNCHES"
 
 SPENDING = [
-    click.option(
-        "--budget",
-        metavar="TIME|LAUNCHES",
-        help=f"10m, 1h30m, '{DEFAULT_BUDGET}' (default), or both.",
-    ),
-    click.option(
-        "--timeout",
+    _option(*BUDGET, f"10m, 1h30m, '{DEFAULT_BUDGET}' (default), or both."),
+    _option(
+        "--timeout", None, "Limit of a launch. Default: 10 x baseline + 60 s.",
         type=Parsed(POSITIVE_DURATION),
-        help="Limit of a launch. Default: 10 x baseline + 60 s.",
     ),
-    click.option("--seed", type=Parsed(WHOLE_NUMBER), default=0, help="Random seed. Default: 0."),
-]
+    _option("--seed", None, "Random seed. Default: 0.", type=Parsed(WHOLE_NUMBER), default=0),
+]  # fmt: skip
 
-STORAGE = click.option(
-    "--storage",
-    metavar="FILE|URL",
-    help="File or URL. Default: ~/.local/state/xtune/studies.db.",
-)
-
-STUDY = [
-    STORAGE,
-    click.option(
-        "--study", metavar="NAME", help="Name of the study. Default: from program and space."
-    ),
-]
+STORAGE = _option("--storage", "FILE|URL", "File or URL. Default: ~/.local/state/xtune/studies.db.")
+STUDY = [STORAGE, _option("--study", "NAME", "Name of the study. Default: from program and space.")]
+AS_JSON = _option("--json as_json", None, "Print the verdict as JSON.", is_flag=True)
 
 OUTPUT = [
-    click.option(
-        "--save-preset",
-        metavar="FILE",
-        help="Preset for a gain. Default: best.toml, best-2.toml, ...",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
-    click.option(
-        "-v",
-        "--verbose",
-        is_flag=True,
-        help="Print each launch, its output, and what is left out.",
-    ),
-    click.option("-q", "--quiet", is_flag=True, help="Print the verdict only."),
+    _option("--save-preset", "FILE", "Preset for a gain. Default: best.toml, best-2.toml, ..."),
+    AS_JSON,
+    _option("-v --verbose", None, "Print each launch, its output, and what is left out.", is_flag=True),
+    _option("-q --quiet", None, "Print the verdict only.", is_flag=True),
+]  # fmt: skip
+
+RESUMING = [
+    STORAGE,
+    _option(*BUDGET, "10m, 1h30m, '40 launches', or both. Default: as begun."),
+]
+
+REPORTING = [
+    STORAGE,
+    _option("--html", "FILE", "Write an HTML page too: one file, with charts."),
+    _option("--save-preset", "FILE", "Preset to write for a gain."),
+    AS_JSON,
 ]
 
 GROUPS: dict[str, Sequence[Any]] = {

@@ -15,22 +15,25 @@ from xlaunch.planning import Mode, Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
-from xtune.evidence.fronts import SecondGoal
-from xtune.launches.announcements import MARK, Announcement
-from xtune.launches.hypertune import HypertuneSettings, parameters_of, read_settings
-from xtune.launches.launch import Launch
-from xtune.launches.objectives import WALL, Goal, Objective
+from xtune.evidence.readings import SecondGoal
+from xtune.launches.announcements import MARK
+from xtune.launches.hypertune import parameters_of, read_settings
+from xtune.launches.launch import WALL, Goal, Launch, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_service
 from xtune.launches.summaries import kind_in
-from xtune.search.events import Seed
-from xtune.search.host_turn import HostTurn, runtime_directory
-from xtune.search.measurer import require_baseline
-from xtune.search.provenance import Provenance
+from xtune.search.events import Seed, require_baseline
+from xtune.search.records import Provenance, digests
 from xtune.search.study import Subject
-from xtune.space.identities import identify_machine, identify_program, measured_by
-from xtune.space.installed import installed
+from xtune.search.workers import HostTurn, runtime_directory
+from xtune.space.identities import (
+    identify_machine,
+    identify_program,
+    installed,
+    measured_by,
+    read_processor,
+)
 from xtune.space.launch_options import (
     ALL_CORES,
     BY_NODE,
@@ -41,13 +44,11 @@ from xtune.space.launch_options import (
     Layout,
     with_option,
 )
-from xtune.space.machine_space import make_space
-from xtune.space.offers import LeftOut, Offers, read_offers
+from xtune.space.machine_space import MadeSpace, make_space
+from xtune.space.offers import Offers, read_offers
 from xtune.space.parameters import BARE, Configuration, Parameter
-from xtune.space.processors import read_processor
-from xtune.space.resolution import Resolver
+from xtune.space.resolution import Resolver, starting_point
 from xtune.space.spaces import Derived, Space
-from xtune.space.starting_points import starting_point
 from xtune.space.user_parameters import parse_parameters
 
 SHARED_CORES = (
@@ -62,12 +63,9 @@ class Task(NamedTuple):
     subject: Subject
     request: Request
     machine: Machine
-    left_out: tuple[LeftOut, ...]
-    notes: tuple[str, ...]
-    """Notes to print before the search."""
+    made: MadeSpace
     resolver: Resolver
     runner: Runner
-    hypertune: HypertuneSettings | None = None
     probe: Launch | None = None
     """The launch of the bare command that announced the objective; the study counts it."""
 
@@ -78,13 +76,6 @@ class Task(NamedTuple):
     @property
     def objective(self) -> Objective:
         return self.subject.objective
-
-
-class _Made(NamedTuple):
-    space: Space
-    left_out: tuple[LeftOut, ...]
-    notes: tuple[str, ...]
-    hypertune: HypertuneSettings | None = None
 
 
 def prepare(
@@ -125,11 +116,8 @@ def prepare(
             f"wall time cannot compare {count} instances with the bare command: they do "
             f"{count} times the work; give a --metric, or --work shared if they divide it"
         )
-    made = (
-        _Made(known.space, (), ())
-        if known is not None
-        else _make_space(asked, machine, one_instance=metric == WALL and not asked.work_shared)
-    )
+    one_instance = metric == WALL and not asked.work_shared
+    made = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
     made.space.require_choice()
     resolver = Resolver(made.space, request, os.environ, machine)
     resolver.command(BARE)  # raises if the program is missing
@@ -138,7 +126,6 @@ def prepare(
         return Runner(
             resolver,
             objective,
-            machine=machine,
             metrics=[text for text in asked.metrics[1:] if text != WALL],
             work_shared=asked.work_shared,
             show_output=show_output,
@@ -164,32 +151,27 @@ def prepare(
             with HostTurn(runtime_directory(os.environ), waiting)():
                 probe = runner.measure(BARE, limit_s=asked.timeout_s)
             require_baseline(probe, unknown)
-            found = _announced(metric, runner.announcements, unknown)
+            told = [one.objective for one in runner.announcements if metric in (MARK, one.metric)]
+            found = (told or [unknown])[0]._replace(requirements=requirements)
         objective = found
     else:
         objective = Objective(metric, _goal(metric, asked.goals[:1]), requirements)
     subject = Subject(*identities, made.space, objective)
     if launches and known is not None:
-        _require_same(subject, known)
-    notes = made.notes
+        difference = subject.difference(known)
+        if difference is not None:
+            raise StudyError(
+                f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
+            )
     if asked.service is not None and not cores_kept_free(request, machine):
-        notes += (SHARED_CORES,)
-    return Task(
-        subject,
-        request,
-        machine,
-        made.left_out,
-        notes,
-        resolver,
-        runner_for(objective),
-        made.hypertune,
-        probe,
-    )
+        made = made._replace(notes=(*made.notes, SHARED_CORES))
+    return Task(subject, request, machine, made, resolver, runner_for(objective), probe)
 
 
 def current_provenance(task: Task) -> Provenance:
     """The program's version and environment now."""
-    return Provenance(task.subject.program.content, installed(task.request))
+    variables = digests(task.resolver.inherited)
+    return Provenance(task.subject.program.content, installed(task.request), variables)
 
 
 def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:
@@ -270,24 +252,14 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
     return None
 
 
-def _announced(
-    metric: str, announcements: Sequence[Announcement], otherwise: Objective
-) -> Objective:
-    """The objective that the program announced; `otherwise` if it announced none for the metric."""
-    for one in announcements:
-        if metric in (MARK, one.metric):
-            return one.objective._replace(requirements=otherwise.requirements)
-    return otherwise
-
-
-def _make_space(asked: Asked, machine: Machine, *, one_instance: bool) -> _Made:
+def _make_space(asked: Asked, machine: Machine, one_instance: bool) -> MadeSpace:
     own = parse_parameters(asked.param, asked.request)
     if asked.conf_file is not None:
-        return _hypertune_space(asked, machine, own)
+        return _hypertune_space(asked, asked.conf_file, machine, own)
     offers = Offers()
     if not asked.only_params:
         offers = read_offers(asked.request, os.environ, machine, read_processor())
-    made = make_space(
+    return make_space(
         asked.request,
         machine,
         offers,
@@ -297,15 +269,15 @@ def _make_space(asked: Asked, machine: Machine, *, one_instance: bool) -> _Made:
         allow_numerics=asked.allow_numerics,
         only_parameters=asked.only_params,
     )
-    return _Made(made.space, made.left_out, ())
 
 
-def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -> _Made:
-    assert asked.conf_file is not None
-    settings = read_settings(asked.conf_file)
-    found = parameters_of(settings, asked.request, machine)
+def _hypertune_space(
+    asked: Asked, path: str, machine: Machine, own: Sequence[Parameter]
+) -> MadeSpace:
+    settings = read_settings(path)
+    found, told = parameters_of(settings, asked.request, machine)
     derived = []
-    for parameter in found.parameters:
+    for parameter in found:
         if parameter.name == LAYOUT:
             plans = [
                 plan(with_option(asked.request, LAYOUT, text).layout, machine)
@@ -314,19 +286,10 @@ def _hypertune_space(asked: Asked, machine: Machine, own: Sequence[Parameter]) -
             counts = tuple([made.count for made in plans])
             cores = tuple([min(i.ncores for i in made.instances) for made in plans])
             derived = [Derived(INSTANCES, LAYOUT, counts), Derived(NCORES, LAYOUT, cores)]
-    notes = list(found.notes)
     if settings.output_dir is not None:
-        notes.append(
-            f"output_dir {settings.output_dir!r} of {asked.conf_file} is not used: launches are kept"
-            " in the study (xtune export)"
+        unused = (
+            f"output_dir {settings.output_dir!r} of {path} is not used: launches are kept in the"
         )
-    space = Space([*found.parameters, *own], asked.when, derived, words=WORDS | {ALL_CORES})
-    return _Made(space, (), tuple(notes), settings)
-
-
-def _require_same(subject: Subject, known: Subject) -> None:
-    difference = subject.difference(known)
-    if difference is not None:
-        raise StudyError(
-            f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
-        )
+        told += (f"{unused} study (xtune export)",)
+    space = Space([*found, *own], asked.when, derived, words=WORDS | {ALL_CORES})
+    return MadeSpace(space, (), told, max(2, settings.max_trials))

@@ -8,23 +8,12 @@ import os
 import click
 
 from xlaunch.options.commands import CONTEXT, with_options
-from xtune.cli.options import STORAGE
+from xtune.cli.options import REPORTING
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
 @click.argument("study", required=False)
-@with_options(
-    [
-        STORAGE,
-        click.option(
-            "--html",
-            metavar="FILE",
-            help="Write an HTML page too: one file, with charts.",
-        ),
-        click.option("--save-preset", metavar="FILE", help="Preset to write for a gain."),
-        click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON."),
-    ]
-)
+@with_options(REPORTING)
 def command(
     *,
     study: str | None,
@@ -36,9 +25,8 @@ def command(
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
     from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
-    from xtune.cli.page_file import check_page, write_page
+    from xtune.cli.output_files import check_page, write_page, write_preset
     from xtune.cli.preparation import prepare
-    from xtune.cli.preset_file import write_preset
     from xtune.cli.searching import print_result, recall, require_launched
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.show.page import require_libraries

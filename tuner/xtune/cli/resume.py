@@ -9,18 +9,12 @@ import click
 
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import CONTEXT, with_options
-from xtune.cli.options import OUTPUT, STORAGE
-
-BUDGET = click.option(
-    "--budget",
-    metavar="TIME|LAUNCHES",
-    help="10m, 1h30m, '40 launches', or both. Default: as begun.",
-)
+from xtune.cli.options import OUTPUT, RESUMING
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
 @click.argument("study", required=False)
-@with_options([STORAGE, BUDGET], OUTPUT)
+@with_options(RESUMING, OUTPUT)
 def command(
     *,
     study: str | None,
@@ -41,7 +35,7 @@ def command(
 
     from xlaunch.options.presets import check_preset_path
     from xtune.cli.preparation import prepare
-    from xtune.cli.searching import Shown, announce, budget_of, run_search, stored_presets
+    from xtune.cli.searching import Begun, Shown, announce, budget_of, run_search, stored_presets
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.search.budget import parse_budget
 
@@ -56,6 +50,6 @@ def command(
     task = prepare(asked, known=stored.study.subject, show_output=verbose)
     if not quiet:
         announce(task, verbose=verbose)
-    shown = Shown(save_preset, as_json, verbose, quiet)
-    budget_now = budget_of(asked, task)
-    return run_search(task, asked, budget_now, stored.study, shown, stored_presets(stored.study))
+    tried = stored_presets(stored.study)
+    begun = Begun(task, asked, budget_of(asked, task), stored.study, tried)
+    return run_search(begun, Shown(save_preset, as_json, verbose, quiet))

@@ -17,6 +17,7 @@ import click
 from xlaunch.errors import XLaunchError
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
+from xtune.cli.output_files import write_preset
 from xtune.cli.preparation import (
     Task,
     current_provenance,
@@ -25,7 +26,6 @@ from xtune.cli.preparation import (
     second_goal,
     seeds,
 )
-from xtune.cli.preset_file import write_preset
 from xtune.cli.studies import open_named
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
@@ -33,19 +33,15 @@ from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Allowance, Ended, Observer, Seed
 from xtune.search.events import Result as Searched
-from xtune.search.history import changed_variables, keep_beginning, shown_records
-from xtune.search.host_turn import HostTurn, runtime_directory
-from xtune.search.provenance import Provenance, keep_provenance, made_with, outdated
-from xtune.search.records import Record, Stage, Step
-from xtune.search.storage import Storage
+from xtune.search.records import Stage, Step, changed_variables, outdated, shown_records
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
-from xtune.show.quantities import launches
+from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.results import Result
-from xtune.show.screens import PlainScreen
+from xtune.show.screens import WAITING, PlainScreen
 from xtune.show.text import result_lines
-from xtune.show.words import aim, describe_space, settings
+from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search
@@ -61,6 +57,17 @@ class Shown(NamedTuple):
     as_json: bool
     verbose: bool
     quiet: bool
+
+
+class Begun(NamedTuple):
+    """A search that can start."""
+
+    task: Task
+    asked: Asked
+    budget: Budget
+    study: Study
+    tried: Sequence[Seed]
+    """The user's presets."""
 
 
 class Interruption(KeyboardInterrupt):
@@ -97,43 +104,50 @@ class _Signals:
 
 def budget_of(asked: Asked, task: Task) -> Budget:
     """The budget of the search. Raises `BudgetError`."""
-    if asked.budget is None and task.hypertune is not None:
-        return Budget(launches=max(2, task.hypertune.max_trials))
+    if asked.budget is None and task.made.launches is not None:
+        return Budget(launches=task.made.launches)
     return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
 def announce(task: Task, *, verbose: bool = False) -> None:
     """Print the objective and the space; with the reasons for what is left out if `verbose`."""
     say(f"objective: {aim(task.objective)}")
-    for line in describe_space(task.space, task.left_out, verbose=verbose):
+    for line in describe_space(task.space, task.made.left_out, verbose=verbose):
         _line(line)
-    for note in task.notes:
+    for note in task.made.notes:
         say(f"note: {note}")
 
 
-def begin_study(
-    storage: Storage, task: Task, asked: Asked, arguments: Sequence[str], *, quiet: bool
-) -> Study:
-    """The study of a task, new or continued, with the command line for `xtune resume`.
+def begin(
+    asked: Asked, arguments: Sequence[str], *, quiet: bool = True, verbose: bool = False
+) -> Begun:
+    """Prepare a search: its task, budget and study, with the command line for `xtune resume`.
 
-    Raises `StudyError` if --study names a study of something else, and `StorageError`.
+    Raises `StudyError` if --study names a study of something else, `StorageError` and what `prepare`
+    raises.
     """
+    if asked.budget is not None:
+        parse_budget(asked.budget)
+    task = prepare(
+        asked,
+        kept=lambda: [study.subject for study in list_studies(open_named(asked.storage))],
+        waiting=lambda holder: None if quiet else say(WAITING.format(holder=holder)),
+        show_output=verbose,
+    )
+    budget = budget_of(asked, task)
+    tried = presets_to_try(task, asked, quiet=quiet)
     directory = os.getcwd()
-    study = open_study(storage, task.subject, asked.study)
+    study = open_study(open_named(asked.storage), task.subject, asked.study)
     if study.notes and not quiet:
         say(f"continuing study {study.name!r}")
     study.keep_note("options", {"arguments": list(arguments), "folder": directory})
-    return study
-
-
-def store_presets(study: Study, presets: Sequence[Seed]) -> None:
-    """Store the user's presets in the study, so that resuming does not need the files."""
-    if presets:
-        study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in presets])
+    if tried:  # so that resuming does not need the files
+        study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in tried])
+    return Begun(task, asked, budget, study, tried)
 
 
 def stored_presets(study: Study) -> list[Seed]:
-    """The presets that `store_presets` stored."""
+    """The presets that `begin` stored."""
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
@@ -152,15 +166,8 @@ def tune(*program: str, observer: Observer | None = None, **options: Any) -> Res
     Ctrl-C ends the search with the verdict so far. Raises the errors of `xtune.errors` and of xlaunch.
     """
     arguments = [*_as_arguments(options), "--", *program]
-    asked = parse_search(arguments)
-    storage = open_named(asked.storage)
-    task = prepare(asked, kept=lambda: [study.subject for study in list_studies(storage)])
-    tried = presets_to_try(task, asked, quiet=True)
-    study = begin_study(storage, task, asked, arguments, quiet=True)
-    store_presets(study, tried)
-    budget = budget_of(asked, task)
-    found = search(task, asked, budget, study, tried, observer or Observer(), quiet=True)
-    return conclude(task, asked, study, found)
+    begun = begin(parse_search(arguments), arguments)
+    return conclude(begun, search(begun, observer or Observer(), quiet=True))
 
 
 def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
@@ -174,19 +181,11 @@ def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{option}={one}"
 
 
-def run_search(
-    task: Task, asked: Asked, budget: Budget, study: Study, shown: Shown, tried: Sequence[Seed]
-) -> int:
-    """Search and print the verdict; return the exit code.
-
-    tried
-        The user's presets.
-    """
-    with _Signals() as signals, _screen(task, shown) as screen:
-        found = search(
-            task, asked, budget, study, tried, screen, quiet=shown.quiet, check=signals.check
-        )
-    result = conclude(task, asked, study, found)
+def run_search(begun: Begun, shown: Shown) -> int:
+    """Search and print the verdict; return the exit code."""
+    with _Signals() as signals, _screen(begun.task, shown) as screen:
+        found = search(begun, screen, quiet=shown.quiet, check=signals.check)
+    result = conclude(begun, found)
     path, why = write_preset(result, shown.save_preset)
     print_result(result._replace(preset=path), as_json=shown.as_json)
     if why and not shown.quiet:
@@ -200,27 +199,16 @@ def run_search(
 
 
 def search(
-    task: Task,
-    asked: Asked,
-    budget: Budget,
-    study: Study,
-    tried: Sequence[Seed],
-    screen: Observer,
-    *,
-    quiet: bool,
-    check: Callable[[], None] = lambda: None,
+    begun: Begun, screen: Observer, *, quiet: bool, check: Callable[[], None] = lambda: None
 ) -> Searched:
     """Search in a study, whose launches that still count are used.
 
-    tried
-        The user's presets.
     check
         Called before each launch; may raise an interruption.
     """
+    task, asked, budget, study, tried = begun
     study.keep_note("ended", None)
     store = open_store(task, study, quiet=quiet)
-    keep_beginning(study, store.left_out, task.resolver.inherited)
-    made = _keep_provenance(task, study, store, quiet=quiet)
     if task.probe is not None:
         _keep_probe(task, store, task.probe)
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
@@ -229,14 +217,11 @@ def search(
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
-        nonlocal made
         check()
         with host_turn():
             content = identify_program(task.request).content
-            if content not in ("", made.content):
-                made = made._replace(content=content)
-                now = open_study(study.storage, study.subject, study.name)
-                keep_provenance(now, store.host, StudyStore(study, read_only=True).records(), made)
+            if content not in ("", store.made.content):
+                store.made = store.made._replace(content=content)
                 screen.edited()
             yield
 
@@ -254,17 +239,31 @@ def search(
 
 
 def open_store(task: Task, study: Study, *, quiet: bool) -> StudyStore:
-    """The launches of a study that `task` would start in the same way; the others are reported."""
+    """The launches of a study that `task` would start in the same way.
+
+    Reports the others, and those with another provenance.
+    """
+    now = current_provenance(task)
     store = StudyStore(study, plan_hash=task.resolver.plan_hash)
-    store.records()
-    if store.left_out and not quiet:
-        names, only_they = changed_variables(study, store.left_out, task.resolver.inherited)
+    records = store.records()
+    store.made = now._replace(left_out=tuple([one.number for one in store.left_out]))
+    if quiet:
+        return store
+    if store.left_out:
+        names, only_they = changed_variables(store.left_out, now)
         inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
         if only_they:
             what = f"{inherited} {'has' if len(names) == 1 else 'have'} changed"
         else:
             what = f"--cpus, --python, caches, {inherited} or libraries have changed"
         say(_left_out(len(store.left_out), what))
+    numbers, changes = outdated(records, now)
+    if numbers:
+        were = "was" if len(numbers) == 1 else "were"
+        say(
+            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(changes)}; if"
+            " that affects speed, start a new study with --study NAME"
+        )
     return store
 
 
@@ -285,46 +284,21 @@ def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
         store.finish(number, probe)
 
 
-def _keep_provenance(task: Task, study: Study, store: StudyStore, *, quiet: bool) -> Provenance:
-    """Store the current provenance, and warn if earlier launches have another."""
-    records, now = store.records(), current_provenance(task)
-    numbers, changes = outdated(made_with(study, records), now)
-    if numbers and not quiet:
-        were = "was" if len(numbers) == 1 else "were"
-        say(
-            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(changes)}; if"
-            " that affects speed, start a new study with --study NAME"
-        )
-    keep_provenance(study, store.host, StudyStore(study, read_only=True).records(), now)
-    return now
-
-
 def recall(task: Task, asked: Asked, study: Study) -> Result:
     """The result from the launches of a study, whatever this process inherits."""
-    records, others = shown_records(study)
-    if others:
+    kept = StudyStore(study).records()
+    records = shown_records(kept)
+    if others := len(kept) - len(records):
         say(_left_out(others, "they were started in another way (xtune export has them)"))
     plans = {record.step.configuration: record.step.plan_hash for record in records}
     strategy = _strategy(task, asked, plans.get)
     final = strategy.final(records)
-    if final is None:
-        verdict = undecided(BARE, "there was no final yet")
-    else:
-        verdict = final.decision().verdict
+    verdict = undecided(BARE, "there was no final yet") if final is None else final.verdict()
     favourite = strategy.favourite(records)
-    return Result(
-        study.name,
-        study.subject,
-        task.resolver,
-        verdict,
-        favourite,
-        _ended(records),
-        second=second_goal(asked),
-        storage=asked.storage,
-        earlier=_earlier(study, verdict),
-        resolution=strategy.resolution(records, Allowance(0.0, 0.0)),
-        ended=study.notes.get("ended") or "",
-    )
+    resolution = strategy.resolution(records, Allowance(0.0, 0.0))
+    ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
+    found = Searched(verdict, favourite, None, resolution, records, 0, ended)
+    return _result(Begun(task, asked, Budget(), study, ()), found)
 
 
 def print_result(result: Result, *, as_json: bool) -> None:
@@ -336,38 +310,33 @@ def print_result(result: Result, *, as_json: bool) -> None:
         click.echo(line)
 
 
-def conclude(task: Task, asked: Asked, study: Study, found: Searched) -> Result:
+def conclude(begun: Begun, found: Searched) -> Result:
     """The result of a search; it is also stored in the study if that can be reached."""
-    earlier = _earlier(study, found.verdict)
+    study = begun.study
     try:
         study.keep_note("ended", found.ended.value)
-        if not earlier:
+        if not _earlier(study, found.verdict):
             study.keep_verdict(found.verdict)
     except StorageError as error:
         if found.ended is not Ended.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
-    ended = {
-        Ended.INTERRUPTED: "interrupted: this is the verdict so far",
-        Ended.STORAGE: "ended early: the storage could not be written",
-    }
+    return _result(begun, found)
+
+
+def _result(begun: Begun, found: Searched) -> Result:
     return Result(
-        study.name,
-        task.subject,
-        task.resolver,
+        begun.study.name,
+        begun.task.subject,
+        begun.task.resolver,
         found.verdict,
         found.favourite,
-        _ended(found.records),
-        second=second_goal(asked),
-        storage=asked.storage,
-        trouble=ended.get(found.ended, ""),
-        earlier=earlier,
+        tuple([record for record in found.records if record.launch is not None]),
+        second=second_goal(begun.asked),
+        storage=begun.asked.storage,
+        earlier=_earlier(begun.study, found.verdict),
         resolution=found.resolution,
-        ended=found.ended.value,
+        ended=found.ended,
     )
-
-
-def _ended(records: Sequence[Record]) -> tuple[Record, ...]:
-    return tuple([record for record in records if record.launch is not None])
 
 
 def _earlier(study: Study, verdict: Verdict) -> str:

@@ -10,7 +10,7 @@ import click
 import xtune
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import CONTEXT
-from xtune.cli import COMMANDS, RESERVED, say
+from xtune.cli import COMMANDS, RESERVED
 from xtune.cli.options import SearchCommand, asked_from, with_search_options
 
 
@@ -54,39 +54,14 @@ def command(
     )
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.preparation import prepare, presets_to_try
-    from xtune.cli.searching import (
-        Shown,
-        announce,
-        begin_study,
-        budget_of,
-        run_search,
-        store_presets,
-    )
-    from xtune.cli.studies import open_named
-    from xtune.search.budget import parse_budget
-    from xtune.search.study import list_studies
-    from xtune.show.screens import WAITING
+    from xtune.cli.searching import Shown, announce, begin, run_search
 
-    if asked.budget is not None:
-        parse_budget(asked.budget)
     if save_preset is not None:
         check_preset_path(save_preset)
-    task = prepare(
-        asked,
-        kept=lambda: [study.subject for study in list_studies(open_named(asked.storage))],
-        waiting=lambda holder: None if quiet else say(WAITING.format(holder=holder)),
-        show_output=verbose,
-    )
-    budget = budget_of(asked, task)
-    tried = presets_to_try(task, asked, quiet=quiet)
-    storage = open_named(asked.storage)
-    study = begin_study(storage, task, asked, context.obj, quiet=quiet)
-    store_presets(study, tried)
+    begun = begin(asked, context.obj, quiet=quiet, verbose=verbose)
     if not quiet:
-        announce(task, verbose=verbose)
-    shown = Shown(save_preset, as_json, verbose, quiet)
-    return run_search(task, asked, budget, study, shown, tried)
+        announce(begun.task, verbose=verbose)
+    return run_search(begun, Shown(save_preset, as_json, verbose, quiet))
 
 
 command.modules = COMMANDS

@@ -21,10 +21,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from xtune.evidence.advice import settling_blocks
-from xtune.evidence.looks import MIN_PAIRS, look_level
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
+    MIN_PAIRS,
     Contender,
     Kind,
     MoreBudget,
@@ -32,10 +31,11 @@ from xtune.evidence.verdicts import (
     Verdict,
     differences,
     judge,
+    look_level,
+    settling_blocks,
     undecided,
 )
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.space.parameters import Configuration
 
 MAX_FAILURES = 1
@@ -43,6 +43,8 @@ MAX_FAILURES = 1
 
 DROP_LEVEL = 0.005
 """One-sided error of dropping a finalist that is as good as the leader, at each look."""
+
+NOBODY = "no finalist is left"
 
 BASELINE = 0
 """The baseline's number among the candidates; finalists count from 1."""
@@ -60,11 +62,12 @@ class FinalPlan(NamedTuple):
     """Everything that a final depends on, except its launches."""
 
     baseline: Configuration
-    finalists: tuple[Finalist, ...]
-    planned: int
+    finalists: Sequence[Finalist]
+    """At least one."""
+    planned: int = 12
     """Blocks that the error is planned for, from 1 to 60; more may follow."""
-    rule: Rule
-    seed: int
+    rule: Rule = Rule()
+    seed: int = 0
     attempt: int = 0
     """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
     of the error of the previous one, so that all finals of a study together claim a false gain in at
@@ -107,36 +110,6 @@ class Turn(NamedTuple):
     candidate: int
     """0 for the baseline."""
     configuration: Configuration
-
-
-class Decision(NamedTuple):
-    """The state of a final."""
-
-    verdict: Verdict
-    blocks: int
-    """Complete blocks used for the verdict."""
-    level: float
-    """One-sided error of this look, all finalists together."""
-
-
-def plan_final(
-    baseline: Configuration,
-    finalists: Sequence[Finalist],
-    *,
-    blocks: int = 12,
-    rule: Rule | None = None,
-    seed: int = 0,
-    attempt: int = 0,
-) -> FinalPlan:
-    """Plan a final of `blocks` blocks. Raises ValueError without finalists."""
-    if not finalists:
-        raise ValueError("plan_final: no finalist; give at least one besides the baseline")
-    if blocks < 1:
-        raise ValueError(f"plan_final: {blocks} blocks; need at least 1, usually 12")
-    everyone = [baseline, *(finalist.configuration for finalist in finalists)]
-    if len(set(everyone)) < len(everyone):
-        raise ValueError("plan_final: a configuration occurs twice in the final")
-    return FinalPlan(baseline, tuple(finalists), blocks, rule or Rule(), seed, attempt)
 
 
 def _williams_design(count: int) -> list[list[int]]:
@@ -187,6 +160,11 @@ class Final:
     def is_over(self) -> bool:
         """Nothing is left to launch: the result is clear, or nobody is left."""
         return bool(self._ended) or self._is_clear
+
+    @property
+    def is_deserted(self) -> bool:
+        """Every finalist is out."""
+        return self._ended == NOBODY
 
     @property
     def is_open_block(self) -> bool:
@@ -258,7 +236,7 @@ class Final:
             self._ended = f"the bare command failed twice in a row ({_failure_reason(last[-1])})"
             return
         if not any(self._is_in(number) for number in range(1, len(self.plan.configurations))):
-            self._ended = "no finalist is left"
+            self._ended = NOBODY
             return
         if self.blocks < MIN_PAIRS:
             return
@@ -299,7 +277,7 @@ class Final:
                 return False
         return True
 
-    def decision(self, *, in_full: bool = True) -> Decision:
+    def verdict(self, *, in_full: bool = True) -> Verdict:
         """The verdict on the complete blocks; it may be asked for, and the final continued, at any time.
 
         in_full
@@ -308,7 +286,7 @@ class Final:
         verdict = self._judge(self._contenders(), in_full=in_full)
         if in_full and verdict.kind is Kind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
-        return Decision(verdict, self.blocks, self.plan.level(self.blocks))
+        return verdict
 
     def _judge(self, contenders: Mapping[int, Contender], *, in_full: bool = False) -> Verdict:
         if self._ended.startswith("the bare command"):

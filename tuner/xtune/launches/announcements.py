@@ -18,13 +18,13 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
-from xtune.launches.launch import Series
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective, Series
 
 MARK = "@hypertune"
 """Marks a line that announces a value. Before a name: the metric announced under that name."""
 
 KEYS = ("name", "higher_is_better", "target_val")
+"""The last one, at which hypertune stopped, is not used: a budget ends a search."""
 
 
 class Announcement(NamedTuple):
@@ -32,8 +32,6 @@ class Announcement(NamedTuple):
 
     name: str
     higher_is_better: bool = False
-    target: float | None = None
-    """The value at which the search may stop, if any."""
 
     @property
     def metric(self) -> str:
@@ -111,22 +109,13 @@ def parse_announcement(line: str) -> Announcement:
         ) from None
     if not isinstance(said, dict) or not set(said) <= set(KEYS):
         raise ValueError(f"{shown!r}: the dictionary may have {', '.join(KEYS)}")
-    name, target = said.get("name"), said.get("target_val")
+    name = said.get("name")
     higher = said.get("higher_is_better", False)
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"{shown!r}: the dictionary needs a 'name', which is text")
     if higher not in (True, False):
         raise ValueError(f"{shown!r}: 'higher_is_better' is True or False")
-    return Announcement(name.strip(), bool(higher), _target(target, shown))
-
-
-def _target(said: Any, shown: str) -> float | None:
-    if said is None:
-        return None
-    if isinstance(said, bool) or not isinstance(said, (int, float)):
-        raise ValueError(f"{shown!r}: 'target_val' is a number")  # noqa: TRY004 - of a user's text
-    # Hypertune's default is -inf, for no target.
-    return float(said) if math.isfinite(said) else None
+    return Announcement(name.strip(), bool(higher))
 
 
 def _dictionary(text: str) -> Any:

@@ -112,6 +112,5 @@ def _summary(name: str, kind: Kind, unit: str | None, value: float) -> Summary:
         mean=value,
         p90=None,
         p99=None,
-        window_s=(0.0, math.inf),
         notes=(),
     )

@@ -73,19 +73,10 @@ DEFAULTS: dict[str, Any] = {
 class HypertuneSettings(NamedTuple):
     """The contents of a configuration file."""
 
-    strategy: str
     max_trials: int
     output_dir: str | None
     searched: tuple[tuple[str, Any], ...]
     """Names in current spelling, each with its list, `ALL_PHYSICAL` or `ALL_LOGICAL`."""
-
-
-class HypertuneParameters(NamedTuple):
-    """The parameters that a file yields on a machine."""
-
-    parameters: tuple[Parameter, ...]
-    notes: tuple[str, ...]
-    """What was left out, and why."""
 
 
 def read_settings(path: str) -> HypertuneSettings:
@@ -98,87 +89,74 @@ def read_settings(path: str) -> HypertuneSettings:
     except OSError as error:
         raise SpaceError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise SpaceError(f"{path}: not valid YAML: {said}") from None
-    return _Reader(path).settings({} if content is None else content)
+        raise SpaceError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
+    def refuse(key: str, value: object, allowed: str) -> NoReturn:
+        raise SpaceError(f"{path}: {key}: {value!r} is not possible here; it takes {allowed}")
 
-class _Reader:
-    """Checks the contents of a file; errors name the file and the key."""
+    def mapping(content: Any, key: str, known: Sequence[str]) -> dict[str, Any]:
+        if not isinstance(content, dict):
+            refuse(key, content, f"a mapping with {', '.join(known)}")
+        for name in content:
+            if name not in known:
+                refuse(key, name, f"only {', '.join(known)}")
+        return content
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def settings(self, content: Any) -> HypertuneSettings:
-        top = self._mapping(content, "the file", ("tuning", "output_dir", "hyperparams"))
-        tuning = self._mapping(top.get("tuning", {}), "tuning", ("strategy", "max_trials"))
-        strategy = tuning.get("strategy", "grid")
-        if not isinstance(strategy, str) or strategy.lower() not in STRATEGIES:
-            self._refuse("tuning.strategy", strategy, " or ".join(STRATEGIES))
-        max_trials = tuning.get("max_trials", 100)
-        if not _is_count(max_trials):
-            self._refuse("tuning.max_trials", max_trials, "a whole number from 1")
-        directory = top.get("output_dir")
-        if directory is not None and (not isinstance(directory, str) or not directory):
-            self._refuse("output_dir", directory, "the name of a directory")
-        everything = {"launcher": {"hp": list(DEFAULTS)}}
-        groups = self._mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
-        searched = self._launcher(groups["launcher"]) if "launcher" in groups else ()
-        return HypertuneSettings(strategy.lower(), max_trials, directory, tuple(searched))
-
-    def _launcher(self, content: Any) -> Iterable[tuple[str, Any]]:
+    content = {} if content is None else content
+    top = mapping(content, "the file", ("tuning", "output_dir", "hyperparams"))
+    tuning = mapping(top.get("tuning", {}), "tuning", ("strategy", "max_trials"))
+    strategy = tuning.get("strategy", "grid")
+    if not isinstance(strategy, str) or strategy.lower() not in STRATEGIES:
+        refuse("tuning.strategy", strategy, " or ".join(STRATEGIES))
+    max_trials = tuning.get("max_trials", 100)
+    if not _is_count(max_trials):
+        refuse("tuning.max_trials", max_trials, "a whole number from 1")
+    directory = top.get("output_dir")
+    if directory is not None and (not isinstance(directory, str) or not directory):
+        refuse("output_dir", directory, "the name of a directory")
+    everything = {"launcher": {"hp": list(DEFAULTS)}}
+    groups = mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
+    lists: dict[str, Any] = {}
+    if "launcher" in groups:
         known = (*DEFAULTS, *OLD_SPELLINGS)
-        launcher = self._mapping(content, "hyperparams.launcher", ("hp", *known))
+        launcher = mapping(groups["launcher"], "hyperparams.launcher", ("hp", *known))
         names: Any = launcher.get("hp")
         if not isinstance(names, list) or not names:
-            self._refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(known)}")
+            refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(known)}")
         for name in names:
             if name not in known:
-                self._refuse("hyperparams.launcher.hp", name, ", ".join(known))
-        lists: dict[str, Any] = {}
-        for name in map(str, names):
-            today = OLD_SPELLINGS.get(name, name)
+                refuse("hyperparams.launcher.hp", name, ", ".join(known))
+            today = OLD_SPELLINGS.get(name) or str(name)
             own = launcher.get(name)
+            key = f"hyperparams.launcher.{name}"
             if own is None:
                 lists.setdefault(today, None)
             elif lists.get(today) is not None and name not in DEFAULTS:
-                self._refuse(f"hyperparams.launcher.{name}", own, f"left out: {today} is given too")
+                refuse(key, own, f"left out: {today} is given too")
             else:
-                self._check_values(name, today, own)
+                wrong, allowed = _wrong(today, own)
+                if wrong:
+                    refuse(key, wrong[0], allowed)
                 lists[today] = own
-        return [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
+    searched = [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
+    return HypertuneSettings(max_trials, directory, tuple(searched))
 
-    def _check_values(self, name: str, today: str, own: Any) -> None:
-        is_count = today in COUNTS
-        if is_count and own in (ALL_PHYSICAL, ALL_LOGICAL):
-            return
+
+def _wrong(name: str, own: Any) -> tuple[list[Any], str]:
+    """The values of a name that it cannot have, and those that it can."""
+    is_list = isinstance(own, list) and bool(own)
+    if name in COUNTS:
         allowed = f"{ALL_PHYSICAL}, {ALL_LOGICAL} or a list of whole numbers from 1"
-        meanings: Mapping[Value, Value] = {}
-        if not is_count:
-            meanings = _SWITCH if today == ALL_NODES else _MEANINGS[today][1]
-            allowed = f"a list of some of {', '.join(map(str, meanings))}"
-        key = f"hyperparams.launcher.{name}"
-        if not isinstance(own, list) or not own:
-            self._refuse(key, own, allowed)
-        for value in own:
-            if is_count:
-                is_allowed = _is_count(value) or value == NOT_SET
-            else:  # 1 is not True
-                is_allowed = isinstance(value, type(next(iter(meanings)))) and value in meanings
-            if not is_allowed:
-                self._refuse(key, value, allowed)
-
-    def _mapping(self, content: Any, key: str, known: Sequence[str]) -> Mapping[str, Any]:
-        if not isinstance(content, dict):
-            self._refuse(key, content, f"a mapping with {', '.join(known)}")
-        for name in content:
-            if name not in known:
-                self._refuse(key, name, f"only {', '.join(known)}")
-        mapping: Mapping[str, Any] = content
-        return mapping
-
-    def _refuse(self, key: str, value: object, allowed: str) -> NoReturn:
-        raise SpaceError(f"{self._path}: {key}: {value!r} is not possible here; it takes {allowed}")
+        if is_list:
+            return [value for value in own if not _is_count(value) and value != NOT_SET], allowed
+        return [own] if own not in (ALL_PHYSICAL, ALL_LOGICAL) else [], allowed
+    meanings = _SWITCH if name == ALL_NODES else _MEANINGS[name][1]
+    allowed = f"a list of some of {', '.join(map(str, meanings))}"
+    kind = type(next(iter(meanings)))  # 1 is not True
+    known = [isinstance(value, kind) and value in meanings for value in own] if is_list else []
+    return [v for v, is_known in zip(own, known, strict=True) if not is_known] if is_list else [
+        own
+    ], allowed
 
 
 def _is_count(value: object) -> bool:
@@ -187,10 +165,11 @@ def _is_count(value: object) -> bool:
 
 def parameters_of(
     settings: HypertuneSettings, request: Request, machine: Machine
-) -> HypertuneParameters:
-    """The parameters that the settings yield on a machine; the defaults are xlaunch's own.
+) -> tuple[tuple[Parameter, ...], tuple[str, ...]]:
+    """The parameters that the settings yield on a machine, and notes on what was left out.
 
-    `request`: the user's other options. Raises `SpaceError` if no layout fits.
+    The defaults are xlaunch's own. `request`: the user's other options. Raises `SpaceError` if no layout
+    fits.
     """
     parameters, notes = [], []
     defaults: dict[str, Value] = {
@@ -214,7 +193,7 @@ def parameters_of(
         if name in _MEANINGS:
             option, meanings = _MEANINGS[name]
             parameters.append(searched_of(option, [meanings[value] for value in own]))
-    return HypertuneParameters(tuple(parameters), tuple(notes))
+    return tuple(parameters), tuple(notes)
 
 
 def _layouts(
@@ -227,26 +206,24 @@ def _layouts(
         name: _counts(searched[name], cores=cores, cpus=cpus) if name in searched else [None]
         for name in COUNTS
     }
-    found: dict[str, None] = {}
-    tried = 0
-    fitting = 0
-    for everywhere in dict.fromkeys(searched.get(ALL_NODES, [True])):
-        for ninstances in counts[NINSTANCES]:
-            for ncores in counts[NCORES]:
-                tried += 1
-                if (ninstances or 1) * (ncores or 1) > cores:
-                    continue
-                text = _layout(request, machine, ninstances, ncores, everywhere=everywhere)
-                if text is not None:
-                    fitting += 1
-                    found[text] = None
-    if not found:
-        raise SpaceError(
-            f"none of the {tried} pairs of {NINSTANCES} and {NCORES} fits {cores} cores"
-        )
-    left_out = tried - fitting
-    note = f"{left_out} of {tried} layouts do not fit {cores} cores and are left out"
-    return tuple(found), note if left_out else ""
+    pairs = [
+        (everywhere, ninstances, ncores)
+        for everywhere in dict.fromkeys(searched.get(ALL_NODES, [True]))
+        for ninstances in counts[NINSTANCES]
+        for ncores in counts[NCORES]
+    ]
+    found = [
+        _layout(request, machine, ninstances, ncores, everywhere=everywhere)
+        for everywhere, ninstances, ncores in pairs
+        if (ninstances or 1) * (ncores or 1) <= cores
+    ]
+    fitting = [text for text in found if text is not None]
+    if not fitting:
+        names = f"{NINSTANCES} and {NCORES}"
+        raise SpaceError(f"none of the {len(pairs)} pairs of {names} fits {cores} cores")
+    left_out = len(pairs) - len(fitting)
+    note = f"{left_out} of {len(pairs)} layouts do not fit {cores} cores and are left out"
+    return tuple(dict.fromkeys(fitting)), note if left_out else ""
 
 
 def _counts(own: Any, *, cores: int, cpus: int) -> list[int | None]:

@@ -19,8 +19,7 @@ from xlaunch.metrics.collector import MIN_FOR_P99
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
-from xtune.launches.launch import Secondary
-from xtune.launches.objectives import WALL, Objective, Requirement
+from xtune.launches.launch import WALL, Objective, Requirement, Secondary
 from xtune.launches.summaries import Summary, in_seconds, kind_in, name_of
 
 TIME_UNITS: dict[str, float] = {**SECONDS_PER_UNIT, "min": 60.0, "h": 3600.0}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurement of real launches: starts the workload through xlaunch and observes it.
 
->>> runner = Runner(resolver, Objective("images/s", Goal.MAXIMIZE), machine=machine)
+>>> runner = Runner(resolver, Objective("images/s", Goal.MAXIMIZE))
 >>> runner.measure(Configuration({"layout": "4x8"})).value
 
 xlaunch supervises each launch as usual and delivers printed and reported values with their times.
@@ -14,25 +14,20 @@ import random
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.errors import WarningKind, XLaunchError, kind_of
-from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import Kind
-from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
+from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
-from xtune.launches.bare import bare_command
 from xtune.launches.generators import LATENCY, summaries_of
-from xtune.launches.launch import Launch, Outcome, Series, Steadiness
-from xtune.launches.objectives import WALL, Objective
-from xtune.launches.outcomes import describe_unseen, failure_of, secondary_of
-from xtune.launches.outputs import Tail
+from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
 from xtune.launches.readings import EnergyMeter, MemoryWatch
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
@@ -40,6 +35,7 @@ from xtune.launches.services import (
     Running,
     Service,
     at_ports,
+    bare_command,
     confined,
     cores_kept_free,
     cpus_of_bare,
@@ -55,8 +51,17 @@ from xtune.launches.summaries import (
     series_of,
     summaries_of_run,
 )
-from xtune.launches.watching import Race, Watched, watch
+from xtune.launches.watching import (
+    Race,
+    Tail,
+    Watched,
+    describe_unseen,
+    failure_of,
+    secondary_of,
+    watch,
+)
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.resolution import Resolver
 
 PADDING_VARIABLE = "XTUNE_PADDING"
 """Has a random length in every launch: the start address of the stack affects the speed of some
@@ -68,21 +73,6 @@ GRACE_S = 3.0
 
 MAX_LINES_TOLD = 3
 """Of a generator's output without the metric."""
-
-
-class Resolved(Protocol):
-    """A configuration that can be carried out."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-
-class Resolver(Protocol):
-    """See `xtune.space.resolution.Resolver`."""
-
-    def request(self, configuration: Configuration) -> Request: ...
-    def resolve(self, configuration: Configuration) -> Resolved: ...
-    def plan_hash(self, configuration: Configuration) -> str | None: ...
 
 
 class _Command(NamedTuple):
@@ -104,7 +94,6 @@ class Runner:
         resolver: Resolver,
         objective: Objective,
         *,
-        machine: Machine,
         environment: Mapping[str, str] | None = None,
         metrics: Sequence[str] = (),
         work_shared: bool = False,
@@ -141,7 +130,7 @@ class Runner:
         """
         self._resolver = resolver
         self._objective = objective
-        self._machine = machine
+        self._machine = resolver.machine
         self._environment = os.environ if environment is None else environment
         if service is not None:
             metrics = (*metrics, f"{Kind.TIME.value}:{LATENCY}")
@@ -149,7 +138,7 @@ class Runner:
         self._service = service
         self._prepare, self._cleanup = prepare, cleanup
         self._kept_free = (
-            () if service is None else cores_kept_free(resolver.request(BARE), machine)
+            () if service is None else cores_kept_free(resolver.request(BARE), resolver.machine)
         )
         self._work_shared = work_shared
         self._show_output = show_output
@@ -402,24 +391,15 @@ class Runner:
         window: Window | None = None,
     ) -> Launch:
         """The measurement of a launch that succeeded. `window`: when values count."""
-        objective = self._objective
         announced = self._announced(watched)
         series = (*series_of(report), *announced.series)
-        summaries = summaries_of_run(report, announced, objective, window or Window())
+        summaries = summaries_of_run(report, announced, self._objective, window or Window())
         name = self._metric_name(announced.announcements)
-        seen, unmet = check(objective.requirements, summaries, launch.secondary)
-        launch = launch._replace(
-            series=series, requirements=seen, metrics=tuple(_others(summaries, name))
-        )
-        # Replaced by a note for each metric below.
+        launch = launch._replace(series=series, stderr_tail=said)
+        # Replaced by a note for each metric.
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
-        notes += [*announced.notes, *unmet]
-        if name != WALL and name not in summaries:
-            reason = describe_unseen(objective.metric, report)
-            return launch._replace(
-                outcome=Outcome.NO_METRIC, stderr_tail=said, notes=(reason, *dict.fromkeys(notes))
-            )
-        return self._concluded(launch, summaries, name, notes)
+        unseen = describe_unseen(self._objective.metric, report)
+        return self._concluded(launch, summaries, name, [*notes, *announced.notes], unseen)
 
     def _concluded(
         self,
@@ -427,8 +407,21 @@ class Runner:
         summaries: Mapping[str, Summary],
         name: str,
         notes: Sequence[str],
+        unseen: str,
     ) -> Launch:
-        """The launch with its value. `name`: of the objective's metric."""
+        """The launch with its value.
+
+        name
+            Of the objective's metric.
+        unseen
+            The note for a metric without a value.
+        """
+        seen, unmet = check(self._objective.requirements, summaries, launch.secondary)
+        launch = launch._replace(requirements=seen, metrics=tuple(_others(summaries, name)))
+        notes = (*notes, *unmet)
+        if name != WALL and name not in summaries:
+            notes = (unseen, *dict.fromkeys(notes))
+            return launch._replace(outcome=Outcome.NO_METRIC, notes=notes)
         value, steadiness, told = launch.secondary.wall_s, Steadiness.TOO_FEW, list[str]()
         if name != WALL:
             value, steadiness = summaries[name].value, summaries[name].steadiness
@@ -437,24 +430,21 @@ class Runner:
         for other, summary in summaries.items():
             if other != name:
                 told += [f"{other}: {note}" for note in summary.notes]
+        implied = () if self._service is None else (LATENCY,)
         told += [
             f"{text}: it was not printed"
             for text in self._metrics
-            if text != MARK and name_of(text) not in (*summaries, *self._implied)
+            if text != MARK and name_of(text) not in (*summaries, *implied)
         ]
         return launch._replace(
             outcome=Outcome.MEASURED,
             value=value,
             steadiness=steadiness,
+            stderr_tail="",
             notes=tuple(dict.fromkeys(told)),
         )
 
     # A service.
-
-    @property
-    def _implied(self) -> tuple[str, ...]:
-        """The metrics that nobody asked for."""
-        return () if self._service is None else (LATENCY,)
 
     def _measured_load(
         self,
@@ -465,7 +455,6 @@ class Runner:
         known: Sequence[str],
     ) -> Launch:
         """The measurement of a service by what its generators printed."""
-        objective = self._objective
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         if not load.service_ended:
             launch = launch._replace(exit_code=None)
@@ -475,21 +464,13 @@ class Runner:
             if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
             return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
-        summaries, name = summaries_of(load.outputs, self._metrics), name_of(objective.metric)
-        seen, unmet = check(objective.requirements, summaries, launch.secondary)
-        launch = launch._replace(
-            series=tuple([Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]),
-            requirements=seen,
-            metrics=tuple(_others(summaries, name)),
-        )
-        if name not in summaries:
-            lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
-            reason = f"the generator printed no {objective.metric!r}; its last lines:"
-            reason = f"{reason} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"
-            return launch._replace(outcome=Outcome.NO_METRIC, notes=(reason, *notes))
-        return self._concluded(launch, summaries, name, (*notes, *unmet))
-
-    # All metrics.
+        summaries, name = summaries_of(load.outputs, self._metrics), name_of(self._objective.metric)
+        series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
+        lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
+        unseen = f"the generator printed no {self._objective.metric!r}; its last lines:"
+        unseen = f"{unseen} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"
+        launch = launch._replace(series=tuple(series))
+        return self._concluded(launch, summaries, name, notes, unseen)
 
 
 def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:

@@ -26,18 +26,58 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import xlaunch
-from xlaunch.environment.substitution import substitute, words_of
+from xlaunch.environment import Environment
+from xlaunch.environment.program import resolve_program
+from xlaunch.environment.substitution import own_program, own_variables, substitute, words_of
+from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.metrics.live import LiveLine
-from xlaunch.planning import Plan, ProgramRequest, Request, RunRequest
+from xlaunch.planning import (
+    LayoutRequest,
+    MemoryPolicy,
+    Plan,
+    ProgramRequest,
+    Request,
+    RunRequest,
+    plan,
+)
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
-from xtune.launches.bare import bare_command
 from xtune.launches.generators import errors_in
 from xtune.launches.launch import Outcome
-from xtune.launches.outputs import Tail
 from xtune.launches.readings import EnergyMeter
+from xtune.launches.watching import Tail
+
+
+class BareCommand(NamedTuple):
+    """What to start, and with which variables."""
+
+    plan: Plan
+    environment: Environment
+
+
+def bare_command(
+    request: ProgramRequest, run: RunRequest, environment: Mapping[str, str], machine: Machine
+) -> BareCommand:
+    """The program of `request` on its own. Raises what `resolve_program` raises.
+
+    request
+        Only the program, how to find it, and `env` are used.
+    environment
+        The variables that it inherits, usually `os.environ`.
+    """
+    nowhere = LayoutRequest(mem_policy=MemoryPolicy.NONE)
+    made = plan(nowhere, machine)._replace(bound=False, decisions=(), warnings=())
+    (instance,) = made.instances
+    inherited = split_inherited(environment).users_own
+    program = resolve_program(request, inherited)
+    variables = inherited | own_variables(request, made, instance)
+    if made.relayed(run):
+        variables.setdefault("PYTHONUNBUFFERED", "1")
+    programs = (own_program(program, request, made, instance),)
+    return BareCommand(made, Environment(program, programs, ((),), (variables,)))
+
 
 FIRST_PORT = 8000
 """Of the commands that are shown; a launch takes free ports."""

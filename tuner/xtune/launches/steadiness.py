@@ -12,6 +12,7 @@ A single outlier among steady values counts as steady. Outliers at the very begi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -89,7 +90,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     size = -(-count // MAX_BLOCKS)
     starts = np.arange(0, count - size // 2, size)
     blocks = np.add.reduceat(clipped, starts) / np.diff(np.append(starts, count))
-    cuts = [int(starts[cut]) for cut in _partition(blocks, _Noise(blocks))]
+    cuts = [int(starts[cut]) for cut in _partition(blocks, _variance_of(blocks))]
     levels = tuple(
         Level(start, stop, float(clipped[start:stop].mean()))
         for start, stop in zip([0, *cuts], [*cuts, count], strict=True)
@@ -108,29 +109,25 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     return Judgement(name, start, told, note)
 
 
-class _Noise:
-    """The noise of values around their level."""
+def _variance_of(values: Floats) -> float:
+    """The variance of the noise around levels, by which that of a mean over n values is 1/n.
 
-    def __init__(self, values: Floats) -> None:
-        """Estimate the noise from differences, which do not depend on levels.
+    Estimated from differences, which do not depend on levels. The median ignores the few that cross a
+    change. Correlated noise makes the differences of neighbours smaller than those of distant values; the
+    ratio gives the autocorrelation.
+    """
+    import numpy as np
 
-        The median ignores the few differences that cross a change. Correlated noise makes the
-        differences of neighbours smaller than those of distant values; the ratio gives the
-        autocorrelation.
-        """
-        import numpy as np
-
-        lag = max(2, min(5, len(values) // 6))
-        steps, strides = values[1:] - values[:-1], values[lag:] - values[:-lag]
-        # Around their median: a slope is not noise. With coarse values the median step may be zero.
-        steps = steps - np.median(steps)
-        near = max(_scatter(steps), _trimmed(steps, 0.9)) ** 2 / 2
-        far = _scatter(strides - np.median(strides)) ** 2 / 2
-        floor = (1e-4 * float(np.median(np.abs(values)))) ** 2 + 1e-300
-        variance = max(near, far, floor)
-        correlation = min(0.9, max(0.0, 1 - max(near, floor) / variance))
-        self.variance = variance * (1 + correlation) / (1 - correlation)
-        """The variance of a mean over n values is this divided by n."""
+    lag = max(2, min(5, len(values) // 6))
+    steps, strides = values[1:] - values[:-1], values[lag:] - values[:-lag]
+    # Around their median: a slope is not noise. With coarse values the median step may be zero.
+    steps = steps - np.median(steps)
+    near = max(_scatter(steps), _trimmed(steps, 0.9)) ** 2 / 2
+    far = _scatter(strides - np.median(strides)) ** 2 / 2
+    floor = (1e-4 * float(np.median(np.abs(values)))) ** 2 + 1e-300
+    variance = max(near, far, floor)
+    correlation = min(0.9, max(0.0, 1 - max(near, floor) / variance))
+    return variance * (1 + correlation) / (1 - correlation)
 
 
 def _scatter(deviations: Floats) -> float:
@@ -159,14 +156,15 @@ def _clip(values: Floats) -> Floats:
     return np.clip(values, middle - width, middle + width)
 
 
-def _partition(values: Floats, noise: _Noise) -> list[int]:
+def _partition(values: Floats, variance: float) -> list[int]:
     """The changes of level with the least total cost, ascending."""
     import numpy as np
 
     count = len(values)
     shortest = max(3, count // 50)
-    price = _price(count)
-    centred = (values - values.mean()) / np.sqrt(noise.variance)
+    # The cost of a cut, in variances. Higher for few values, whose noise is uncertain.
+    price = 4 * math.log(count) + 200 / count
+    centred = (values - values.mean()) / np.sqrt(variance)
     sums = np.concatenate(([0.0], np.cumsum(centred)))
     squares = np.concatenate(([0.0], np.cumsum(centred**2)))
     best = np.full(count + 1, np.inf)
@@ -185,13 +183,6 @@ def _partition(values: Floats, noise: _Noise) -> list[int]:
         cuts.append(stop)
         stop = int(came_from[stop])
     return cuts[::-1]
-
-
-def _price(count: int) -> float:
-    """The cost of a cut, in variances of the noise. Higher for few values, whose noise is uncertain."""
-    import math
-
-    return 4 * math.log(count) + 200 / count
 
 
 def _steady_start(levels: tuple[Level, ...]) -> int:

@@ -20,8 +20,7 @@ from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, perce
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
 from xlaunch.report import Report
 from xtune.launches.announcements import MARK, Announced
-from xtune.launches.launch import Series, Steadiness
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective, Series, Steadiness
 from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
@@ -55,8 +54,6 @@ class Summary(NamedTuple):
     p90: float | None
     p99: float | None
     """Of times; p99 only from `MIN_FOR_P99` values."""
-    window_s: tuple[float, float]
-    """Start and end of the time that counts, since the launch began; the end may be infinite."""
     notes: tuple[str, ...]
     """What was dropped, and caveats."""
 
@@ -206,7 +203,6 @@ def summarise(
         mean=_mean(pooled),
         p90=percentile(pooled, 90) if is_time else None,
         p99=percentile(pooled, 99) if is_time and len(pooled) >= MIN_FOR_P99 else None,
-        window_s=(max(0.0, steady.after_s), steady.until_s),
         notes=tuple(dict.fromkeys(told)),
     )
 

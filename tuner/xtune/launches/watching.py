@@ -1,22 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watches a launch, and ends it at its time limit or once it cannot win any more."""
+"""Watches a launch, ends it at its time limit or once it cannot win any more, and says how it ended."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import select
+import statistics
 import time
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import Kind
+from xlaunch.report import InstanceReport, Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
-from xtune.launches.cuts import may_be_cut, surely_worse
-from xtune.launches.launch import Outcome, Series
-from xtune.launches.objectives import Goal
-from xtune.launches.outputs import Tail
-from xtune.launches.readings import MAX_PAUSE_S, EnergyMeter
+from xtune.launches.announcements import MARK
+from xtune.launches.launch import Goal, Outcome, Secondary, Series, Steadiness
+from xtune.launches.readings import MAX_PAUSE_S, EnergyMeter, MemoryWatch
+from xtune.launches.steadiness import judge
+
+MIN_VALUES = 20
+BATCHES = 10
+STUDENT = 4.781
+"""The 99.95 % quantile of Student's t with nine degrees of freedom."""
+
+
+def may_be_cut(kind: Kind, goal: Goal) -> bool:
+    """Whether launches with such an objective may be cut."""
+    return (kind, goal) in ((Kind.RATE, Goal.MAXIMIZE), (Kind.TIME, Goal.MINIMIZE))
+
+
+def surely_worse(
+    series: Sequence[Series], instances: int, *, kind: Kind, goal: Goal, cut_at: float
+) -> str | None:
+    """Why a running launch will end worse than `cut_at`; None if it may not.
+
+    Every instance must have been steady for at least as long as it ran before, and its favourable bound
+    must not reach the value to beat. The bound is the better of the best of ten batches of the steady
+    values, and the one-sided 99.95 % confidence bound of the batches' mean; batches are less correlated
+    than single values. Metrics that are neither rates nor times are never cut.
+
+    series
+        Values of the objective's metric so far, for each instance that has any.
+    instances
+        The number of instances.
+    """
+    if not may_be_cut(kind, goal) or len(series) < instances:
+        return None
+    bounds = []
+    for one in series:
+        bound = _favourable_bound(one, maximise=goal is Goal.MAXIMIZE)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    # The median of several instances' values lies between their medians.
+    bound = sum(bounds) if kind is Kind.RATE else min(bounds)
+    if bound >= cut_at if goal is Goal.MAXIMIZE else bound <= cut_at:
+        return None
+    most = "most" if goal is Goal.MAXIMIZE else "least"
+    return f"steady at {number(bound)} at {most}, and the value to beat is {number(cut_at)}"
+
+
+def _favourable_bound(series: Series, *, maximise: bool) -> float | None:
+    """The best value that one instance may reach; None if unknown."""
+    import numpy as np
+
+    # The first value does not count, see xlaunch.metrics.collector.
+    times, values = series.times_s[1:], series.values[1:]
+    if len(values) < MIN_VALUES:
+        return None
+    judgement = judge(values, larger_is_better=maximise)
+    if judgement.steadiness not in (Steadiness.FLAT, Steadiness.WARM_UP):
+        return None
+    start = judgement.start
+    steady = np.asarray(values[start:], dtype=np.float64)
+    if len(steady) < MIN_VALUES or times[-1] < 2 * times[start]:
+        return None
+    middle = np.mean if maximise else np.median
+    batches = [float(middle(batch)) for batch in np.array_split(steady, BATCHES)]
+    mean = statistics.fmean(batches)
+    reach = STUDENT * statistics.stdev(batches) / math.sqrt(BATCHES)
+    return max(mean + reach, *batches) if maximise else min(mean - reach, *batches)
+
+
+TAIL_BYTES = 1 << 14
+TAIL_LINES = 20
+LINE_WIDTH = 400
+
+
+class Tail:
+    """A pipe that keeps the last bytes. A context manager; closed on exit."""
+
+    def __init__(self, *, copy_to: int | None = None) -> None:
+        """`copy_to`: a descriptor that receives all output."""
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._copy_to = copy_to
+        self._kept = b""
+        self.ended = False
+        """All writers have closed the pipe."""
+
+    @property
+    def writer(self) -> int:
+        """The write end, for the launch; call `given_away` once it has it."""
+        return self._writer
+
+    def given_away(self) -> None:
+        """Close this process's copy of the write end."""
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when `take` has data."""
+        return self._reader
+
+    def take(self) -> None:
+        """Read all available data."""
+        while not self.ended:
+            try:
+                data = os.read(self._reader, 1 << 16)
+            except BlockingIOError:
+                return
+            self.ended = not data
+            self._kept = (self._kept + data)[-TAIL_BYTES:]
+            if self._copy_to is not None:
+                with contextlib.suppress(OSError):  # its reader is gone
+                    os.write(self._copy_to, data)
+
+    def text(self) -> str:
+        """The last lines."""
+        lines = self._kept.decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return "\n".join(line[:LINE_WIDTH] for line in lines)
+
+    def __enter__(self) -> Tail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.given_away()
+        os.close(self._reader)
+
 
 FIRST_LOOK_S = 0.25
 SHARE_OF_ONE_CPU = 0.005
@@ -55,24 +181,15 @@ def watch(
     race: Race | None = None,
 ) -> Watched:
     """Wait for the end of all processes. Reads `tail` and samples `meter` meanwhile."""
-    return _Watch(run, tail, meter, limit_s, race).until_the_end()
+    return _Watch(run, tail, meter).until_the_end(limit_s, race)
 
 
 class _Watch:
-    def __init__(
-        self,
-        run: RunningLaunch,
-        tail: Tail,
-        meter: EnergyMeter,
-        limit_s: float | None,
-        race: Race | None,
-    ) -> None:
-        self._run = run
-        self._tail = tail
-        self._meter = meter
-        self._race = race
+    def __init__(self, run: RunningLaunch, tail: Tail, meter: EnergyMeter) -> None:
+        self._run, self._tail, self._meter = run, tail, meter
+        self._limit_s: float | None = None
+        self._race: Race | None = None
         self._started = time.monotonic()
-        self._limit_s = limit_s
         self._began: float | None = None
         self._lines: list[LiveLine] = []
         self._values: dict[int, tuple[list[float], list[float]]] = {}
@@ -81,10 +198,11 @@ class _Watch:
         self._look_at = self._started + FIRST_LOOK_S
         self._look_pause_s = FIRST_LOOK_S
         self._sample_at = self._started + MAX_PAUSE_S
-        if race is not None and race.metric is not None and not may_be_cut(race.kind, race.goal):
-            self._race = None
 
-    def until_the_end(self) -> Watched:
+    def until_the_end(self, limit_s: float | None, race: Race | None) -> Watched:
+        self._limit_s = limit_s
+        if race is not None and (race.metric is None or may_be_cut(race.kind, race.goal)):
+            self._race = race
         while not self._run.wait(0):
             # select.select fails for descriptors from 1,024 on.
             poll = select.poll()
@@ -167,3 +285,71 @@ class _Watch:
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._ended_as, self._reason = outcome, reason
         self._run.end()
+
+
+KILLED = 128 + 9
+"""Exit code after SIGKILL, of the program or of a child whose code it returns."""
+
+
+def secondary_of(report: Report, joules: float | None) -> Secondary:
+    """Resources that the launch used."""
+    instances = report.instances
+    peaks = [one.peak_rss_bytes for one in instances]
+    return Secondary(
+        # Without the launcher's own start and end.
+        wall_s=max([one.wall_s for one in instances], default=report.wall_s),
+        cpu_s=_total(one.cpu_s for one in instances),
+        peak_rss_bytes=None if None in peaks or not peaks else sum(filter(None, peaks)),
+        minor_faults=_to_int(_total(one.minor_faults for one in instances)),
+        major_faults=_to_int(_total(one.major_faults for one in instances)),
+        energy_j=joules,
+    )
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    """The sum; None if a value is unknown or there are none."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _to_int(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def failure_of(
+    report: Report, watched: Watched, memory: MemoryWatch, said: str
+) -> tuple[Outcome, str] | None:
+    """The outcome of a failed launch, and why; None if it succeeded."""
+    if watched.ended_as is not None:
+        return watched.ended_as, watched.reason
+    # An instance that the system had no process for is not in the report.
+    if sum(one.started for one in report.instances) < report.count:
+        return Outcome.NOT_STARTED, f"{report.reason}: {_last_line(said)}"
+    if report.exit_code == 0:
+        return None
+    killed = any(map(_was_killed, report.instances))
+    why = memory.explain(killed=killed, stderr=said)
+    if why is not None:
+        return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"
+    return Outcome.CRASHED, report.reason
+
+
+def _was_killed(instance: InstanceReport) -> bool:
+    return instance.signal == "SIGKILL" or instance.exit_code == KILLED
+
+
+def _last_line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
+def describe_unseen(metric: str, report: Report) -> str:
+    """Explain that a metric was not printed, with the lines that were."""
+    if metric.startswith(MARK):
+        wanted = f"no value was announced by {metric!r} with a number on the next line"
+    else:
+        wanted = f"no value of {metric!r} was found"
+    if not report.lines_seen:
+        return f"{wanted}; nothing with a number was printed or reported"
+    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from xtune.evidence.distributions import student_quantile
-from xtune.search.scale import Scale
+from xtune.evidence.ratios import student_quantile
+from xtune.search.records import Scale
 from xtune.space.parameters import BARE, Configuration, Value
 from xtune.space.spaces import Space
 

@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 from xtune.errors import BudgetError
-from xtune.evidence.looks import MIN_PAIRS
+from xtune.evidence.verdicts import MIN_PAIRS
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -15,8 +15,17 @@ from typing import Any
 
 from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Rule
-from xtune.launches.launch import Launch, Outcome, Secondary, Series, Steadiness
-from xtune.launches.objectives import Goal, Objective, Requirement
+from xtune.launches.launch import (
+    Goal,
+    Launch,
+    Objective,
+    Outcome,
+    Requirement,
+    Secondary,
+    Series,
+    Steadiness,
+)
+from xtune.search.records import Stage, Step
 from xtune.space.parameters import Configuration
 
 Plain = dict[str, Any]
@@ -60,7 +69,11 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
         "notes": list(launch.notes),
     }
     if series:
-        plain["series"] = [_encode_series(one) for one in launch.series]
+        plain["series"] = [
+            # Pipes are slower than a microsecond.
+            {**one._asdict(), "times_s": [round(time_s, 6) for time_s in one.times_s]}
+            for one in launch.series
+        ]
     plain = {key: value for key, value in plain.items() if value not in (None, "", [], {})}
     # These are kept even when empty.
     return {"configuration": dict(launch.configuration), "plan": launch.plan_hash} | plain
@@ -77,7 +90,10 @@ def decode_launch(plain: Plain) -> Launch:
         requirements=tuple(plain.get("requirements", {}).items()),
         metrics=tuple(plain.get("metrics", {}).items()),
         secondary=Secondary(**plain["secondary"]),
-        series=tuple(_decode_series(one) for one in plain.get("series", ())),
+        series=tuple(
+            Series(**one | {"times_s": tuple(one["times_s"]), "values": tuple(one["values"])})
+            for one in plain.get("series", ())
+        ),
         exit_code=plain.get("exit_code"),
         stderr_tail=plain.get("stderr_tail", ""),
         shared_cpus=tuple(plain.get("shared_cpus", ())),
@@ -85,20 +101,18 @@ def decode_launch(plain: Plain) -> Launch:
     )
 
 
-def _encode_series(series: Series) -> Plain:
+def encode_step(step: Step) -> Plain:
     return {
-        "instance": series.instance,
-        "metric": series.metric,
-        # Pipes are slower than a microsecond.
-        "times_s": [round(time_s, 6) for time_s in series.times_s],
-        "values": list(series.values),
+        **step._asdict(),
+        "stage": step.stage.value,
+        "configuration": dict(step.configuration),
+        "details": dict(step.details),
     }
 
 
-def _decode_series(plain: Plain) -> Series:
-    return Series(
-        plain["instance"], plain["metric"], tuple(plain["times_s"]), tuple(plain["values"])
-    )
+def decode_step(plain: Plain) -> Step:
+    configuration, stage = Configuration(plain["configuration"]), Stage(plain["stage"])
+    return Step(**{**plain, "stage": stage, "configuration": configuration})
 
 
 def encode_final_plan(plan: FinalPlan) -> Plain:
@@ -120,31 +134,19 @@ def decode_final_plan(plain: Plain) -> FinalPlan:
     )
 
 
-def pack(plain: Plain) -> str:
-    """Compress plain values to text."""
+def write_pieces(write: Callable[[str, Any], None], name: str, plain: Any) -> None:
+    """Write plain values of any size as attributes of bounded length, the first one last."""
     data = json.dumps(plain, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(data)).decode()
+    text = base64.b64encode(zlib.compress(data)).decode()
+    pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+    for number, piece in reversed(list(enumerate(pieces))):
+        write(f"{PREFIX}{name}#{number}", piece if number else f"{len(pieces)} {piece}")
 
 
-def unpack(text: str) -> Plain:
-    """The inverse of `pack`."""
-    plain: Plain = json.loads(zlib.decompress(base64.b64decode(text)))
-    return plain
-
-
-def write_pieces(write: Callable[[str, Any], None], name: str, text: str) -> None:
-    """Write a text of any length as attributes of bounded length, the first one last."""
-    pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)] or [""]
-    for number in range(len(pieces) - 1, 0, -1):
-        write(f"{PREFIX}{name}#{number}", pieces[number])
-    write(f"{PREFIX}{name}#0", f"{len(pieces)} {pieces[0]}")
-
-
-def read_pieces(attributes: Mapping[str, Any], name: str) -> str | None:
-    """Read what `write_pieces` wrote; None if it is missing or incomplete."""
-    first = attributes.get(f"{PREFIX}{name}#0")
-    if not isinstance(first, str):
+def read_pieces(attributes: Mapping[str, Any], name: str) -> Any:
+    """Read what `write_pieces` wrote; None if it is missing."""
+    count, _, text = attributes.get(f"{PREFIX}{name}#0", "").partition(" ")
+    if not count:
         return None
-    count, _, text = first.partition(" ")
-    rest = [attributes.get(f"{PREFIX}{name}#{number}", "") for number in range(1, int(count))]
-    return "".join([text, *rest])
+    rest = [attributes[f"{PREFIX}{name}#{number}"] for number in range(1, int(count))]
+    return json.loads(zlib.decompress(base64.b64decode("".join([text, *rest]))))

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search is given, what it tells while it runs, and its result."""
+"""What a search is given, how it measures and keeps its records, what it tells, and its result."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from xtune.evidence.finals import Decision
+from xtune.errors import MetricNotSeenError, TunerError
+from xtune.evidence.finals import Final
+from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.records import Record, Stage, Step
 from xtune.space.parameters import Configuration
@@ -78,8 +81,6 @@ class Progress(NamedTuple):
     left: float
     """Estimated remaining launches; infinite before a launch was timed."""
     elapsed_s: float
-    left_s: float | None
-    """None before a launch was timed."""
     stage: Stage
 
 
@@ -92,6 +93,7 @@ class Ended(enum.Enum):
     INTERRUPTED = "interrupted"
     STORAGE = "storage"
     """The storage failed."""
+    UNKNOWN = "unknown"
 
 
 class Result(NamedTuple):
@@ -100,8 +102,8 @@ class Result(NamedTuple):
     verdict: Verdict
     favourite: Favourite | None
     """The configuration that is probably best; only the verdict is evidence."""
-    decision: Decision | None
-    """The state of the final; None without one."""
+    final: Final | None
+    """The last final; None without one."""
     resolution: Resolution | None
     """The gains that its budget could show."""
     records: tuple[Record, ...]
@@ -151,3 +153,82 @@ class Observer:
 
     def storage_trouble(self, message: str, pause_s: float) -> None:
         """The storage cannot be reached; the next attempt is in `pause_s`."""
+
+
+class Measurer(Protocol):
+    """Starts the workload once under a configuration and returns the result."""
+
+    def plan_hash(self, configuration: Configuration) -> str | None:
+        """Hash of a configuration's plan on this machine; None if it cannot be carried out.
+
+        Configurations with equal hashes are measured as one.
+        """
+        ...
+
+    def measure(
+        self,
+        configuration: Configuration,
+        *,
+        cut_at: float | None = None,
+        limit_s: float | None = None,
+    ) -> Launch:
+        """Make one launch. Failures of the workload do not raise.
+
+        configuration
+            From the space, or `xtune.space.parameters.BARE`: the command without xlaunch.
+        cut_at
+            End it early, as Outcome.CUT, once it cannot reach this value any more.
+        limit_s
+            Time limit; it ends the launch as Outcome.TIMED_OUT.
+        """
+        ...
+
+    def now_s(self) -> float:
+        """The clock for budgets, in seconds; real or recorded."""
+        ...
+
+
+def require_baseline(launch: Launch, objective: Objective) -> None:
+    """Raise unless the bare command was measured: nothing can be compared with it."""
+    if launch.outcome is Outcome.MEASURED:
+        assert launch.value is not None
+        log_ratio(launch.value, launch.value, objective.goal)
+        return
+    told = "; ".join(launch.notes)
+    if launch.outcome is Outcome.NO_METRIC:
+        raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
+    code = "" if launch.exit_code is None else f" with exit code {launch.exit_code}"
+    lines = launch.stderr_tail.strip().splitlines()
+    said = f": {lines[-1]}" if lines else ""
+    raise TunerError(
+        f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"
+        f"{said}{f' ({told})' if told else ''}; run it by hand first"
+    )
+
+
+class Store(Protocol):
+    """Stores records; several workers may share the storage behind it."""
+
+    @property
+    def host(self) -> str:
+        """The host of this worker."""
+        ...
+
+    def records(self) -> Sequence[Record]:
+        """All records that count, by number: finished launches and those under way anywhere.
+
+        Launches whose worker is dead are left out.
+        """
+        ...
+
+    def claim(self, step: Step) -> int | None:
+        """The number of the new record; None if another worker has its key."""
+        ...
+
+    def finish(self, number: int, launch: Launch) -> bool:
+        """Store the result. False: another worker considered the launch lost; nothing is stored."""
+        ...
+
+    def abandon(self, number: int, reason: str) -> None:
+        """Withdraw a launch that was not finished; it does not count."""
+        ...

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-from xtune.evidence.distributions import normal_cdf
 from xtune.search.records import Rating
 from xtune.space.parameters import Configuration
 from xtune.space.spaces import Space
@@ -245,7 +245,7 @@ def improvement(means: Floats, deviations: Floats, best: float) -> Floats:
     """The expected improvement on `best` (Mockus 1975)."""
     distances = (means - best) / deviations
     density = np.exp(-0.5 * distances**2) / math.sqrt(2.0 * math.pi)
-    found: Floats = deviations * (distances * normal_cdf(distances) + density)
+    found: Floats = deviations * (distances * special.ndtr(distances) + density)
     return found
 
 

@@ -1,16 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launches of a search, finished and under way, each with its purpose."""
+"""The launches of a search, each with its purpose and provenance, and their scores.
+
+A score is the logarithm of the value, larger is better, corrected for the host. A change of the provenance
+does not start another study, as another machine does, because it may not affect speed: differences are
+reported.
+"""
 
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from xtune.launches.launch import Launch
-from xtune.launches.objectives import Objective
-from xtune.space.parameters import Configuration
+from xtune.evidence.ratios import has_ratio
+from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.space.identities import INTERPRETER, PROGRAM, SYSTEM, TUNER
+from xtune.space.parameters import BARE, Configuration
+
+COMPARED_OF_TUNER = ("xtune",)
+"""The packages of the tuner that affect launches; the others only read results."""
+
+DIGEST_DIGITS = 8
+"""Hexadecimal digits kept of each variable: enough to notice a change, too few to guess a secret by."""
+
+
+class Provenance(NamedTuple):
+    """What a launch was made with, and which earlier launches did not count then."""
+
+    content: str = ""
+    """Digest of the program's file; empty if there is none or it is very large."""
+    installed: Mapping[str, Mapping[str, str]] = {}
+    variables: Mapping[str, str] = {}
+    """Digests of the inherited variables that may change how the program computes, by name."""
+    left_out: tuple[int, ...] = ()
+    """Numbers of the launches that did not count in its search."""
+
+    def differences(self, other: Provenance) -> tuple[str, ...]:
+        """The differences to `other`. **Ex.:** ``torch 2.11.0 (now 2.13.0)``."""
+        found = ["the program as it was before an edit"] if self.content != other.content else []
+        for group in (PROGRAM, SYSTEM, TUNER):
+            ours, theirs = self.installed.get(group, {}), other.installed.get(group, {})
+            for name in COMPARED_OF_TUNER if group == TUNER else {**ours, **theirs}:
+                before, now = ours.get(name, "none"), theirs.get(name, "none")
+                if before != now and name != INTERPRETER:
+                    found.append(f"{name} {before} (now {now})")
+        return tuple(found)
+
+
+def digests(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:DIGEST_DIGITS]
+        for name, value in sorted(variables.items())
+    }
+
+
+def outdated(records: Sequence[Record], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The numbers, from 1, of the launches with a value and another provenance, and the differences."""
+    numbers: list[int] = []
+    told: dict[str, None] = {}
+    ended = [record for record in records if record.launch is not None]
+    for number, record in enumerate(ended, start=1):
+        assert record.launch is not None
+        has_value = record.launch.outcome in (Outcome.MEASURED, Outcome.CUT)
+        if has_value and (differences := record.made.differences(now)):
+            numbers.append(number)
+            told.update(dict.fromkeys(differences))
+    return tuple(numbers), tuple(told)
+
+
+def shown_records(records: Sequence[Record]) -> tuple[Record, ...]:
+    """The records that counted in the search of the latest launch, whatever this process inherits."""
+    ended = [record for record in records if record.launch is not None]
+    left_out = ended[-1].made.left_out if ended else ()
+    return tuple([record for record in records if record.number not in left_out])
+
+
+def changed_variables(records: Sequence[Record], now: Provenance) -> tuple[list[str], bool]:
+    """Names of the variables that differ from those of these launches, and whether all have one."""
+    found = [
+        {name for name in {**then, **now.variables} if then.get(name) != now.variables.get(name)}
+        for then in (record.made.variables for record in records)
+    ]
+    return sorted(set().union(*found)), all(found)
 
 
 class Stage(enum.Enum):
@@ -55,6 +129,7 @@ class Record(NamedTuple):
     """The host that made it; launches of one host share its drift."""
     launch: Launch | None
     """None: under way."""
+    made: Provenance = Provenance()
 
 
 class Rating(NamedTuple):
@@ -81,3 +156,117 @@ def score(value: float, objective: Objective) -> float:
 def unscore(scored: float, objective: Objective) -> float:
     """The value that has this score."""
     return math.exp(objective.sign * scored)
+
+
+USUAL_SPREAD = 0.03
+USUAL_DEGREES = 3.0
+"""Prior for the noise, and the number of repeated launches that it counts as."""
+
+
+class Scale:
+    """The scores of some records; immutable."""
+
+    def __init__(self, records: Sequence[Record], objective: Objective) -> None:
+        self._objective = objective
+        self._records = [record for record in records if record.launch is not None]
+        self._bare_levels = self._levels_of_hosts()
+
+    @cached_property
+    def ratings(self) -> list[Rating]:
+        """The rating of every launch of a configuration of the space, in order."""
+        return [
+            Rating(
+                record.step.configuration,
+                record.step.plan_hash,
+                self.score_of(record),
+                is_cut=record.launch is not None and record.launch.outcome is Outcome.CUT,
+            )
+            for record in self._records
+            if record.step.configuration != BARE
+        ]
+
+    @cached_property
+    def bare(self) -> float | None:
+        """The mean score of the bare command; None before it was measured."""
+        found = [self.score_of(record) for record in _bare(self._records)]
+        scores = [one for one in found if one is not None]
+        return sum(scores) / len(scores) if scores else None
+
+    @property
+    def lead(self) -> float:
+        """Lead of the best score over the bare command's, minus twice the noise."""
+        assert self.bare is not None
+        scores = [rating.score for rating in self.ratings if rating.score is not None]
+        return max(scores, default=self.bare) - self.bare - 2.0 * self.spread
+
+    def mean_of(self, plan_hash: str) -> float | None:
+        """The mean score of a plan; None if no launch has a score."""
+        found = [one.score for one in self.ratings if one.plan_hash == plan_hash]
+        scores = [score for score in found if score is not None]
+        return sum(scores) / len(scores) if scores else None
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of scores between launches of one plan, combined with the prior."""
+        seen, degrees = self.noise_seen
+        squares = USUAL_DEGREES * USUAL_SPREAD**2 + degrees * seen**2
+        return math.sqrt(squares / self.degrees)
+
+    @property
+    def degrees(self) -> float:
+        """Degrees of freedom of `spread`."""
+        return USUAL_DEGREES + self.noise_seen[1]
+
+    @cached_property
+    def noise_seen(self) -> tuple[float, int]:
+        """Standard deviation of scores between launches of one plan, and its degrees of freedom."""
+        groups: dict[tuple[str, str], list[float]] = {}
+        for record in self._records:
+            found = self.score_of(record)
+            if found is not None and record.launch and record.launch.outcome is not Outcome.CUT:
+                groups.setdefault((record.host, record.step.plan_hash), []).append(found)
+        squares, degrees = 0.0, 0
+        for group in groups.values():
+            centre = sum(group) / len(group)
+            squares += sum((one - centre) ** 2 for one in group)
+            degrees += len(group) - 1
+        return math.sqrt(squares / degrees) if degrees else 0.0, degrees
+
+    def score_of(self, record: Record) -> float | None:
+        """The score of a record; for a cut launch, the score it missed; None for a failure."""
+        launch = record.launch
+        assert launch is not None
+        if launch.outcome is Outcome.CUT and record.step.cut_at is not None:
+            value = record.step.cut_at
+        elif _is_usable(launch, self._objective):
+            assert launch.value is not None
+            value = launch.value
+        else:
+            return None
+        return score(value, self._objective) - self._bare_levels.get(record.host, 0.0)
+
+    def _levels_of_hosts(self) -> dict[str, float]:
+        """The offset of each host from the average host, by its bare command."""
+        scores: dict[str, list[float]] = {}
+        for record in _bare(self._records):
+            assert record.launch is not None
+            if record.launch.outcome is Outcome.MEASURED and has_ratio(record.launch.value):
+                assert record.launch.value is not None
+                scores.setdefault(record.host, []).append(
+                    score(record.launch.value, self._objective)
+                )
+        levels = {host: sum(found) / len(found) for host, found in scores.items()}
+        centre = sum(levels.values()) / len(levels) if levels else 0.0
+        return {host: level - centre for host, level in levels.items()}
+
+
+def _is_usable(launch: Launch, objective: Objective) -> bool:
+    if not has_ratio(launch.value):
+        return False
+    # The bare command is the reference, even if it breaks a requirement.
+    is_bare = launch.configuration == BARE
+    return launch.outcome is Outcome.MEASURED and (is_bare or objective.is_feasible(launch))
+
+
+def _bare(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.step.configuration == BARE]

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch.files import locked
+from xlaunch.machine.files import Tree
+from xlaunch.machine.mounts import file_system_of
 from xtune.errors import StorageError
 
 if TYPE_CHECKING:
@@ -108,14 +110,15 @@ def file_url(path: Path) -> str:
 
     **Ex.:** ``studies`` is ``sqlite:///studies.db``, on NFS ``journal:studies.journal``.
     """
-    on_network = file_system_of(path) in NETWORK_FILE_SYSTEMS
+    kind = file_system_of(Tree("/"), str(path))
+    on_network = kind in NETWORK_FILE_SYSTEMS
     if path.suffix not in (".db", ".sqlite", ".sqlite3", ".journal", ".log"):
         path = path.with_name(path.name + (".journal" if on_network else ".db"))
     if path.suffix in (".journal", ".log"):
         return f"{JOURNAL}{path}"
     if on_network:
         raise StorageError(
-            f"{path} is on a network file system ({file_system_of(path)}), where SQLite's locks do not"
+            f"{path} is on a network file system ({kind}), where SQLite's locks do not"
             f" work; use {path.with_suffix('.journal')}, or a database server"
         )
     return f"{SQLITE}{path}"
@@ -192,26 +195,6 @@ def _lock_path(url: str) -> str:
     if not path or path == ":memory:":
         raise StorageError(f"storage {url} is only in memory; name a file: {SQLITE}studies.db")
     return f"{path}.lock"
-
-
-def file_system_of(path: Path, mounts: str = "/proc/self/mountinfo") -> str:
-    """The type of the file system of an existing or future path; empty if unknown."""
-    real = os.path.realpath(path)
-    best, found = "", ""
-    try:
-        lines = Path(mounts).read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        if not after:
-            continue
-        point = before.split()[4].replace("\\040", " ")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        # Later mounts hide earlier ones.
-        if inside and len(point) >= len(best):
-            best, found = point, after.split()[0]
-    return found
 
 
 def _driver_of(url: str) -> str:

@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from xtune.evidence.advice import blocks_for, smallest_gain, spread_range
-from xtune.evidence.finals import Final, Finalist, plan_final
-from xtune.evidence.verdicts import Rule
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Objective
+from xtune.evidence.finals import Final, Finalist, FinalPlan
+from xtune.evidence.verdicts import Rule, blocks_for, smallest_gain, spread_range
+from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
-from xtune.search.proposer import Belief, Proposer
-from xtune.search.records import Record, Stage, Step, unscore
-from xtune.search.scale import Scale
+from xtune.search.proposer import Belief, Proposer, failed_plans
+from xtune.search.records import Record, Scale, Stage, Step, unscore
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
@@ -113,7 +110,7 @@ class Strategy:
 
     def proposal(self, records: Sequence[Record]) -> Step | None:
         """A new configuration, or the best again; None after `LAUNCHES_EACH` times the plans."""
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         plans = self._proposer.plans
         if plans is not None and len(scale.ratings) >= LAUNCHES_EACH * plans:
             return None
@@ -164,7 +161,7 @@ class Strategy:
 
     def _clear_best(self, records: Sequence[Record]) -> Configuration | None:
         """The favourite if it is ahead of the bare command by more than noise."""
-        scale = self._scale(_without_checks(records))
+        scale = Scale(_without_checks(records), self._objective)
         if scale.bare is None or scale.lead <= self._rule.min_effect:
             return None
         return next(iter(self._favourites(scale, 1)), None)
@@ -175,7 +172,7 @@ class Strategy:
 
     def _lean(self, records: Sequence[Record], best: Configuration) -> Configuration:
         """The best without the changes whose loss was within the noise; the best if that was slower."""
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         whole = scale.mean_of(self._hash(best))
         if whole is None:
             return best
@@ -235,10 +232,10 @@ class Strategy:
             return None
         earlier = final_records(records)
         attempt = earlier[-1].step.details["attempt"] + 1 if earlier else 0
-        plan = plan_final(
+        plan = FinalPlan(
             BARE,
-            [Finalist(one, len(self._space.changes(one))) for one in finalists],
-            blocks=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
+            tuple([Finalist(one, len(self._space.changes(one))) for one in finalists]),
+            planned=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
             rule=self._rule,
             seed=self._seed + attempt,
             attempt=attempt,
@@ -257,7 +254,7 @@ class Strategy:
         if rest:
             size = (size or MIN_FINAL).with_rest(allowance.left)
             size = size if size.launches <= allowance.left else None
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         if size is None or scale.bare is None or scale.lead <= self._rule.min_effect:
             return size
         gain = math.expm1(scale.lead)
@@ -269,8 +266,12 @@ class Strategy:
     def _finalists(self, records: Sequence[Record], count: int) -> list[Configuration]:
         """The best, and its lean form if there is room for both, or in its place."""
         # A check with one lucky launch must not become a finalist.
-        scale = self._scale(_without_checks(records))
-        found = self._favourites(scale, count)
+        scale = Scale(_without_checks(records), self._objective)
+        # What failed in most of its launches of finals is not tried in another one.
+        finals = [record for record in records if record.step.stage is Stage.FINAL]
+        out = failed_plans(Scale(finals, self._objective).ratings)
+        found = self._favourites(scale, count + len(out))
+        found = [one for one in found if self._hash(one) not in out][:count]
         if not found:
             return []
         means, deviations = self._belief(scale).of(found)
@@ -279,7 +280,8 @@ class Strategy:
             one for one, is_near in zip(found, means >= means[0] - reach, strict=True) if is_near
         ]
         best = self._clear_best(records)
-        lean = found[0] if best is None else self._lean(records, best)
+        is_out = best is None or self._hash(best) in out
+        lean = found[0] if best is None or is_out else self._lean(records, best)
         launched = {record.step.plan_hash for record in records}
         if self._hash(lean) == self._hash(near[0]) or (count == 1 and self._hash(lean) in launched):
             near = [lean, *near[1:]]
@@ -294,7 +296,7 @@ class Strategy:
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """The configuration that is probably best so far; None before anything was measured."""
-        scale = self._scale(records)
+        scale = Scale(records, self._objective)
         found = self._favourites(scale, 1)
         if not found:
             return None
@@ -304,7 +306,7 @@ class Strategy:
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""
-        spread, degrees = self._scale(records).noise_seen
+        spread, degrees = Scale(records, self._objective).noise_seen
         final = self.final(records)
         if final is not None:
             size = FinalSize(len(final.plan.finalists), max(final.plan.planned, final.blocks))
@@ -327,9 +329,6 @@ class Strategy:
 
     def _belief(self, scale: Scale) -> Belief:
         return Belief(self._proposer, scale.ratings, scale.spread)
-
-    def _scale(self, records: Sequence[Record]) -> Scale:
-        return Scale(records, self._objective)
 
     def _step(self, stage: Stage, configuration: Configuration, key: str, origin: str = "") -> Step:
         return Step(stage, configuration, self._hash(configuration), key, origin)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.launches.objectives import Goal, Objective
+from xtune.launches.launch import Goal, Objective
 from xtune.search.encoding import (
     PREFIX,
     Plain,
@@ -31,8 +31,12 @@ from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of xtune's attributes; increased when a key changes its meaning or is removed."""
+
+
+NOTE = "note "
+"""Prefix of the notes' names."""
 
 
 class Subject(NamedTuple):
@@ -101,22 +105,19 @@ class Study(NamedTuple):
     def keep_note(self, name: str, value: Any) -> None:
         """Store a plain value with the study. Raises StorageError."""
         with self.storage.reaching(), self.storage.writing():
-            write_pieces(self.set_attribute, f"note {name}", json.dumps(value))
+            write_pieces(self.set_attribute, f"{NOTE}{name}", value)
 
     def keep_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a search, for later searches."""
         interval = verdict.interval
-        self.keep_note(
-            "verdict",
-            {
-                "kind": verdict.kind.value,
-                "best": dict(verdict.best),
-                "leader": None if verdict.leader is None else dict(verdict.leader),
-                "reason": verdict.reason,
-                "interval": None if interval is None else [interval.low, interval.high],
-                "estimate": None if interval is None else interval.estimate,
-            },
-        )
+        kept: Plain = {
+            "kind": verdict.kind.value,
+            "best": dict(verdict.best),
+            "reason": verdict.reason,
+        }
+        if interval is not None:
+            kept |= {"interval": [interval.low, interval.high], "estimate": interval.estimate}
+        self.keep_note("verdict", kept)
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Set a user attribute of the Optuna study."""
@@ -140,8 +141,13 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
                 return matching[0]
             name = subject.name
         for one in studies:
+            if one.name == name and (difference := subject.difference(one.subject)) is not None:
+                raise StudyError(
+                    f"study {name!r} cannot be continued: {difference}; leave out --study, or give"
+                    " another name"
+                )
             if one.name == name:
-                return _require_same(one, subject)
+                return one
         return _create(storage, subject, name)
 
 
@@ -174,26 +180,21 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
         if verdict and is_other and same and subject.program.agrees(other.program):
             winner = Configuration(verdict["best"])
             if verdict["kind"] == Kind.GAIN.value and winner != BARE:
-                configuration = _within(subject.space, winner)
+                known = {
+                    one.name: winner[one.name]
+                    for one in subject.space.parameters
+                    if winner.get(one.name) in one.values
+                }
+                configuration = subject.space.complete(known)
                 found.append(Seed(f"winner of study {study.name!r}", configuration))
     return found
-
-
-def _within(space: Space, configuration: Configuration) -> Configuration:
-    """The part of a configuration that the space contains; the rest at defaults."""
-    kept = {
-        parameter.name: configuration[parameter.name]
-        for parameter in space.parameters
-        if configuration.get(parameter.name) in parameter.values
-    }
-    return space.complete(kept)
 
 
 def _all(storage: Storage) -> list[Study]:
     studies = []
     for frozen in storage.backend.get_all_studies():
-        text = read_pieces(frozen.user_attrs, "subject")
-        if text is None:
+        plain = read_pieces(frozen.user_attrs, "subject")
+        if plain is None:
             continue
         version = frozen.user_attrs.get(f"{PREFIX}version")
         if version is not None and version != SCHEMA_VERSION:
@@ -205,11 +206,11 @@ def _all(storage: Storage) -> list[Study]:
             continue  # being made
         names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
         notes = {
-            name.removeprefix("note "): json.loads(read_pieces(frozen.user_attrs, name) or "null")
+            name[len(NOTE) :]: read_pieces(frozen.user_attrs, name)
             for name in names
-            if name.startswith("note ")
+            if name.startswith(NOTE)
         }
-        subject = Subject.from_plain(json.loads(text))
+        subject = Subject.from_plain(plain)
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
         studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
     return sorted(studies, key=lambda study: study.id)
@@ -233,22 +234,12 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
             f"{name!r} in {storage.shown} is a study of another tool; choose another name"
         )
     study = Study(storage, study_id, name, subject, {})
-    write_pieces(study.set_attribute, "subject", json.dumps(subject.to_plain()))
+    write_pieces(study.set_attribute, "subject", subject.to_plain())
     study.set_attribute("program", _words(subject))
     study.set_attribute("machine", subject.machine.to_plain())
     # Last, so that readers who see it see the rest.
     study.set_attribute(f"{PREFIX}version", SCHEMA_VERSION)
     return study
-
-
-def _require_same(study: Study, subject: Subject) -> Study:
-    difference = subject.difference(study.subject)
-    if difference is None:
-        return study
-    raise StudyError(
-        f"study {study.name!r} cannot be continued: {difference}; leave out --study, or give another"
-        " name"
-    )
 
 
 def _words(subject: Subject) -> str:

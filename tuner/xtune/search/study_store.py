@@ -18,43 +18,37 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtune.evidence.ratios import has_ratio
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective, Requirement
+from xtune.launches.launch import Launch, Objective, Outcome, Requirement
 from xtune.search.encoding import (
     PREFIX,
     Plain,
     decode_final_plan,
     decode_launch,
+    decode_step,
     encode_launch,
-    pack,
+    encode_step,
     read_pieces,
-    unpack,
     write_pieces,
 )
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import Provenance, Record, Stage, Step
 from xtune.search.study import Study
 from xtune.search.workers import BEAT_S, Watch, Worker, this_worker
 from xtune.space.parameters import BARE, Configuration
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-STEP = f"{PREFIX}step"
-WORKER = f"{PREFIX}worker"
-BEAT = f"{PREFIX}beat"
-CLAIMED_BY = f"{PREFIX}claimed by"
-LAUNCH = "launch"
+CLAIM, LAUNCH, BEAT = f"{PREFIX}claim", "launch", f"{PREFIX}beat"
 NOT_MADE = "not made"
 """Attribute with the reason why a trial has no launch."""
 
 
 class StudyStore:
-    """See `xtune.search.store.Store`. Raises StorageError if the storage fails."""
+    """See `xtune.search.events.Store`. Raises StorageError if the storage fails."""
 
     def __init__(
         self,
@@ -64,31 +58,28 @@ class StudyStore:
         watch: Watch | None = None,
         beat_s: float = BEAT_S,
         plan_hash: Callable[[Configuration], str | None] | None = None,
-        read_only: bool = False,
+        made: Provenance | None = None,
     ) -> None:
         """
         plan_hash
             The current hash of a configuration; None: every launch counts.
-        read_only
-            Change nothing: launches of dead workers do not count and are left unchanged.
+        made
+            The provenance of the launches that will be claimed; it may be changed.
         """
         self._study = study
         self._storage = study.storage
         self._worker = worker or this_worker()
         self._watch = watch or Watch(self._worker)
         self._beat_s = beat_s
+        self._plan_hash = None if plan_hash is None else functools.cache(plan_hash)
+        self.made = made or Provenance()
         self._finished: dict[int, Record | None] = {}
         """By number; None for a trial that does not count."""
-        self._trials: dict[int, int] = {}
-        """Trial IDs of records that are under way here, by number."""
-        self._beating: dict[int, threading.Event] = {}
-        self._read_only = read_only
+        self._claimed: dict[int, tuple[int, threading.Event]] = {}
+        """Trial IDs of records that are under way here, by number, and what ends their heartbeat."""
         self._token = os.urandom(8).hex()
-        self._dead: list[int] = []
-        """Numbers of trials whose worker is dead."""
-        self._plan_hash = None if plan_hash is None else functools.cache(plan_hash)
-        self.left_out: tuple[int, ...] = ()
-        """Numbers of the launches that do not count because they were started in another way."""
+        self.left_out: tuple[Record, ...] = ()
+        """The launches that do not count because they were started in another way."""
 
     @property
     def host(self) -> str:
@@ -96,76 +87,74 @@ class StudyStore:
 
     def records(self) -> Sequence[Record]:
         with self._storage.reaching():
-            records = tuple(self._read())
-            if self._dead and not self._read_only:
-                with self._storage.writing():
-                    self._bury_dead()
-            return records
+            return tuple(self._read()[0])
 
     def claim(self, step: Step) -> int | None:
+        backend = self._storage.backend
         with self._storage.reaching(), self._storage.writing():
-            trial_id = self._storage.backend.create_new_trial(
-                self._study.id, template_trial=self._template(step)
-            )
-            number = self._storage.backend.get_trial(trial_id).number
-            self._trials[number] = trial_id
+            trial_id = backend.create_new_trial(self._study.id, template_trial=self._template(step))
+            number = backend.get_trial(trial_id).number
+            self._claimed[number] = trial_id, threading.Event()
             try:
-                rows = list(self._read())
-                self._bury_dead()
-                owner = next(row for row in rows if _place(row.step) == _place(step))
+                records, dead = self._read()
+                for one in dead:
+                    dead_id = backend.get_trial_id_from_study_id_trial_number(self._study.id, one)
+                    self._fail(dead_id, "its worker is dead")
+                owner = next(one for one in records if _place(one.step) == _place(step))
                 if owner.number != number:
                     self._fail(trial_id, "another worker has claimed it")
             except BaseException:
-                del self._trials[number]
+                del self._claimed[number]
                 raise
             if owner.number != number:
-                del self._trials[number]
+                del self._claimed[number]
                 return None
-        self._beating[number] = self._begin_to_beat(trial_id)
+        beat = threading.Thread(target=self._beat, args=self._claimed[number], daemon=True)
+        beat.start()
         return number
 
     def finish(self, number: int, launch: Launch) -> bool:
         with self._storage.reaching(), self._storage.writing():
-            kept = self._keep(self._trials[number], launch)
-        self._forget(number)
+            kept = self._keep(self._claimed[number][0], launch)
+        self._claimed.pop(number)[1].set()
         return kept
 
     def abandon(self, number: int, reason: str) -> None:
+        trial_id, end = self._claimed[number]
         try:
             with self._storage.reaching(), self._storage.writing():
-                self._fail(self._trials[number], reason)
+                self._fail(trial_id, reason)
         finally:
-            self._forget(number)
+            del self._claimed[number]
+            end.set()
 
     # Reading.
 
-    def _read(self) -> Iterator[Record]:
-        """Yield the records that count, by number, and find dead workers."""
-        self._dead = []
-        keys: set[object] = set()
+    def _read(self) -> tuple[Sequence[Record], list[int]]:
+        """The records that count, by number, and the numbers of those whose worker is dead."""
+        dead: list[int] = []
         trials = self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
-        records = [record for trial in trials if (record := self._record(trial)) is not None]
+        records = [record for trial in trials if (record := self._record(trial, dead)) is not None]
         current = self._started_as_now(records)
         counted = {one.number for one in current}
         self.left_out = tuple(
-            [o.number for o in records if o.launch is not None and o.number not in counted]
+            [one for one in records if one.launch is not None and one.number not in counted]
         )
+        places: dict[object, Record] = {}
         for record in current:
-            place = _place(record.step)
-            if place not in keys:
-                keys.add(place)
-                yield record
+            places.setdefault(_place(record.step), record)
+        return list(places.values()), dead
 
     def _started_as_now(self, records: Sequence[Record]) -> Sequence[Record]:
         """The records whose configurations would be started in the same way now."""
         plan_hash = self._plan_hash
         if plan_hash is None:
             return records
-        finals = set()
-        for record in records:
-            if "plan" in record.step.details:
-                candidates = decode_final_plan(record.step.details["plan"]).configurations
-                finals.add(tuple(map(plan_hash, candidates)))
+        finals = {
+            tuple(map(plan_hash, decode_final_plan(record.step.details["plan"]).configurations))
+            for record in records
+            if record.step.stage is Stage.FINAL
+        }
         return [
             record
             for record in records
@@ -176,61 +165,57 @@ class StudyStore:
             )
         ]
 
-    def _record(self, trial: FrozenTrial) -> Record | None:
-        if trial.number in self._finished:
-            return self._finished[trial.number]
-        plain = trial.user_attrs.get(STEP)
-        if plain is None:
+    def _record(self, trial: FrozenTrial, dead: list[int]) -> Record | None:
+        number, attributes = trial.number, trial.user_attrs
+        if number in self._finished:
+            return self._finished[number]
+        if CLAIM not in attributes:
             return None  # of another tool
-        worker = Worker.from_plain(trial.user_attrs[WORKER])
-        step = _decode_step(plain)
+        claim = attributes[CLAIM]
+        worker, step = Worker(**claim["worker"]), decode_step(claim["step"])
+        made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
+        record: Record | None = Record(number, step, worker.host, None, made)
         if trial.state.is_finished():
-            text = read_pieces(trial.user_attrs, LAUNCH)
-            record = None
-            if text is not None and NOT_MADE not in trial.user_attrs:
-                record = Record(trial.number, step, worker.host, decode_launch(unpack(text)))
-            self._finished[trial.number] = record
-            return record
-        if trial.number not in self._trials:
-            beat = trial.user_attrs.get(BEAT, 0)
+            plain = read_pieces(attributes, LAUNCH)
+            if plain is None or NOT_MADE in attributes:
+                record = None
+            elif record is not None:
+                record = record._replace(launch=decode_launch(plain))
+            self._finished[number] = record
+        elif number not in self._claimed:
             # Claimed here but not under way: the storage failed during the claim.
-            is_own = trial.user_attrs.get(CLAIMED_BY) == self._token
-            if is_own or self._watch.is_lost(trial.number, worker, beat):
-                self._dead.append(trial.number)
+            is_own = claim["token"] == self._token
+            if is_own or self._watch.is_lost(number, worker, attributes.get(BEAT, 0)):
+                dead.append(number)
                 return None
-        return Record(trial.number, step, worker.host, None)
-
-    def _trial_id(self, number: int) -> int:
-        backend = self._storage.backend
-        return backend.get_trial_id_from_study_id_trial_number(self._study.id, number)
+        return record
 
     # Writing.
 
     def _template(self, step: Step) -> FrozenTrial:
+        from optuna.distributions import CategoricalDistribution
         from optuna.trial import TrialState, create_trial
 
         attributes: Plain = {
-            STEP: _encode_step(step),
-            WORKER: self._worker.to_plain(),
-            CLAIMED_BY: self._token,
+            CLAIM: {
+                "step": encode_step(step),
+                "worker": self._worker._asdict(),
+                "made": self.made._asdict(),
+                "token": self._token,
+            },
             "stage": step.stage.value,
             "host": self._worker.name,
         }
         if step.origin:
             attributes["origin"] = step.origin
-        distributions = {} if step.configuration == BARE else self._distributions()
+        is_bare = step.configuration == BARE
+        parameters = () if is_bare else self._study.subject.space.parameters
         return create_trial(
             state=TrialState.RUNNING,
-            params={name: step.configuration[name] for name in distributions},
-            distributions=distributions,
+            params={one.name: step.configuration[one.name] for one in parameters},
+            distributions={one.name: CategoricalDistribution(one.values) for one in parameters},
             user_attrs=attributes,
         )
-
-    def _distributions(self) -> dict[str, BaseDistribution]:
-        from optuna.distributions import CategoricalDistribution
-
-        parameters = self._study.subject.space.parameters
-        return {one.name: CategoricalDistribution(one.values) for one in parameters}
 
     def _keep(self, trial_id: int, launch: Launch) -> bool:
         from optuna.exceptions import UpdateFinishedTrialError
@@ -247,7 +232,7 @@ class StudyStore:
                 write(name, value)
             for name, excesses in _constraints(launch, self._study.subject.objective).items():
                 backend.set_trial_system_attr(trial_id, name, excesses)
-            write_pieces(write, LAUNCH, pack(encode_launch(launch)))
+            write_pieces(write, LAUNCH, encode_launch(launch))
             if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
                 assert launch.value is not None
                 backend.set_trial_state_values(trial_id, TrialState.COMPLETE, [launch.value])
@@ -259,12 +244,6 @@ class StudyStore:
             return False
         return True
 
-    def _bury_dead(self) -> None:
-        """Free the keys of launches of dead workers."""
-        for number in self._dead:
-            self._fail(self._trial_id(number), "its worker is dead")
-        self._dead = []
-
     def _fail(self, trial_id: int, reason: str) -> None:
         """End a trial without a launch, unless it has ended already."""
         from optuna.exceptions import UpdateFinishedTrialError
@@ -274,49 +253,18 @@ class StudyStore:
             self._storage.backend.set_trial_user_attr(trial_id, NOT_MADE, reason)
             self._storage.backend.set_trial_state_values(trial_id, TrialState.FAIL)
 
-    # Heartbeat.
-
-    def _begin_to_beat(self, trial_id: int) -> threading.Event:
-        stop = threading.Event()
-
-        def beat() -> None:
-            count = 0
-            while not stop.wait(self._beat_s):
-                count += 1
-                # If the storage cannot be reached now, the next beat may succeed.
-                with contextlib.suppress(Exception):
-                    self._storage.backend.set_trial_user_attr(trial_id, BEAT, count)
-
-        threading.Thread(target=beat, name="xtune beat", daemon=True).start()
-        return stop
-
-    def _forget(self, number: int) -> None:
-        self._beating.pop(number).set()
-        del self._trials[number]
+    def _beat(self, trial_id: int, end: threading.Event) -> None:
+        count = 0
+        while not end.wait(self._beat_s):
+            count += 1
+            # If the storage cannot be reached now, the next beat may succeed.
+            with contextlib.suppress(Exception):
+                self._storage.backend.set_trial_user_attr(trial_id, BEAT, count)
 
 
 def _place(step: Step) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *step.details.get("plans", ()))
-
-
-def _encode_step(step: Step) -> Plain:
-    return {
-        **step._asdict(),
-        "stage": step.stage.value,
-        "configuration": dict(step.configuration),
-        "details": dict(step.details),
-    }
-
-
-def _decode_step(plain: Plain) -> Step:
-    return Step(
-        **{
-            **plain,
-            "stage": Stage(plain["stage"]),
-            "configuration": Configuration(plain["configuration"]),
-        }
-    )
 
 
 def _shown(launch: Launch) -> Plain:

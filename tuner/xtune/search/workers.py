@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Liveness of the workers that make launches.
+"""Workers: which of them are alive, and the lock that gives them turns on a host.
 
 A worker on the same system is dead if its PID is free or belongs to another process. A worker on
 another system increments a counter while it launches, and is considered dead if the counter has not
-changed for `LEASE_S`. Clocks of two systems are never compared.
+changed for `LEASE_S`. Clocks of two systems are never compared. Optuna's own heartbeat would need a
+database: its journals have none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from xtune.search.encoding import Plain
+from xlaunch import files
+from xlaunch.leases import start_ticks
+from xlaunch.machine.processes import pid_namespace
 
 BEAT_S = 15.0
 """Interval between increments."""
@@ -41,28 +46,20 @@ class Worker(NamedTuple):
         """Names one boot of the host. **Ex.:** ``node7 1f0c``."""
         return f"{self.name} {self.boot[:4]}".strip()
 
-    def to_plain(self) -> Plain:
-        return self._asdict()
-
-    @classmethod
-    def from_plain(cls, plain: Plain) -> Worker:
-        return cls(**plain)
-
 
 def this_worker() -> Worker:
     """The calling process."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    boot_id = boot.read_text().strip() if boot.exists() else ""
     pid = os.getpid()
-    return Worker(socket.gethostname(), _boot(), _namespace(), pid, _start_ticks(pid) or 0)
+    return Worker(socket.gethostname(), boot_id, pid_namespace(), pid, start_ticks(pid) or 0)
 
 
 class Watch:
     """Detects launches of dead workers."""
 
     def __init__(
-        self,
-        me: Worker,
-        clock: Callable[[], float] = time.monotonic,
-        lease_s: float = LEASE_S,
+        self, me: Worker, clock: Callable[[], float] = time.monotonic, lease_s: float = LEASE_S
     ) -> None:
         """`lease_s`: several times the interval of other workers' increments."""
         self._me = me
@@ -72,46 +69,37 @@ class Watch:
         """For each launch, the last count and when it was first seen."""
 
     def is_lost(self, number: int, worker: Worker, beat: int) -> bool:
-        """Whether the worker of a launch under way is dead.
-
-        number
-            The number of its record.
-        beat
-            The worker's counter.
-        """
+        """Whether the worker of the launch of that number is dead. `beat`: its counter."""
         me = self._me
-        if worker.boot and worker.boot == me.boot and worker.namespace == me.namespace:
-            return _start_ticks(worker.pid) != worker.start_ticks
+        if worker.boot and (worker.boot, worker.namespace) == (me.boot, me.namespace):
+            return start_ticks(worker.pid) != worker.start_ticks
         now_s = self._clock()
-        last, since_s = self._seen.get(number, (-1, now_s))
-        if beat != last:
-            last, since_s = beat, now_s
-        self._seen[number] = last, since_s
-        return now_s - since_s >= self._lease_s
+        if self._seen.get(number, (-1, 0.0))[0] != beat:
+            self._seen[number] = beat, now_s
+        return now_s - self._seen[number][1] >= self._lease_s
 
 
-def _boot() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+def runtime_directory(environment: Mapping[str, str]) -> Path:
+    """Make the user's private directory for locks on this host. Raises XLaunchError."""
+    return Path(files.runtime_directory("xtune", environment))
 
 
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+class HostTurn:
+    """A context manager factory for launches; the context excludes other launches on this host."""
 
+    def __init__(self, directory: Path, waiting: Callable[[str], None] | None = None) -> None:
+        """`directory`: see `runtime_directory`. `waiting`: called with the holder's name before waiting."""
+        self._path = str(directory / "launching.lock")
+        self._waiting = waiting
 
-def _start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may contain anything: read the fields after it.
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    # A zombie does not count.
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with files.locked(self._path, waiting=self._report) as descriptor:
+            # The last holder's name stays until it is overwritten, so a waiting process reads a name.
+            files.write_record(descriptor, f"PID {os.getpid()}".encode())
+            yield
+
+    def _report(self, descriptor: int) -> None:
+        if self._waiting is not None:
+            holder = files.read_record(descriptor).decode(errors="replace")
+            self._waiting(holder or "another process")

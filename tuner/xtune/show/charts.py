@@ -14,16 +14,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.fronts import Estimate, front_of
-from xtune.evidence.importance import Importance
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import WALL
+from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.readings import Importance, front_of
+from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
-from xtune.show.quantities import objective_quantity, percent, quantity_of, ratios
 from xtune.show.results import Result
 from xtune.show.text import describe_interval
-from xtune.show.words import STAGES, settings_of
+from xtune.show.words import STAGES, objective_quantity, percent, quantity_of, ratios, settings_of
 from xtune.space.parameters import BARE, Configuration, Parameter
 
 GREY, ORANGE, BLUE, GREEN, PINK, YELLOW, RED = (
@@ -111,19 +109,18 @@ def ratio_chart(result: Result) -> Chart | None:
     intervals = {row.contender.configuration: row.interval for row in result.verdict.standings}
     named = [(name, intervals.get(one)) for one, name in result.contestants.items()]
     rows = [(name, one, describe_interval(one)) for name, one in named if one is not None]
+    if not rows:
+        return None
     trace = _points(
         [(one.estimate, name, f"{name}: {ratios(one.estimate)[0]}, {shown}") for name, one, shown in rows],
         marker={"size": 11, "color": ORANGE},
-        error_x=_bars([Estimate(one.estimate, one.low, one.high) for _, one, _ in rows]),
+        error_x=_bars([one for _, one, _ in rows]),
     )  # fmt: skip
     ends = [1.0, *(end for _, one, _ in rows for end in (one.low or one.estimate, one.high))]
-    layout = _layout(
-        110 + 34 * len(rows),
-        _axis("times as good as the bare command", ends),
-        {"type": "category", "autorange": "reversed"},
-        shapes=[_line_at_one("x")],
-    )
-    return Chart("The ratio of each finalist with its interval", [trace], layout) if rows else None
+    names = {"type": "category", "autorange": "reversed"}
+    axis = _axis("times as good as the bare command", ends)
+    layout = _layout(110 + 34 * len(rows), axis, names, shapes=[_line_at_one("x")])
+    return Chart("The ratio of each finalist with its interval", [trace], layout)
 
 
 def pair_chart(result: Result) -> Chart | None:
@@ -190,11 +187,6 @@ def sample_chart(result: Result) -> Chart | None:
         for at, launch in enumerate(result.launches, start=1)
         if launch.configuration in places and len(values := _samples(launch, name)) >= MIN_SAMPLES
     ]
-    # Of many launches, those of the first contestants, and of these the latest.
-    limit = len(contestants)
-    while len(rows) > MAX_BOXES and limit > 2:
-        limit -= 1
-        rows = [row for row in rows if row[0] < limit]
     rows = sorted(rows[-MAX_BOXES:], key=lambda row: row[:2])
     data = []
     for place in dict.fromkeys(row[0] for row in rows):
@@ -324,27 +316,28 @@ def front_chart(result: Result) -> Chart | None:
         (True, "behind", "circle", GREY),
         (False, "front", "diamond", ORANGE),
     ):
-        rows = [point for point in points if point.is_beaten is is_beaten]
-        told = [f"{first.of(row.first.value)}, {other.of(row.other.value)}" for row in rows]
-        trace = _points(
-            [
-                (row.first.value, row.other.value, text(both, *settings_of(row.configuration, result.space)))
-                for row, both in zip(rows, told, strict=True)
-            ],
-            name=name,
-            mode="markers" if is_beaten else "lines+markers",
-            line={"width": 1, "dash": "dot"},
-            marker={"symbol": symbol, "color": colour, "size": 10},
-            error_x=_bars([row.first for row in rows]),
-            error_y=_bars([row.other for row in rows]),
-        )  # fmt: skip
-        data += [trace] if rows else []
+        rows = [
+            (
+                row.first,
+                row.other,
+                text(
+                    f"{first.of(row.first)}, {other.of(row.other)}",
+                    *settings_of(row.configuration, result.space),
+                ),
+            )
+            for row in points
+            if row.is_beaten is is_beaten
+        ]
+        mode = "markers" if is_beaten else "lines+markers"
+        marker = {"symbol": symbol, "color": colour, "size": 10}
+        line = {"width": 1, "dash": "dot"}
+        data += [_points(rows, name=name, mode=mode, line=line, marker=marker)] if rows else []
     layout = _layout(
         400,
-        _axis(f"{first.axis}, {first.better}", [row.first.value for row in points]),
-        _axis(f"{other.axis}, {other.better}", [row.other.value for row in points]),
+        _axis(f"{first.axis}, {first.better}", [row.first for row in points]),
+        _axis(f"{other.axis}, {other.better}", [row.other for row in points]),
     )
-    return Chart("The configurations by both goals", data, layout) if data else None
+    return Chart("The configurations by both goals", data, layout) if len(points) > 1 else None
 
 
 def _points(rows: Sequence[tuple[Any, Any, str]], **style: Any) -> dict[str, Any]:
@@ -369,12 +362,11 @@ def _axis(title: str, values: Iterable[float | None]) -> dict[str, Any]:
     return {"title": {"text": text(title)}} | ({"type": "log"} if is_wide else {"tickformat": ","})
 
 
-def _bars(rows: Sequence[Estimate]) -> dict[str, Any]:
-    """The intervals of estimates as error bars."""
-    kind = {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4}
-    ends = [(one.high - one.value, one.value - one.low) for one in rows]
-    ends = [both if math.isfinite(both[0]) else (0.0, 0.0) for both in ends]  # too few pairs
-    return kind | {"array": [up for up, _ in ends], "arrayminus": [down for _, down in ends]}
+def _bars(rows: Sequence[RatioInterval]) -> dict[str, Any]:
+    """The intervals as error bars; none for too few pairs."""
+    ends = [(one.high - one.estimate, one.estimate - one.low) for one in rows]
+    up, down = zip(*[both if math.isfinite(both[0]) else (0.0, 0.0) for both in ends], strict=True)
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
 
 
 def _line_at_one(axis: str) -> dict[str, Any]:

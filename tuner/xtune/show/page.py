@@ -19,16 +19,16 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
-from xtune.evidence.fronts import front_of
+from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Outcome
-from xtune.show import quantities
+from xtune.show import words
 from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
 from xtune.show.results import HEADLINES, Result, finite
 from xtune.show.text import advice, describe_interval, result_lines, resume_command
 from xtune.show.warnings import warnings_of
 from xtune.show.words import aim, settings_of
-from xtune.space.installed import PROGRAM, SYSTEM, TUNER, Installed, installed
+from xtune.space.identities import PROGRAM, SYSTEM, TUNER, Installed, installed
 from xtune.space.parameters import BARE, Where
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ WHERE = {
 GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
 
 FILTERS = {
-    "all_ratios": lambda values: quantities.ratios(*values),
-    "counted": quantities.counted,
-    "duration": quantities.duration,
-    "launches": quantities.launches,
+    "all_ratios": lambda values: words.ratios(*values),
+    "counted": words.counted,
+    "duration": words.duration,
+    "launches": words.launches,
     "number": number,
-    "percent": quantities.percent,
-    "size": quantities.size,
-    "spans": quantities.spans,
+    "percent": words.percent,
+    "size": words.size,
+    "spans": words.spans,
 }
 
 
@@ -109,7 +109,7 @@ def render_page(result: Result, plotly: str) -> str:
         interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
         json_value=lambda value: "null" if finite(value) is None else repr(value),
         numactl_line=numactl_line,
-        other=None if second is None else quantities.quantity_of(second.metric, second.goal),
+        other=None if second is None else words.quantity_of(second.metric, second.goal),
         period=_period(result),
         plain=result.to_plain(),
         preset=None if result.preset is None else os.path.basename(result.preset),
@@ -119,8 +119,8 @@ def render_page(result: Result, plotly: str) -> str:
         points=points,
         policy=policy,
         promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
-        quantity=quantities.objective_quantity(result.objective),
-        ratios=quantities.ratios,
+        quantity=words.objective_quantity(result.objective),
+        ratios=words.ratios,
         result=result,
         resume_command=resume_command(result),
         script=Markup(script),  # noqa: S704
@@ -173,7 +173,7 @@ def _sentence(line: str) -> str:
 
 def _period(result: Result) -> str:
     ended_s = max(launch.began_s + launch.secondary.wall_s for launch in result.launches)
-    return quantities.period(result.launches[0].began_s, ended_s)
+    return words.period(result.launches[0].began_s, ended_s)
 
 
 def _standing_word(result: Result, row: Standing) -> str:
@@ -213,9 +213,6 @@ def _placement(result: Result) -> dict[str, Any] | str:
 
 def _versions(result: Result) -> dict[str, dict[str, str]]:
     """What the latest launches were made with, or what is installed now if that was not kept."""
-    found: Installed = (
-        result.made[-1].provenance.installed
-        if result.made
-        else installed(result.resolver.request(BARE))
-    )
+    kept = result.records[-1].made.installed
+    found: Installed = kept or installed(result.resolver.request(BARE))
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

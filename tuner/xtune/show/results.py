@@ -10,20 +10,16 @@ from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xtune.evidence.finals import FinalPlan
-from xtune.evidence.fronts import SecondGoal
-from xtune.evidence.importance import Importance, importance_of
+from xtune.evidence.readings import Importance, SecondGoal, importance_of
 from xtune.evidence.verdicts import Kind, Verdict
-from xtune.launches.launch import Launch, Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
-from xtune.search.events import Favourite, Resolution
-from xtune.search.provenance import Made
-from xtune.search.records import Record, Stage
-from xtune.search.scale import Scale
+from xtune.search.events import Ended, Favourite, Resolution
+from xtune.search.records import Record, Scale, Stage
 from xtune.search.study import Subject
-from xtune.show.quantities import launches as counted_launches
 from xtune.show.words import broken_requirements
+from xtune.show.words import launches as counted_launches
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
@@ -78,18 +74,14 @@ class Result(NamedTuple):
     """--storage; None: the default storage."""
     preset: str | None = None
     """The file with the winner's settings."""
-    trouble: str = ""
-    """Why the search ended early."""
     earlier: str = ""
     """The verdict of an earlier search of the study, if this one is inconclusive."""
     resolution: Resolution | None = None
     """The gains that the search could show."""
-    ended: str = ""
-    """How the last search ended; empty if unknown."""
+    ended: Ended = Ended.DONE
+    """How the last search ended."""
     directory: str = ""
     """The working directory of the launches, for the page."""
-    made: tuple[Made, ...] = ()
-    """The launches by program version and environment, as far as that was kept; for the page."""
 
     @property
     def space(self) -> Space:
@@ -115,7 +107,7 @@ class Result(NamedTuple):
         """The command to use: with the preset, or with all options without one."""
         best = self.verdict.best
         if best != BARE and self.preset is not None:
-            return shlex.join(self.resolver.preset_command(best, use=self.preset))
+            return shlex.join(self.resolver.command(best, preset=self.preset))
         return shlex.join(self.resolver.command(best))
 
     @property

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from xtune.launches.launch import Outcome
-from xtune.launches.objectives import Objective
+from xtune.launches.launch import Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Observer, Outline, Progress, Resolution
 from xtune.search.records import Record, Stage, Step
-from xtune.show.quantities import duration, launches
 from xtune.show.warnings import shared_with
 from xtune.show.words import (
     STAGES,
@@ -23,6 +21,8 @@ from xtune.show.words import (
     describe_outline,
     describe_resolution,
     describe_step,
+    duration,
+    launches,
     time_left,
 )
 from xtune.space.spaces import Space

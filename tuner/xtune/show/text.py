@@ -8,14 +8,23 @@ from collections import Counter
 from collections.abc import Iterator
 
 from xlaunch.text import number
-from xtune.evidence.fronts import front_of
-from xtune.evidence.ratios import RatioInterval, has_ratio
+from xtune.evidence.ratios import RatioInterval
+from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import Kind
 from xtune.launches.launch import Outcome
-from xtune.show.quantities import amount, counted, duration, launches, percent, ratios
 from xtune.show.results import HEADLINES, Result
-from xtune.show.warnings import launch_warnings
-from xtune.show.words import describe_gains, settings, unmet
+from xtune.show.warnings import ENDINGS, launch_warnings
+from xtune.show.words import (
+    amount,
+    counted,
+    describe_gains,
+    duration,
+    launches,
+    percent,
+    ratios,
+    settings,
+    unmet,
+)
 from xtune.space.parameters import BARE, Configuration
 
 MIN_EFFECT_SHOWN = 0.005
@@ -25,6 +34,9 @@ MAX_CONFIGURATIONS_SHOWN = 8
 """Size of a space up to which all configurations are listed."""
 
 MAX_FRONT_SHOWN = 12
+
+MIN_DEGREES_SHOWN = 2
+"""With one degree of freedom, the range of gains reaches several hundred percent."""
 
 MAX_MORE = 8
 """More launches than this many times those made are not advised."""
@@ -46,7 +58,7 @@ def result_lines(result: Result) -> Iterator[str]:
         yield f"  {verdict.reason}"
     if verdict.kind is Kind.INCONCLUSIVE:
         yield from _lead(result)
-        if result.resolution is not None:
+        if result.resolution is not None and result.resolution.degrees >= MIN_DEGREES_SHOWN:
             yield f"  this budget detects gains {describe_gains(result.resolution)}"
         yield f"  {advice(result)}: {resume_command(result)}"
     if result.earlier:
@@ -56,8 +68,8 @@ def result_lines(result: Result) -> Iterator[str]:
     yield from _front(result)
     for warned in launch_warnings(result.records):
         yield f"  warning: {warned.text}"
-    if result.trouble:
-        yield f"  {result.trouble}"
+    if result.ended in ENDINGS:
+        yield f"  {ENDINGS[result.ended]}"
     yield f"  run it: {result.command}"
     if result.preset is not None:
         yield f"  preset: {result.preset}"
@@ -196,31 +208,18 @@ def _front(result: Result) -> Iterator[str]:
         return
     points = front_of(result.launches, result.objective, second)
     title = f"front of {result.objective.metric} and {second.metric}"
-    if not points:
-        yield f"  {title}: none, because {_no_front(result)}"
+    if len(points) < 2:
+        yield f"  {title}: none, because {_too_few(len(points), result)}"
         return
     front = [point for point in points if not point.is_beaten]
     yield f"  {title} ({len(front)} of {len(points)}):"
     for point in front[:MAX_FRONT_SHOWN]:
-        both = ", ".join(
-            f"{number(one.value)} ({number(one.low)} to {number(one.high)})"
-            for one in (point.first, point.other)
-        )
+        both = f"{number(point.first)}, {number(point.other)}"
         yield f"    {settings(point.configuration, result.space)}: {both}"
     if len(front) > MAX_FRONT_SHOWN:
         yield f"    and {len(front) - MAX_FRONT_SHOWN} more"
 
 
-def _no_front(result: Result) -> str:
-    assert result.second is not None
-    second = result.second
-    both = [one for one in result.launches if has_ratio(one.value) and has_ratio(second.of(one))]
-    kept = {one.configuration for one in both if result.objective.is_feasible(one)}
-    if not both:
-        return "no launch has both values"
-    if not kept:
-        return "no launch with both values meets the requirements"
-    if len(kept) == 1:
-        meets = " and meets the requirements" if result.objective.requirements else ""
-        return f"only one configuration has both values{meets}"
-    return "no configuration was launched twice, so the noise is unknown"
+def _too_few(count: int, result: Result) -> str:
+    meets = " and meets the requirements" if result.objective.requirements else ""
+    return f"{'only one configuration' if count else 'no launch'} has both values{meets}"

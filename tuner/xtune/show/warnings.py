@@ -9,16 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.drift import Control, drift_of
-from xtune.evidence.noise import noise_cautions, pooled_spread
+from xtune.evidence.noise import Control, drift_of, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Launch, Outcome, Steadiness
 from xtune.search.events import Ended
-from xtune.search.provenance import outdated
-from xtune.search.records import Record, Stage
-from xtune.show.quantities import launches, percent, ratios, spans
+from xtune.search.records import Record, Stage, outdated
 from xtune.show.results import Result
+from xtune.show.words import launches, percent, ratios, spans
 from xtune.space.parameters import BARE
 
 MIN_HOST_DIFFERENCE = 0.10
@@ -31,8 +29,8 @@ MAX_P_VALUE = 0.05
 """A gain with a larger p-value in the exact test is a disagreement between two tests."""
 
 ENDINGS = {
-    Ended.INTERRUPTED.value: "the last search was interrupted; this is the verdict so far",
-    Ended.STORAGE.value: "the last search ended early: its storage could not be written",
+    Ended.INTERRUPTED: "the last search was interrupted; this is the verdict so far",
+    Ended.STORAGE: "the last search ended early: its storage could not be written",
 }
 
 
@@ -92,9 +90,9 @@ def warnings_of(result: Result) -> tuple[Warned, ...]:
 
 
 def _provenance(result: Result) -> Iterator[Warned]:
-    if not result.made:
+    if not result.records:
         return
-    numbers, changes = outdated(result.made, result.made[-1].provenance)
+    numbers, changes = outdated(result.records, result.records[-1].made)
     if numbers:
         yield Warned(
             "provenance",

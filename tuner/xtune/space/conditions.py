@@ -7,8 +7,7 @@
     allocator in (glibc, jemalloc) or omp != 'intel+active'
 
 A name is a parameter, or a value that a space derives from one (`ncores`, `instances`). Any other
-word is text, and must be a value of the parameter that it is compared with. Anything in quotes is
-text. Operators: ``or``, ``and``, ``not``, ``== != < <= > >=`` (also chained), ``in (..)``, ``not in``,
+word, and anything in quotes, is text, and must be a value of some parameter. Operators: ``or``, ``and``, ``not``, ``== != < <= > >=`` (also chained), ``in (..)``, ``not in``,
 ``+ - * / // %``, parentheses. Constants: ``true``, ``false``. ``A if B`` is true where B is false.
 """
 
@@ -18,7 +17,8 @@ import ast
 import difflib
 import re
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import CodeType
 from typing import NamedTuple
 
 from xtune.errors import SpaceError
@@ -33,24 +33,32 @@ Values = Mapping[str, Value]
 
 
 class Condition(NamedTuple):
-    """A condition that every configuration must meet. Compared by its text."""
+    """A condition that every configuration must meet."""
 
     text: str
     """As the user wrote it."""
     names: frozenset[str]
     """The parameters and derived values in it."""
-    evaluate: Callable[[Values], Value]
+    code: CodeType
+    words: Mapping[str, Value]
+    """What its other words mean."""
 
     def holds(self, values: Values) -> bool:
         """Whether `values`, which must contain all of `names`, meet it.
 
-        Raises `SpaceError` if it divides by zero.
+        Raises `SpaceError` if it divides by zero, or is not true or false.
         """
         try:
-            return bool(self.evaluate(values))
+            # Only nodes that `_is_allowed` knows.
+            found = eval(self.code, {"__builtins__": {}}, {**self.words, **values})  # noqa: S307
         except ZeroDivisionError:
             where = ", ".join(f"{name}={values[name]}" for name in sorted(self.names))
-            raise SpaceError(f"--when {self.text!r}: divides by 0 where {where}") from None
+            raise _error(self.text, f"divides by 0 where {where}") from None
+        except TypeError:
+            raise _error(self.text, "computes with text, or compares it with a number") from None
+        if not isinstance(found, bool):
+            raise _error(self.text, "is not true or false; compare it, as in threads<=ncores")
+        return found
 
 
 def parse_condition(
@@ -73,169 +81,93 @@ def parse_condition(
             f"--when: a condition of {len(text)} characters; at most {MAX_CHARACTERS}, and "
             "several --when all have to hold"
         )
-    return _Reader(text, names, frozenset(words)).condition()
+    texts = {value for values in names.values() for value in values if isinstance(value, str)}
+    texts |= set(words)
+    tree = _parse(text, texts)
+    used: set[str] = set()
+    meanings: dict[str, Value] = {"true": True, "false": False}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.expr) and not _is_allowed(node):
+            raise _error(text, f"{ast.unparse(node)}: is not allowed in a condition")
+        if isinstance(node, ast.Name) and node.id in names:
+            used.add(node.id)
+        elif isinstance(node, ast.Name) and node.id not in meanings:
+            _require_known(text, node.id, texts, names)
+            meanings[node.id] = node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            _require_known(text, node.value, texts, names)
+        elif isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            if any(isinstance(op, _ORDER) for op in node.ops) and any(
+                isinstance(side, ast.Name)
+                and any(isinstance(v, str) for v in names.get(side.id, ()))
+                for side in sides
+            ):
+                raise _error(text, "text has no order; write == or !=")
+            for at, op in enumerate(node.ops):  # in one word is in a list of it
+                if isinstance(op, ast.In | ast.NotIn) and not isinstance(sides[at + 1], _LISTS):
+                    node.comparators[at] = ast.Tuple([sides[at + 1]], ast.Load())
+    if not used:
+        raise _error(text, f"names no parameter; there are {', '.join(names) or 'none'}")
+    code = compile(ast.fix_missing_locations(ast.Expression(tree)), "--when", "eval")
+    return Condition(text, frozenset(used), code, meanings)
 
-
-NUMBER, TEXT, TRUTH = "a number", "text", "true or false"
-"""The kinds of values."""
 
 OPERATORS = "== != < <= > >= in, and or not, + - * / // %"
 
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _PLAIN = re.compile(r"-?[A-Za-z_]\w*|-?(\d+(\.\d*)?|\.\d+)", re.ASCII)
 _BARE = re.compile(r"[\w.:/+-]+", re.ASCII)
-_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-_EQUALITY = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_LISTS = (ast.Tuple, ast.List)
 
 
-class _Reader:
-    """Parses one condition and checks the kinds of its parts; whatever it does not know is refused."""
-
-    def __init__(
-        self, text: str, names: Mapping[str, Sequence[Value]], words: frozenset[str]
-    ) -> None:
-        self._text = text
-        self._names = names
-        self._words = words
-        self._used: set[str] = set()
-        self._known: dict[str, Value] = {"true": True, "false": False}
-        """Words that are no names, with their values."""
-
-    def condition(self) -> Condition:
-        tree = self._parsed()
-        for side in (tree.test, tree.body) if isinstance(tree, ast.IfExp) else (tree,):
-            self._require(side, TRUTH)
-        if not self._used:
-            raise self._error(f"names no parameter; there are {', '.join(self._names) or 'none'}")
-        code = compile(ast.fix_missing_locations(ast.Expression(tree)), "--when", "eval")
-
-        def evaluate(values: Values) -> Value:
-            # Only nodes that `_kind` knows.
-            found: Value = eval(code, {"__builtins__": {}}, {**self._known, **values})  # noqa: S307
-            return found
-
-        return Condition(self._text, frozenset(self._used), evaluate)
-
-    def _parsed(self) -> ast.expr:
-        """Python's syntax tree, once values such as glibc-tuned are quoted and ``if`` has an ``else``."""
-        texts = {str(value) for values in self._names.values() for value in values} | self._words
-        bare = [text for text in texts if _BARE.fullmatch(text) and not _PLAIN.fullmatch(text)]
-        choices = "|".join(re.escape(text) for text in sorted(bare, key=len, reverse=True))
-        token = re.compile(
-            rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|\s", re.ASCII
-        )
-
-        def in_python(found: re.Match[str]) -> str:
-            return repr(found["bare"]) if found["bare"] is not None else found[0].strip() or " "
-
-        text = token.sub(in_python, self._text).strip()
-        if re.search(r"\bif\b", re.sub(_QUOTED, "", text)):
-            text += " else True"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # 4in (..), and the like
-                return ast.parse(text, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            reason = error.msg if isinstance(error, SyntaxError) else "nested too deep"
-            raise self._error(f"cannot be read ({reason}); write {OPERATORS}") from None
-
-    def _require(self, node: ast.expr, wanted: str) -> None:
-        kind = self._kind(node)
-        if self._is_unknown(node):
-            raise self._unknown(node)
-        if kind != wanted:
-            expected = "compare it, as in threads<=ncores" if wanted is TRUTH else f"not {wanted}"
-            raise self._error(f"{ast.unparse(node)}: this is {kind} by itself; {expected}")
-
-    def _kind(self, node: ast.expr) -> str:
-        """The kind of a part; its own parts are checked."""
-        match node:
-            case ast.BoolOp(_, sides):
-                for side in sides:
-                    self._require(side, TRUTH)
-                return TRUTH
-            case ast.UnaryOp(ast.Not(), operand):
-                self._require(operand, TRUTH)
-                return TRUTH
-            case ast.UnaryOp(ast.USub(), operand):
-                self._require(operand, NUMBER)
-                return NUMBER
-            case ast.BinOp(left, op, right) if isinstance(op, _ARITHMETIC):
-                self._require(left, NUMBER)
-                self._require(right, NUMBER)
-                return NUMBER
-            case ast.Compare():
-                self._check_comparison(node)
-                return TRUTH
-            case ast.Constant(bool() | int() | float() | str() as value):
-                return _kind_of([value])
-            case ast.Name(name) if name in self._names:
-                self._used.add(name)
-                return _kind_of(self._names[name])
-            case ast.Name(name):
-                return _kind_of([self._known.setdefault(name, name)])
-        raise self._error(f"{ast.unparse(node)}: is not allowed in a condition")
-
-    def _check_comparison(self, node: ast.Compare) -> None:
-        left, kind = node.left, self._kind(node.left)
-        for at, (operator, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
-            others = [right]
-            if isinstance(operator, ast.In | ast.NotIn):
-                others = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
-                node.comparators[at] = ast.Tuple(others, ast.Load())
-            elif isinstance(operator, ast.Is | ast.IsNot):
-                raise self._error("'is' is not allowed in a condition; write == or !=")
-            kinds = [self._kind(other) for other in others]
-            for other, others_kind in zip(others, kinds, strict=True):
-                self._check_pair((left, other), operator, (kind, others_kind))
-            left, kind = right, kinds[0] if others == [right] else TRUTH
-
-    def _check_pair(
-        self, sides: tuple[ast.expr, ast.expr], operator: ast.cmpop, kinds: tuple[str, str]
-    ) -> None:
-        """Refuse two kinds, an order of text, and text that is not a value of the parameter."""
-        for part, other in (sides, sides[::-1]):
-            values = self._names.get(other.id) if isinstance(other, ast.Name) else None
-            is_text = values is not None and _kind_of(values) is TEXT
-            if self._is_unknown(part) and not is_text:
-                raise self._unknown(part)
-            literal = self._literal(part)
-            if is_text and literal is not None and literal not in (*(values or ()), *self._words):
-                known = sorted(map(str, values or ()))
-                near = difflib.get_close_matches(literal, [*known, *sorted(self._words)], n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; it is {' or '.join(known)}"
-                raise self._error(f"the parameter is never {literal!r}{hint}")
-        if kinds[0] != kinds[1]:
-            quote = "; text is written in quotes" if TEXT in kinds else ""
-            raise self._error(f"{kinds[0]} is compared with {kinds[1]}{quote}")
-        if kinds[0] != NUMBER and not isinstance(operator, _EQUALITY):
-            raise self._error(f"{kinds[0]} has no order; write == or !=")
-
-    def _is_unknown(self, node: ast.expr) -> bool:
-        """Whether it is a word that is no name: text without quotes, or a misspelt name."""
-        is_name = isinstance(node, ast.Name) and node.id not in self._names
-        return is_name and self._literal(node) is not None
-
-    def _literal(self, node: ast.expr) -> str | None:
-        """Text that is written as such, with quotes or without."""
-        if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str) else None
-        value = self._known.get(node.id) if isinstance(node, ast.Name) else None
-        return value if isinstance(value, str) else None
-
-    def _unknown(self, node: ast.expr) -> SpaceError:
-        name = self._literal(node) or ""
-        near = difflib.get_close_matches(name, self._names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._names)}"
-        return self._error(f"nothing here has the name {name!r}; {hint}")
-
-    def _error(self, message: str) -> SpaceError:
-        return SpaceError(f"--when {self._text!r}: {message}")
+def _is_allowed(node: ast.expr) -> bool:
+    match node:
+        case ast.BinOp(_, op):
+            return isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv | ast.Mod)
+        case ast.UnaryOp(op):
+            return isinstance(op, ast.Not | ast.USub)
+        case ast.Compare(_, ops):
+            return not any(isinstance(op, ast.Is | ast.IsNot) for op in ops)
+        case ast.Constant(value):
+            return isinstance(value, bool | int | float | str)
+    return isinstance(node, ast.BoolOp | ast.Name | ast.IfExp | ast.Tuple | ast.List)
 
 
-def _kind_of(values: Sequence[Value]) -> str:
-    if all(isinstance(value, bool) for value in values):
-        return TRUTH
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return NUMBER
-    return TEXT
+def _parse(text: str, texts: Collection[str]) -> ast.expr:
+    """Python's syntax tree, once values such as glibc-tuned are quoted and ``if`` has an ``else``."""
+    bare = [one for one in texts if _BARE.fullmatch(one) and not _PLAIN.fullmatch(one)]
+    choices = "|".join(re.escape(one) for one in sorted(bare, key=len, reverse=True))
+    token = re.compile(
+        rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|\s", re.ASCII
+    )
+
+    def in_python(found: re.Match[str]) -> str:
+        return repr(found["bare"]) if found["bare"] is not None else found[0].strip() or " "
+
+    written = token.sub(in_python, text).strip()
+    if re.search(r"\bif\b", re.sub(_QUOTED, "", written)):
+        written += " else True"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # 4in (..), and the like
+            return ast.parse(written, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else "nested too deep"
+        raise _error(text, f"cannot be read ({reason}); write {OPERATORS}") from None
+
+
+def _require_known(
+    text: str, word: str, texts: Collection[str], names: Mapping[str, Sequence[Value]]
+) -> None:
+    """Raise `SpaceError` for a word that is no name and no value."""
+    if word in texts:
+        return
+    near = difflib.get_close_matches(word, [*names, *sorted(texts)], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    raise _error(text, f"nothing here has the name or the value {word!r}; {hint}")
+
+
+def _error(text: str, message: str) -> SpaceError:
+    return SpaceError(f"--when {text!r}: {message}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kind of machine and the program that a study belongs to.
+"""The kind of machine and the program that a study belongs to, and what is installed.
 
 Machines of one kind have the same processor, caches, nodes and memory, and the same usable part of
 them. CPU numbers, kernel, microcode and host name may differ. So a fleet of equal machines can share
@@ -11,15 +11,84 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from typing import Any, NamedTuple
 
+from xlaunch.environment.program import resolve_program
+from xlaunch.environment.variables import split_inherited
+from xlaunch.errors import XLaunchError
+from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning import Request
-from xtune.errors import StudyError
-from xtune.space.processors import Processor
+
+_IDENTITY = (
+    "vendor_id", "cpu family", "model", "model name", "stepping",  # x86, LoongArch
+    "cpu implementer", "cpu architecture", "cpu variant", "cpu part", "cpu revision",  # Arm
+    "mvendorid", "marchid", "mimpid", "uarch", "isa",  # RISC-V
+    "cpu", "revision", "arch", "family", "type",  # POWER, SPARC, Itanium
+)  # fmt: skip
+"""Fields, in lower case, that identify the design of a core; unlike clock rate, serial number and
+microcode."""
+
+_S390_MACHINE = re.compile(r"\bmachine = (\d+)")
+
+# Other words, for mitigations and bugs, change with the version of the kernel.
+_VECTOR_FEATURES = {
+    "flags": re.compile(
+        r"(avx|amx|s?sse|fma|bmi|vaes|vpclmulqdq|gfni)\w*|f16c|sha_ni|hypervisor|lm"
+    ),
+    "Features": re.compile(r"(asimd|sve|sme|fp|neon|vfp)\w*|bf16|i8mm|half|lsx|lasx|crc32"),
+    "features": re.compile(r"v[xm]\w*|sort|dflt"),
+}
+
+
+class Processor(NamedTuple):
+    """The model of a machine's cores."""
+
+    models: tuple[str, ...]
+    """A line for each design of core, ascending. Empty if unknown.
+
+    **Ex.:** ``"vendor_id=GenuineIntel, cpu family=6, model=207, model name=..., stepping=2"``."""
+    features: tuple[str, ...] = ()
+    """Vector instruction sets, and ``hypervisor`` in a virtual machine."""
+
+    @property
+    def has_fast_bf16(self) -> bool:
+        """Whether oneDNN computes in bf16 faster than in fp32: AMX, or Arm's BF16 extension."""
+        return "amx_bf16" in self.features or {"asimd", "bf16"} <= set(self.features)
+
+
+def read_processor(root: str = "/") -> Processor:
+    """Read the processor of the machine whose /proc is below `root`; empty if it has none."""
+    text = Tree(root).read("/proc/cpuinfo") or ""
+    models: set[str] = set()
+    features: set[str] = set()
+    common: dict[str, str] = {}
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line.partition(":") for line in block.splitlines() if ":" in line]
+        values = {name.strip(): value.strip() for name, _, value in lines}
+        for name, known in _VECTOR_FEATURES.items():
+            words = values.get(name, "").split()
+            features |= {word for word in words if known.fullmatch(word)}
+        machines = {m[1] for value in values.values() if (m := _S390_MACHINE.search(value))}
+        lowered = {name.lower(): value for name, value in values.items()}
+        identity = {name: lowered[name] for name in _IDENTITY if name in lowered}
+        if machines:
+            identity["machine"] = "/".join(sorted(machines))
+        # s390 and some Arm kernels give the design once, outside the blocks of the CPUs.
+        if "processor" not in values:
+            common |= identity
+        elif identity:
+            models.add(", ".join([f"{name}={value}" for name, value in identity.items()]))
+    if common:
+        shared = ", ".join([f"{name}={value}" for name, value in common.items()])
+        models = {f"{model}, {shared}" for model in models} or {shared}
+    return Processor(tuple(sorted(models)), tuple(sorted(features)))
+
 
 MEMORY_STEPS = 8
 """Memory sizes are rounded up to an eighth of a power of two: the kernel reports some percent less
@@ -130,11 +199,8 @@ class ProgramIdentity(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> ProgramIdentity:
-        """The inverse of `to_plain`. Raises `StudyError` for anything else."""
-        try:
-            return cls(**{**plain, "words": tuple(plain["words"])})
-        except (KeyError, TypeError) as error:
-            raise StudyError(f"the stored program cannot be read ({error!r})") from None
+        """The inverse of `to_plain`."""
+        return cls(**{**plain, "words": tuple(plain["words"])})
 
 
 def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:
@@ -240,3 +306,80 @@ def _size(size: int | None) -> str:
         return "unknown"
     step = max(1, (1 << (size.bit_length() - 1)) // MEMORY_STEPS)
     return f"{-(-size // step) * step / 2**30:g} GiB"
+
+
+OURS = ("optuna", "numpy", "plotly")
+THEIRS = (
+    "torch",
+    "torchvision",
+    "transformers",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "tensorflow",
+    "jax",
+    "onnxruntime",
+    "openvino",
+    "intel-openmp",
+    "mkl",
+)
+"""Packages whose versions may affect a program's speed; listed if the program has them."""
+
+TUNER, PROGRAM, SYSTEM = "tuner", "program", "system"
+
+INTERPRETER = "interpreter"
+"""The one entry that is not a version: the path of the program's Python."""
+
+Installed = Mapping[str, Mapping[str, str]]
+"""Versions by name, of the tuner, the program's environment and the system."""
+
+
+def installed(request: Request) -> Installed:
+    """The versions now, for the program of `request`."""
+    return {
+        TUNER: dict(_own_versions()),
+        PROGRAM: dict(_program_versions(request)),
+        SYSTEM: dict(_system_versions()),
+    }
+
+
+def _own_versions() -> Iterator[tuple[str, str]]:
+    """Versions of the tuner and its libraries."""
+    import xtune
+
+    yield "xtune", xtune.__version__
+    yield "Python", platform.python_version()
+    for name in OURS:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def _system_versions() -> Iterator[tuple[str, str]]:
+    """Versions of kernel, distribution and C library."""
+    yield "kernel", f"{platform.system()} {platform.release()}"
+    try:
+        release = platform.freedesktop_os_release()
+        yield "distribution", release.get("PRETTY_NAME", release.get("NAME", "unknown"))
+    except OSError:
+        pass
+    library = " ".join(platform.libc_ver()).strip()
+    if library:
+        yield "C library", library
+
+
+def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
+    """Versions of the program's interpreter and of its packages; empty without an interpreter."""
+    inherited = split_inherited(os.environ).users_own
+    try:
+        program = resolve_program(request.program, inherited)
+    except XLaunchError:
+        return
+    if program.interpreter is None:
+        return
+    if program.installed.python is not None:
+        yield "Python", ".".join(map(str, program.installed.python))
+    yield INTERPRETER, program.interpreter
+    packages = program.installed.packages or {}
+    yield from [(name, packages[name]) for name in THEIRS if name in packages]

@@ -12,15 +12,19 @@ the user has fixed is left out, with the reason. Streams are searched as a param
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from xlaunch.machine.topology import Machine
-from xlaunch.planning import MemoryPolicy, Place, Request, plan
+from xlaunch.errors import UsageError
+from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.planning import MemoryPolicy, Place, Plan, Request, plan
 from xlaunch.planning.memory import memory_nodes
+from xlaunch.planning.pool import whole_cores
 from xlaunch.planning.request import HugePages
 from xtune.space.launch_options import (
+    ALL_CORES,
     ALLOCATOR,
+    BY_NODE,
     INSTANCES,
     LAYOUT,
     MEMORY,
@@ -31,13 +35,144 @@ from xtune.space.launch_options import (
     THP,
     UNSET,
     WORDS,
+    Layout,
     option_name,
     with_option,
 )
-from xtune.space.layouts import Candidate, find_layouts
 from xtune.space.offers import LeftOut, Offers
 from xtune.space.parameters import Parameter, Value, Where
 from xtune.space.spaces import Derived, Space
+
+MIN_SHARE_BYTES = 256 << 20
+"""Minimum memory for each instance: about that of a Python that has imported torch."""
+
+
+class Candidate(NamedTuple):
+    """One value of the parameter `layout`."""
+
+    text: str
+    """**Ex.:** ``4x8``, `ALL_CORES`, `BY_NODE`."""
+    instances: int
+    ncores: int
+    """Cores of each instance; of the smallest if they differ."""
+
+
+def find_layouts(
+    machine: Machine, request: Request, *, one_instance: bool
+) -> tuple[Candidate, ...]:
+    """The layouts to try, xlaunch's default first; no two give the same placement.
+
+    Sizes double within an L3 cache, then by whole caches, nodes and packages. For each size there is one
+    instance, as many as fit, and half as many: programs limited by caches or memory run better when
+    fewer share them. So 512 cores have about thirty layouts, not 100,000.
+
+    `request` has the user's other options (CPUs, reserved cores). `one_instance`: vary only the size,
+    because several instances cannot be compared with one. Raises `UsageError` if nothing can be
+    planned.
+    """
+    whole = plan(with_option(request, "layout", ALL_CORES).layout, machine)
+    pool = whole_cores(machine.topology, whole.allowed_cpus)
+    budget = _budget(whole, len(pool), request)
+    found = {_places(whole): Candidate(ALL_CORES, 1, whole.instances[0].ncores)}
+    for layout in _pairs(machine, pool, budget, one_instance=one_instance):
+        text = str(layout)
+        try:
+            made = plan(with_option(request, "layout", text).layout, machine)
+        except UsageError:
+            continue
+        if not _starves(made):
+            found.setdefault(_places(made), Candidate(text, *layout))
+    if not one_instance:
+        made = plan(with_option(request, "layout", BY_NODE).layout, machine)
+        smallest = min(instance.ncores for instance in made.instances)
+        if not _starves(made):
+            found.setdefault(_places(made), Candidate(BY_NODE, made.count, smallest))
+    return tuple(found.values())
+
+
+def _places(made: Plan) -> tuple[object, ...]:
+    """The placement of a layout, independent of the numbering of its instances."""
+    return made.count, *sorted([(i.cpus, i.ncores, i.threads) for i in made.instances])
+
+
+def _starves(made: Plan) -> bool:
+    share = made.memory_share_bytes
+    return made.count > 1 and share is not None and share < MIN_SHARE_BYTES
+
+
+def _budget(whole: Plan, pool: int, request: Request) -> int:
+    """Cores that all instances together may use."""
+    cores = pool - request.layout.reserve_cores if whole.bound else whole.instances[0].ncores
+    quota = whole.cpu_quota
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _pairs(
+    machine: Machine, pool: Sequence[CPUs], budget: int, *, one_instance: bool
+) -> list[Layout]:
+    """Candidate layouts, by instances and then cores; some may not fit."""
+    levels = _levels(machine.topology, pool)
+    pairs = set()
+    for size in _sizes([unit for unit, _ in levels], budget):
+        fits = budget // size
+        pairs.add(Layout(1, size))
+        if one_instance or fits == 1:
+            continue
+        counts = {fits, _whole_in_domains(levels, size)}
+        counts |= {fits // 2} if fits >= 4 else set()
+        pairs |= {Layout(count, size) for count in counts if 1 < count <= fits}
+    return sorted(pairs)
+
+
+def _sizes(units: Sequence[int], budget: int) -> list[int]:
+    """Instance sizes in cores, ascending. `units`: the cores of one domain at each level.
+
+    **Ex.:** L3 caches of 8 cores, 6 to a node, 2 nodes: 1, 2, 4, 8, 16, 24, 32, 48, 96.
+    """
+    ends = sorted({unit for unit in units if unit < budget} | {budget})
+    sizes, inner = {1}, 1
+    for outer in ends:
+        times = 1
+        while times * inner <= outer:
+            sizes.add(times * inner)
+            times *= 2
+        half = outer // 2
+        if half % inner == 0 and (outer % 2 == 0 or outer == budget > 1):
+            sizes.add(half)
+        sizes.add(outer)
+        inner = outer
+    return sorted(sizes)
+
+
+def _levels(topology: Topology, pool: Sequence[CPUs]) -> list[tuple[int, list[int]]]:
+    """For each level of domains, the typical number of cores, and those of all in the pool.
+
+    If domains differ in size, the typical size is the one that places most cores in full domains:
+    42 for 43, 43 and 42 cores, and 8 for 8, 8 and 2.
+    """
+    groups = (
+        topology.l3_groups or topology.l2_groups or topology.clusters,
+        tuple([node.cpus for node in topology.numa_nodes]),
+        tuple([package.cpus for package in topology.packages]),
+    )
+    levels = []
+    for group in groups:
+        counts = [sum(core[0] in members for core in pool) for members in map(set, group)]
+        sizes = [count for count in counts if count]
+        if sizes:
+            unit = max(sizes, key=lambda size: (size * sum(s >= size for s in sizes), size))
+            levels.append((unit, sizes))
+    return levels
+
+
+def _whole_in_domains(levels: list[tuple[int, list[int]]], size: int) -> int:
+    """How many instances of `size` cores fit into single domains, the smallest that can hold one.
+
+    **Ex.:** 6 instances of 16 in nodes of 43, 43 and 42 cores; 8 fit if two of them span nodes.
+    """
+    holding = [(unit, sizes) for unit, sizes in levels if unit >= size]
+    return sum(have // size for have in min(holding)[1]) if holding else 0
+
 
 REASONS = {
     LAYOUT: "several instances on few cores are often faster than one on many",
@@ -54,7 +189,11 @@ class MadeSpace(NamedTuple):
     """A space, and the parameters left out of it."""
 
     space: Space
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+    """For the user."""
+    launches: int | None = None
+    """The budget, if the user's file gives one."""
 
 
 def make_space(
@@ -88,14 +227,13 @@ def make_space(
     derived: list[Derived] = []
     left_out: list[LeftOut] = []
     if not only_parameters:
-        maker = _Maker(request, machine, one_instance=one_instance)
-        launch = [*maker.placement(), *_offered(request, offers, allow_numerics, maker.left_out)]
-        launch.sort(key=lambda parameter: _rank(parameter.name))
-        derived = maker.derived()
-        left_out = [*maker.left_out, *offers.left_out]
+        launch += _placement(request, machine, left_out, derived, one_instance=one_instance)
+        launch += _offered(request, offers, allow_numerics, left_out)
+        order = list(REASONS)
+        launch.sort(key=lambda p: order.index(p.name) if p.name in order else len(order))
+        left_out += offers.left_out
     names = {parameter.name for parameter in launch}
     if LAYOUT not in names:
-        derived = [one for one in derived if one.parameter != LAYOUT]
         whole = plan(request.layout, machine)
         derived.append(Derived(INSTANCES, "", (whole.count,)))
         derived.append(Derived(NCORES, "", (min(i.ncores for i in whole.instances),)))
@@ -112,124 +250,76 @@ def make_space(
     return MadeSpace(space, tuple(left_out))
 
 
-class _Maker:
-    """Makes the parameters that change the plan."""
+def _placement(
+    request: Request,
+    machine: Machine,
+    left_out: list[LeftOut],
+    derived: list[Derived],
+    *,
+    one_instance: bool,
+) -> Iterable[Parameter]:
+    """Layout, SMT, place and memory policy, as far as they make a difference.
 
-    def __init__(self, request: Request, machine: Machine, *, one_instance: bool) -> None:
-        self._request = request
-        self._machine = machine
-        self._one_instance = one_instance
-        self.left_out: list[LeftOut] = []
-        self._layouts: tuple[Candidate, ...] = ()
-
-    def placement(self) -> list[Parameter]:
-        """Those of layout, SMT, place and memory policy that make a difference."""
-        asked = [
-            f"--{name}"
-            for name, value in (
-                ("instances", self._request.layout.instances),
-                ("ncores", self._request.layout.ncores),
-                ("mode", self._request.layout.mode),
-                ("instance-index", self._request.layout.instance_index),
-                ("gpus-per-instance", self._request.layout.gpus_per_instance),
-                ("oversubscribe", self._request.layout.oversubscribe or None),
-            )
-            if value is not None
-        ]
-        if asked:
-            self._leave_out(LAYOUT, f"given: {', '.join(asked)}")
-        else:
-            self._layouts = find_layouts(
-                self._machine, self._request, one_instance=self._one_instance
-            )
-            if self._one_instance:
-                reason = "wall time cannot compare them with one, unless they divide the work"
-                self._leave_out(f"{LAYOUT}: several instances", reason)
-            if len(self._layouts) == 1:
-                self._leave_out(LAYOUT, "there is one core to use")
-        made: list[Parameter | None] = [
-            self._layout(),
-            self._varied(
-                SMT,
-                (False, True),
-                fixed=self._request.layout.smt,
-                nothing="each core that may be used has one hardware thread",
-            ),
-            self._varied(
-                PLACE,
-                (Place.COMPACT.value, Place.SCATTER.value),
-                fixed=self._request.layout.place is not Place.COMPACT,
-                nothing="no layout leaves a choice of cores",
-            ),
-            self._memory(),
-        ]
-        return [parameter for parameter in made if parameter is not None]
-
-    def derived(self) -> list[Derived]:
-        """The values of layouts that conditions may use."""
-        if len(self._layouts) < 2:
-            return []
-        return [
-            Derived(INSTANCES, LAYOUT, tuple([layout.instances for layout in self._layouts])),
-            Derived(NCORES, LAYOUT, tuple([layout.ncores for layout in self._layouts])),
-        ]
-
-    def _layout(self) -> Parameter | None:
-        if len(self._layouts) < 2:
-            return None
-        texts = tuple([layout.text for layout in self._layouts])
-        return Parameter(LAYOUT, texts, texts[0], Where.OPTION, reason=REASONS[LAYOUT])
-
-    def _memory(self) -> Parameter | None:
-        """Interleaving or xlaunch's own choice. Binding is not searched: it only fails earlier."""
-        if len(memory_nodes(self._machine).usable) < 2:
-            self._leave_out(MEMORY, "there is one NUMA node to take memory from")
-            return None
-        return self._varied(
-            MEMORY,
-            (MemoryPolicy.AUTO.value, MemoryPolicy.INTERLEAVE.value),
-            fixed=self._request.layout.mem_policy is not MemoryPolicy.AUTO,
-            nothing="every instance lies within one NUMA node",
-            differs=lambda request: any(
-                len(instance.memory_nodes) > 1
-                for instance in plan(request.layout, self._machine).instances
-            ),
+    Adds to `left_out`, and the values of layouts that conditions may use to `derived`.
+    """
+    layout = request.layout
+    asked = [
+        f"--{name}"
+        for name, value in (
+            ("instances", layout.instances),
+            ("ncores", layout.ncores),
+            ("mode", layout.mode),
+            ("instance-index", layout.instance_index),
+            ("gpus-per-instance", layout.gpus_per_instance),
+            ("oversubscribe", layout.oversubscribe or None),
         )
+        if value is not None
+    ]
+    requests = [request]
+    if asked:
+        left_out.append(LeftOut(LAYOUT, f"given: {', '.join(asked)}"))
+    else:
+        found = find_layouts(machine, request, one_instance=one_instance)
+        requests = [with_option(request, LAYOUT, one.text) for one in found]
+        if one_instance:
+            reason = "wall time cannot compare them with one, unless they divide the work"
+            left_out.append(LeftOut(f"{LAYOUT}: several instances", reason))
+        if len(found) == 1:
+            left_out.append(LeftOut(LAYOUT, "there is one core to use"))
+        else:
+            texts, instances, ncores = zip(*found, strict=True)
+            derived += [Derived(INSTANCES, LAYOUT, instances), Derived(NCORES, LAYOUT, ncores)]
+            yield Parameter(LAYOUT, texts, texts[0], Where.OPTION, reason=REASONS[LAYOUT])
 
-    def _varied(
-        self,
-        name: str,
-        values: tuple[Value, Value],
-        *,
-        fixed: bool,
-        nothing: str,
-        differs: Callable[[Request], bool] | None = None,
-    ) -> Parameter | None:
-        """A parameter of two values if the second changes the plan of some layout."""
-        if fixed:
-            self._leave_out(name, f"given: --{option_name(name)}")
-            return None
-        for layout in self._requests():
-            other = with_option(layout, name, values[1])
-            if differs is None:
-                found = (
-                    plan(other.layout, self._machine).instances
-                    != plan(layout.layout, self._machine).instances
-                )
-            else:
-                found = differs(other)
-            if found:
-                return Parameter(name, values, values[0], Where.OPTION, reason=REASONS[name])
-        self._leave_out(name, nothing)
-        return None
+    def moves(one: Request, other: Request) -> bool:
+        return plan(one.layout, machine).instances != plan(other.layout, machine).instances
 
-    def _requests(self) -> Iterable[Request]:
-        if not self._layouts:
-            return [self._request]
-        return [with_option(self._request, LAYOUT, layout.text) for layout in self._layouts]
+    def spans_nodes(_: Request, other: Request) -> bool:
+        return any(len(one.memory_nodes) > 1 for one in plan(other.layout, machine).instances)
 
-    def _leave_out(self, name: str, reason: str) -> None:
-        self.left_out.append(LeftOut(name, reason))
+    nodes = len(memory_nodes(machine).usable)
+    auto, interleave = MemoryPolicy.AUTO, MemoryPolicy.INTERLEAVE
+    compact, scatter = Place.COMPACT, Place.SCATTER
+    for name, values, is_fixed, differs, nothing in (
+        (SMT, (False, True), layout.smt, moves, "each core that may be used has one hardware thread"),
+        (
+            PLACE, (compact.value, scatter.value), layout.place is not compact,
+            moves, "no layout leaves a choice of cores",
+        ),
+        # Binding is not searched: it only fails earlier.
+        (
+            MEMORY, (auto.value, interleave.value), layout.mem_policy is not auto and nodes > 1,
+            spans_nodes, "every instance lies within one NUMA node",
+        ),
+    ):  # fmt: skip
+        if is_fixed:
+            left_out.append(LeftOut(name, f"given: --{option_name(name)}"))
+        elif name == MEMORY and nodes < 2:
+            left_out.append(LeftOut(name, "there is one NUMA node to take memory from"))
+        elif any(differs(one, with_option(one, name, values[1])) for one in requests):
+            yield Parameter(name, values, values[0], Where.OPTION, reason=REASONS[name])
+        else:
+            left_out.append(LeftOut(name, nothing))
 
 
 def _offered(
@@ -258,9 +348,3 @@ def _offered(
             changes_results=switch.changes_results,
             reason=switch.reason,
         )
-
-
-def _rank(name: str) -> int:
-    """The order of parameters: as in `REASONS`, then the variables."""
-    names = list(REASONS)
-    return names.index(name) if name in names else len(names)

@@ -19,9 +19,11 @@ from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
 from xlaunch.environment.preload import preloaded
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
 from xlaunch.environment.variables import split_inherited
+from xlaunch.errors import XLaunchError
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages
+from xtune.space.identities import Processor
 from xtune.space.launch_options import (
     ACTIVE,
     ALLOCATOR,
@@ -31,7 +33,6 @@ from xtune.space.launch_options import (
     WAITING_VARIABLES,
 )
 from xtune.space.parameters import Configuration, Parameter, Where
-from xtune.space.processors import Processor
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
@@ -58,55 +59,37 @@ class Switch(NamedTuple):
     """``torch``: installed with the program; ``compile``: the script calls torch.compile or a module's
     compile; ``bf16``: torch, and a processor with fast bf16."""
     reason: str
-    source: str
     also: tuple[str, ...] = ()
     """Other names of the variable."""
 
 
 SWITCHES = (
+    # oneDNN developer guide, Primitive Cache; pytorch issues 98688 and 29893.
     Switch(
-        "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-        ("16384",),
-        False,
-        "torch",
+        "ONEDNN_PRIMITIVE_CACHE_CAPACITY", ("16384",), False, "torch",
         "with more than 1,024 shapes, oneDNN creates primitives again and again",
-        "oneDNN developer guide, Primitive Cache; pytorch issues 98688, 29893",
         ("DNNL_PRIMITIVE_CACHE_CAPACITY",),
     ),
+    # torch/_inductor/config.py: cpp_wrapper, freezing, max_autotune_gemm.
     Switch(
-        "TORCHINDUCTOR_CPP_WRAPPER",
-        ("1",),
-        False,
-        "compile",
+        "TORCHINDUCTOR_CPP_WRAPPER", ("1",), False, "compile",
         "compiled modules are called from C++: less time in Python, without the GIL",
-        "torch/_inductor/config.py, cpp_wrapper",
     ),
     Switch(
-        "TORCHINDUCTOR_FREEZING",
-        ("1",),
-        True,
-        "compile",
+        "TORCHINDUCTOR_FREEZING", ("1",), True, "compile",
         "weights become constants of the compiled code; folding them changes rounding",
-        "torch/_inductor/config.py, freezing",
     ),
     Switch(
-        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
-        ("1",),
-        True,
-        "compile",
+        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM", ("1",), True, "compile",
         "matrix products in Inductor's own C++, which sums in another order",
-        "torch/_inductor/config.py, max_autotune_gemm",
     ),
+    # oneDNN developer guide, Primitive Attributes: floating-point math mode.
     Switch(
-        "ONEDNN_DEFAULT_FPMATH_MODE",
-        ("BF16",),
-        True,
-        "bf16",
+        "ONEDNN_DEFAULT_FPMATH_MODE", ("BF16",), True, "bf16",
         "fp32 operations are computed in bf16, with 8 bits of mantissa",
-        "oneDNN developer guide, Primitive Attributes: floating-point math mode",
         ("DNNL_DEFAULT_FPMATH_MODE",),
     ),
-)
+)  # fmt: skip
 """Int8 has no such switch: the program itself must be quantized."""
 
 
@@ -147,9 +130,23 @@ def read_offers(
     whole = bare.resolve(Configuration({})).plan
 
     def kept(name: str, values: Iterable[str]) -> tuple[str, ...]:
-        tried = _try_values(name, values, request, environment, machine)
-        left_out.extend(tried.left_out)
-        return tried.values
+        """The values that a launch accepts and that give different plans."""
+        listed = tuple(values)
+        space = Space([Parameter(name, listed, listed[0], Where.OPTION)])
+        resolver = Resolver(space, request, environment, machine)
+        found: dict[str, str] = {}
+        for value in listed:
+            configuration = Configuration({name: value})
+            try:
+                plan_hash = resolver.resolve(configuration).plan_hash
+            except XLaunchError as error:
+                left_out.append(LeftOut(f"{name}={value}", str(error)))
+                continue
+            if plan_hash in found:
+                reason = f"the same as {found[plan_hash]} here"
+                left_out.append(LeftOut(f"{name}={value}", reason))
+            found.setdefault(plan_hash, value)
+        return tuple(found.values())
 
     allocators: tuple[str, ...] = ("auto",)
     preload = [entry for entry in preloaded(given.get(LD_PRELOAD)) if kind_of(entry) in ALLOCATORS]
@@ -172,37 +169,6 @@ def read_offers(
             left_out.append(LeftOut(THP, reason))
     switches = tuple(_switches(program, processor, given, left_out))
     return Offers(allocators, runtimes, huge_pages, switches, tuple(left_out))
-
-
-class _Tried(NamedTuple):
-    values: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-
-
-def _try_values(
-    name: str,
-    values: Iterable[str],
-    request: Request,
-    environment: Mapping[str, str],
-    machine: Machine,
-) -> _Tried:
-    """The values that a launch accepts and that give different plans."""
-    listed = tuple(values)
-    space = Space([Parameter(name, listed, listed[0], Where.OPTION)])
-    resolver = Resolver(space, request, environment, machine)
-    kept: dict[str, str] = {}
-    left_out = []
-    for value in listed:
-        configuration = Configuration({name: value})
-        plan_hash = resolver.plan_hash(configuration)
-        if plan_hash is None:
-            reason = resolver.refusal(configuration) or ""
-            left_out.append(LeftOut(f"{name}={value}", reason))
-        elif plan_hash in kept:
-            left_out.append(LeftOut(f"{name}={value}", f"the same as {kept[plan_hash]} here"))
-        else:
-            kept[plan_hash] = value
-    return _Tried(tuple(kept.values()), tuple(left_out))
 
 
 def _waiting(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolution of a configuration on a machine: its request, plan, environment, and a hash of them.
 
+Also its command line and preset file, and a preset file as a configuration.
+
 No program is started and no directory made; only a preload is tried once in a child process, as for
 every launch. Configurations with equal hashes start in exactly the same way and are measured as one:
 one instance on all cores is the same compact or scattered.
@@ -10,21 +12,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import Program, resolve_program
 from xlaunch.environment.substitution import substitute
 from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.files import is_live
 from xlaunch.machine.topology import Machine
-from xlaunch.planning import MemoryPolicy, Plan, Request, plan
+from xlaunch.options.definitions import IN_FILES, RESERVED, Option
+from xlaunch.options.kinds import FLAG, VARIABLE
+from xlaunch.options.layers import field_of, request_from, shown
+from xlaunch.options.presets import preset_text
+from xlaunch.options.settings_files import read_preset
+from xlaunch.planning import MAX, MemoryPolicy, Plan, Request, plan
 from xlaunch.planning.plans import Instance
+from xtune.errors import SpaceError
 from xtune.space.identities import inherited_by_program
-from xtune.space.launch_options import with_option, with_variable
-from xtune.space.parameters import BARE, Configuration, Where
+from xtune.space.launch_options import (
+    LAYOUT,
+    OPTION_KEYS,
+    OPTIONS,
+    UNSET,
+    with_option,
+    with_variable,
+)
+from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import fill
 
@@ -123,53 +138,34 @@ class Resolver:
         except XLaunchError:
             return None
 
-    def refusal(self, configuration: Configuration) -> str | None:
-        """Why a configuration cannot be carried out here, in one line; None if it can."""
-        self.space.complete(configuration)
-        try:
-            self.resolve(configuration)
-        except XLaunchError as error:
-            return str(error)
-        return None
-
     def environment(self, configuration: Configuration) -> Environment:
         """The environment of the instances. Raises what `resolve` raises."""
         found = self.resolve(configuration)
         return self._prepare(found.plan, found.request)
 
-    def command(self, configuration: Configuration, *, isolated: bool = False) -> list[str]:
+    def command(self, configuration: Configuration, *, preset: str | None = None) -> list[str]:
         """The equivalent xlaunch command line; for `BARE` the program as it is executed.
 
-        isolated
-            Make xlaunch ignore option files, which would change the result.
+        preset
+            A file that holds the options.
 
         Raises `SpaceError` for a configuration that is not in the space; for `BARE` what
         `resolve_program` raises.
         """
-        from xtune.space.presets import command_of
-
         if configuration == BARE:
             words = self._bare_program().argv
             only = {"index": "0", "count": "1"}
             return [substitute(w, only) if self._request.program.substitute else w for w in words]
-        return command_of(self.request(configuration), isolated=isolated)
+        return command_of(self.request(configuration), preset=preset)
 
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
         """The text of a preset file named `use`, for ``xlaunch --preset best.toml PROGRAM``.
 
-        It does not hold the program and its arguments: see `preset_command`. Raises `SpaceError` for a
+        It does not hold the program and its arguments: see `command`. Raises `SpaceError` for a
         configuration that is not in the space, `UsageError` for a value that TOML cannot hold.
         """
-        from xtune.space.presets import preset_of
-
         searched = [p.name for p in self.space.parameters if p.where is Where.OPTION]
         return preset_of(self.request(configuration), searched, use=use)
-
-    def preset_command(self, configuration: Configuration, *, use: str = "best.toml") -> list[str]:
-        """The command line that uses the preset, with the values filled into the program's arguments."""
-        from xtune.space.presets import command_of
-
-        return command_of(self.request(configuration), preset=use)
 
     def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
         try:
@@ -264,3 +260,162 @@ def _inherits_memory_policy(machine: Machine) -> bool:
         return read_memory_policy().mode != MPOL_DEFAULT
     except OSError:
         return False
+
+
+NAMING = ("module", "no_python")
+"""Options that say how to read the program's words; they belong to the command, not the preset."""
+
+
+def command_of(request: Request, *, preset: str | None = None) -> list[str]:
+    """The xlaunch command that makes `request`, with its program.
+
+    preset
+        A file that holds the options; only the program and `NAMING` are added to it.
+    """
+    if request.layout.instances == 1 and request.layout.ncores is MAX:
+        request = request.replace(instances=None, ncores=None)  # the same in fewer words
+    words = ["xlaunch"]
+    words += ["--preset", preset] if preset is not None else []
+    for option, value in _changed(request):
+        if preset is None or option.key in NAMING:
+            words += _words(option, value)
+    program = list(request.program.words)
+    ambiguous = program[:1] and (program[0] in RESERVED or program[0].startswith("-"))
+    return [*words, *(["--"] if ambiguous else []), *program]
+
+
+def preset_of(request: Request, searched: Collection[str], *, use: str) -> str:
+    """The text of a preset with the options of `request`, for ``xlaunch --preset FILE PROGRAM``.
+
+    searched
+        Names of searched parameters: their options are written even at their defaults, so that no
+        other option file changes what was measured.
+    use
+        The name of the file, for its first line.
+
+    Raises `UsageError` for a value that TOML cannot hold.
+    """
+    values = {option.key: value for option, value in _changed(request)}
+    for name in searched:
+        if name == LAYOUT:
+            fields: tuple[str, ...] = ("mode",) if request.layout.mode else ("instances", "ncores")
+        else:
+            fields = (OPTION_KEYS.get(name, name),) if name in OPTIONS else ()
+        values |= {field: request.options()[field] for field in fields}
+    return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
+
+
+def _changed(request: Request) -> Iterator[tuple[Option, Any]]:
+    """The options that are not at their defaults, in the order of xlaunch's help."""
+    values, defaults = request.options(), Request().options()
+    for option in IN_FILES:
+        field = field_of(option)
+        if field is not None and values[field] != defaults[field]:
+            yield option, values[field]
+
+
+def _words(option: Option, value: Any) -> list[str]:
+    name = f"--{option.name}"
+    if option.kind is FLAG:
+        return [name if value else f"--no-{option.name}"]
+    if option.kind is VARIABLE:
+        return [word for variable, content in value for word in (name, f"{variable}={content}")]
+    if option.multiple:
+        return [word for item in value for word in (name, str(item))]
+    return [name, shown(option, value)]
+
+
+LAYOUT_FIELDS = ("instances", "ncores", "mode")
+
+
+class StartingPoint(NamedTuple):
+    """The part of a preset that a space contains."""
+
+    configuration: Configuration
+    left_out: tuple[str, ...]
+    """The preset's other options. **Ex.:** ``reserve``, ``env TOKENIZERS_PARALLELISM``."""
+
+
+def starting_point(
+    path: str, request: Request, resolver: Resolver, machine: Machine
+) -> StartingPoint:
+    """The preset `path` as a configuration of the resolver's space, which was made for `request`.
+
+    Raises `UsageError` for a file that is not a preset, or a layout that does not fit this machine,
+    and `SpaceError` if the space has none of its options.
+    """
+    asked = _with_preset(request, path)
+    values = {
+        parameter.name: value
+        for parameter in resolver.space.parameters
+        if (value := _value(parameter, asked, machine)) is not None
+    }
+    try:
+        configuration = resolver.space.complete(values)
+        made = resolver.request(configuration)
+    except SpaceError as error:
+        raise SpaceError(f"{path} cannot be tried: {error}") from None
+    left_out = tuple(_left_out(request, asked, made, has_layout=LAYOUT in values))
+    if left_out and not resolver.space.changes(configuration):
+        raise SpaceError(
+            f"{path} cannot be tried: none of its options is searched ({', '.join(left_out)}); give"
+            " them to xtune as options, which fixes them"
+        )
+    return StartingPoint(configuration, left_out)
+
+
+def _with_preset(request: Request, path: str) -> Request:
+    """`request` with the preset's options added; those of the request take precedence."""
+    said = request_from(read_preset(path).values)
+    default, given = Request().options(), request.options()
+    fields = {
+        name: value
+        for name, value in said.options().items()
+        if name not in (*NAMING, "words", "env") and given[name] == default[name]
+    }
+    env = {**dict(said.program.env), **dict(request.program.env)}
+    return request.replace(**fields, env=tuple(env.items()))
+
+
+def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | None:
+    """The parameter's value that equals what is asked; None if there is none."""
+    if parameter.where is Where.PROGRAM:
+        return None
+    if parameter.where is Where.VARIABLE:
+        said = dict(asked.program.env).get(parameter.name, UNSET)
+        return next((value for value in parameter.values if str(value) == said), None)
+    if parameter.name == LAYOUT:
+        wanted = plan(asked.layout, machine).instances
+        return next((v for v in parameter.values if _planned(asked, v, machine) == wanted), None)
+    # Try `intel+active` before `intel`: it also sets a variable.
+    for value in sorted(parameter.values, key=lambda one: -len(str(one))):
+        if _same(with_option(asked, parameter.name, value), asked):
+            return value
+    return None
+
+
+def _planned(asked: Request, layout: Value, machine: Machine) -> object:
+    try:
+        return plan(with_option(asked, LAYOUT, layout).layout, machine).instances
+    except UsageError:
+        return None
+
+
+def _same(one: Request, other: Request) -> bool:
+    same_env = dict(one.program.env) == dict(other.program.env)
+    return same_env and one.replace(env=()) == other.replace(env=())
+
+
+def _left_out(
+    request: Request, asked: Request, made: Request, *, has_layout: bool
+) -> Iterator[str]:
+    """The options that the preset adds to the request and the configuration does not have."""
+    for option in IN_FILES:
+        field = field_of(option)
+        if field is None or (has_layout and field in LAYOUT_FIELDS):
+            continue
+        if field == "env":
+            added = [pair for pair in asked.program.env if pair not in request.program.env]
+            yield from (f"env {pair[0]}" for pair in added if pair not in made.program.env)
+        elif asked.options()[field] != made.options()[field]:
+            yield option.name

@@ -9,13 +9,61 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import Condition, parse_condition
-from xtune.space.counting import MAX_COUNTED, Check, Choices, admitted, nearest
 from xtune.space.parameters import Configuration, Parameter, Value, Where
+
+MAX_COUNTED = 10_000
+"""A space with conditions is counted up to this size."""
+
+MAX_CHECKS = 400_000
+"""Maximum number of evaluations of conditions: some seconds."""
+
+Choices = tuple[int, ...]
+"""The position of each parameter's value."""
+
+
+class Check(NamedTuple):
+    """A condition on the values of some parameters."""
+
+    positions: tuple[int, ...]
+    """The parameters that it depends on, ascending; at least one."""
+    admits: Callable[[Sequence[int]], bool]
+    """Called with at least the choices up to the last of `positions`."""
+
+
+def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]:
+    """Yield the choices that every check admits, the last parameter changing fastest.
+
+    Raises `SpaceError` after too many checks.
+    """
+    due = [[c.admits for c in checks if c.positions[-1] == at] for at in range(len(sizes))]
+    made = 0
+
+    def complete(choices: list[int]) -> Iterator[Choices]:
+        nonlocal made
+        at = len(choices)
+        if at == len(sizes):
+            yield tuple(choices)
+            return
+        made += len(due[at]) * sizes[at]
+        if made > MAX_CHECKS:
+            raise SpaceError(
+                "the conditions combine too many parameters to be solved; leave out a --when, or give"
+                " parameters fewer values"
+            )
+        for choice in range(sizes[at]):
+            choices.append(choice)
+            if all(admits(choices) for admits in due[at]):
+                yield from complete(choices)
+            choices.pop()
+
+    return complete([])
+
 
 SCHEMA_VERSION = 1
 """Of `Space.to_plain`: increased when a key changes its meaning or is removed."""
@@ -61,7 +109,9 @@ class Space:
         self.words = tuple(sorted(words))
         self._by_name = {parameter.name: parameter for parameter in self.parameters}
         self._positions = {parameter.name: at for at, parameter in enumerate(self.parameters)}
-        _check(self.parameters, self.derived)
+        twice = [name for name, n in Counter(p.name for p in self.parameters).items() if n > 1]
+        if twice:
+            raise SpaceError(f"there are two parameters named {twice[0]!r}")
         names = {parameter.name: parameter.values for parameter in self.parameters}
         names |= {one.name: one.values for one in self.derived}
         self.conditions = tuple([parse_condition(text, names, words) for text in conditions])
@@ -92,8 +142,19 @@ class Space:
     @functools.cached_property
     def default(self) -> Configuration:
         """All defaults; if conditions rule that out, the configuration nearest to it."""
-        wanted = self._choices(Configuration({}))
-        return self._configuration(nearest(self._sizes, self._checks, wanted))
+        wanted = self._choices({})
+        if self._admits(wanted):
+            return self._configuration(wanted)
+
+        def distance(choices: Choices) -> tuple[object, ...]:
+            moved = [at for at, choice in enumerate(choices) if choice != wanted[at]]
+            return (
+                len(moved),
+                [-at for at in moved],
+                [abs(choices[at] - wanted[at]) for at in moved],
+            )
+
+        return self._configuration(min(self._members, key=distance))
 
     @property
     def name(self) -> str:
@@ -173,27 +234,23 @@ class Space:
         return self._configuration(rng.choice(self._members))
 
     def neighbours(self, configuration: Configuration) -> tuple[Configuration, ...]:
-        """The most similar configurations that differ in one parameter, in the order of parameters.
+        """The configurations that differ in one parameter: for numbers, the next one up and down.
 
-        For numbers, the next admissible one up and down; for pairs of numbers (a layout), those with
-        no other in the box between them; otherwise every other value. The relation is symmetric.
         Raises `SpaceError` for a configuration that is not in the space.
         """
         choices = self._choices(configuration)
-        if not self._admits(choices):
-            broken = [c.text for c in self.conditions if not c.holds(self._values(choices))]
-            raise SpaceError(f"{configuration!r} does not meet --when {', '.join(broken)}")
         found: list[Configuration] = []
         for at, parameter in enumerate(self.parameters):
-            admitted = [
-                choice
+            others = [
+                (*choices[:at], choice, *choices[at + 1 :])
                 for choice in range(len(parameter.values))
-                if self._admits((*choices[:at], choice, *choices[at + 1 :]))
+                if choice != choices[at]
             ]
-            found += [
-                self._configuration((*choices[:at], choice, *choices[at + 1 :]))
-                for choice in self._adjacent(parameter, choices[at], admitted)
-            ]
+            others = [one for one in others if self._admits(one)]
+            if parameter.ordered:
+                below = [one for one in others if one < choices]
+                others = [*below[-1:], *others[len(below) :][:1]]
+            found += map(self._configuration, others)
         return tuple(found)
 
     def places(self, name: str) -> tuple[tuple[float, ...], ...] | None:
@@ -225,23 +282,18 @@ class Space:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Space:
-        """The inverse of `to_plain`. Raises `SpaceError` for anything else."""
+        """The inverse of `to_plain`. Raises `SpaceError` for another version."""
         version = plain.get("schema_version")
         if version != SCHEMA_VERSION:
             raise SpaceError(
                 f"the stored space has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
             )
-        try:
-            parameters = [
-                Parameter(**{**one, "values": tuple(one["values"]), "where": Where(one["where"])})
-                for one in plain["parameters"]
-            ]
-            derived = [Derived(**{**o, "values": tuple(o["values"])}) for o in plain["derived"]]
-            return cls(parameters, plain["conditions"], derived, words=plain["words"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, SpaceError):
-                raise
-            raise SpaceError(f"the stored space cannot be read ({error!r})") from None
+        parameters = [
+            Parameter(**{**one, "values": tuple(one["values"]), "where": Where(one["where"])})
+            for one in plain["parameters"]
+        ]
+        derived = [Derived(**{**one, "values": tuple(one["values"])}) for one in plain["derived"]]
+        return cls(parameters, plain["conditions"], derived, words=plain["words"])
 
     def _choices(self, configuration: Mapping[str, Value]) -> Choices:
         for name in configuration:
@@ -288,26 +340,6 @@ class Space:
             return condition.holds(self._values(()))
         return next(admitted(self._sizes, [check]), None) is not None
 
-    def _adjacent(self, parameter: Parameter, chosen: int, admitted: list[int]) -> list[int]:
-        """The admitted values that are most like the chosen one."""
-        others = [choice for choice in admitted if choice != chosen]
-        if parameter.ordered:
-            below = [choice for choice in others if choice < chosen]
-            above = [choice for choice in others if choice > chosen]
-            return [*below[-1:], *above[:1]]
-        points = _coordinates(parameter, self.derived)
-        if points is None:
-            return others
-        return [
-            choice
-            for choice in others
-            if not any(
-                _between(points[third], points[chosen], points[choice])
-                for third in admitted
-                if third not in (chosen, choice)
-            )
-        ]
-
 
 def _coordinates(
     parameter: Parameter, derived: Sequence[Derived]
@@ -320,43 +352,3 @@ def _coordinates(
     if not axes or not all(isinstance(n, int | float) and n > 0 for axis in axes for n in axis):
         return None
     return tuple([tuple([math.log2(float(n)) for n in point]) for point in zip(*axes, strict=True)])
-
-
-def _between(third: tuple[float, ...], one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether a point lies in the box that two others span, and is neither of them."""
-    if third in (one, other):
-        return False
-    return all(min(a, b) <= t <= max(a, b) for t, a, b in zip(third, one, other, strict=True))
-
-
-def _check(parameters: Sequence[Parameter], derived: Sequence[Derived]) -> None:
-    """Raise `SpaceError` for invalid parameters or derived values."""
-    seen: set[str] = set()
-    sizes = {parameter.name: len(parameter.values) for parameter in parameters}
-    for parameter in parameters:
-        name, values = parameter.name, parameter.values
-        if name in seen:
-            raise SpaceError(f"there are two parameters named {name!r}")
-        seen.add(name)
-        if not values:
-            raise SpaceError(f"the parameter {name!r} has no value")
-        twice = [value for at, value in enumerate(values) if value in values[:at]]
-        if twice:
-            raise SpaceError(f"the parameter {name!r} has the value {twice[0]!r} twice")
-        if parameter.default not in values:
-            raise SpaceError(
-                f"the default of {name!r}, {parameter.default!r}, is not one of its values"
-            )
-        numbers = [value for value in values if isinstance(value, int | float)]
-        if parameter.ordered and (len(numbers) < len(values) or numbers != sorted(numbers)):
-            raise SpaceError(f"the values of {name!r} are ordered and must ascend")
-    for one in derived:
-        if one.name in seen:
-            raise SpaceError(f"{one.name!r} names a derived value and a parameter")
-        seen.add(one.name)
-        if one.parameter and one.parameter not in sizes:
-            raise SpaceError(
-                f"{one.name!r} is derived from {one.parameter!r}, which does not exist"
-            )
-        if len(one.values) != sizes.get(one.parameter, 1):
-            raise SpaceError(f"{one.name!r} needs a value for each of {one.parameter or 'it'!r}")

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import NamedTuple
 
 from xlaunch.planning import Request
 from xtune.errors import SpaceError
@@ -39,14 +38,8 @@ LAUNCHER_WORDS = ("index", "count", "cpus", "ncores", "node")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?", re.ASCII)
+_ITEM = re.compile(r"""\s*(?:'((?:[^']|'')*)'\s*|"((?:[^"]|"")*)"\s*|([^,]*))""")
 _RANGE_BEGUN = re.compile(rf"{_NUMBER}\.\.", re.ASCII)
-
-
-class _Item(NamedTuple):
-    """One item of a list as written."""
-
-    text: str
-    quoted: bool
 
 
 def parse_parameter(text: str) -> Parameter:
@@ -66,9 +59,9 @@ def parse_parameter(text: str) -> Parameter:
         raise SpaceError(f"--param {text!r}: {name!r} is {taken}; choose another name")
     texts: list[str] = []
     texts_only = False
-    for item in _items(text, listed):
-        texts_only |= item.quoted
-        texts += [item.text] if item.quoted else _spread(text, item.text)
+    for item, is_quoted in _items(text, listed):
+        texts_only |= is_quoted
+        texts += [item] if is_quoted else _spread(text, item)
         if len(texts) > MAX_VALUES:
             raise SpaceError(f"--param {text!r}: more than {MAX_VALUES} values; give fewer")
     numbers = [] if texts_only else [number for t in texts if (number := _number(t)) is not None]
@@ -162,42 +155,30 @@ def _require_place(name: str, request: Request) -> None:
     )
 
 
-def _items(text: str, listed: str) -> Sequence[_Item]:
-    """Split a list at its commas; blanks around items are dropped."""
-    items, at = list[_Item](), 0
-    while True:
-        while listed[at : at + 1].isspace():
-            at += 1
-        if listed[at : at + 1] in ("'", '"'):
-            item, at = _quoted(text, listed, at)
-        else:
-            end = listed.find(",", at)
-            end = len(listed) if end < 0 else end
-            item, at = _Item(listed[at:end].rstrip(), quoted=False), end
-            if not item.text:
-                raise SpaceError(f"--param {text!r}: a value is empty; for empty text write ''")
-        if "\0" in item.text:
+def _items(text: str, listed: str) -> Iterator[tuple[str, bool]]:
+    """The items of a list as written, and whether each was in quotes; blanks around them are dropped."""
+    at = 0
+    while at <= len(listed):
+        found = _ITEM.match(listed, at)
+        assert found is not None
+        single, double, plain = found.groups()
+        end, at = found.end(), found.end() + 1
+        if "\0" in found[0]:
             raise SpaceError(f"--param {text!r}: no argument can hold a null character")
-        items.append(item)
-        if at == len(listed):
-            return items
-        at += 1
-
-
-def _quoted(text: str, listed: str, at: int) -> tuple[_Item, int]:
-    """The quoted item that begins at `at`, and the position of the comma or end after it."""
-    quote, begin = listed[at], at + 1
-    match = re.compile(rf"((?:[^{quote}]|{quote}{quote})*){quote}").match(listed, begin)
-    if match is None:
-        raise SpaceError(f"--param {text!r}: the quote in {listed[at:]!r} is not closed")
-    end = match.end()
-    while listed[end : end + 1].isspace():
-        end += 1
-    if end < len(listed) and listed[end] != ",":
-        raise SpaceError(
-            f"--param {text!r}: a comma is missing before {listed[end:]!r}; quotes hold a whole value"
-        )
-    return _Item(match[1].replace(quote * 2, quote), quoted=True), end
+        if plain is None:
+            if end < len(listed) and listed[end] != ",":
+                rest = f"a comma is missing before {listed[end:]!r}; quotes hold a whole value"
+                raise SpaceError(f"--param {text!r}: {rest}")
+            inside = double.replace('""', '"') if single is None else single.replace("''", "'")
+            yield inside, True
+        elif plain[:1] in ("'", '"'):
+            raise SpaceError(
+                f"--param {text!r}: the quote in {listed[found.start(3) :]!r} is not closed"
+            )
+        elif not plain.strip():
+            raise SpaceError(f"--param {text!r}: a value is empty; for empty text write ''")
+        else:
+            yield plain.rstrip(), False
 
 
 def _spread(text: str, item: str) -> list[str]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.machine.mounts import file_system_of
 from xlaunch.text import size
 
 MIN_FREE_BYTES = 1 << 30
@@ -42,7 +43,7 @@ def show_directory(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.ADVICE, f"caches are not kept: {refusal}", WHY, OPTION)
         return
     free = status.f_bavail * status.f_frsize
-    kind = _file_system(facts, here)
+    kind = file_system_of(facts.tree, here)
     if free < MIN_FREE_BYTES:
         yield Finding(
             Severity.WARNING,
@@ -59,20 +60,6 @@ def show_directory(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield Finding(Severity.OK, f"caches: {base}, {size(free)} free")
-
-
-def _file_system(facts: Facts, path: str) -> str:
-    """The type of the file system of a path, by proc_pid_mountinfo(5); empty if it is not known."""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    for line in (facts.tree.read("/proc/self/mountinfo") or "").splitlines():
-        left, _, right = line.partition(" - ")
-        words = left.split()
-        point = words[4] if len(words) > 4 else ""
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if point and inside and len(point) >= len(best):
-            best, kind = point, right.partition(" ")[0]
-    return kind
 
 
 CHECKS = (Check("cache-directory", show_directory, is_live),)

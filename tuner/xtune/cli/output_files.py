@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of `xtune report --html`."""
+"""The files that results are written to: the page of `xtune report --html`, and presets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from xlaunch.errors import UsageError
 from xlaunch.files import write_output
 from xtune.cli import say
 from xtune.cli.studies import StoredStudy
-from xtune.search.provenance import made_with
 from xtune.show.page import render_page
 from xtune.show.results import Result
+from xtune.space.parameters import BARE
 
 SUFFIXES = (".html", ".htm")
 MIB = 1 << 20
@@ -41,7 +41,43 @@ def write_page(path: str, plotly: str, result: Result, stored: StoredStudy) -> N
 
     Raises `UsageError` if it cannot be written.
     """
-    made = made_with(stored.study, result.records)
-    text = render_page(result._replace(directory=stored.directory, made=made), plotly)
+    text = render_page(result._replace(directory=stored.directory), plotly)
     write_output(path, text, option="--html")
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
+
+
+SUFFIX = ".toml"
+DEFAULT_STEM = "best"
+MAX_NAMES = 1000
+
+
+def write_preset(result: Result, wanted: str | None) -> tuple[str | None, str]:
+    """Write the winner's preset; return its path, or None and the reason.
+
+    wanted
+        The user's file; None: the first free of best.toml, best-2.toml, ..., unless the preset
+        would set nothing.
+
+    Raises `UsageError` if the user's file cannot be written.
+    """
+    from xlaunch.files import write_output
+
+    best = result.verdict.best
+    if best == BARE:
+        return None, "" if wanted is None else f"{wanted} is not written: the bare command is kept"
+    path = wanted or _free_name()
+    text = result.resolver.preset(best, use=path)
+    if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
+        return None, ""  # only arguments of the program change
+    try:
+        write_output(path, text, option="--save-preset")
+    except UsageError as error:
+        if wanted is not None:
+            raise
+        return None, f"no preset is written: {error}"
+    return path, ""
+
+
+def _free_name() -> str:
+    names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MAX_NAMES))]
+    return next(f"{name}{SUFFIX}" for name in names if not os.path.lexists(f"{name}{SUFFIX}"))
