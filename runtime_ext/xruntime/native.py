@@ -70,6 +70,23 @@ class Problem(enum.IntEnum):
     INVALID_ORDER = -22
 
 
+def check(result: int, refusal: Callable[[Problem], Exception]) -> None:
+    """Raise what an operator's function has returned, if it is not 0.
+
+    refusal
+        Returns the error of a wrong argument, with the values that the code does not have.
+
+    Raises KernelsUnavailableError, MemoryError.
+    """
+    if result == 0:
+        return
+    if result == NO_ISA:
+        isa_name()  # raises
+    if result == REFUSED:
+        raise MemoryError("no memory for a native operator")
+    raise refusal(Problem(result))
+
+
 FLOAT32 = 0
 BFLOAT16 = 1
 FLOAT16 = 2

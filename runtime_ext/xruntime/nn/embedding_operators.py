@@ -25,12 +25,12 @@ LOOKUPS = (
 
 
 def check_tables(weights: Tensors, lookups: Lookups) -> None:
-    """Check dtypes and shapes. Raises EmbeddingBagError."""
+    """Check that dtypes and shapes agree. Raises EmbeddingBagError."""
     for number, weight in enumerate(weights):
-        if weight.dim() != 2 or weight.shape[1] == 0 or weight.dtype != weights[0].dtype:
+        if weight.dim() != 2 or weight.dtype != weights[0].dtype:
             raise EmbeddingBagError(
                 f"table {number} is of {weight.dtype} and shape {tuple(weight.shape)}: tables have two"
-                f" dimensions, at least one column, and all the same dtype (table 0: {weights[0].dtype})"
+                f" dimensions, and all the same dtype (table 0: {weights[0].dtype})"
             )
     check_lookups(lookups, len(weights), weights[0].dtype if weights else torch.float32)
 
@@ -69,8 +69,7 @@ def _call(weights: Tensors, lookups: Lookups) -> BagsCall:
 def call_backward(
     gradients: Tensors, shapes: Sequence[Sequence[int]], lookups: Lookups, positions: Tensors
 ) -> BagsCall:
-    """Prepare a function that takes the gradients of results; `shapes` are those of the tables."""
-    check_gradients(gradients, [columns for _, columns in shapes], lookups, positions)
+    """Prepare a function that takes checked gradients of results; `shapes` are those of the tables."""
     rows, dims = zip(*shapes, strict=True)
     call = BagsCall(lookups, gradients[0].dtype, rows, dims)
     call.set("output", gradients)
@@ -170,9 +169,13 @@ define(
 # Derivatives.
 
 
-def _shapes(gradients: Tensors, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """The shapes of tables from the gradients of their results."""
-    return [(count, one.shape[-1]) for one, count in zip(gradients, rows, strict=True)]
+def _checked_shapes(
+    gradients: Tensors, rows: Sequence[int], lookups: Lookups, positions: Tensors
+) -> list[tuple[int, int]]:
+    """Check the gradients of results; return the shapes of their tables."""
+    shapes = [(count, one.shape[-1]) for one, count in zip(gradients, rows, strict=True)]
+    check_gradients(gradients, [dim for _, dim in shapes], lookups, positions)
+    return shapes
 
 
 def _dense_gradients(
@@ -180,7 +183,7 @@ def _dense_gradients(
 ) -> Tensors:
     wanted = _dense_gradients_fake(gradients, rows, positions, *lookups)
     if wanted:
-        shapes = _shapes(gradients, rows)
+        shapes = [one.shape for one in wanted]
         call = call_backward(gradients, shapes, Lookups(*lookups), positions)
         call.set("gradients", [one.zero_() for one in wanted])
         call.run("xk_bags_dense_gradients")
@@ -190,8 +193,7 @@ def _dense_gradients(
 def _dense_gradients_fake(
     gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
 ) -> list[torch.Tensor]:
-    shapes = _shapes(gradients, rows)
-    check_gradients(gradients, [dim for _, dim in shapes], Lookups(*lookups), positions)
+    shapes = _checked_shapes(gradients, rows, Lookups(*lookups), positions)
     return [one.new_empty(shape) for one, shape in zip(gradients, shapes, strict=True)]
 
 
@@ -208,35 +210,35 @@ def _sparse_gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the rows that are named and their gradients."""
     bags = Lookups(*lookups)
+    shapes = _checked_shapes(gradients, rows, bags, positions)
     room = [min(count, one.numel()) for count, one in zip(rows, bags.indices, strict=True)]
     numbers = [torch.empty(count, dtype=torch.int64) for count in room]
     # What stays unused of a large tensor takes no memory.
     values = [
-        gradient.new_empty((count, gradient.shape[-1]))
-        for gradient, count in zip(gradients, room, strict=True)
+        gradient.new_empty((count, dim))
+        for gradient, count, (_, dim) in zip(gradients, room, shapes, strict=True)
     ]
     if values:
-        call = call_backward(gradients, _shapes(gradients, rows), bags, positions)
+        call = call_backward(gradients, shapes, bags, positions)
         call.set("gradients", values)
         call.set("gradient_rows", numbers)
         call.run("xk_bags_sparse_gradients")
         for number, value, table in zip(numbers, values, call.tables, strict=True):
             number.resize_(table.gradient_row_count)
-            value.resize_(table.gradient_row_count, value.shape[1])
+            value.resize_(table.gradient_row_count, table.dim)
     return numbers, values
 
 
 def _sparse_gradients_fake(
     gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
 ) -> tuple[Tensors, Tensors]:
-    shapes = _shapes(gradients, rows)
-    check_gradients(gradients, [dim for _, dim in shapes], Lookups(*lookups), positions)
     context = torch.library.get_ctx()
     numbers, values = [], []
-    for gradient in gradients:
+    shapes = _checked_shapes(gradients, rows, Lookups(*lookups), positions)
+    for gradient, (_, dim) in zip(gradients, shapes, strict=True):
         count = context.new_dynamic_size()
         numbers.append(gradient.new_empty((count,), dtype=torch.int64))
-        values.append(gradient.new_empty((count, gradient.shape[1])))
+        values.append(gradient.new_empty((count, dim)))
     return numbers, values
 
 

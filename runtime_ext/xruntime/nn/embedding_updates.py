@@ -180,16 +180,9 @@ define(
 # Update.
 
 
-def _update(
-    gradients: Tensors,
-    weights: Tensors,
-    states: Tensors,
-    remainders: Tensors,
-    positions: Tensors,
-    optimizer: int,
-    *lookups: Any,
-) -> None:
-    _update_fake(gradients, weights, states, remainders, positions, optimizer, *lookups)
+def _update(*arguments: Any) -> None:
+    _update_fake(*arguments)
+    gradients, weights, states, remainders, positions, optimizer, *lookups = arguments
     found = _optimizers.get(optimizer)
     if found is None:
         raise EmbeddingBagError("the module of this graph was deleted before its backward")

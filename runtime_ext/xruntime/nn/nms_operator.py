@@ -7,7 +7,7 @@ import torch
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import check, define
+from xruntime.nn.native_operators import define
 
 
 def nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
@@ -67,11 +67,12 @@ def _run(
         _, sizes = torch.unique_consecutive(groups, return_counts=True)
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     kept = torch.empty(count, dtype=torch.bool)
-    check(
+    native.check(
         native.library().xk_nms(
             *(boxes.data_ptr(), boxes.dtype == torch.float64, count, order.data_ptr()),
             *(starts.data_ptr(), starts.numel() - 1, iou_threshold, kept.data_ptr()),
-        )
+        ),
+        lambda problem: OperatorError(f"nms: {count} boxes are refused: {problem.name}"),
     )
     return by_score[kept[by_score]]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,9 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, call, check, define, differentiate
+from xruntime.nn.native_operators import TYPES, call, define, differentiate
 
 MAX_BINS = 2**16
-MAX_SIDE = 2**24
 _INT32_MAX = 2**31 - 1
 
 MIN_CHANNELS_OF_COPY = 16
@@ -128,7 +128,7 @@ def _check_arguments(
     size: tuple[int, int],
     sampling_ratio: int,
 ) -> None:
-    """Check all but the values of boxes; `shape` and `dtype` are the input's."""
+    """Check what the library does not see, and the size of the result; `shape` and `dtype` are the input's."""
     if len(shape) != 4 or dtype not in TYPES:
         raise OperatorError(
             f"roi_align: input has shape {tuple(shape)} and dtype {dtype}; allowed are"
@@ -147,25 +147,22 @@ def _check_arguments(
         raise OperatorError(
             f"roi_align: sampling_ratio={sampling_ratio}; allowed is at most {_INT32_MAX}"
         )
-    if shape[2] > MAX_SIDE or shape[3] > MAX_SIDE:
-        raise OperatorError(
-            f"roi_align: input has shape {tuple(shape)}; allowed are {MAX_SIDE} pixels in a row"
-        )
 
 
-def _refuse_boxes(shape: Sequence[int], boxes: torch.Tensor) -> None:
-    """Raise what is wrong with the values of boxes."""
-    numbers = boxes[:, 0]
-    wrong = ~((numbers >= 0) & (numbers < shape[0]))
-    if wrong.any():
-        box = int(wrong.nonzero()[0])
-        raise OperatorError(
+def _refusal(shape: Sequence[int], boxes: torch.Tensor, problem: native.Problem) -> OperatorError:
+    if problem == problem.INVALID_IMAGE:
+        numbers = boxes[:, 0]
+        box = int((~((numbers >= 0) & (numbers < shape[0]))).nonzero()[0])
+        return OperatorError(
             f"roi_align: box {box} is of image {numbers[box]:g}; allowed is 0 to {shape[0] - 1}"
         )
-    if boxes.shape[0] and 0 in shape[2:]:
-        raise OperatorError(
+    if problem == problem.NO_PIXELS:
+        return OperatorError(
             f"roi_align: input has shape {tuple(shape)}, without pixels, for {len(boxes)} boxes"
         )
+    return OperatorError(
+        f"roi_align: input has shape {tuple(shape)}; allowed are 2**24 pixels in a row"
+    )
 
 
 def _format(images: torch.Tensor) -> torch.memory_format:
@@ -202,9 +199,7 @@ def _call(
     )
     addresses = [one.data_ptr() for one in (values, boxes, output)]
     result = getattr(native.library(), name)(ctypes.byref(task), *addresses)
-    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
-        _refuse_boxes(shape, boxes)
-    check(result)
+    native.check(result, functools.partial(_refusal, shape, boxes))
 
 
 def _run(

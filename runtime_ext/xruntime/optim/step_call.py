@@ -67,13 +67,7 @@ class StepCall:
         """Run it. Raises KernelsUnavailableError, MemoryError, OptimizerError; nothing is changed then."""
         self._tensors.maximize = maximize
         self._tensors.seed = seed
-        result = update(native.library(), self._pointer)
-        if result == 0:
-            return
-        if result == native.NO_ISA:
-            native.isa_name()  # raises
-        if result == native.REFUSED:
-            raise MemoryError("no memory for the norms of the parameters")
-        raise OptimizerError(
-            f"the native step refuses its arguments: {native.Problem(result).name}"
+        native.check(
+            update(native.library(), self._pointer),
+            lambda problem: OptimizerError(f"the native step refuses its tensors: {problem.name}"),
         )

@@ -421,6 +421,23 @@ def test_bad_input_is_one_clear_error(name: str) -> None:
     assert issubclass(EmbeddingIndexError, IndexError)
 
 
+@pytest.mark.parametrize(
+    ("weights", "factors", "mode", "message"),
+    [
+        ([torch.ones(7, 3).double()], [], 0, "tables of torch.float64: torch.float32, "),
+        ([torch.ones(7, 3)], [torch.ones(3)], 1, "per-sample weights need mode='sum'"),
+        ([torch.ones(7, 3)], [], 7, "mode 7: allowed are {'sum': 0"),
+        ([torch.ones(7, 0)], [], 0, "table 0: 7 rows of 0 columns, 3 indices in 1 bags: allowed"),
+    ],
+)
+def test_the_library_refuses_what_it_sees(
+    weights: list[torch.Tensor], factors: list[torch.Tensor], mode: int, message: str
+) -> None:
+    arguments = [INDEX], [OFFSET], factors, mode, False
+    with pytest.raises(EmbeddingBagError, match=message):
+        torch.ops.xruntime.merged_embedding_bag(weights, False, *arguments)
+
+
 def test_the_last_offset_is_the_number_of_indices() -> None:
     merged = MergedEmbeddingBag([(7, 3)], include_last_offset=True)
     with pytest.raises(EmbeddingBagError, match=r"offset 2 at position 1: with .* one is 3"):
