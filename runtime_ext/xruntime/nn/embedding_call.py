@@ -15,6 +15,7 @@ from xruntime.errors import EmbeddingBagError, EmbeddingIndexError
 from xruntime.nn.native_operators import TYPES
 
 Tensors = Sequence[torch.Tensor]
+Shapes = Sequence[Sequence[int]]
 
 MODES = {"sum": native.BAG_SUM, "mean": native.BAG_MEAN, "max": native.BAG_MAX}
 """Names of reductions, with their numbers in xkernels/embedding.h."""
@@ -103,43 +104,39 @@ _WORDS = {"indices": "indices", "offsets": "offsets", "factors": "per-sample wei
 
 
 class BagsCall:
-    """The arguments of a native function, which keep their tensors alive."""
+    """The arguments of a native function, which keep their tensors alive.
+
+    shapes, dtype
+        Those of the tables.
+    fields
+        Tensors of all tables by the field of xk_bag_table, or none: it stays NULL. What is not contiguous is
+        copied.
+    """
 
     def __init__(
-        self, lookups: Lookups, dtype: torch.dtype, rows: Sequence[int], dims: Sequence[int]
+        self, lookups: Lookups, shapes: Shapes, dtype: torch.dtype, **fields: Tensors
     ) -> None:
-        """Set what all functions use; `rows` and `dims` are those of the tables."""
-        count = len(rows)
         self._dtype = dtype
-        self.tables = (native.CBagTable * count)()
         self._kept: list[torch.Tensor] = []
-        for number, table in enumerate(self.tables):
-            table.rows = rows[number]
-            table.dim = dims[number]
+        self.tables = (native.CBagTable * len(shapes))()
+        for number, (table, (rows, dim)) in enumerate(zip(self.tables, shapes, strict=True)):
+            table.rows, table.dim = rows, dim
             table.index_count = lookups.indices[number].numel()
             table.bags = lookups.bags(number)
-        self.set("indices", lookups.indices)
-        self.set("offsets", lookups.offsets)
-        self.set("factors", lookups.factors)
-        index_dtype = lookups.indices[0].dtype if count else torch.int64
+        fields |= {name: getattr(lookups, name) for name in ("indices", "offsets", "factors")}
+        for name, tensors in fields.items():
+            for table, tensor in zip(self.tables, tensors, strict=False):
+                contiguous = tensor.contiguous()
+                self._kept.append(contiguous)
+                setattr(table, name, contiguous.data_ptr())
         self._bags = native.CBags(
-            count=count,
+            count=len(shapes),
             tables=self.tables,
             value_type=TYPES.get(dtype, -1),  # the library refuses others
-            index_type=_INDEX_TYPES[index_dtype],
+            index_type=_INDEX_TYPES[lookups.indices[0].dtype],
             mode=lookups.mode,
             include_last_offset=lookups.include_last_offset,
         )
-
-    def set(self, field: str, tensors: Tensors) -> None:
-        """Set a field of all tables to the tensors' addresses, or copies' if they are not contiguous.
-
-        No tensors: the field stays NULL.
-        """
-        for table, tensor in zip(self.tables, tensors, strict=False):
-            contiguous = tensor.contiguous()
-            self._kept.append(contiguous)
-            setattr(table, field, contiguous.data_ptr())
 
     def run(self, function: str, *numbers: float) -> None:
         """Call a function of the library.

@@ -7,6 +7,7 @@ respect to the per-sample weights. Tables are lists, which may differ in rows an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from xruntime import native
 from xruntime.errors import EmbeddingBagError
-from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors, check_lookups
+from xruntime.nn.embedding_call import BagsCall, Lookups, Shapes, Tensors, check_lookups
 from xruntime.nn.native_operators import call, define, differentiate, refuse_second_derivative
 
 # No argument is named `mode`, a name that torch's functionalization uses for itself.
@@ -39,42 +40,27 @@ def _result_shapes(weights: Tensors, lookups: Lookups) -> list[tuple[int, int]]:
     return [(lookups.bags(number), weight.shape[1]) for number, weight in enumerate(weights)]
 
 
-def empty_results(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
-    """The tensors that forward writes: results, and positions of maxima."""
+def empty_results(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
+    """What forward writes: the results, then the positions of maxima."""
     check_tables(weights, lookups)
     shapes = _result_shapes(weights, lookups)
     results = [weight.new_empty(shape) for weight, shape in zip(weights, shapes, strict=True)]
-    if lookups.mode != native.BAG_MAX:
-        return results, []
-    return results, [torch.empty_like(result, dtype=torch.int32) for result in results]
+    maximized = results if lookups.mode == native.BAG_MAX else []
+    return [*results, *(torch.empty_like(one, dtype=torch.int32) for one in maximized)]
 
 
-def reduce(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
-    """Run the forward function; return results and positions of maxima."""
-    results, positions = empty_results(weights, lookups)
-    if results:
-        call = _call(weights, lookups)
-        call.set("weights", weights)
-        call.set("output", results)
-        call.set("max_positions", positions)
-        call.run("xk_bags_forward")
-    return results, positions
+def reduce(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
+    """Run the forward function; return the results, then the positions of maxima."""
+    made = empty_results(weights, lookups)
+    if made:
+        results, positions = made[: len(weights)], made[len(weights) :]
+        _call(weights, lookups, output=results, max_positions=positions).run("xk_bags_forward")
+    return made
 
 
-def _call(weights: Tensors, lookups: Lookups) -> BagsCall:
-    rows, dims = zip(*(weight.shape for weight in weights), strict=True)
-    return BagsCall(lookups, weights[0].dtype, rows, dims)
-
-
-def call_backward(
-    gradients: Tensors, shapes: Sequence[Sequence[int]], lookups: Lookups, positions: Tensors
-) -> BagsCall:
-    """Prepare a function that takes checked gradients of results; `shapes` are those of the tables."""
-    rows, dims = zip(*shapes, strict=True)
-    call = BagsCall(lookups, gradients[0].dtype, rows, dims)
-    call.set("output", gradients)
-    call.set("max_positions", positions)
-    return call
+def _call(weights: Tensors, lookups: Lookups, **fields: Tensors) -> BagsCall:
+    shapes = [weight.shape for weight in weights]
+    return BagsCall(lookups, shapes, weights[0].dtype, weights=weights, **fields)
 
 
 def check_gradients(
@@ -103,11 +89,11 @@ def check_gradients(
 
 
 def _forward(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
-    return flat(*reduce(weights, Lookups(*lookups)))
+    return reduce(weights, Lookups(*lookups))
 
 
 def _forward_fake(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
-    return flat(*empty_results(weights, Lookups(*lookups)))
+    return empty_results(weights, Lookups(*lookups))
 
 
 def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Tensors:
@@ -120,9 +106,7 @@ def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Te
         packed: torch.Tensor = call(
             torch.ops.xruntime.merged_embedding_bag_packed, _forward_packed, weights, *lookups
         )
-        shapes = _result_shapes(weights, lookups)
-        parts = packed.split_with_sizes([bags * dim for bags, dim in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return _parts(packed, _result_shapes(weights, lookups))
     operator = torch.ops.xruntime.merged_embedding_bag
     results: list[torch.Tensor] = call(operator, _forward, weights, sparse, *lookups)
     return results[: len(weights)]
@@ -131,20 +115,20 @@ def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Te
 def _forward_packed(weights: Tensors, *lookups: Any) -> torch.Tensor:
     packed = _forward_packed_fake(weights, *lookups)
     bags = Lookups(*lookups)
-    call = _call(weights, bags)
-    call.set("weights", weights)
-    call.set(
-        "output",
-        packed.split_with_sizes([rows * dim for rows, dim in _result_shapes(weights, bags)]),
-    )
-    call.run("xk_bags_forward")
+    output = _parts(packed, _result_shapes(weights, bags))
+    _call(weights, bags, output=output).run("xk_bags_forward")
     return packed
 
 
 def _forward_packed_fake(weights: Tensors, *lookups: Any) -> torch.Tensor:
     bags = Lookups(*lookups)
     check_tables(weights, bags)
-    return weights[0].new_empty(sum(rows * dim for rows, dim in _result_shapes(weights, bags)))
+    return weights[0].new_empty(sum(map(math.prod, _result_shapes(weights, bags))))
+
+
+def _parts(packed: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
+    parts = packed.split_with_sizes([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 define(
@@ -152,11 +136,6 @@ define(
     _forward_packed,
     _forward_packed_fake,
 )
-
-
-def flat(results: Tensors, positions: Tensors) -> list[torch.Tensor]:
-    """One list of both, as the operators return."""
-    return [*results, *positions]
 
 
 define(
@@ -183,10 +162,12 @@ def _dense_gradients(
 ) -> Tensors:
     wanted = _dense_gradients_fake(gradients, rows, positions, *lookups)
     if wanted:
-        shapes = [one.shape for one in wanted]
-        call = call_backward(gradients, shapes, Lookups(*lookups), positions)
-        call.set("gradients", [one.zero_() for one in wanted])
-        call.run("xk_bags_dense_gradients")
+        BagsCall(
+            *(Lookups(*lookups), [one.shape for one in wanted], gradients[0].dtype),
+            output=gradients,
+            max_positions=positions,
+            gradients=[one.zero_() for one in wanted],
+        ).run("xk_bags_dense_gradients")
     return wanted
 
 
@@ -219,9 +200,13 @@ def _sparse_gradients(
         for gradient, count, (_, dim) in zip(gradients, room, shapes, strict=True)
     ]
     if values:
-        call = call_backward(gradients, shapes, bags, positions)
-        call.set("gradients", values)
-        call.set("gradient_rows", numbers)
+        call = BagsCall(
+            *(bags, shapes, gradients[0].dtype),
+            output=gradients,
+            max_positions=positions,
+            gradients=values,
+            gradient_rows=numbers,
+        )
         call.run("xk_bags_sparse_gradients")
         for number, value, table in zip(numbers, values, call.tables, strict=True):
             number.resize_(table.gradient_row_count)
@@ -253,10 +238,7 @@ define(
 def _factor_gradients(gradients: Tensors, weights: Tensors, *lookups: Any) -> Tensors:
     wanted = _factor_gradients_fake(gradients, weights, *lookups)
     if wanted:
-        call = _call(weights, Lookups(*lookups))
-        call.set("weights", weights)
-        call.set("output", gradients)
-        call.set("gradients", wanted)
+        call = _call(weights, Lookups(*lookups), output=gradients, gradients=wanted)
         call.run("xk_bags_factor_gradients")
     return wanted
 

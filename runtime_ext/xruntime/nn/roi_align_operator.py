@@ -17,6 +17,7 @@ from xruntime.errors import OperatorError
 from xruntime.nn.native_operators import TYPES, call, define, differentiate
 
 MAX_BINS = 2**16
+_FORMATS = (torch.contiguous_format, torch.channels_last)
 _INT32_MAX = 2**31 - 1
 
 MIN_CHANNELS_OF_COPY = 16
@@ -57,15 +58,8 @@ def roi_align(
         )
     regions = boxes if isinstance(boxes, torch.Tensor) else _numbered(boxes)
     return call(  # type: ignore[no-any-return]
-        torch.ops.xruntime.roi_align,
-        _run,
-        input,
-        regions,
-        spatial_scale,
-        height,
-        width,
-        sampling_ratio,
-        aligned,
+        *(torch.ops.xruntime.roi_align, _run, input, regions),
+        *(spatial_scale, height, width, sampling_ratio, aligned),
     )
 
 
@@ -171,6 +165,12 @@ def _format(images: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+def _empty(
+    shape: Sequence[int], like: torch.Tensor, memory_format: torch.memory_format
+) -> torch.Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+
 def _format_of_kernel(
     shape: Sequence[int], regions: Sequence[int], memory_format: torch.memory_format
 ) -> torch.memory_format:
@@ -216,7 +216,7 @@ def _run(
     result_format = _format(images)
     memory_format = _format_of_kernel(images.shape, shape, result_format)
     images = images.contiguous(memory_format=memory_format)
-    output = torch.empty(shape, dtype=images.dtype, memory_format=memory_format)
+    output = _empty(shape, images, memory_format)
     options = (spatial_scale, sampling_ratio, aligned)
     _call(
         *("xk_roi_align", images, boxes, output),
@@ -229,10 +229,7 @@ def _fake(
     images: torch.Tensor, boxes: torch.Tensor, _scale: float, height: int, width: int, *options: Any
 ) -> torch.Tensor:
     _check_arguments(images.shape, images.dtype, boxes, (height, width), options[0])
-    shape = (boxes.shape[0], images.shape[1], height, width)
-    return torch.empty(
-        shape, dtype=images.dtype, device=images.device, memory_format=_format(images)
-    )
+    return _empty((boxes.shape[0], images.shape[1], height, width), images, _format(images))
 
 
 def _run_backward(
@@ -245,7 +242,7 @@ def _run_backward(
     channels_last: bool,
 ) -> torch.Tensor:
     _check_gradient(gradient, boxes, shape, sampling_ratio)
-    result_format = torch.channels_last if channels_last else torch.contiguous_format
+    result_format = _FORMATS[channels_last]
     memory_format = _format_of_kernel(shape, gradient.shape, result_format)
     gradient = gradient.contiguous(memory_format=memory_format)
     sums = torch.empty(shape, dtype=torch.float32, memory_format=memory_format).zero_()
@@ -274,20 +271,10 @@ def _check_gradient(
     _check_arguments(shape, gradient.dtype, boxes, (height, width), sampling_ratio)
 
 
-def _fake_backward(
-    gradient: torch.Tensor,
-    boxes: torch.Tensor,
-    spatial_scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-    shape: list[int],
-    channels_last: bool,
-) -> torch.Tensor:
+def _fake_backward(gradient: torch.Tensor, boxes: torch.Tensor, *options: Any) -> torch.Tensor:
+    _, sampling_ratio, _, shape, channels_last = options
     _check_gradient(gradient, boxes, shape, sampling_ratio)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.empty(
-        shape, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format
-    )
+    return _empty(shape, gradient, _FORMATS[channels_last])
 
 
 def _keep_task(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
