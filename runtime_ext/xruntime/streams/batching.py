@@ -12,7 +12,7 @@ import contextvars
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import inference_mode, is_inference_mode_enabled
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
     grad: bool
     inference: bool
-    autocast: Autocast | Literal[False]
+    autocast: Autocast | None
 
 
 class Batching:

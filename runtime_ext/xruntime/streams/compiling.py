@@ -290,7 +290,7 @@ def compile_for_streams(
 
 def _chosen_autocast(dtype: torch.dtype | None) -> Autocast | None:
     if dtype is None:
-        return current_autocast() if torch.is_autocast_enabled("cpu") else None
+        return current_autocast()
     if dtype not in DTYPES:
         raise CompilationError(
             f"dtype={dtype}: allowed are {', '.join(_name(allowed) for allowed in DTYPES)}, or None for"

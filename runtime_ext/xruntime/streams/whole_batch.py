@@ -110,11 +110,10 @@ def tolerance_of(model: object, output: Any) -> float:
     """Return how far outputs of `model` may be from those of the same items in another batch."""
     if isinstance(model, CompiledForStreams):
         return model.tolerance
-    autocast = current_autocast() if torch.is_autocast_enabled("cpu") else None
     values = [*_tensors(output)]
     if isinstance(model, nn.Module):
         values += [*model.parameters(), *model.buffers()]
-    return tolerance_for(values, autocast)
+    return tolerance_for(values, current_autocast())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
