@@ -25,18 +25,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
     **Ex.:** True for a contiguous, a channels-last and a transposed tensor; False for x[:, ::2], and for
     a view that negates what its memory holds.
     """
-    if tensor.is_neg():
-        return False
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return bool(dense) and not tensor.is_neg()
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
