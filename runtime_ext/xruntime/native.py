@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from xruntime.errors import KernelsUnavailableError
 
@@ -222,6 +222,7 @@ def installed_path(name: str) -> Path:
 
 
 _CPUS = ctypes.POINTER(_INT32)
+_Loaded = TypeVar("_Loaded", bound=ctypes.CDLL)
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
@@ -278,11 +279,23 @@ _QUICK: dict[str, _Signature] = {
 }
 
 
-def _declare(loaded: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
-    for name, (result, arguments) in signatures.items():
-        function = getattr(loaded, name)
-        function.restype = result
-        function.argtypes = arguments
+def _loaded(kind: type[_Loaded], signatures: dict[str, _Signature]) -> _Loaded:
+    """Load the library and declare these functions. Raises KernelsUnavailableError."""
+    path = library_path()
+    try:
+        loaded = kind(str(path), use_errno=kind is ctypes.CDLL)
+        version = loaded.xk_abi_version()
+        for name, (result, arguments) in signatures.items() if version == ABI_VERSION else ():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
+    if version != ABI_VERSION:
+        raise KernelsUnavailableError(
+            f"{path} has interface version {version}, and this xruntime needs {ABI_VERSION}: they are from"
+            f" different releases. {_HOW_TO_GET_IT}"
+        )
+    return loaded
 
 
 @functools.cache
@@ -295,21 +308,7 @@ def library() -> ctypes.CDLL:
     returns whether they do. `ctypes.get_errno()` has the errno of functions that set it. Raises
     KernelsUnavailableError.
     """
-    path = library_path()
-    try:
-        loaded = ctypes.CDLL(str(path), use_errno=True)
-        loaded.xk_abi_version.argtypes = ()
-        loaded.xk_abi_version.restype = ctypes.c_int32
-        version = loaded.xk_abi_version()
-        if version == ABI_VERSION:
-            _declare(loaded, _WAITING)
-    except (OSError, AttributeError) as error:
-        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
-    if version != ABI_VERSION:
-        raise KernelsUnavailableError(
-            f"{path} has interface version {version}, and this xruntime needs {ABI_VERSION}: they are from"
-            f" different releases. {_HOW_TO_GET_IT}"
-        )
+    loaded = _loaded(ctypes.CDLL, _WAITING)
     loaded.xk_team_keep_workers()
     return loaded
 
@@ -320,14 +319,8 @@ def quick_library() -> ctypes.PyDLL:
 
     Raises KernelsUnavailableError.
     """
-    library()  # checks the version
-    path = library_path()
-    try:
-        loaded = ctypes.PyDLL(str(path))
-        _declare(loaded, _QUICK)
-    except (OSError, AttributeError) as error:
-        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
-    return loaded
+    library()  # it prepares the OpenMP runtime
+    return _loaded(ctypes.PyDLL, _QUICK)
 
 
 def supported_isas() -> list[str]:
