@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from xlaunch.text import counted
 from xruntime.errors import PackageInputError
 from xruntime.pytrees import Path, described, entries, place
 
@@ -127,7 +128,7 @@ class Inputs:
         if self._specs is None:
             return "all inputs"
         unknown = sum(spec is None for spec in self._specs)
-        return f"{unknown} of {_inputs(len(self._specs))}" if unknown else ""
+        return f"{unknown} of {counted(len(self._specs), 'input')}" if unknown else ""
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors of a call.
@@ -142,7 +143,7 @@ class Inputs:
             return [tensor for _, tensor in found]
         if len(found) != len(self._specs):
             raise PackageInputError(
-                f"the call has {_tensors(len(found))} and the package takes {len(self._specs)}: numbers"
+                f"the call has {counted(len(found), 'tensor')} and the package takes {len(self._specs)}: numbers"
                 " and flags became part of the code when it was compiled"
             )
         return [
@@ -260,11 +261,3 @@ def _usual_strides(shape: torch.Size) -> Iterator[tuple[int, ...]]:
             strides[dim] = step
             step *= max(1, shape[dim])
         yield tuple(strides)
-
-
-def _inputs(count: int) -> str:
-    return "1 input" if count == 1 else f"{count} inputs"
-
-
-def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"

@@ -108,11 +108,11 @@ class Batching:
         self._compiled: set[Hashable] | None = None
         """The shapes for which batches were compiled; None: any."""
 
-    def prepare(self) -> None:
+        if isinstance(module, CompiledForStreams) and not module.dynamic:
+            self._prepare(module)
+
+    def _prepare(self, module: CompiledForStreams) -> None:
         """Have code made or loaded for batches of the shapes that the module was compiled for."""
-        module = self._module
-        if not isinstance(module, CompiledForStreams) or module.dynamic:
-            return
         self._compiled = set()
         for sample in module.samples:
             try:

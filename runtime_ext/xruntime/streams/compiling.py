@@ -14,14 +14,15 @@ see `xruntime.kept.kept_code`.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import torch
 
+from xlaunch.text import counted
 from xruntime.compilation.accuracy import Difference
 from xruntime.compilation.gil import Kind
 from xruntime.compilation.inductor import first_line
@@ -87,7 +88,9 @@ class CompiledForStreams(torch.nn.Module):
 
         self.eval()
         _log.info(
-            "compiling %s for streams of %s; this may take a minute", code.name, _threads(threads)
+            "compiling %s for streams of %s; this may take a minute",
+            code.name,
+            counted(threads, "thread"),
         )
         with team_of(threads):
             self.evidence = self._compile(call)
@@ -150,7 +153,7 @@ class CompiledForStreams(torch.nn.Module):
         notes += ["dimension 0 may vary"] if self.dynamic else []
         return "\n".join(
             (
-                f"{code.name}, compiled for streams of {_threads(self.threads)} ({', '.join(notes)})",
+                f"{code.name}, compiled for streams of {counted(self.threads, 'thread')} ({', '.join(notes)})",
                 f"  {_cut(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
                 *(f"  {note}" for note in code.notes),
                 f"  compared with the eager module: {different}",
@@ -175,24 +178,16 @@ class CompiledForStreams(torch.nn.Module):
 
     def _call_from_another_thread(self, call: Sample) -> None:
         """Raise CompilationError if a thread that is set up like a stream's cannot run the code."""
-        errors: list[Exception] = []
-
-        def run() -> None:
-            try:
-                resize_team(self.threads)
-                self(*call.args, **call.kwargs)
-            except Exception as error:  # noqa: BLE001 - it is raised below
-                errors.append(error)
-
-        # This thread may not compile: only the calling thread may.
-        thread = threading.Thread(target=run, name="compiled for streams")
-        thread.start()
-        thread.join()
-        if errors:
+        try:
+            # Its thread may not compile: only the calling thread may.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(resize_team, self.threads).result()
+                pool.submit(self, *call.args, **call.kwargs).result()
+        except Exception as error:
             raise CompilationError(
                 f"{self._code.name} was compiled, but a second thread cannot run it:"
-                f" {first_line(errors[0])}"
-            ) from errors[0]
+                f" {first_line(error)}"
+            ) from error
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode. Raises CompilationError for training mode."""
@@ -305,7 +300,3 @@ def _cut(graphs: int) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
