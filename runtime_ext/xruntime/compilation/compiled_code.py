@@ -260,10 +260,7 @@ class CompiledCode:
         # become constants; otherwise convolutions are neither packed nor fused.
         import torch._inductor.config as settings
 
-        patch: contextlib.AbstractContextManager[Any] = settings.patch(
-            freezing=self.options["freezing"]
-        )
-        return patch
+        return settings.patch(freezing=self.options["freezing"])  # type: ignore[no-any-return]
 
     def _compile_graph(
         self, graph: torch.fx.GraphModule, inputs: list[Any], **_: Any

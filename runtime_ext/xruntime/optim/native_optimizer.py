@@ -306,8 +306,7 @@ class NativeOptimizer(Optimizer):
             if number in saved["state"]:
                 self.state[parameter] = self._converted(group, parameter, saved["state"][number])
         if _GENERATOR in saved:
-            if self._generator is None:
-                self._generator = torch.Generator()
+            self._generator = self._generator or torch.Generator()
             self._generator.set_state(saved[_GENERATOR])
         self._forget()
 
@@ -456,10 +455,7 @@ class NativeOptimizer(Optimizer):
             self._check_group(group)
         if _GENERATOR in state:
             saved = state.pop(_GENERATOR)
-            self._generator = None
-            if saved is not None:
-                self._generator = torch.Generator()
-                self._generator.set_state(saved)
+            self._generator = None if saved is None else torch.Generator().set_state(saved)
         super().__setstate__(state)
         self._given = {}
         self._forget()
