@@ -17,10 +17,53 @@ from xruntime.nn.native_operators import TYPES
 Tensors = Sequence[torch.Tensor]
 Shapes = Sequence[Sequence[int]]
 
-MODES = {"sum": native.BAG_SUM, "mean": native.BAG_MEAN, "max": native.BAG_MAX}
-"""Names of reductions, with their numbers in xkernels/embedding.h."""
+MODES = {"sum": 0, "mean": 1, "max": 2}
+"""Names of reductions, with their numbers in xkernels/embedding.h: XK_BAG_..."""
 
-_INDEX_TYPES = {torch.int32: native.INT32, torch.int64: native.INT64}
+_INDEX_TYPES = {torch.int32: 0, torch.int64: 1}
+
+
+class CBagTable(ctypes.Structure):
+    """xk_bag_table of xkernels/embedding.h."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "rows dim index_count bags"),
+        (
+            ctypes.c_void_p,
+            "weights indices offsets factors output max_positions gradients gradient_rows",
+        ),
+        (ctypes.c_int64, "gradient_row_count"),
+        (ctypes.c_void_p, "remainders state"),
+    )
+
+
+class CBags(ctypes.Structure):
+    """xk_bags of xkernels/embedding.h."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "count"),
+        (ctypes.POINTER(CBagTable), "tables"),
+        (ctypes.c_int32, "value_type index_type mode include_last_offset"),
+    )
+
+
+class CBagProblem(ctypes.Structure):
+    """xk_bag_problem of xkernels/embedding.h."""
+
+    _fields_ = native.fields((ctypes.c_int64, "table position value"))
+
+
+def _declare(*names: str, numbers: int = 0) -> None:
+    arguments = ctypes.POINTER(CBags), *[ctypes.c_double] * numbers, ctypes.POINTER(CBagProblem)
+    native.declare(*names, arguments=arguments)
+
+
+_declare(
+    *("xk_bags_forward", "xk_bags_dense_gradients"),
+    *("xk_bags_sparse_gradients", "xk_bags_factor_gradients"),
+)
+_declare("xk_bags_sgd", numbers=3)
+_declare("xk_bags_adagrad", numbers=2)
 
 
 class Lookups(NamedTuple):
@@ -118,7 +161,7 @@ class BagsCall:
     ) -> None:
         self._dtype = dtype
         self._kept: list[torch.Tensor] = []
-        self.tables = (native.CBagTable * len(shapes))()
+        self.tables = (CBagTable * len(shapes))()
         for number, (table, (rows, dim)) in enumerate(zip(self.tables, shapes, strict=True)):
             table.rows, table.dim = rows, dim
             table.index_count = lookups.indices[number].numel()
@@ -129,7 +172,7 @@ class BagsCall:
                 contiguous = tensor.contiguous()
                 self._kept.append(contiguous)
                 setattr(table, name, contiguous.data_ptr())
-        self._bags = native.CBags(
+        self._bags = CBags(
             count=len(shapes),
             tables=self.tables,
             value_type=TYPES.get(dtype, -1),  # the library refuses others
@@ -144,13 +187,13 @@ class BagsCall:
         Raises EmbeddingIndexError, EmbeddingBagError, KernelsUnavailableError, MemoryError; nothing
         has been changed then.
         """
-        place = native.CBagProblem()
+        place = CBagProblem()
         result = getattr(native.library(), function)(
             ctypes.byref(self._bags), *numbers, ctypes.byref(place)
         )
         native.check(result, functools.partial(self._refusal, place))
 
-    def _refusal(self, place: native.CBagProblem, problem: native.Problem) -> EmbeddingBagError:
+    def _refusal(self, place: CBagProblem, problem: native.Problem) -> EmbeddingBagError:
         table = self.tables[place.table]
         value = f"{place.value} at position {place.position}"
         if problem == problem.INVALID_INDEX:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from xruntime import native
 from xruntime.errors import EmbeddingBagError
-from xruntime.nn.embedding_call import BagsCall, Lookups, Shapes, Tensors, check_lookups
+from xruntime.nn.embedding_call import MODES, BagsCall, Lookups, Shapes, Tensors, check_lookups
 from xruntime.nn.native_operators import call, define, differentiate, refuse_second_derivative
 
 # No argument is named `mode`, a name that torch's functionalization uses for itself.
@@ -45,7 +44,7 @@ def empty_results(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
     check_tables(weights, lookups)
     shapes = _result_shapes(weights, lookups)
     results = [weight.new_empty(shape) for weight, shape in zip(weights, shapes, strict=True)]
-    maximized = results if lookups.mode == native.BAG_MAX else []
+    maximized = results if lookups.mode == MODES["max"] else []
     return [*results, *(torch.empty_like(one, dtype=torch.int32) for one in maximized)]
 
 
@@ -70,7 +69,7 @@ def check_gradients(
     if not len(gradients) == len(dims) == len(lookups.indices):
         raise EmbeddingBagError(f"{len(gradients)} gradients for {len(dims)} tables")
     check_lookups(lookups, len(gradients), gradients[0].dtype if gradients else torch.float32)
-    if len(positions) != (len(gradients) if lookups.mode == native.BAG_MAX else 0):
+    if len(positions) != (len(gradients) if lookups.mode == MODES["max"] else 0):
         raise EmbeddingBagError(f"{len(positions)} tensors of positions for mode {lookups.mode}")
     for kind, dtype, tensors in (
         ("gradient", gradients[0].dtype if gradients else None, gradients),

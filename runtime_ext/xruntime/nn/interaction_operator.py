@@ -22,6 +22,11 @@ from xruntime.nn.native_operators import (
 
 MAX_FEATURES = 2**31 - 1
 
+_ADDRESS, _INT64 = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = (_ADDRESS, _ADDRESS, *[_INT64] * 3, ctypes.c_int32, _ADDRESS)
+native.declare("xk_interaction", arguments=_ARGUMENTS)
+native.declare("xk_interaction_backward", arguments=(*_ARGUMENTS, _ADDRESS))
+
 
 def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the first tensor followed by the dot products of all pairs.

@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from xruntime import native
 from xruntime.errors import OperatorError
 from xruntime.nn.native_operators import define
+
+_ADDRESS, _INT64 = ctypes.c_void_p, ctypes.c_int64
+native.declare(
+    "xk_nms",
+    arguments=(
+        *(_ADDRESS, ctypes.c_int32, _INT64, _ADDRESS),
+        *(_ADDRESS, _INT64, ctypes.c_double, _ADDRESS),
+    ),
+)
 
 
 def nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:

@@ -16,6 +16,22 @@ from xruntime import native
 from xruntime.errors import OperatorError
 from xruntime.nn.native_operators import TYPES, call, define, differentiate
 
+
+class CRoiAlignTask(ctypes.Structure):
+    """xk_roi_align_task of xkernels/roi_align.h."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "images channels height width boxes output_height output_width"),
+        (ctypes.c_double, "spatial_scale"),
+        (ctypes.c_int32, "sampling_ratio aligned type channels_last"),
+    )
+
+
+native.declare(
+    *("xk_roi_align", "xk_roi_align_backward"),
+    arguments=(ctypes.POINTER(CRoiAlignTask), *[ctypes.c_void_p] * 3),
+)
+
 MAX_BINS = 2**16
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 _INT32_MAX = 2**31 - 1
@@ -194,7 +210,7 @@ def _call(
     """Call a native function for images of `shape`; `options` are the scale, the ratio and `aligned`."""
     boxes = boxes.to(torch.float32).contiguous()
     channels_last = memory_format == torch.channels_last
-    task = native.CRoiAlignTask(
+    task = CRoiAlignTask(
         *(*shape, boxes.shape[0], *size, *options, TYPES[values.dtype], channels_last)
     )
     addresses = [one.data_ptr() for one in (values, boxes, output)]

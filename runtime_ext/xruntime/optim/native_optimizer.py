@@ -11,14 +11,13 @@ import torch
 from torch import distributed
 from torch.optim import Optimizer
 
-from xruntime import native
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.layout import can_be_walked_together, empty_like
 from xruntime.optim.rule import RANGES, Group, Rule
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split
-from xruntime.optim.step_call import FORMATS, TYPES, Formats
+from xruntime.optim.step_call import FORMATS, TYPES, WEIGHTS_FLOAT32, Formats
 
 Rounding = Literal["split", "stochastic"]
 
@@ -164,7 +163,7 @@ class NativeOptimizer(Optimizer):
         if parameter.dtype == torch.bfloat16:
             weights = FORMATS[group["rounding"]]
         else:
-            weights = native.WEIGHTS_FLOAT32
+            weights = WEIGHTS_FLOAT32
         return Formats(weights, parameter.grad.dtype, self._state_dtype(group, parameter))
 
     def _state_dtype(self, group: Group, parameter: torch.Tensor) -> torch.dtype:

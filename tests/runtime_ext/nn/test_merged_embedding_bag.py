@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from xruntime import native as native_library  # noqa: E402
 from xruntime.errors import EmbeddingBagError, EmbeddingIndexError, OperatorError  # noqa: E402
-from xruntime.nn import MergedEmbeddingBag  # noqa: E402
+from xruntime.nn import MergedEmbeddingBag, embedding_call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -503,6 +502,6 @@ def test_impossible_tables_are_refused() -> None:
 def test_structs_have_the_layout_of_the_header() -> None:
     import ctypes
 
-    assert ctypes.sizeof(native_library.CBagTable) == 15 * 8
-    assert ctypes.sizeof(native_library.CBags) == 32
-    assert ctypes.sizeof(native_library.CBagProblem) == 24
+    assert ctypes.sizeof(embedding_call.CBagTable) == 15 * 8
+    assert ctypes.sizeof(embedding_call.CBags) == 32
+    assert ctypes.sizeof(embedding_call.CBagProblem) == 24
