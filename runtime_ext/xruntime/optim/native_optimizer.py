@@ -297,7 +297,14 @@ class NativeOptimizer(Optimizer):
 
     def _check_saved(self, saved: dict[str, Any]) -> None:
         for _, parameter, number in self._numbered(saved):
-            self._check_state(parameter, saved["state"].get(number, {}))
+            for name, value in saved["state"].get(number, {}).items():
+                if name == "step" or not isinstance(value, torch.Tensor):
+                    continue
+                if value.shape != parameter.shape:
+                    raise OptimizerError(
+                        f"{self._name}: the state {name!r} of a parameter has shape {tuple(value.shape)},"
+                        f" the parameter {tuple(parameter.shape)}: they are of different models"
+                    )
 
     def _take_saved(self, saved: dict[str, Any]) -> None:
         """Restore the saved states, because torch has converted them to their parameters' dtype."""
@@ -315,16 +322,6 @@ class NativeOptimizer(Optimizer):
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         for (group, parameter), number in zip(ours, numbers, strict=False):
             yield group, parameter, number
-
-    def _check_state(self, parameter: torch.Tensor, saved: State) -> None:
-        for name, value in saved.items():
-            if name == "step" or not isinstance(value, torch.Tensor):
-                continue
-            if value.shape != parameter.shape:
-                raise OptimizerError(
-                    f"{self._name}: the state {name!r} of a parameter has shape {tuple(value.shape)},"
-                    f" the parameter {tuple(parameter.shape)}: they are of different models"
-                )
 
     def _converted(self, group: Group, parameter: torch.Tensor, saved: State) -> State:
         state: State = {}

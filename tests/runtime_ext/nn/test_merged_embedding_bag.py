@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from xruntime.errors import EmbeddingBagError, EmbeddingIndexError, OperatorError  # noqa: E402
-from xruntime.nn import MergedEmbeddingBag, embedding_call  # noqa: E402
+from xruntime.nn import MergedEmbeddingBag, embedding_call, embedding_operators  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -432,9 +432,9 @@ def test_bad_input_is_one_clear_error(name: str) -> None:
 def test_the_library_refuses_what_it_sees(
     weights: list[torch.Tensor], factors: list[torch.Tensor], mode: int, message: str
 ) -> None:
-    arguments = [INDEX], [OFFSET], factors, mode, False
+    lookups = embedding_call.Lookups([INDEX], [OFFSET], factors, mode, False)
     with pytest.raises(EmbeddingBagError, match=message):
-        torch.ops.xruntime.merged_embedding_bag(weights, False, *arguments)
+        embedding_operators.merged_embedding_bag(weights, False, lookups)
 
 
 def test_the_last_offset_is_the_number_of_indices() -> None:
