@@ -21,7 +21,7 @@ from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import entries, leaves, rebuilt
+from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
 from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
@@ -262,7 +262,7 @@ class Batching:
         plan = SplitPlan((output,), {}, self._output_hint)
         if plan.items != items * count:
             raise BatchError(f"{items * count} items gave a result of {plan.items}")
-        tensors = [leaf for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+        tensors = [tensor for _, tensor in tensor_leaves(output)]
         if any(tensor.requires_grad for tensor in tensors):
             raise BatchError(
                 "autograd records the call, and one graph cannot be that of several calls: submit"
