@@ -14,6 +14,7 @@ chose its kernels, and not the ones that the package was exported for.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -72,9 +73,8 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
             return None
         count = max(checked) + 1
     dtypes: dict[int, torch.dtype] = {}
-    numbers: dict[str, dict[int, dict[int, int]]] = {"dim": {}, "stride": {}}
-    dims = [0] * count
-    varying: list[set[int]] = [set() for _ in range(count)]
+    fixed: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    varying: dict[int, set[int]] = defaultdict(set)
     for source in sources:
         names = {name: int(index) for name, index in _HANDLE.findall(source)}
         for name, dtype in _DTYPE.findall(source):
@@ -82,24 +82,16 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
             if name in names and isinstance(known, torch.dtype):
                 dtypes[names[name]] = known
         for index, what, dim, value in _NUMBER.findall(source):
-            numbers[what].setdefault(int(index), {})[int(dim)] = int(value)
-        for index, dim in [
-            (index, dim) for index, _, dim, _ in _NUMBER.findall(source)
-        ] + _VARYING.findall(source):
-            if int(index) < count:
-                dims[int(index)] = max(dims[int(index)], int(dim) + 1)
+            fixed[what, int(index)][int(dim)] = int(value)
         for index, dim in _VARYING.findall(source):
-            if int(index) < count:
-                varying[int(index)].add(int(dim))
-    return tuple(
-        _complete(
-            InputSpec(dtypes[i], dims[i], numbers["dim"].get(i, {}), numbers["stride"].get(i, {})),
-            varying[i],
-        )
-        if i in dtypes
-        else None
-        for i in range(count)
-    )
+            varying[int(index)].add(int(dim))
+
+    def spec(i: int) -> InputSpec | None:
+        sizes, strides = fixed["dim", i], fixed["stride", i]
+        dims = 1 + max((*sizes, *strides, *varying[i]), default=-1)
+        return _complete(InputSpec(dtypes[i], dims, sizes, strides), varying[i])
+
+    return tuple(spec(i) if i in dtypes else None for i in range(count))
 
 
 def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
@@ -154,29 +146,23 @@ class Inputs:
 
 def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
     """Append the tensors of `value` to `found`, in the order of `form`."""
-    if isinstance(value, torch.Tensor):
-        if entries(form) is not None:
+    is_tensor = isinstance(value, torch.Tensor)
+    expected, given = entries(form), None if is_tensor else entries(value)
+    if expected is not None and given is not None:
+        there = dict(given)
+        if there.keys() != dict(expected).keys():
             raise _form_error(form, value, path)
+        for key, inner in expected:
+            _collect(inner, there[key], (*path, key), found)
+    elif expected is not given:
+        raise _form_error(form, value, path)
+    elif is_tensor:
         if value.device.type != "cpu" or value.layout is not torch.strided:
             raise PackageInputError(
                 f"{place(path)} is a tensor on {value.device} with the layout {value.layout}: the package"
                 " takes dense tensors on the CPU"
             )
         found.append((path, value))
-        return
-    expected = entries(form)
-    if expected is None:
-        if entries(value) is not None:
-            raise _form_error(form, value, path)
-        return
-    given = entries(value)
-    if given is None:
-        raise _form_error(form, value, path)
-    there = dict(given)
-    if there.keys() != dict(expected).keys():
-        raise _form_error(form, value, path)
-    for key, inner in expected:
-        _collect(inner, there[key], (*path, key), found)
 
 
 def _form_error(form: Any, value: Any, path: Path) -> PackageInputError:
