@@ -376,6 +376,11 @@ class _Entry:
         return run
 
 
+def pieces(graphs: int) -> str:
+    """Say into how many graphs torch has cut a model."""
+    return "in one graph" if graphs == 1 else f"in {graphs} graphs, with Python between them"
+
+
 def _add(known: set[tuple[Any, ...]], key: tuple[Any, ...]) -> None:
     if len(known) >= MAX_SHAPES:
         known.clear()

@@ -24,6 +24,7 @@ import torch
 
 from xlaunch.text import counted
 from xruntime.compilation.accuracy import Difference
+from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.gil import Kind
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import (
@@ -154,7 +155,7 @@ class CompiledForStreams(torch.nn.Module):
         return "\n".join(
             (
                 f"{code.name}, compiled for streams of {counted(self.threads, 'thread')} ({', '.join(notes)})",
-                f"  {_cut(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
+                f"  {pieces(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
                 *(f"  {note}" for note in code.notes),
                 f"  compared with the eager module: {different}",
                 f"  graphs compiled so far, for all shapes: {code.graphs}",
@@ -275,7 +276,7 @@ def compile_for_streams(
     graphs = compiled.evidence.graphs
     if graphs > 1:
         warnings.warn(
-            f"{code.name} was compiled {_cut(graphs)}. Streams wait for each other there, because"
+            f"{code.name} was compiled {pieces(graphs)}. Streams wait for each other there, because"
             " Python holds the GIL. TORCH_LOGS=graph_breaks shows the cause of each cut",
             GILWarning,
             stacklevel=2,
@@ -292,10 +293,6 @@ def _chosen_autocast(dtype: torch.dtype | None) -> Autocast | None:
             " the calling thread's autocast"
         )
     return None if dtype is torch.float32 else Autocast(dtype, cache=True)
-
-
-def _cut(graphs: int) -> str:
-    return "in one graph" if graphs == 1 else f"in {graphs} graphs, with Python between them"
 
 
 def _name(dtype: torch.dtype) -> str:
