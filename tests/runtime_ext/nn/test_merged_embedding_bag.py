@@ -426,13 +426,19 @@ def test_bad_input_is_one_clear_error(name: str) -> None:
         ([torch.ones(7, 3).double()], [], 0, "tables of torch.float64: torch.float32, "),
         ([torch.ones(7, 3)], [torch.ones(3)], 1, "per-sample weights need mode='sum'"),
         ([torch.ones(7, 3)], [], 7, "mode 7: allowed are {'sum': 0"),
-        ([torch.ones(7, 0)], [], 0, "table 0: 7 rows of 0 columns, 3 indices in 1 bags: allowed"),
+        (
+            [torch.ones(7, 3), torch.ones(7, 0)],
+            [],
+            0,
+            "table 1: 7 rows of 0 columns, 3 indices in 1 bags: allowed",
+        ),
     ],
 )
 def test_the_library_refuses_what_it_sees(
     weights: list[torch.Tensor], factors: list[torch.Tensor], mode: int, message: str
 ) -> None:
-    lookups = embedding_call.Lookups([INDEX], [OFFSET], factors, mode, False)
+    tables = len(weights)
+    lookups = embedding_call.Lookups([INDEX] * tables, [OFFSET] * tables, factors, mode, False)
     with pytest.raises(EmbeddingBagError, match=message):
         embedding_operators.merged_embedding_bag(weights, False, lookups)
 
