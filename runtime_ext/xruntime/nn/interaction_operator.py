@@ -64,8 +64,9 @@ def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-def _pairs(count: int) -> int:
-    return count * (count - 1) // 2
+def _output_shape(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    batch, features = tensors[0].shape
+    return batch, features + len(tensors) * (len(tensors) - 1) // 2
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
@@ -107,14 +108,12 @@ def _run(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _fake(tensors: list[torch.Tensor]) -> torch.Tensor:
     _check_tensors(tensors)
-    batch, features = tensors[0].shape
-    return tensors[0].new_empty(batch, features + _pairs(len(tensors)))
+    return tensors[0].new_empty(_output_shape(tensors))
 
 
 def _check_gradient(gradient: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     _check_tensors(tensors)
-    batch, features = tensors[0].shape
-    wanted = (batch, features + _pairs(len(tensors)))
+    wanted = _output_shape(tensors)
     if tuple(gradient.shape) != wanted or gradient.dtype != tensors[0].dtype:
         raise OperatorError(
             f"interaction_backward: the gradient has shape {tuple(gradient.shape)} and dtype"

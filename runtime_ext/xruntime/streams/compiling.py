@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 
@@ -34,7 +34,7 @@ from xruntime.compilation.samples import (
     with_varying_sizes,
     wrong_thread_error,
 )
-from xruntime.errors import CompilationError, GILWarning
+from xruntime.errors import CompilationError, GILWarning, refusing
 from xruntime.kept.kept_code import KeptCode
 from xruntime.threads.team import resize_team, team_of
 from xruntime.threads.torch_modes import Autocast, current_autocast
@@ -56,6 +56,11 @@ class Evidence(NamedTuple):
 
     call_s: float
     """Time of one call."""
+
+
+def _refusing(instead: str) -> Any:
+    text = f"compiled code and its weights cannot be changed: {instead}, then compile it again"
+    return refusing(CompilationError, text)
 
 
 class CompiledForStreams(torch.nn.Module):
@@ -199,24 +204,10 @@ class CompiledForStreams(torch.nn.Module):
             )
         return super().train(False)
 
-    def compile(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises CompilationError: it is compiled already."""
-        self._refuse_change("call .compile() on the original module")
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self._refuse_change("convert or move the original module")
-
-    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises CompilationError: the compiled code has its own copy of the weights."""
-        self._refuse_change("load them into the original module")
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse_change("pickle or copy the original module")
-
-    def _refuse_change(self, instead: str) -> NoReturn:
-        raise CompilationError(
-            f"compiled code and its weights cannot be changed: {instead}, then compile it again"
-        )
+    compile = _refusing("call .compile() on the original module")
+    _apply = _refusing("convert or move the original module")
+    load_state_dict = _refusing("load them into the original module")
+    __reduce__ = _refusing("pickle or copy the original module")
 
 
 def compile_for_streams(
