@@ -160,10 +160,8 @@ class NativeOptimizer(Optimizer):
 
     def _formats(self, group: Group, parameter: torch.Tensor) -> Formats:
         assert parameter.grad is not None
-        if parameter.dtype == torch.bfloat16:
-            weights = FORMATS[group["rounding"]]
-        else:
-            weights = WEIGHTS_FLOAT32
+        in_bf16 = parameter.dtype == torch.bfloat16
+        weights = FORMATS[group["rounding"]] if in_bf16 else WEIGHTS_FLOAT32
         return Formats(weights, parameter.grad.dtype, self._state_dtype(group, parameter))
 
     def _state_dtype(self, group: Group, parameter: torch.Tensor) -> torch.dtype:
