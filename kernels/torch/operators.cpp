@@ -201,8 +201,7 @@ Tensor interaction(Tensors tensors) {
   require(!tensors.empty(), "interaction: no tensors");
   const Tensor first = tensors[0];
   const int32_t type = value_type(first.scalar_type());
-  require(first.dim() == 2 && first.size(1) <= INT32_MAX && type >= 0,
-          "interaction", kDisagree);
+  require(first.dim() == 2 && first.size(1) <= INT32_MAX && type >= 0, "interaction", kDisagree);
   const int64_t batch = first.size(0), features = first.size(1);
   const auto count = static_cast<int64_t>(tensors.size());
   std::vector<const void*> inputs;
