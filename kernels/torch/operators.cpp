@@ -5,8 +5,8 @@
 //
 // `python -m xruntime kernels --build` compiles this file. It uses torch's stable ABI alone, as
 // of 2.11: what is built with one torch runs with every newer one. xruntime.nn defines the
-// operators, with their derivatives. Arguments are checked as far as memory is concerned;
-// xruntime.nn has the full messages.
+// operators, with their derivatives. Here stands only what libxkernels.so does not see: whether
+// shapes and dtypes agree. xruntime.nn.native_operators.call finds the full messages.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -79,6 +79,8 @@ void require(bool holds, const Parts&... parts) {
   }
 }
 
+const char kDisagree[] = ": shapes or dtypes of the tensors do not agree";
+
 void check_result(const char* name, int32_t result) {
   require(result != XK_NO_ISA, name, ": no instruction set: see python -m xruntime kernels");
   require(result != XK_REFUSED, name, ": no memory");
@@ -100,7 +102,7 @@ class Bags {
     if (count == 0) return;
     require(indices_.size() == count && (offsets_.empty() || offsets_.size() == count) &&
                 (factors_.empty() || factors_.size() == count),
-            name_, ": give indices, offsets and per-sample weights for each of ", count, " tables");
+            name_, kDisagree);
     bags_.count = static_cast<int64_t>(count);
     bags_.tables = tables.data();
     bags_.value_type = value_type(weights_[0].scalar_type());
@@ -145,14 +147,13 @@ class Bags {
               factor.scalar_type() == weight.scalar_type();
       table.factors = factor.const_data_ptr();
     }
-    require(agree, name_, ": tensors of table ", at, " have other shapes or dtypes");
+    require(agree && table.bags >= 0, name_, kDisagree);
     table.rows = weight.size(0);
     table.dim = weight.size(1);
     table.index_count = index.numel();
     if (offsets_.empty()) table.bags = index.size(0);
     table.weights = const_cast<void*>(weight.const_data_ptr());  // only read
     table.indices = index.const_data_ptr();
-    require(table.bags >= 0, name_, ": no offsets of table ", at);
   }
 
   const char* name_;
@@ -200,8 +201,7 @@ Tensor interaction(Tensors tensors) {
   require(!tensors.empty(), "interaction: no tensors");
   const Tensor first = tensors[0];
   const int32_t type = value_type(first.scalar_type());
-  require(first.dim() == 2 && first.size(1) <= INT32_MAX && type >= 0,
-          "interaction: tensor 0 has another shape or dtype");
+  require(first.dim() == 2 && first.size(1) <= INT32_MAX && type >= 0, "interaction", kDisagree);
   const int64_t batch = first.size(0), features = first.size(1);
   const auto count = static_cast<int64_t>(tensors.size());
   std::vector<const void*> inputs;
@@ -209,10 +209,8 @@ Tensor interaction(Tensors tensors) {
   for (Tensor& tensor : tensors) {
     require(tensor.dim() == 2 && tensor.size(0) == batch && tensor.size(1) == features &&
                 tensor.scalar_type() == first.scalar_type(),
-            "interaction: tensor ", inputs.size(), " has another shape or dtype than tensor 0");
-    if (tensor.stride(1) != 1) {
-      tensor = dense(tensor);
-    }
+            "interaction", kDisagree);
+    if (tensor.stride(1) != 1) tensor = dense(tensor);
     inputs.push_back(tensor.const_data_ptr());
     strides.push_back(tensor.stride(0));
   }

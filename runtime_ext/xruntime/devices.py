@@ -291,9 +291,14 @@ def _memory_and_cpus() -> tuple[int | None, str | None]:
 
 def cpu_bf16_flags() -> tuple[str, ...] | None:
     """The flags of this CPU's instructions for bf16, sorted; None where /proc/cpuinfo has no flags."""
+    flags = cpu_flags()
+    return tuple(sorted(BF16_FLAGS & flags)) if flags else None
+
+
+def cpu_flags() -> set[str]:
+    """The CPU's flags from /proc/cpuinfo; empty if it has none."""
     fields = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo"))
-    flags = fields.get("flags") or fields.get("Features")  # x86, Arm
-    return None if flags is None else tuple(sorted(BF16_FLAGS.intersection(flags.split())))
+    return set((fields.get("flags") or fields.get("Features") or "").split())  # x86, Arm
 
 
 def _built_for() -> str:

@@ -3,7 +3,18 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from xlaunch.errors import UsageError, XLaunchError
+
+
+def refusing(error: type[Exception], text: str) -> Any:
+    """Return a method that raises an error, for an object that cannot be changed."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise error(text)
+
+    return refuse
 
 
 class KernelsUnavailableError(XLaunchError):

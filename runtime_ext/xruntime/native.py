@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from xruntime.errors import KernelsUnavailableError
 
@@ -70,24 +70,33 @@ class Problem(enum.IntEnum):
     INVALID_ORDER = -22
 
 
+def check(result: int, refusal: Callable[[Problem], Exception]) -> None:
+    """Raise what an operator's function has returned, if it is not 0.
+
+    refusal
+        Returns the error of a wrong argument, with the values that the code does not have.
+
+    Raises KernelsUnavailableError, MemoryError.
+    """
+    if result == 0:
+        return
+    if result == NO_ISA:
+        isa_name()  # raises
+    if result == REFUSED:
+        raise MemoryError("no memory for a native operator")
+    raise refusal(Problem(result))
+
+
 FLOAT32 = 0
 BFLOAT16 = 1
 FLOAT16 = 2
-WEIGHTS_FLOAT32 = 0
-WEIGHTS_SPLIT = 1
-WEIGHTS_STOCHASTIC = 2
-INT32 = 0
-INT64 = 1
-BAG_SUM = 0
-BAG_MEAN = 1
-BAG_MAX = 2
 
 
 _INT32, _INT64 = ctypes.c_int32, ctypes.c_int64
-_DOUBLE, _ADDRESS = ctypes.c_double, ctypes.c_void_p
+_ADDRESS = ctypes.c_void_p
 
 
-def _fields(*groups: tuple[type, str]) -> tuple[tuple[str, type], ...]:
+def fields(*groups: tuple[Any, str]) -> tuple[tuple[str, Any], ...]:
     """The fields of a structure, from types with names, in their order."""
     return tuple((name, kind) for kind, names in groups for name in names.split())
 
@@ -95,55 +104,7 @@ def _fields(*groups: tuple[type, str]) -> tuple[tuple[str, type], ...]:
 class CTeamMember(ctypes.Structure):
     """xk_team_member of xkernels.h."""
 
-    _fields_ = _fields((_INT32, "openmp_id thread_id cpu"))
-
-
-class CTensors(ctypes.Structure):
-    """xk_tensors of xkernels/optimizer.h. Addresses are of arrays; types are numbers as FLOAT32."""
-
-    _fields_ = _fields(
-        (_INT64, "count"),
-        (_ADDRESS, "sizes weights remainders gradients first second steps fresh"),
-        (ctypes.c_uint64, "seed"),
-        (_INT32, "weight_format gradient_type state_type maximize"),
-    )
-
-
-class CRoiAlignTask(ctypes.Structure):
-    """xk_roi_align_task of xkernels/roi_align.h."""
-
-    _fields_ = _fields(
-        (_INT64, "images channels height width boxes output_height output_width"),
-        (_DOUBLE, "spatial_scale"),
-        (_INT32, "sampling_ratio aligned type channels_last"),
-    )
-
-
-class CBagTable(ctypes.Structure):
-    """xk_bag_table of xkernels/embedding.h."""
-
-    _fields_ = _fields(
-        (_INT64, "rows dim index_count bags"),
-        (_ADDRESS, "weights indices offsets factors output max_positions gradients gradient_rows"),
-        (_INT64, "gradient_row_count"),
-        (_ADDRESS, "remainders state"),
-    )
-
-
-class CBags(ctypes.Structure):
-    """xk_bags of xkernels/embedding.h."""
-
-    _fields_ = _fields(
-        (_INT64, "count"),
-        (ctypes.POINTER(CBagTable), "tables"),
-        (_INT32, "value_type index_type mode include_last_offset"),
-    )
-
-
-class CBagProblem(ctypes.Structure):
-    """xk_bag_problem of xkernels/embedding.h."""
-
-    _fields_ = _fields((_INT64, "table position value"))
+    _fields_ = fields((_INT32, "openmp_id thread_id cpu"))
 
 
 _PYTHON_FUNCTIONS = (
@@ -205,47 +166,18 @@ def installed_path(name: str) -> Path:
 
 
 _CPUS = ctypes.POINTER(_INT32)
+_Loaded = TypeVar("_Loaded", bound=ctypes.CDLL)
 
 _Signature = tuple[type | None, tuple[type, ...]]
 
 
-def _optimizer(numbers: int, *flags: type) -> _Signature:
-    return _INT32, (ctypes.POINTER(CTensors), *[_DOUBLE] * numbers, *flags)
-
-
-def _bags(numbers: int = 0) -> _Signature:
-    return _INT32, (ctypes.POINTER(CBags), *[_DOUBLE] * numbers, ctypes.POINTER(CBagProblem))
-
-
-_ROI_ALIGN: _Signature = (_INT32, (ctypes.POINTER(CRoiAlignTask), *[_ADDRESS] * 3))
-_INTERACTION = (_ADDRESS, _ADDRESS, *[_INT64] * 3, _INT32, _ADDRESS)
-
-# Functions that run a parallel region or prepare the OpenMP runtime for one.
+# Functions that run a parallel region or prepare the OpenMP runtime for one; `declare` adds the operators.
 _WAITING: dict[str, _Signature] = {
     "xk_openmp_team": (_INT32, (ctypes.POINTER(CTeamMember), _INT32)),
     "xk_team_keep_workers": (_INT32, ()),
     "xk_team_confine": (_INT32, (_CPUS, _INT32)),
     "xk_team_pin": (_INT32, (_CPUS, _INT32)),
     "xk_thread_cpus": (_INT32, (_INT32, _CPUS, _INT32)),
-    "xk_sgd": _optimizer(4, _INT32),
-    "xk_adagrad": _optimizer(4),
-    "xk_adam": _optimizer(5, _INT32),
-    "xk_lamb": _optimizer(5, _INT32),
-    "xk_lars": _optimizer(4, _INT32, _DOUBLE, _DOUBLE, _INT32),
-    "xk_interaction": (_INT32, _INTERACTION),
-    "xk_interaction_backward": (_INT32, (*_INTERACTION, _ADDRESS)),
-    "xk_roi_align": _ROI_ALIGN,
-    "xk_roi_align_backward": _ROI_ALIGN,
-    "xk_nms": (
-        _INT32,
-        (_ADDRESS, _INT32, _INT64, _ADDRESS, _ADDRESS, _INT64, _DOUBLE, _ADDRESS),
-    ),
-    "xk_bags_forward": _bags(),
-    "xk_bags_dense_gradients": _bags(),
-    "xk_bags_sparse_gradients": _bags(),
-    "xk_bags_factor_gradients": _bags(),
-    "xk_bags_sgd": _bags(3),
-    "xk_bags_adagrad": _bags(2),
 }
 _QUICK: dict[str, _Signature] = {
     "xk_abi_version": (_INT32, ()),
@@ -261,11 +193,36 @@ _QUICK: dict[str, _Signature] = {
 }
 
 
+def declare(*names: str, arguments: tuple[Any, ...]) -> None:
+    """Declare operators of the library, in the module that calls them. They return 0 or a code."""
+    signatures: dict[str, _Signature] = dict.fromkeys(names, (_INT32, arguments))
+    _WAITING.update(signatures)
+    if library.cache_info().currsize:  # it was loaded before
+        _declare(library(), signatures)
+
+
 def _declare(loaded: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
-    for name, (result, arguments) in signatures.items():
+    for name, signature in signatures.items():
         function = getattr(loaded, name)
-        function.restype = result
-        function.argtypes = arguments
+        function.restype, function.argtypes = signature
+
+
+def _loaded(kind: type[_Loaded], signatures: dict[str, _Signature]) -> _Loaded:
+    """Load the library and declare these functions. Raises KernelsUnavailableError."""
+    path = library_path()
+    try:
+        loaded = kind(str(path), use_errno=kind is ctypes.CDLL)
+        version = loaded.xk_abi_version()
+        if version == ABI_VERSION:
+            _declare(loaded, signatures)
+    except (OSError, AttributeError) as error:
+        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
+    if version != ABI_VERSION:
+        raise KernelsUnavailableError(
+            f"{path} has interface version {version}, and this xruntime needs {ABI_VERSION}: they are from"
+            f" different releases. {_HOW_TO_GET_IT}"
+        )
+    return loaded
 
 
 @functools.cache
@@ -278,21 +235,7 @@ def library() -> ctypes.CDLL:
     returns whether they do. `ctypes.get_errno()` has the errno of functions that set it. Raises
     KernelsUnavailableError.
     """
-    path = library_path()
-    try:
-        loaded = ctypes.CDLL(str(path), use_errno=True)
-        loaded.xk_abi_version.argtypes = ()
-        loaded.xk_abi_version.restype = ctypes.c_int32
-        version = loaded.xk_abi_version()
-        if version == ABI_VERSION:
-            _declare(loaded, _WAITING)
-    except (OSError, AttributeError) as error:
-        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
-    if version != ABI_VERSION:
-        raise KernelsUnavailableError(
-            f"{path} has interface version {version}, and this xruntime needs {ABI_VERSION}: they are from"
-            f" different releases. {_HOW_TO_GET_IT}"
-        )
+    loaded = _loaded(ctypes.CDLL, _WAITING)
     loaded.xk_team_keep_workers()
     return loaded
 
@@ -303,14 +246,8 @@ def quick_library() -> ctypes.PyDLL:
 
     Raises KernelsUnavailableError.
     """
-    library()  # checks the version
-    path = library_path()
-    try:
-        loaded = ctypes.PyDLL(str(path))
-        _declare(loaded, _QUICK)
-    except (OSError, AttributeError) as error:
-        raise KernelsUnavailableError(f"{path} cannot be loaded: {error}") from error
-    return loaded
+    library()  # it prepares the OpenMP runtime
+    return _loaded(ctypes.PyDLL, _QUICK)
 
 
 def supported_isas() -> list[str]:

@@ -94,6 +94,11 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield from leaves(item, (*path, key))
 
 
+def tensor_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield the tensors of a nest, with their paths."""
+    return ((at, leaf) for at, leaf in leaves(value, path) if isinstance(leaf, torch.Tensor))
+
+
 def described(value: Any) -> str:
     """Describe a value for a message: ``a list of 2``, ``a tensor (4, 3)``, ``a bool (True)``."""
     if value is None:

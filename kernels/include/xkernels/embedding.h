@@ -53,20 +53,20 @@ typedef struct xk_bags {
   int32_t include_last_offset; /* 1: `offsets` has bags + 1 entries; the last is index_count */
 } xk_bags;
 
-/* Where the first invalid index or offset is. */
+/* Where the first invalid table, index or offset is. */
 typedef struct xk_bag_problem {
   int64_t table;
-  int64_t position; /* in its indices or offsets */
+  int64_t position; /* in its indices or offsets, if one of them is invalid */
   int64_t value;
 } xk_bag_problem;
 
 /* Every function checks all arguments, indices and offsets before it reads a row or writes. It runs
  * on the calling thread's OpenMP team; small calls run on the calling thread alone. Sums are
  * computed in fp32, of each column in the order of positions, and rounded once; so results do not
- * depend on the number of threads or the instruction set. Returns 0;
- * XK_INVALID_MODE; XK_INVALID_INDEX or one of the codes of offsets, with the place in `problem`,
- * which may be NULL; or a code that is common to all operators. No written block may overlap with
- * another block of the call. */
+ * depend on the number of threads or the instruction set. Returns 0; XK_INVALID_MODE;
+ * XK_INVALID_INDEX or one of the codes of offsets; or a code that is common to all operators. The
+ * place is written to `problem`, which may be NULL. No written block may overlap with another block
+ * of the call. */
 
 /* Reduces each bag: output (written), and max_positions of XK_BAG_MAX (written). */
 XK_API int32_t xk_bags_forward(const xk_bags* bags, xk_bag_problem* problem);

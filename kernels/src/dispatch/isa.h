@@ -4,6 +4,8 @@
 // functions that each has of an operator.
 #pragma once
 
+#include "xkernels/library.h"
+
 // X(suffix, name, argument) for each, worst first. CMakeLists.txt has the compiler's flags for each
 // suffix.
 #if defined(__x86_64__)
@@ -54,6 +56,13 @@ const Kernels* kernels() {
       return nullptr;
   }
 #undef XK_CASE
+}
+
+// The code of what is wrong with the arguments; XK_NO_ISA if they are valid and there are no
+// functions.
+template <typename Kernels>
+int32_t checked(int32_t problem) {
+  return problem == 0 && kernels<Kernels>() == nullptr ? XK_NO_ISA : problem;
 }
 
 }  // namespace xkernels

@@ -88,10 +88,7 @@ class Glibc(Allocator):
         `free` does not change in `release`, which returns the pages inside free blocks and keeps the
         addresses.
         """
-        return self._stats("mallinfo2", _MallInfo2) or self._old_stats()
-
-    def _old_stats(self) -> Stats:
-        stats = self._stats("mallinfo", _MallInfo)
+        stats = self._stats("mallinfo2", _MallInfo2) or self._stats("mallinfo", _MallInfo)
         if stats is None:
             raise AllocatorUnsupportedError(f"{self.path} has neither mallinfo2 nor mallinfo")
         return stats
@@ -101,11 +98,8 @@ class Glibc(Allocator):
         if ask is None:
             return None
         info = ask()
-        return stats_of(
-            allocated=info.uordblks + info.hblkhd,
-            mapped=info.arena + info.hblkhd,
-            free=info.fordblks,
-        )
+        allocated, mapped = info.uordblks + info.hblkhd, info.arena + info.hblkhd
+        return stats_of(allocated=allocated, mapped=mapped, free=info.fordblks)
 
     def _release(self) -> None:
         self._function("malloc_trim", _TRIM)(0)

@@ -22,8 +22,6 @@ RTLD_DEFAULT = None
 RTLD_DL_SYMENT = 1
 """The flag with which dladdr1 returns the entry of the symbol table, see dlfcn.h of glibc."""
 
-_DLSYM = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-
 
 class _Found(ctypes.Structure):
     """Dl_info of dlfcn.h."""
@@ -42,18 +40,16 @@ class _ProgramHeaders(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("name", ctypes.c_char_p))
 
 
-_DLADDR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Found))
-_DLADDR1 = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.POINTER(_Found),
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.c_int,
-)
 _VISIT = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.POINTER(_ProgramHeaders), ctypes.c_size_t, ctypes.c_void_p
 )
-_ITERATE = ctypes.CFUNCTYPE(ctypes.c_int, _VISIT, ctypes.c_void_p)
+_ARGUMENTS = {
+    "dlsym": (ctypes.c_void_p, ctypes.c_char_p),
+    "dladdr": (ctypes.c_void_p, ctypes.c_void_p),
+    "dladdr1": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
+    "dl_iterate_phdr": (_VISIT, ctypes.c_void_p),
+}
+"""The loader's functions, which are in libc, or in libdl before glibc 2.34; Python is linked to both."""
 
 
 class LoadedFile(NamedTuple):
@@ -86,7 +82,7 @@ class LoadedFile(NamedTuple):
             handle = ctypes.CDLL(None if self.is_program else self.name, mode=os.RTLD_NOLOAD)
         except OSError:
             return None
-        address = _dlsym()(handle._handle, symbol.encode())  # noqa: SLF001 - ctypes has no public name
+        address = _dlsym(handle._handle, symbol)  # noqa: SLF001 - ctypes has no public name
         if address is None:
             return None
         found = _dladdr(address)
@@ -100,7 +96,7 @@ class LoadedFile(NamedTuple):
 
 def file_in_use(symbol: str) -> LoadedFile | None:
     """Find the file whose `symbol` this process uses: the first in the loader's order that defines it."""
-    address = _dlsym()(RTLD_DEFAULT, symbol.encode())
+    address = _dlsym(RTLD_DEFAULT, symbol)
     if address is None:
         return None
     if _is_only_a_reference(address):
@@ -117,20 +113,22 @@ def file_in_use(symbol: str) -> LoadedFile | None:
 
 
 @functools.cache
-def _dlsym() -> Function:
-    return _DLSYM(_address_in_libc("dlsym"))
+def _loader(name: str) -> Any:
+    """A function of the loader. Raises AttributeError if it has none of that name."""
+    function = getattr(ctypes.CDLL(None), name)
+    function.argtypes = _ARGUMENTS[name]
+    function.restype = ctypes.c_void_p if name == "dlsym" else ctypes.c_int
+    return function
 
 
-@functools.cache
-def _address_in_libc(symbol: str) -> int:
-    """The address of a function of libc, or of libdl before glibc 2.34; Python is linked to both."""
-    return ctypes.cast(getattr(ctypes.CDLL(None), symbol), ctypes.c_void_p).value or 0
+def _dlsym(handle: int | None, symbol: str) -> int | None:
+    address: int | None = _loader("dlsym")(handle, symbol.encode())
+    return address
 
 
 def _dladdr(address: int) -> _Found | None:
     found = _Found()
-    ask = _DLADDR(_address_in_libc("dladdr"))
-    return found if ask(address, ctypes.byref(found)) else None
+    return found if _loader("dladdr")(address, ctypes.byref(found)) else None
 
 
 def _is_only_a_reference(address: int) -> bool:
@@ -138,12 +136,11 @@ def _is_only_a_reference(address: int) -> bool:
 
     musl has no dladdr1, and its dlsym never returns a reference.
     """
+    found, entry = _Found(), ctypes.c_void_p()
     try:
-        ask = _DLADDR1(_address_in_libc("dladdr1"))
+        ask = _loader("dladdr1")
     except AttributeError:
         return False
-    found = _Found()
-    entry = ctypes.c_void_p()
     if not ask(address, ctypes.byref(found), ctypes.byref(entry), RTLD_DL_SYMENT):
         return False
     if not entry.value or found.address != address:
@@ -158,12 +155,12 @@ def _first_definition(symbol: str) -> int | None:
             handle = ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
         except OSError:
             continue
-        address = _dlsym()(handle._handle, symbol.encode())  # noqa: SLF001
+        address = _dlsym(handle._handle, symbol)  # noqa: SLF001
         if address is None or _is_only_a_reference(address):
             continue
         found = _dladdr(address)
         if found is not None and os.fsdecode(found.file or b"") == name:
-            return int(address)
+            return address
     return None
 
 
@@ -177,7 +174,7 @@ def _loaded_names() -> list[str]:
             names.append(os.fsdecode(name))
         return 0
 
-    _ITERATE(_address_in_libc("dl_iterate_phdr"))(_VISIT(visit), None)
+    _loader("dl_iterate_phdr")(_VISIT(visit), None)
     return names
 
 

@@ -47,12 +47,8 @@ TYPES = ("bool", *INTEGERS, TEXT)
 _SIGNED = ("int64_t", "ssize_t")
 
 _MALLCTL = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_size_t),
-    ctypes.c_void_p,
-    ctypes.c_size_t,
+    *(ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),
+    *(ctypes.c_void_p, ctypes.c_size_t),
 )
 
 
@@ -117,9 +113,9 @@ class Mallctl:
         size = ctypes.c_size_t(0 if old is None else ctypes.sizeof(old))
         code = self._call(
             name.encode(),
-            None if old is None else ctypes.cast(ctypes.byref(old), ctypes.c_void_p),
+            None if old is None else ctypes.byref(old),
             None if old is None else ctypes.byref(size),
-            None if new is None else ctypes.cast(ctypes.byref(new), ctypes.c_void_p),
+            None if new is None else ctypes.byref(new),
             0 if new is None else ctypes.sizeof(new),
         )
         if code:

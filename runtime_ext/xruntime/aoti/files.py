@@ -19,10 +19,11 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from xlaunch.ownership import inspect_ownership
+from xruntime.devices import cpu_flags
 from xruntime.errors import PackageError
 
 FORMAT: Final = b"pt2"
@@ -144,19 +145,9 @@ def extract_library(
     return target
 
 
-def machine_flags() -> set[str]:
-    """Return the CPU's flags from /proc/cpuinfo; empty if it has none."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("flags", "Features"):
-                return set(value.split())
-    return set()
-
-
 def own_description(threads: int, torch_version: str) -> dict[str, str]:
     """Return the entries that `compile_package` adds to a package's description."""
-    flags = sorted(flag for flag in machine_flags() if flag.startswith(_CODE_FLAGS))
+    flags = sorted(flag for flag in cpu_flags() if flag.startswith(_CODE_FLAGS))
     return {
         THREADS_KEY: str(threads),
         TORCH_KEY: torch_version,
@@ -211,7 +202,7 @@ def check_machine(description: dict[str, str], path: str) -> None:
                 f"{path} was compiled for the {what} {made_for}, and this is {here}: compile it for this"
                 " one"
             )
-    flags = machine_flags()
+    flags = cpu_flags()
     needed = set(description.get(CPU_FLAGS_KEY, "").split())
     for name in description.get("AOTI_CPU_ISA", "").split():
         needed.update(_FLAGS_OF.get(name, ()))

@@ -14,11 +14,13 @@ chose its kernels, and not the ones that the package was exported for.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from xlaunch.text import counted
 from xruntime.errors import PackageInputError
 from xruntime.pytrees import Path, described, entries, place
 
@@ -71,9 +73,8 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
             return None
         count = max(checked) + 1
     dtypes: dict[int, torch.dtype] = {}
-    numbers: dict[str, dict[int, dict[int, int]]] = {"dim": {}, "stride": {}}
-    dims = [0] * count
-    varying: list[set[int]] = [set() for _ in range(count)]
+    fixed: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    varying: dict[int, set[int]] = defaultdict(set)
     for source in sources:
         names = {name: int(index) for name, index in _HANDLE.findall(source)}
         for name, dtype in _DTYPE.findall(source):
@@ -81,24 +82,16 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
             if name in names and isinstance(known, torch.dtype):
                 dtypes[names[name]] = known
         for index, what, dim, value in _NUMBER.findall(source):
-            numbers[what].setdefault(int(index), {})[int(dim)] = int(value)
-        for index, dim in [
-            (index, dim) for index, _, dim, _ in _NUMBER.findall(source)
-        ] + _VARYING.findall(source):
-            if int(index) < count:
-                dims[int(index)] = max(dims[int(index)], int(dim) + 1)
+            fixed[what, int(index)][int(dim)] = int(value)
         for index, dim in _VARYING.findall(source):
-            if int(index) < count:
-                varying[int(index)].add(int(dim))
-    return tuple(
-        _complete(
-            InputSpec(dtypes[i], dims[i], numbers["dim"].get(i, {}), numbers["stride"].get(i, {})),
-            varying[i],
-        )
-        if i in dtypes
-        else None
-        for i in range(count)
-    )
+            varying[int(index)].add(int(dim))
+
+    def spec(i: int) -> InputSpec | None:
+        sizes, strides = fixed["dim", i], fixed["stride", i]
+        dims = 1 + max((*sizes, *strides, *varying[i]), default=-1)
+        return _complete(InputSpec(dtypes[i], dims, sizes, strides), varying[i])
+
+    return tuple(spec(i) if i in dtypes else None for i in range(count))
 
 
 def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
@@ -127,7 +120,7 @@ class Inputs:
         if self._specs is None:
             return "all inputs"
         unknown = sum(spec is None for spec in self._specs)
-        return f"{unknown} of {_inputs(len(self._specs))}" if unknown else ""
+        return f"{unknown} of {counted(len(self._specs), 'input')}" if unknown else ""
 
     def of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Return the tensors of a call.
@@ -142,7 +135,7 @@ class Inputs:
             return [tensor for _, tensor in found]
         if len(found) != len(self._specs):
             raise PackageInputError(
-                f"the call has {_tensors(len(found))} and the package takes {len(self._specs)}: numbers"
+                f"the call has {counted(len(found), 'tensor')} and the package takes {len(self._specs)}: numbers"
                 " and flags became part of the code when it was compiled"
             )
         return [
@@ -153,29 +146,23 @@ class Inputs:
 
 def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
     """Append the tensors of `value` to `found`, in the order of `form`."""
-    if isinstance(value, torch.Tensor):
-        if entries(form) is not None:
+    is_tensor = isinstance(value, torch.Tensor)
+    expected, given = entries(form), None if is_tensor else entries(value)
+    if expected is not None and given is not None:
+        there = dict(given)
+        if there.keys() != dict(expected).keys():
             raise _form_error(form, value, path)
+        for key, inner in expected:
+            _collect(inner, there[key], (*path, key), found)
+    elif expected is not given:
+        raise _form_error(form, value, path)
+    elif is_tensor:
         if value.device.type != "cpu" or value.layout is not torch.strided:
             raise PackageInputError(
                 f"{place(path)} is a tensor on {value.device} with the layout {value.layout}: the package"
                 " takes dense tensors on the CPU"
             )
         found.append((path, value))
-        return
-    expected = entries(form)
-    if expected is None:
-        if entries(value) is not None:
-            raise _form_error(form, value, path)
-        return
-    given = entries(value)
-    if given is None:
-        raise _form_error(form, value, path)
-    there = dict(given)
-    if there.keys() != dict(expected).keys():
-        raise _form_error(form, value, path)
-    for key, inner in expected:
-        _collect(inner, there[key], (*path, key), found)
 
 
 def _form_error(form: Any, value: Any, path: Path) -> PackageInputError:
@@ -260,11 +247,3 @@ def _usual_strides(shape: torch.Size) -> Iterator[tuple[int, ...]]:
             strides[dim] = step
             step *= max(1, shape[dim])
         yield tuple(strides)
-
-
-def _inputs(count: int) -> str:
-    return "1 input" if count == 1 else f"{count} inputs"
-
-
-def _tensors(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count} tensors"

@@ -25,30 +25,16 @@ from xruntime.errors import ClosedError, PackageError
 _Pointer = ctypes.c_void_p
 _Size = ctypes.c_size_t
 _Text = ctypes.c_char_p
+_Pointers, _Texts = ctypes.POINTER(_Pointer), ctypes.POINTER(_Text)
 
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "AOTInductorModelContainerCreateWithDevice": (
-        ctypes.POINTER(_Pointer),
-        _Size,
-        _Text,
-        _Text,
-    ),
+    "AOTInductorModelContainerCreateWithDevice": (_Pointers, _Size, _Text, _Text),
     "AOTInductorModelContainerDelete": (_Pointer,),
     "AOTInductorModelContainerGetNumInputs": (_Pointer, ctypes.POINTER(_Size)),
     "AOTInductorModelContainerGetNumOutputs": (_Pointer, ctypes.POINTER(_Size)),
-    "AOTInductorModelContainerGetCallSpec": (
-        _Pointer,
-        ctypes.POINTER(_Text),
-        ctypes.POINTER(_Text),
-    ),
+    "AOTInductorModelContainerGetCallSpec": (_Pointer, _Texts, _Texts),
     "AOTInductorModelContainerRun": (
-        _Pointer,
-        ctypes.POINTER(_Pointer),
-        _Size,
-        ctypes.POINTER(_Pointer),
-        _Size,
-        _Pointer,
-        _Pointer,
+        *(_Pointer, _Pointers, _Size, _Pointers, _Size, _Pointer, _Pointer),
     ),
 }
 """The functions of the C interface that are used, with their arguments; each returns 0 on success."""
@@ -87,7 +73,8 @@ class CRunner:
         # Not at the interpreter's exit, when threads may still run the code.
         self._free = weakref.finalize(self, _freed, loaded, handle)
         self._free.atexit = False
-        self._inputs = self._count("Inputs")
+        self.inputs: int | None = self._count("Inputs")
+        """The number of tensors that it takes."""
         self._outputs = self._count("Outputs")
         self.input_form, self._output_spec = self._read_forms()
         self._closing = threading.Lock()
@@ -95,7 +82,7 @@ class CRunner:
         """None at its end means that the package is closed."""
 
         for _ in range(runners):
-            slot = _Slot((_Pointer * self._inputs)(), (_Pointer * self._outputs)())
+            slot = _Slot((_Pointer * self.inputs)(), (_Pointer * self._outputs)())
             self._slots.put(slot)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
@@ -110,13 +97,7 @@ class CRunner:
             ctypes.memset(slot.outputs, 0, ctypes.sizeof(slot.outputs))
             # The code takes over the input tensors. The GIL is released in this call.
             failed = self._library.AOTInductorModelContainerRun(
-                self._handle,
-                slot.inputs,
-                self._inputs,
-                slot.outputs,
-                self._outputs,
-                None,
-                None,
+                *(self._handle, slot.inputs, self.inputs, slot.outputs, self._outputs, None, None)
             )
             # A failure's message is stored by thread.
             _check(self._library, failed, f"{self._path} failed")
@@ -124,11 +105,6 @@ class CRunner:
         finally:
             self._slots.put(slot)
         return self._output_spec.unflatten(_tensors_at(pointers))
-
-    @property
-    def inputs(self) -> int | None:
-        """The number of tensors that it takes."""
-        return self._inputs
 
     def close(self) -> None:
         with self._closing:
@@ -208,7 +184,7 @@ def _loaded(library: str, path: str) -> ctypes.CDLL:
         raise PackageError(f"{path} cannot be loaded ({text}): {remedy}") from error
     last_error = getattr(loaded, _LAST_ERROR, None)
     if last_error is not None:
-        last_error.argtypes, last_error.restype = (ctypes.POINTER(_Text),), ctypes.c_int32
+        last_error.argtypes, last_error.restype = (_Texts,), ctypes.c_int32
     return loaded
 
 

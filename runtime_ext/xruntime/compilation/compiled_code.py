@@ -44,7 +44,7 @@ from xruntime.compilation.inductor import (
 )
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
-from xruntime.threads.torch_modes import Autocast
+from xruntime.threads.torch_modes import Autocast, under_autocast
 
 MAX_SHAPES: Final = 4096
 """Calls that are remembered; at this number all are forgotten."""
@@ -52,7 +52,6 @@ MAX_SHAPES: Final = 4096
 _numbers = itertools.count(1)
 
 _log = logging.getLogger("xruntime")
-_NOTHING: Final = contextlib.nullcontext()
 
 
 class CompiledCode:
@@ -176,7 +175,7 @@ class CompiledCode:
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the eager module's outputs, in the same modes."""
-        with torch.inference_mode(), self._under_autocast():
+        with torch.inference_mode(), under_autocast(self.autocast):
             return self.model(*args, **kwargs)
 
     def compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Difference:
@@ -214,7 +213,7 @@ class CompiledCode:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        with torch.inference_mode(), self._under_autocast():
+        with torch.inference_mode(), under_autocast(self.autocast):
             if key in entry.seen:
                 return self._run(entry, args, kwargs)
             form = form_of(key)
@@ -261,19 +260,7 @@ class CompiledCode:
         # become constants; otherwise convolutions are neither packed nor fused.
         import torch._inductor.config as settings
 
-        patch: contextlib.AbstractContextManager[Any] = settings.patch(
-            freezing=self.options["freezing"]
-        )
-        return patch
-
-    def _under_autocast(self) -> contextlib.AbstractContextManager[Any]:
-        wanted = self.autocast
-        if wanted is None:
-            if not torch.is_autocast_enabled("cpu"):
-                return _NOTHING
-            return torch.autocast("cpu", enabled=False)
-        # Entered even if it is on: only the outermost block clears its cache of cast weights.
-        return torch.autocast("cpu", dtype=wanted.dtype, cache_enabled=wanted.cache)
+        return settings.patch(freezing=self.options["freezing"])  # type: ignore[no-any-return]
 
     def _compile_graph(
         self, graph: torch.fx.GraphModule, inputs: list[Any], **_: Any
@@ -387,6 +374,11 @@ class _Entry:
             return compiled(*values)
 
         return run
+
+
+def pieces(graphs: int) -> str:
+    """Say into how many graphs torch has cut a model."""
+    return "in one graph" if graphs == 1 else f"in {graphs} graphs, with Python between them"
 
 
 def _add(known: set[tuple[Any, ...]], key: tuple[Any, ...]) -> None:

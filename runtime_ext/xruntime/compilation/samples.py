@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.errors import SampleError, ThreadCountError
-from xruntime.pytrees import leaves, mapped, place
+from xruntime.pytrees import Path, mapped, place, tensor_leaves
 
 
 class Sample(NamedTuple):
@@ -21,6 +21,10 @@ class Sample(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    def tensors(self) -> list[tuple[Path, torch.Tensor]]:
+        """Return the tensors among the arguments, with their paths."""
+        return [*tensor_leaves(self.args, ("args",)), *tensor_leaves(self.kwargs, ("kwargs",))]
 
 
 def sample_call(sample: object) -> Sample:
@@ -41,7 +45,7 @@ def sample_call(sample: object) -> Sample:
             f"a sample is a tensor, a tuple of arguments or a dict of keyword arguments, and this is a"
             f" {type(sample).__name__}"
         )
-    tensors = [(path, leaf) for path, leaf in _tensors(call)]
+    tensors = call.tensors()
     if not tensors:
         raise SampleError(
             "the sample holds no tensor: give the input of one stream, in its real size"
@@ -52,13 +56,6 @@ def sample_call(sample: object) -> Sample:
                 f"{place(path)} of the sample is on {tensor.device}: move it to the CPU by .cpu()"
             )
     return call
-
-
-def _tensors(call: Sample) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
-    for name, value in (("args", call.args), ("kwargs", call.kwargs)):
-        for path, leaf in leaves(value, (name,)):
-            if isinstance(leaf, torch.Tensor):
-                yield path, leaf
 
 
 def with_varying_sizes(call: Sample) -> Sample:

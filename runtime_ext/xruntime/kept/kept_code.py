@@ -37,7 +37,7 @@ from xruntime.kept.libraries import (
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
 from xruntime.kept.store import Code, open_store
 from xruntime.kept.watched_state import WatchedState
-from xruntime.threads.torch_modes import Autocast
+from xruntime.threads.torch_modes import under_autocast
 
 MAX_FORMS: Final = 64
 """Maximum number of forms with libraries; torch compiles calls of further ones."""
@@ -67,22 +67,11 @@ class KeptCode(CompiledCode):
         model: torch.nn.Module,
         *,
         threads: int,
-        freezing: bool = True,
         dynamic: bool = False,
         options: Mapping[str, Any] | None = None,
-        autocast: Autocast | None = None,
-        tolerance: float | None = None,
-        advice: str = "",
+        **others: Any,
     ) -> None:
-        super().__init__(
-            model,
-            threads=threads,
-            freezing=freezing,
-            options=options,
-            autocast=autocast,
-            tolerance=tolerance,
-            advice=advice,
-        )
+        super().__init__(model, threads=threads, options=options, **others)
         self.notes: list[str] = []
         """A line for each library, and for each reason why there is none."""
 
@@ -319,10 +308,7 @@ def _call(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _run(code: Code, tensors: list[torch.Tensor]) -> Any:
     """Run a library as its own precision says: its operators are not to be cast once more."""
-    precision: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if torch.is_autocast_enabled("cpu"):
-        precision = torch.autocast("cpu", enabled=False)
-    with torch.inference_mode(), precision:
+    with torch.inference_mode(), under_autocast(None):
         return code(tensors)
 
 

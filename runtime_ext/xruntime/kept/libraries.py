@@ -7,7 +7,6 @@ Shared by what compiles beside the program (`xruntime.optimization.aside`) and b
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -33,7 +32,7 @@ from xruntime.kept.making import (
     compile_in_child,
 )
 from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
-from xruntime.threads.torch_modes import Autocast
+from xruntime.threads.torch_modes import Autocast, under_autocast
 
 FORMAT: Final = "2"
 """Version of the stored format; entries of other versions are ignored."""
@@ -80,14 +79,7 @@ class ModelCall:
 
     def __call__(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         args, kwargs = self._arguments.rebuilt(tensors)
-        wanted = self._autocast
-        # In a thread of its own, where nothing has switched autocast on.
-        precision: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext()
-            if wanted is None
-            else torch.autocast("cpu", dtype=wanted.dtype)
-        )
-        with precision:
+        with under_autocast(self._autocast):
             outputs = self._forward(self.model, *args, **kwargs)
         return tuple(tensors_of(outputs))
 

@@ -204,6 +204,17 @@ def check_weights(weights: Sequence[torch.Tensor], specs: Sequence[TableSpec]) -
             )
 
 
+def check_agreement(noun: str, number: int, one: object, first: object, *options: str) -> None:
+    """Check that one of several has the options of the first. Raises EmbeddingBagError."""
+    for option in options:
+        ours, wanted = getattr(one, option), getattr(first, option)
+        if ours != wanted:
+            raise EmbeddingBagError(
+                f"{noun} {number} has {option}={ours!r}, and {noun} 0 {wanted!r}: merge {noun}s that"
+                " agree in it"
+            )
+
+
 def check_modules(modules: Sequence[nn.EmbeddingBag]) -> None:
     """Check that modules can be merged. Raises EmbeddingBagError."""
     if not modules:
@@ -218,13 +229,9 @@ def check_modules(modules: Sequence[nn.EmbeddingBag]) -> None:
             raise EmbeddingBagError(
                 f"module {number} has scale_grad_by_freq=True, which is not supported"
             )
-        for option in ("mode", "include_last_offset", "sparse"):
-            ours, first = getattr(module, option), getattr(modules[0], option)
-            if ours != first:
-                raise EmbeddingBagError(
-                    f"module {number} has {option}={ours!r}, and module 0 {first!r}: merge modules that"
-                    " agree in it"
-                )
+        check_agreement(
+            "module", number, module, modules[0], "mode", "include_last_offset", "sparse"
+        )
         dtype = module.weight.dtype
         if dtype != modules[0].weight.dtype:
             raise EmbeddingBagError(

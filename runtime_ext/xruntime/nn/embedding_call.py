@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,14 +12,58 @@ import torch
 
 from xruntime import native
 from xruntime.errors import EmbeddingBagError, EmbeddingIndexError
-from xruntime.nn.native_operators import TYPES, check
+from xruntime.nn.native_operators import TYPES
 
 Tensors = Sequence[torch.Tensor]
+Shapes = Sequence[Sequence[int]]
 
-MODES = {"sum": native.BAG_SUM, "mean": native.BAG_MEAN, "max": native.BAG_MAX}
-"""Names of reductions, with their numbers in xkernels/embedding.h."""
+MODES = {"sum": 0, "mean": 1, "max": 2}
+"""Names of reductions, with their numbers in xkernels/embedding.h: XK_BAG_..."""
 
-_INDEX_TYPES = {torch.int32: native.INT32, torch.int64: native.INT64}
+_INDEX_TYPES = {torch.int32: 0, torch.int64: 1}
+
+
+class CBagTable(ctypes.Structure):
+    """xk_bag_table of xkernels/embedding.h."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "rows dim index_count bags"),
+        (
+            ctypes.c_void_p,
+            "weights indices offsets factors output max_positions gradients gradient_rows",
+        ),
+        (ctypes.c_int64, "gradient_row_count"),
+        (ctypes.c_void_p, "remainders state"),
+    )
+
+
+class CBags(ctypes.Structure):
+    """xk_bags of xkernels/embedding.h."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "count"),
+        (ctypes.POINTER(CBagTable), "tables"),
+        (ctypes.c_int32, "value_type index_type mode include_last_offset"),
+    )
+
+
+class CBagProblem(ctypes.Structure):
+    """xk_bag_problem of xkernels/embedding.h."""
+
+    _fields_ = native.fields((ctypes.c_int64, "table position value"))
+
+
+def _declare(*names: str, numbers: int = 0) -> None:
+    arguments = ctypes.POINTER(CBags), *[ctypes.c_double] * numbers, ctypes.POINTER(CBagProblem)
+    native.declare(*names, arguments=arguments)
+
+
+_declare(
+    *("xk_bags_forward", "xk_bags_dense_gradients"),
+    *("xk_bags_sparse_gradients", "xk_bags_factor_gradients"),
+)
+_declare("xk_bags_sgd", numbers=3)
+_declare("xk_bags_adagrad", numbers=2)
 
 
 class Lookups(NamedTuple):
@@ -48,27 +93,23 @@ class Lookups(NamedTuple):
 
 
 def check_lookups(lookups: Lookups, tables: int, dtype: torch.dtype) -> None:
-    """Check dtypes and shapes, and no values. Raises EmbeddingBagError.
+    """Check what the library does not see: that dtypes and shapes agree. Raises EmbeddingBagError.
 
     dtype
         That of the tables and of per-sample weights.
     """
-    if dtype not in TYPES:
-        raise EmbeddingBagError(f"tables of {dtype}: {_names(TYPES)} are supported")
     indices, offsets, factors = lookups.indices, lookups.offsets, lookups.factors
     for name, given in (("indices", indices), ("offsets", offsets), ("factors", factors)):
         if len(given) != tables and (given or name == "indices"):
             raise EmbeddingBagError(
                 f"{len(given)} tensors of {_WORDS[name]} for {tables} tables: give one for each table"
             )
-    if factors and lookups.mode != native.BAG_SUM:
-        raise EmbeddingBagError("per-sample weights need mode='sum', as in nn.EmbeddingBag")
     for table in range(tables):
         index_dtype = indices[table].dtype
         if index_dtype not in _INDEX_TYPES or index_dtype != indices[0].dtype:
             raise EmbeddingBagError(
                 f"table {table}: indices of {index_dtype}: all indices and offsets have one dtype,"
-                f" {_names(_INDEX_TYPES)}"
+                f" {' or '.join(map(str, _INDEX_TYPES))}"
             )
         shape = tuple(indices[table].shape)
         if offsets:
@@ -105,48 +146,40 @@ def check_lookups(lookups: Lookups, tables: int, dtype: torch.dtype) -> None:
 _WORDS = {"indices": "indices", "offsets": "offsets", "factors": "per-sample weights"}
 
 
-def _names(dtypes: dict[torch.dtype, int]) -> str:
-    *most, last = (str(dtype) for dtype in dtypes)
-    return f"{', '.join(most)} or {last}"
-
-
 class BagsCall:
-    """The arguments of a native function, which keep their tensors alive."""
+    """The arguments of a native function, which keep their tensors alive.
+
+    shapes, dtype
+        Those of the tables.
+    fields
+        Tensors of all tables by the field of xk_bag_table, or none: it stays NULL. What is not contiguous is
+        copied.
+    """
 
     def __init__(
-        self, lookups: Lookups, dtype: torch.dtype, rows: Sequence[int], dims: Sequence[int]
+        self, lookups: Lookups, shapes: Shapes, dtype: torch.dtype, **fields: Tensors
     ) -> None:
-        """Set what all functions use; `rows` and `dims` are those of the tables."""
-        count = len(rows)
-        self.tables = (native.CBagTable * count)()
+        self._dtype = dtype
         self._kept: list[torch.Tensor] = []
-        for number, table in enumerate(self.tables):
-            table.rows = rows[number]
-            table.dim = dims[number]
+        self.tables = (CBagTable * len(shapes))()
+        for number, (table, (rows, dim)) in enumerate(zip(self.tables, shapes, strict=True)):
+            table.rows, table.dim = rows, dim
             table.index_count = lookups.indices[number].numel()
             table.bags = lookups.bags(number)
-        self.set("indices", lookups.indices)
-        self.set("offsets", lookups.offsets)
-        self.set("factors", lookups.factors)
-        index_dtype = lookups.indices[0].dtype if count else torch.int64
-        self._bags = native.CBags(
-            count=count,
+        fields |= {name: getattr(lookups, name) for name in ("indices", "offsets", "factors")}
+        for name, tensors in fields.items():
+            for table, tensor in zip(self.tables, tensors, strict=False):
+                contiguous = tensor.contiguous()
+                self._kept.append(contiguous)
+                setattr(table, name, contiguous.data_ptr())
+        self._bags = CBags(
+            count=len(shapes),
             tables=self.tables,
-            value_type=TYPES[dtype],
-            index_type=_INDEX_TYPES[index_dtype],
+            value_type=TYPES.get(dtype, -1),  # the library refuses others
+            index_type=_INDEX_TYPES[lookups.indices[0].dtype],
             mode=lookups.mode,
             include_last_offset=lookups.include_last_offset,
         )
-
-    def set(self, field: str, tensors: Tensors) -> None:
-        """Set a field of all tables to the tensors' addresses, or copies' if they are not contiguous.
-
-        No tensors: the field stays NULL.
-        """
-        for table, tensor in zip(self.tables, tensors, strict=False):
-            contiguous = tensor.contiguous()
-            self._kept.append(contiguous)
-            setattr(table, field, contiguous.data_ptr())
 
     def run(self, function: str, *numbers: float) -> None:
         """Call a function of the library.
@@ -154,27 +187,44 @@ class BagsCall:
         Raises EmbeddingIndexError, EmbeddingBagError, KernelsUnavailableError, MemoryError; nothing
         has been changed then.
         """
-        problem = native.CBagProblem()
+        place = CBagProblem()
         result = getattr(native.library(), function)(
-            ctypes.byref(self._bags), *numbers, ctypes.byref(problem)
+            ctypes.byref(self._bags), *numbers, ctypes.byref(place)
         )
-        table = self.tables[problem.table] if self.tables else native.CBagTable()
-        where = f"{problem.value} at position {problem.position}"
-        if result == native.Problem.INVALID_INDEX:
+        native.check(result, functools.partial(self._refusal, place))
+
+    def _refusal(self, place: CBagProblem, problem: native.Problem) -> EmbeddingBagError:
+        table = self.tables[place.table]
+        value = f"{place.value} at position {place.position}"
+        if problem == problem.INVALID_INDEX:
             allowed = f"allowed are 0 to {table.rows - 1}" if table.rows else "no index is allowed"
-            raise EmbeddingIndexError(
-                f"table {problem.table}: index {where}: {allowed}, because the table has"
+            return EmbeddingIndexError(
+                f"table {place.table}: index {value}: {allowed}, because the table has"
                 f" {table.rows} rows"
             )
-        offsets = {
-            native.Problem.INVALID_FIRST_OFFSET: "the first offset must be 0",
-            native.Problem.DECREASING_OFFSET: "offsets must not decrease",
-            native.Problem.LARGE_OFFSET: f"there are {table.index_count} indices",
-            native.Problem.INVALID_LAST_OFFSET: (
-                f"with include_last_offset=True the last one is {table.index_count}, the number of"
-                " indices"
+        if problem == problem.INVALID_TYPE:
+            return EmbeddingBagError(
+                f"tables of {self._dtype}: torch.float32, torch.bfloat16 and torch.float16 are supported;"
+                " torch.float16 is not in tables that backward updates"
+            )
+        if problem == problem.INVALID_MODE:
+            return EmbeddingBagError(
+                "per-sample weights need mode='sum', as in nn.EmbeddingBag"
+                if table.factors
+                else f"mode {self._bags.mode}: allowed are {MODES}"
+            )
+        reasons = {
+            problem.INVALID_FIRST_OFFSET: f"offset {value}: the first offset must be 0",
+            problem.DECREASING_OFFSET: f"offset {value}: offsets must not decrease",
+            problem.LARGE_OFFSET: f"offset {value}: there are {table.index_count} indices",
+            problem.INVALID_LAST_OFFSET: (
+                f"offset {value}: with include_last_offset=True the last one is {table.index_count},"
+                " the number of indices"
+            ),
+            problem.INVALID_SIZE: (
+                f"{table.rows} rows of {table.dim} columns, {table.index_count} indices in"
+                f" {table.bags} bags: allowed are 1 to 2**31 - 1 columns, and up to as many of the others"
             ),
         }
-        if result in offsets:
-            raise EmbeddingBagError(f"table {problem.table}: offset {where}: {offsets[result]}")
-        check(result)
+        reason = reasons.get(problem, f"the library refuses its arguments: {problem.name}")
+        return EmbeddingBagError(f"table {place.table}: {reason}")

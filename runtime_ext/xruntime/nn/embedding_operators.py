@@ -7,14 +7,14 @@ respect to the per-sample weights. Tables are lists, which may differ in rows an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from xruntime import native
 from xruntime.errors import EmbeddingBagError
-from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors, check_lookups
+from xruntime.nn.embedding_call import MODES, BagsCall, Lookups, Shapes, Tensors, check_lookups
 from xruntime.nn.native_operators import call, define, differentiate, refuse_second_derivative
 
 # No argument is named `mode`, a name that torch's functionalization uses for itself.
@@ -25,12 +25,12 @@ LOOKUPS = (
 
 
 def check_tables(weights: Tensors, lookups: Lookups) -> None:
-    """Check dtypes and shapes. Raises EmbeddingBagError."""
+    """Check that dtypes and shapes agree. Raises EmbeddingBagError."""
     for number, weight in enumerate(weights):
-        if weight.dim() != 2 or weight.shape[1] == 0 or weight.dtype != weights[0].dtype:
+        if weight.dim() != 2 or weight.dtype != weights[0].dtype:
             raise EmbeddingBagError(
                 f"table {number} is of {weight.dtype} and shape {tuple(weight.shape)}: tables have two"
-                f" dimensions, at least one column, and all the same dtype (table 0: {weights[0].dtype})"
+                f" dimensions, and all the same dtype (table 0: {weights[0].dtype})"
             )
     check_lookups(lookups, len(weights), weights[0].dtype if weights else torch.float32)
 
@@ -39,43 +39,27 @@ def _result_shapes(weights: Tensors, lookups: Lookups) -> list[tuple[int, int]]:
     return [(lookups.bags(number), weight.shape[1]) for number, weight in enumerate(weights)]
 
 
-def empty_results(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
-    """The tensors that forward writes: results, and positions of maxima."""
+def empty_results(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
+    """What forward writes: the results, then the positions of maxima."""
     check_tables(weights, lookups)
     shapes = _result_shapes(weights, lookups)
     results = [weight.new_empty(shape) for weight, shape in zip(weights, shapes, strict=True)]
-    if lookups.mode != native.BAG_MAX:
-        return results, []
-    return results, [torch.empty_like(result, dtype=torch.int32) for result in results]
+    maximized = results if lookups.mode == MODES["max"] else []
+    return [*results, *(torch.empty_like(one, dtype=torch.int32) for one in maximized)]
 
 
-def reduce(weights: Tensors, lookups: Lookups) -> tuple[Tensors, Tensors]:
-    """Run the forward function; return results and positions of maxima."""
-    results, positions = empty_results(weights, lookups)
-    if results:
-        call = _call(weights, lookups)
-        call.set("weights", weights)
-        call.set("output", results)
-        call.set("max_positions", positions)
-        call.run("xk_bags_forward")
-    return results, positions
+def reduce(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
+    """Run the forward function; return the results, then the positions of maxima."""
+    made = empty_results(weights, lookups)
+    if made:
+        results, positions = made[: len(weights)], made[len(weights) :]
+        _call(weights, lookups, output=results, max_positions=positions).run("xk_bags_forward")
+    return made
 
 
-def _call(weights: Tensors, lookups: Lookups) -> BagsCall:
-    rows, dims = zip(*(weight.shape for weight in weights), strict=True)
-    return BagsCall(lookups, weights[0].dtype, rows, dims)
-
-
-def call_backward(
-    gradients: Tensors, shapes: Sequence[Sequence[int]], lookups: Lookups, positions: Tensors
-) -> BagsCall:
-    """Prepare a function that takes the gradients of results; `shapes` are those of the tables."""
-    check_gradients(gradients, [columns for _, columns in shapes], lookups, positions)
-    rows, dims = zip(*shapes, strict=True)
-    call = BagsCall(lookups, gradients[0].dtype, rows, dims)
-    call.set("output", gradients)
-    call.set("max_positions", positions)
-    return call
+def _call(weights: Tensors, lookups: Lookups, **fields: Tensors) -> BagsCall:
+    shapes = [weight.shape for weight in weights]
+    return BagsCall(lookups, shapes, weights[0].dtype, weights=weights, **fields)
 
 
 def check_gradients(
@@ -85,7 +69,7 @@ def check_gradients(
     if not len(gradients) == len(dims) == len(lookups.indices):
         raise EmbeddingBagError(f"{len(gradients)} gradients for {len(dims)} tables")
     check_lookups(lookups, len(gradients), gradients[0].dtype if gradients else torch.float32)
-    if len(positions) != (len(gradients) if lookups.mode == native.BAG_MAX else 0):
+    if len(positions) != (len(gradients) if lookups.mode == MODES["max"] else 0):
         raise EmbeddingBagError(f"{len(positions)} tensors of positions for mode {lookups.mode}")
     for kind, dtype, tensors in (
         ("gradient", gradients[0].dtype if gradients else None, gradients),
@@ -104,11 +88,11 @@ def check_gradients(
 
 
 def _forward(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
-    return flat(*reduce(weights, Lookups(*lookups)))
+    return reduce(weights, Lookups(*lookups))
 
 
 def _forward_fake(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
-    return flat(*empty_results(weights, Lookups(*lookups)))
+    return empty_results(weights, Lookups(*lookups))
 
 
 def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Tensors:
@@ -121,9 +105,7 @@ def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Te
         packed: torch.Tensor = call(
             torch.ops.xruntime.merged_embedding_bag_packed, _forward_packed, weights, *lookups
         )
-        shapes = _result_shapes(weights, lookups)
-        parts = packed.split_with_sizes([bags * dim for bags, dim in shapes])
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return _parts(packed, _result_shapes(weights, lookups))
     operator = torch.ops.xruntime.merged_embedding_bag
     results: list[torch.Tensor] = call(operator, _forward, weights, sparse, *lookups)
     return results[: len(weights)]
@@ -132,20 +114,20 @@ def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Te
 def _forward_packed(weights: Tensors, *lookups: Any) -> torch.Tensor:
     packed = _forward_packed_fake(weights, *lookups)
     bags = Lookups(*lookups)
-    call = _call(weights, bags)
-    call.set("weights", weights)
-    call.set(
-        "output",
-        packed.split_with_sizes([rows * dim for rows, dim in _result_shapes(weights, bags)]),
-    )
-    call.run("xk_bags_forward")
+    output = _parts(packed, _result_shapes(weights, bags))
+    _call(weights, bags, output=output).run("xk_bags_forward")
     return packed
 
 
 def _forward_packed_fake(weights: Tensors, *lookups: Any) -> torch.Tensor:
     bags = Lookups(*lookups)
     check_tables(weights, bags)
-    return weights[0].new_empty(sum(rows * dim for rows, dim in _result_shapes(weights, bags)))
+    return weights[0].new_empty(sum(map(math.prod, _result_shapes(weights, bags))))
+
+
+def _parts(packed: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
+    parts = packed.split_with_sizes([math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 define(
@@ -153,11 +135,6 @@ define(
     _forward_packed,
     _forward_packed_fake,
 )
-
-
-def flat(results: Tensors, positions: Tensors) -> list[torch.Tensor]:
-    """One list of both, as the operators return."""
-    return [*results, *positions]
 
 
 define(
@@ -170,9 +147,13 @@ define(
 # Derivatives.
 
 
-def _shapes(gradients: Tensors, rows: Sequence[int]) -> list[tuple[int, int]]:
-    """The shapes of tables from the gradients of their results."""
-    return [(count, one.shape[-1]) for one, count in zip(gradients, rows, strict=True)]
+def _checked_shapes(
+    gradients: Tensors, rows: Sequence[int], lookups: Lookups, positions: Tensors
+) -> list[tuple[int, int]]:
+    """Check the gradients of results; return the shapes of their tables."""
+    shapes = [(count, one.shape[-1]) for one, count in zip(gradients, rows, strict=True)]
+    check_gradients(gradients, [dim for _, dim in shapes], lookups, positions)
+    return shapes
 
 
 def _dense_gradients(
@@ -180,18 +161,19 @@ def _dense_gradients(
 ) -> Tensors:
     wanted = _dense_gradients_fake(gradients, rows, positions, *lookups)
     if wanted:
-        shapes = _shapes(gradients, rows)
-        call = call_backward(gradients, shapes, Lookups(*lookups), positions)
-        call.set("gradients", [one.zero_() for one in wanted])
-        call.run("xk_bags_dense_gradients")
+        BagsCall(
+            *(Lookups(*lookups), [one.shape for one in wanted], gradients[0].dtype),
+            output=gradients,
+            max_positions=positions,
+            gradients=[one.zero_() for one in wanted],
+        ).run("xk_bags_dense_gradients")
     return wanted
 
 
 def _dense_gradients_fake(
     gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
 ) -> list[torch.Tensor]:
-    shapes = _shapes(gradients, rows)
-    check_gradients(gradients, [dim for _, dim in shapes], Lookups(*lookups), positions)
+    shapes = _checked_shapes(gradients, rows, Lookups(*lookups), positions)
     return [one.new_empty(shape) for one, shape in zip(gradients, shapes, strict=True)]
 
 
@@ -208,35 +190,39 @@ def _sparse_gradients(
 ) -> tuple[Tensors, Tensors]:
     """Return the rows that are named and their gradients."""
     bags = Lookups(*lookups)
+    shapes = _checked_shapes(gradients, rows, bags, positions)
     room = [min(count, one.numel()) for count, one in zip(rows, bags.indices, strict=True)]
     numbers = [torch.empty(count, dtype=torch.int64) for count in room]
     # What stays unused of a large tensor takes no memory.
     values = [
-        gradient.new_empty((count, gradient.shape[-1]))
-        for gradient, count in zip(gradients, room, strict=True)
+        gradient.new_empty((count, dim))
+        for gradient, count, (_, dim) in zip(gradients, room, shapes, strict=True)
     ]
     if values:
-        call = call_backward(gradients, _shapes(gradients, rows), bags, positions)
-        call.set("gradients", values)
-        call.set("gradient_rows", numbers)
+        call = BagsCall(
+            *(bags, shapes, gradients[0].dtype),
+            output=gradients,
+            max_positions=positions,
+            gradients=values,
+            gradient_rows=numbers,
+        )
         call.run("xk_bags_sparse_gradients")
         for number, value, table in zip(numbers, values, call.tables, strict=True):
             number.resize_(table.gradient_row_count)
-            value.resize_(table.gradient_row_count, value.shape[1])
+            value.resize_(table.gradient_row_count, table.dim)
     return numbers, values
 
 
 def _sparse_gradients_fake(
     gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
 ) -> tuple[Tensors, Tensors]:
-    shapes = _shapes(gradients, rows)
-    check_gradients(gradients, [dim for _, dim in shapes], Lookups(*lookups), positions)
     context = torch.library.get_ctx()
     numbers, values = [], []
-    for gradient in gradients:
+    shapes = _checked_shapes(gradients, rows, Lookups(*lookups), positions)
+    for gradient, (_, dim) in zip(gradients, shapes, strict=True):
         count = context.new_dynamic_size()
         numbers.append(gradient.new_empty((count,), dtype=torch.int64))
-        values.append(gradient.new_empty((count, gradient.shape[1])))
+        values.append(gradient.new_empty((count, dim)))
     return numbers, values
 
 
@@ -251,10 +237,7 @@ define(
 def _factor_gradients(gradients: Tensors, weights: Tensors, *lookups: Any) -> Tensors:
     wanted = _factor_gradients_fake(gradients, weights, *lookups)
     if wanted:
-        call = _call(weights, Lookups(*lookups))
-        call.set("weights", weights)
-        call.set("output", gradients)
-        call.set("gradients", wanted)
+        call = _call(weights, Lookups(*lookups), output=gradients, gradients=wanted)
         call.run("xk_bags_factor_gradients")
     return wanted
 

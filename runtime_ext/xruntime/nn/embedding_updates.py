@@ -16,11 +16,9 @@ from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors
 from xruntime.nn.embedding_operators import (
     LOOKUPS,
     Saved,
-    call_backward,
     check_gradients,
     empty_results,
     factor_gradients,
-    flat,
     reduce,
     wanted_tables,
 )
@@ -50,7 +48,10 @@ class BagOptimizer(torch.optim.Optimizer):
 
     STATE: ClassVar[str]
     """The name of the state, an fp32 tensor of each table."""
+    FUNCTION: ClassVar[str]
+    """The function of the library that updates the tables."""
     OPTIONS: ClassVar[tuple[str, ...]]
+    """The options that it takes, in its order."""
 
     def __init__(self, tables: Sequence[torch.Tensor], defaults: dict[str, float]) -> None:
         super().__init__(tables, defaults)
@@ -66,24 +67,20 @@ class BagOptimizer(torch.optim.Optimizer):
         """Whether an update with the present options needs state."""
         return True
 
-    def run(self, call: BagsCall, *, with_state: bool) -> None:
-        """Update the tables of a call. Raises EmbeddingBagError."""
-        raise NotImplementedError
-
     def tensors(self, name: str) -> list[torch.Tensor]:
         """Return that state of all tables; nothing if they have none."""
         (group,) = self.param_groups
         return [self.state[table][name] for table in group["params"] if name in self.state[table]]
 
-    def options(self, with_state: bool) -> dict[str, float]:
-        """Return the options as they are now. Raises EmbeddingBagError."""
+    def run(self, call: BagsCall, *, with_state: bool) -> None:
+        """Update the tables of a call. Raises EmbeddingBagError."""
         self._check(self.param_groups[0])
         if self._has_state() and not with_state:
             raise EmbeddingBagError(
                 f"{type(self).__name__}: momentum was 0 when the module was made, so there is no state"
                 " for it: make the module with a momentum"
             )
-        return {name: float(self.param_groups[0][name]) for name in self.OPTIONS}
+        call.run(self.FUNCTION, *(float(self.param_groups[0][name]) for name in self.OPTIONS))
 
     def _check(self, group: dict[str, Any]) -> None:
         for name in self.OPTIONS:
@@ -134,39 +131,29 @@ class BagOptimizer(torch.optim.Optimizer):
 class BagSGD(BagOptimizer):
     """Options `lr`, `momentum` and `weight_decay`; state `momentum_buffer`, with a momentum."""
 
-    STATE = "momentum_buffer"
+    STATE, FUNCTION = "momentum_buffer", "xk_bags_sgd"
     OPTIONS = ("lr", "momentum", "weight_decay")
 
     def _has_state(self) -> bool:
         return bool(self.param_groups[0]["momentum"] != 0)
 
-    def run(self, call: BagsCall, *, with_state: bool) -> None:
-        """Update the tables of a call. Raises EmbeddingBagError."""
-        options = self.options(with_state)
-        call.run("xk_bags_sgd", options["lr"], options["momentum"], options["weight_decay"])
-
 
 class BagAdagrad(BagOptimizer):
     """Options `lr` and `eps`; state `sum`."""
 
-    STATE = "sum"
+    STATE, FUNCTION = "sum", "xk_bags_adagrad"
     OPTIONS = ("lr", "eps")
-
-    def run(self, call: BagsCall, *, with_state: bool) -> None:
-        """Update the tables of a call. Raises EmbeddingBagError."""
-        options = self.options(with_state)
-        call.run("xk_bags_adagrad", options["lr"], options["eps"])
 
 
 # Forward.
 
 
 def _forward(_trigger: torch.Tensor, weights: Tensors, *others: Any) -> list[torch.Tensor]:
-    return flat(*reduce(weights, Lookups(*others[3:])))
+    return reduce(weights, Lookups(*others[3:]))
 
 
 def _forward_fake(_trigger: torch.Tensor, weights: Tensors, *others: Any) -> list[torch.Tensor]:
-    return flat(*empty_results(weights, Lookups(*others[3:])))
+    return empty_results(weights, Lookups(*others[3:]))
 
 
 define(
@@ -180,26 +167,22 @@ define(
 # Update.
 
 
-def _update(
-    gradients: Tensors,
-    weights: Tensors,
-    states: Tensors,
-    remainders: Tensors,
-    positions: Tensors,
-    optimizer: int,
-    *lookups: Any,
-) -> None:
-    _update_fake(gradients, weights, states, remainders, positions, optimizer, *lookups)
+def _update(*arguments: Any) -> None:
+    _update_fake(*arguments)
+    gradients, weights, states, remainders, positions, optimizer, *lookups = arguments
     found = _optimizers.get(optimizer)
     if found is None:
         raise EmbeddingBagError("the module of this graph was deleted before its backward")
     if not gradients:
         return
-    bags = Lookups(*lookups)
-    call = call_backward(gradients, [weight.shape for weight in weights], bags, positions)
-    call.set("weights", weights)
-    call.set("state", states)
-    call.set("remainders", remainders)
+    call = BagsCall(
+        *(Lookups(*lookups), [weight.shape for weight in weights], gradients[0].dtype),
+        output=gradients,
+        max_positions=positions,
+        weights=weights,
+        state=states,
+        remainders=remainders,
+    )
     found.run(call, with_state=bool(states))
     torch.autograd.graph.increment_version([*weights, *states, *remainders])
 

@@ -31,10 +31,8 @@ class FrozenBatchNorm2d(nn.Module):
     def __init__(self, num_features: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.eps = eps
-        self.register_buffer("weight", torch.ones(num_features))
-        self.register_buffer("bias", torch.zeros(num_features))
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_var", torch.ones(num_features))
+        for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            self.register_buffer(name, torch.full((num_features,), float(value)))
 
     @classmethod
     def from_batch_norm(cls, norm: nn.BatchNorm2d) -> FrozenBatchNorm2d:
@@ -42,20 +40,15 @@ class FrozenBatchNorm2d(nn.Module):
 
         Raises OperatorError if it tracks no statistics.
         """
-        mean, variance = norm.running_mean, norm.running_var
-        if mean is None or variance is None:
+        mean = norm.running_mean
+        if mean is None:
             raise OperatorError(
                 "FrozenBatchNorm2d.from_batch_norm: the module has track_running_stats=False, so there"
                 " are no statistics to freeze"
             )
         frozen = cls(norm.num_features, norm.eps).to(device=mean.device, dtype=mean.dtype)
-        values = {
-            "weight": norm.weight,
-            "bias": norm.bias,
-            "running_mean": mean,
-            "running_var": variance,
-        }
-        for name, value in values.items():
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            value = getattr(norm, name)
             if value is not None:
                 setattr(frozen, name, value.detach().clone())
         return frozen

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,17 @@ from xruntime.errors import OperatorError
 from xruntime.nn.native_operators import (
     TYPES,
     call,
-    check,
     define,
     differentiate,
     refuse_second_derivative,
 )
 
 MAX_FEATURES = 2**31 - 1
+
+_ADDRESS, _INT64 = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = (_ADDRESS, _ADDRESS, *[_INT64] * 3, ctypes.c_int32, _ADDRESS)
+native.declare("xk_interaction", arguments=_ARGUMENTS)
+native.declare("xk_interaction_backward", arguments=(*_ARGUMENTS, _ADDRESS))
 
 
 def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
@@ -46,17 +51,10 @@ def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor
 
 def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
     first = tensors[0]
-    if first.dim() != 2:
+    if first.dim() != 2 or first.shape[1] > MAX_FEATURES:
         raise OperatorError(
-            f"interaction: tensor 0 has shape {tuple(first.shape)}; allowed is (B, D)"
-        )
-    if first.shape[1] > MAX_FEATURES:
-        raise OperatorError(
-            f"interaction: tensor 0 has shape {tuple(first.shape)}; allowed are {MAX_FEATURES} columns"
-        )
-    if first.dtype not in TYPES:
-        raise OperatorError(
-            f"interaction: dtype {first.dtype}; allowed are {', '.join(map(str, TYPES))}"
+            f"interaction: tensor 0 has shape {tuple(first.shape)}; allowed is (B, D) with at most"
+            f" {MAX_FEATURES} columns"
         )
     for index, tensor in enumerate(tensors):
         if tensor.shape != first.shape or tensor.dtype != first.dtype:
@@ -66,8 +64,9 @@ def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
             )
 
 
-def _pairs(count: int) -> int:
-    return count * (count - 1) // 2
+def _output_shape(tensors: Sequence[torch.Tensor]) -> tuple[int, int]:
+    batch, features = tensors[0].shape
+    return batch, features + len(tensors) * (len(tensors) - 1) // 2
 
 
 def _addresses(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
@@ -79,7 +78,18 @@ def _arguments(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     batch, features = tensors[0].shape
     strides = (ctypes.c_int64 * len(tensors))(*[tensor.stride(0) for tensor in tensors])
     inputs = _addresses(tensors)
-    return inputs, strides, len(tensors), batch, features, TYPES[tensors[0].dtype]
+    # The library refuses a dtype of number -1.
+    return inputs, strides, len(tensors), batch, features, TYPES.get(tensors[0].dtype, -1)
+
+
+def _refusal(tensors: Sequence[torch.Tensor], problem: native.Problem) -> OperatorError:
+    if problem == problem.INVALID_TYPE:
+        return OperatorError(
+            f"interaction: dtype {tensors[0].dtype}; allowed are {', '.join(map(str, TYPES))}"
+        )
+    return OperatorError(
+        f"interaction: {len(tensors)} tensors of shape {tuple(tensors[0].shape)} are too many or too large"
+    )
 
 
 def _with_dense_rows(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -87,24 +97,23 @@ def _with_dense_rows(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _run(tensors: list[torch.Tensor]) -> torch.Tensor:
-    _check_tensors(tensors)
+    output = _fake(tensors)
     tensors = _with_dense_rows(tensors)
-    batch, features = tensors[0].shape
-    output = tensors[0].new_empty(batch, features + _pairs(len(tensors)))
-    check(native.library().xk_interaction(*_arguments(tensors), output.data_ptr()))
+    native.check(
+        native.library().xk_interaction(*_arguments(tensors), output.data_ptr()),
+        functools.partial(_refusal, tensors),
+    )
     return output
 
 
 def _fake(tensors: list[torch.Tensor]) -> torch.Tensor:
     _check_tensors(tensors)
-    batch, features = tensors[0].shape
-    return tensors[0].new_empty(batch, features + _pairs(len(tensors)))
+    return tensors[0].new_empty(_output_shape(tensors))
 
 
 def _check_gradient(gradient: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     _check_tensors(tensors)
-    batch, features = tensors[0].shape
-    wanted = (batch, features + _pairs(len(tensors)))
+    wanted = _output_shape(tensors)
     if tuple(gradient.shape) != wanted or gradient.dtype != tensors[0].dtype:
         raise OperatorError(
             f"interaction_backward: the gradient has shape {tuple(gradient.shape)} and dtype"
@@ -113,13 +122,13 @@ def _check_gradient(gradient: torch.Tensor, tensors: Sequence[torch.Tensor]) -> 
 
 
 def _run_backward(gradient: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    _check_gradient(gradient, tensors)
+    results = _fake_backward(gradient, tensors)
     tensors, gradient = _with_dense_rows(tensors), gradient.contiguous()
-    results = [tensor.new_empty(tensor.shape) for tensor in tensors]
-    check(
+    native.check(
         native.library().xk_interaction_backward(
             *_arguments(tensors), gradient.data_ptr(), _addresses(results)
-        )
+        ),
+        functools.partial(_refusal, tensors),
     )
     return results
 

@@ -99,14 +99,3 @@ def refuse_second_derivative(name: str, of: str) -> None:
         raise OperatorError(f"{of}: its second derivative is not defined")
 
     differentiate(name, refuse, lambda ctx, inputs, output: None)
-
-
-def check(result: int) -> None:
-    """Raise what a native function's return value says. Raises MemoryError, RuntimeError."""
-    if result == 0:
-        return
-    if result == native.NO_ISA:
-        native.isa_name()  # raises
-    if result == native.REFUSED:
-        raise MemoryError("no memory for a native operator")
-    raise RuntimeError(f"a native operator refuses its arguments: {native.Problem(result).name}")

@@ -3,11 +3,22 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import check, define
+from xruntime.nn.native_operators import define
+
+_ADDRESS, _INT64 = ctypes.c_void_p, ctypes.c_int64
+native.declare(
+    "xk_nms",
+    arguments=(
+        *(_ADDRESS, ctypes.c_int32, _INT64, _ADDRESS),
+        *(_ADDRESS, _INT64, ctypes.c_double, _ADDRESS),
+    ),
+)
 
 
 def nms(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
@@ -67,11 +78,12 @@ def _run(
         _, sizes = torch.unique_consecutive(groups, return_counts=True)
         starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     kept = torch.empty(count, dtype=torch.bool)
-    check(
+    native.check(
         native.library().xk_nms(
             *(boxes.data_ptr(), boxes.dtype == torch.float64, count, order.data_ptr()),
             *(starts.data_ptr(), starts.numel() - 1, iou_threshold, kept.data_ptr()),
-        )
+        ),
+        lambda problem: OperatorError(f"nms: {count} boxes are refused: {problem.name}"),
     )
     return by_score[kept[by_score]]
 

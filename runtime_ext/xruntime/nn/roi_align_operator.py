@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,10 +14,26 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, call, check, define, differentiate
+from xruntime.nn.native_operators import TYPES, call, define, differentiate
+
+
+class CRoiAlignTask(ctypes.Structure):
+    """xk_roi_align_task of xkernels/roi_align.h."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "images channels height width boxes output_height output_width"),
+        (ctypes.c_double, "spatial_scale"),
+        (ctypes.c_int32, "sampling_ratio aligned type channels_last"),
+    )
+
+
+native.declare(
+    *("xk_roi_align", "xk_roi_align_backward"),
+    arguments=(ctypes.POINTER(CRoiAlignTask), *[ctypes.c_void_p] * 3),
+)
 
 MAX_BINS = 2**16
-MAX_SIDE = 2**24
+_FORMATS = (torch.contiguous_format, torch.channels_last)
 _INT32_MAX = 2**31 - 1
 
 MIN_CHANNELS_OF_COPY = 16
@@ -57,15 +74,8 @@ def roi_align(
         )
     regions = boxes if isinstance(boxes, torch.Tensor) else _numbered(boxes)
     return call(  # type: ignore[no-any-return]
-        torch.ops.xruntime.roi_align,
-        _run,
-        input,
-        regions,
-        spatial_scale,
-        height,
-        width,
-        sampling_ratio,
-        aligned,
+        *(torch.ops.xruntime.roi_align, _run, input, regions),
+        *(spatial_scale, height, width, sampling_ratio, aligned),
     )
 
 
@@ -128,7 +138,7 @@ def _check_arguments(
     size: tuple[int, int],
     sampling_ratio: int,
 ) -> None:
-    """Check all but the values of boxes; `shape` and `dtype` are the input's."""
+    """Check what the library does not see, and the size of the result; `shape` and `dtype` are the input's."""
     if len(shape) != 4 or dtype not in TYPES:
         raise OperatorError(
             f"roi_align: input has shape {tuple(shape)} and dtype {dtype}; allowed are"
@@ -147,31 +157,34 @@ def _check_arguments(
         raise OperatorError(
             f"roi_align: sampling_ratio={sampling_ratio}; allowed is at most {_INT32_MAX}"
         )
-    if shape[2] > MAX_SIDE or shape[3] > MAX_SIDE:
-        raise OperatorError(
-            f"roi_align: input has shape {tuple(shape)}; allowed are {MAX_SIDE} pixels in a row"
-        )
 
 
-def _refuse_boxes(shape: Sequence[int], boxes: torch.Tensor) -> None:
-    """Raise what is wrong with the values of boxes."""
-    numbers = boxes[:, 0]
-    wrong = ~((numbers >= 0) & (numbers < shape[0]))
-    if wrong.any():
-        box = int(wrong.nonzero()[0])
-        raise OperatorError(
+def _refusal(shape: Sequence[int], boxes: torch.Tensor, problem: native.Problem) -> OperatorError:
+    if problem == problem.INVALID_IMAGE:
+        numbers = boxes[:, 0]
+        box = int((~((numbers >= 0) & (numbers < shape[0]))).nonzero()[0])
+        return OperatorError(
             f"roi_align: box {box} is of image {numbers[box]:g}; allowed is 0 to {shape[0] - 1}"
         )
-    if boxes.shape[0] and 0 in shape[2:]:
-        raise OperatorError(
+    if problem == problem.NO_PIXELS:
+        return OperatorError(
             f"roi_align: input has shape {tuple(shape)}, without pixels, for {len(boxes)} boxes"
         )
+    return OperatorError(
+        f"roi_align: input has shape {tuple(shape)}; allowed are 2**24 pixels in a row"
+    )
 
 
 def _format(images: torch.Tensor) -> torch.memory_format:
     if not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
     return torch.contiguous_format
+
+
+def _empty(
+    shape: Sequence[int], like: torch.Tensor, memory_format: torch.memory_format
+) -> torch.Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
 def _format_of_kernel(
@@ -197,14 +210,12 @@ def _call(
     """Call a native function for images of `shape`; `options` are the scale, the ratio and `aligned`."""
     boxes = boxes.to(torch.float32).contiguous()
     channels_last = memory_format == torch.channels_last
-    task = native.CRoiAlignTask(
+    task = CRoiAlignTask(
         *(*shape, boxes.shape[0], *size, *options, TYPES[values.dtype], channels_last)
     )
     addresses = [one.data_ptr() for one in (values, boxes, output)]
     result = getattr(native.library(), name)(ctypes.byref(task), *addresses)
-    if result in (native.Problem.INVALID_IMAGE, native.Problem.NO_PIXELS):
-        _refuse_boxes(shape, boxes)
-    check(result)
+    native.check(result, functools.partial(_refusal, shape, boxes))
 
 
 def _run(
@@ -221,7 +232,7 @@ def _run(
     result_format = _format(images)
     memory_format = _format_of_kernel(images.shape, shape, result_format)
     images = images.contiguous(memory_format=memory_format)
-    output = torch.empty(shape, dtype=images.dtype, memory_format=memory_format)
+    output = _empty(shape, images, memory_format)
     options = (spatial_scale, sampling_ratio, aligned)
     _call(
         *("xk_roi_align", images, boxes, output),
@@ -234,10 +245,7 @@ def _fake(
     images: torch.Tensor, boxes: torch.Tensor, _scale: float, height: int, width: int, *options: Any
 ) -> torch.Tensor:
     _check_arguments(images.shape, images.dtype, boxes, (height, width), options[0])
-    shape = (boxes.shape[0], images.shape[1], height, width)
-    return torch.empty(
-        shape, dtype=images.dtype, device=images.device, memory_format=_format(images)
-    )
+    return _empty((boxes.shape[0], images.shape[1], height, width), images, _format(images))
 
 
 def _run_backward(
@@ -250,7 +258,7 @@ def _run_backward(
     channels_last: bool,
 ) -> torch.Tensor:
     _check_gradient(gradient, boxes, shape, sampling_ratio)
-    result_format = torch.channels_last if channels_last else torch.contiguous_format
+    result_format = _FORMATS[channels_last]
     memory_format = _format_of_kernel(shape, gradient.shape, result_format)
     gradient = gradient.contiguous(memory_format=memory_format)
     sums = torch.empty(shape, dtype=torch.float32, memory_format=memory_format).zero_()
@@ -279,20 +287,10 @@ def _check_gradient(
     _check_arguments(shape, gradient.dtype, boxes, (height, width), sampling_ratio)
 
 
-def _fake_backward(
-    gradient: torch.Tensor,
-    boxes: torch.Tensor,
-    spatial_scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-    shape: list[int],
-    channels_last: bool,
-) -> torch.Tensor:
+def _fake_backward(gradient: torch.Tensor, boxes: torch.Tensor, *options: Any) -> torch.Tensor:
+    _, sampling_ratio, _, shape, channels_last = options
     _check_gradient(gradient, boxes, shape, sampling_ratio)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.empty(
-        shape, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format
-    )
+    return _empty(shape, gradient, _FORMATS[channels_last])
 
 
 def _keep_task(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_bag import MergedEmbeddingBag
 from xruntime.nn.embedding_updates import BagAdagrad, BagOptimizer, BagSGD, register
+from xruntime.optim.layout import extents, overlap
 from xruntime.optim.split_bf16 import join, split
 
 
@@ -181,16 +181,11 @@ def _check_memory(weights: Sequence[torch.Tensor]) -> None:
             "tables of torch.float16 cannot be updated in backward: torch.float32 and torch.bfloat16"
             " can, or use MergedEmbeddingBag with an optimizer"
         )
-    blocks = []
     for number, weight in enumerate(weights):
         if not weight.is_contiguous():
             raise EmbeddingBagError(f"table {number} is not contiguous: give a contiguous copy")
-        size = weight.numel() * weight.element_size()
-        if size:
-            blocks.append((weight.data_ptr(), weight.data_ptr() + size))
-    for before, after in pairwise(sorted(blocks)):
-        if after[0] < before[1]:
-            raise EmbeddingBagError(
-                "two tables share memory, so they cannot be updated in backward: use MergedEmbeddingBag"
-                " with an optimizer"
-            )
+    if overlap(extents(weights)):
+        raise EmbeddingBagError(
+            "two tables share memory, so they cannot be updated in backward: use MergedEmbeddingBag"
+            " with an optimizer"
+        )

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xruntime import native
 from xruntime.errors import OptimizerError
 from xruntime.optim.layout import (
     Written,
@@ -23,7 +22,7 @@ from xruntime.optim.layout import (
     same_layout,
     with_layout_of,
 )
-from xruntime.optim.step_call import TYPES, Arrays, Formats, StepCall, Update
+from xruntime.optim.step_call import TYPES, WEIGHTS_SPLIT, Arrays, Formats, StepCall, Update
 
 State = dict[str, Any]
 
@@ -83,7 +82,7 @@ def new_state(
             made[name] = with_layout_of(found, block, formats.state_dtype)
     if names.steps:
         made["step"] = as_count(state.get("step", 0))
-    if formats.weight_format == native.WEIGHTS_SPLIT:
+    if formats.weight_format == WEIGHTS_SPLIT:
         found = state.get("remainder")
         made["remainder"] = (
             empty_like(block, torch.int16).zero_()
@@ -246,7 +245,7 @@ class DenseStep:
                 return None
             return torch.tensor([entry.new_state[name].data_ptr() for entry in entries])
 
-        split = self._formats.weight_format == native.WEIGHTS_SPLIT
+        split = self._formats.weight_format == WEIGHTS_SPLIT
         return Arrays(
             sizes=torch.tensor([entry.block.numel() for entry in entries]),
             weights=torch.tensor([entry.block.data_ptr() for entry in entries]),

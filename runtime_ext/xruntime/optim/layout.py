@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -25,18 +26,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
     **Ex.:** True for a contiguous, a channels-last and a transposed tensor; False for x[:, ::2], and for
     a view that negates what its memory holds.
     """
-    if tensor.is_neg():
-        return False
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    dense = tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return bool(dense) and not tensor.is_neg()
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -108,19 +99,28 @@ def extent(tensor: torch.Tensor) -> Extent:
     return Extent(start, start + tensor.numel() * tensor.element_size())
 
 
+def extents(tensors: Iterable[torch.Tensor]) -> list[Extent]:
+    """Return the memory of dense tensors that have elements, by address."""
+    return sorted(extent(tensor) for tensor in tensors if tensor.numel())
+
+
+def overlap(sorted_extents: Sequence[Extent]) -> bool:
+    """Return whether two blocks of memory, which are sorted by address, overlap."""
+    return any(after.start < before.end for before, after in pairwise(sorted_extents))
+
+
 class Written:
     """The blocks of memory that a step writes: none overlaps with another."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], optimizer: str) -> None:
         """Raise OptimizerError if two overlap."""
         self._optimizer = optimizer
-        self._extents = sorted(extent(tensor) for tensor in tensors if tensor.numel())
-        for before, after in zip(self._extents, self._extents[1:], strict=False):
-            if after.start < before.end:
-                raise OptimizerError(
-                    f"{optimizer}: two parameters, or a parameter and its state, share memory; give"
-                    " shared weights to the optimizer as one parameter"
-                )
+        self._extents = extents(tensors)
+        if overlap(self._extents):
+            raise OptimizerError(
+                f"{optimizer}: two parameters, or a parameter and its state, share memory; give"
+                " shared weights to the optimizer as one parameter"
+            )
 
     def check_gradients(self, gradients: Sequence[torch.Tensor]) -> None:
         """Raise OptimizerError if a gradient shares memory with what is written."""

@@ -11,14 +11,13 @@ import torch
 from torch import distributed
 from torch.optim import Optimizer
 
-from xruntime import native
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.layout import can_be_walked_together, empty_like
 from xruntime.optim.rule import RANGES, Group, Rule
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split
-from xruntime.optim.step_call import FORMATS, TYPES, Formats
+from xruntime.optim.step_call import FORMATS, TYPES, WEIGHTS_FLOAT32, Formats
 
 Rounding = Literal["split", "stochastic"]
 
@@ -161,10 +160,8 @@ class NativeOptimizer(Optimizer):
 
     def _formats(self, group: Group, parameter: torch.Tensor) -> Formats:
         assert parameter.grad is not None
-        if parameter.dtype == torch.bfloat16:
-            weights = FORMATS[group["rounding"]]
-        else:
-            weights = native.WEIGHTS_FLOAT32
+        in_bf16 = parameter.dtype == torch.bfloat16
+        weights = FORMATS[group["rounding"]] if in_bf16 else WEIGHTS_FLOAT32
         return Formats(weights, parameter.grad.dtype, self._state_dtype(group, parameter))
 
     def _state_dtype(self, group: Group, parameter: torch.Tensor) -> torch.dtype:
@@ -298,7 +295,14 @@ class NativeOptimizer(Optimizer):
 
     def _check_saved(self, saved: dict[str, Any]) -> None:
         for _, parameter, number in self._numbered(saved):
-            self._check_state(parameter, saved["state"].get(number, {}))
+            for name, value in saved["state"].get(number, {}).items():
+                if name == "step" or not isinstance(value, torch.Tensor):
+                    continue
+                if value.shape != parameter.shape:
+                    raise OptimizerError(
+                        f"{self._name}: the state {name!r} of a parameter has shape {tuple(value.shape)},"
+                        f" the parameter {tuple(parameter.shape)}: they are of different models"
+                    )
 
     def _take_saved(self, saved: dict[str, Any]) -> None:
         """Restore the saved states, because torch has converted them to their parameters' dtype."""
@@ -306,8 +310,7 @@ class NativeOptimizer(Optimizer):
             if number in saved["state"]:
                 self.state[parameter] = self._converted(group, parameter, saved["state"][number])
         if _GENERATOR in saved:
-            if self._generator is None:
-                self._generator = torch.Generator()
+            self._generator = self._generator or torch.Generator()
             self._generator.set_state(saved[_GENERATOR])
         self._forget()
 
@@ -317,16 +320,6 @@ class NativeOptimizer(Optimizer):
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         for (group, parameter), number in zip(ours, numbers, strict=False):
             yield group, parameter, number
-
-    def _check_state(self, parameter: torch.Tensor, saved: State) -> None:
-        for name, value in saved.items():
-            if name == "step" or not isinstance(value, torch.Tensor):
-                continue
-            if value.shape != parameter.shape:
-                raise OptimizerError(
-                    f"{self._name}: the state {name!r} of a parameter has shape {tuple(value.shape)},"
-                    f" the parameter {tuple(parameter.shape)}: they are of different models"
-                )
 
     def _converted(self, group: Group, parameter: torch.Tensor, saved: State) -> State:
         state: State = {}
@@ -456,10 +449,7 @@ class NativeOptimizer(Optimizer):
             self._check_group(group)
         if _GENERATOR in state:
             saved = state.pop(_GENERATOR)
-            self._generator = None
-            if saved is not None:
-                self._generator = torch.Generator()
-                self._generator.set_state(saved)
+            self._generator = None if saved is None else torch.Generator().set_state(saved)
         super().__setstate__(state)
         self._given = {}
         self._forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,8 +15,34 @@ from xruntime.errors import OptimizerError
 TYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 """The dtypes that the kernels read, with their numbers in xkernels.h."""
 
-FORMATS = {"split": native.WEIGHTS_SPLIT, "stochastic": native.WEIGHTS_STOCHASTIC}
+WEIGHTS_FLOAT32, WEIGHTS_SPLIT, WEIGHTS_STOCHASTIC = 0, 1, 2
+"""XK_WEIGHTS_... of xkernels/optimizer.h."""
+
+FORMATS = {"split": WEIGHTS_SPLIT, "stochastic": WEIGHTS_STOCHASTIC}
 """Roundings of bf16 weights, with the numbers of their formats in xkernels.h."""
+
+
+class CTensors(ctypes.Structure):
+    """xk_tensors of xkernels/optimizer.h. Addresses are of arrays; types are numbers as FLOAT32."""
+
+    _fields_ = native.fields(
+        (ctypes.c_int64, "count"),
+        (ctypes.c_void_p, "sizes weights remainders gradients first second steps fresh"),
+        (ctypes.c_uint64, "seed"),
+        (ctypes.c_int32, "weight_format gradient_type state_type maximize"),
+    )
+
+
+def _declare(name: str, numbers: int, *flags: Any) -> None:
+    arguments = (ctypes.POINTER(CTensors), *[ctypes.c_double] * numbers, *flags)
+    native.declare(name, arguments=arguments)
+
+
+_declare("xk_sgd", 4, ctypes.c_int32)
+_declare("xk_adagrad", 4)
+_declare("xk_adam", 5, ctypes.c_int32)
+_declare("xk_lamb", 5, ctypes.c_int32)
+_declare("xk_lars", 4, ctypes.c_int32, ctypes.c_double, ctypes.c_double, ctypes.c_int32)
 
 
 class Formats(NamedTuple):
@@ -51,7 +77,7 @@ class StepCall:
 
     def __init__(self, arrays: Arrays, formats: Formats) -> None:
         self.arrays = arrays
-        self._tensors = native.CTensors(
+        self._tensors = CTensors(
             count=arrays.sizes.numel(),
             weight_format=formats.weight_format,
             gradient_type=TYPES[formats.gradient_dtype],
@@ -67,13 +93,7 @@ class StepCall:
         """Run it. Raises KernelsUnavailableError, MemoryError, OptimizerError; nothing is changed then."""
         self._tensors.maximize = maximize
         self._tensors.seed = seed
-        result = update(native.library(), self._pointer)
-        if result == 0:
-            return
-        if result == native.NO_ISA:
-            native.isa_name()  # raises
-        if result == native.REFUSED:
-            raise MemoryError("no memory for the norms of the parameters")
-        raise OptimizerError(
-            f"the native step refuses its arguments: {native.Problem(result).name}"
+        native.check(
+            update(native.library(), self._pointer),
+            lambda problem: OptimizerError(f"the native step refuses its tensors: {problem.name}"),
         )

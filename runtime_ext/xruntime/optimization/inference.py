@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from xlaunch.errors import XLaunchError
+from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.kept.making import CAN_FORK
@@ -214,9 +215,8 @@ class _Inference(Run):
                 raise OptimizationError(f"graph={name!r}: {problem}; allow more by tolerance=...")
             self._not_compiled(Outcome.UNDONE, f"{name}: {problem}")
             return None
-        pieces = call.graphs
-        cut = "in one graph" if pieces == 1 else f"in {pieces} graphs, with Python between them"
-        if pieces > 1 and request.graph == "auto" and self.check.may_change_arguments:
+        cut = pieces(call.graphs)
+        if call.graphs > 1 and request.graph == "auto" and self.check.may_change_arguments:
             reason = f"{name}: {cut}, and a call may change its arguments: it could not be repeated"
             self._not_compiled(Outcome.SKIPPED, f"{reason} where one of the graphs fails")
             return None

@@ -10,13 +10,13 @@ import copy
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import nn
 
 from xruntime.compilation.inductor import first_line
-from xruntime.errors import OptimizationError
+from xruntime.errors import OptimizationError, refusing
 from xruntime.optimization.layers import Lowered
 from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.runner import Modes, Runner
@@ -26,13 +26,8 @@ if TYPE_CHECKING:  # torch's optimizers take a second to import
 
 
 def _refusing(instead: str) -> Any:
-    """Return a method that refuses what would change a frozen module."""
-
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        """Raises OptimizationError."""
-        raise OptimizationError(f"an optimized module is frozen: {instead}, then optimize it again")
-
-    return refuse
+    text = f"an optimized module is frozen: {instead}, then optimize it again"
+    return refusing(OptimizationError, text)
 
 
 class OptimizedModule(nn.Module):
@@ -145,12 +140,11 @@ class HeldForTraining(NamedTuple):
     """Of each module; empty if no weights are split."""
 
 
-def _refuse_copy(*_: Any) -> NoReturn:
-    """Raises OptimizationError."""
-    raise OptimizationError(
-        "a module optimized for training belongs to its optimizer: it is not pickled, and its parts are not"
-        " copied: copy all of it by copy.deepcopy, or load its state_dict() into a plain module"
-    )
+_refuse_copy = refusing(
+    OptimizationError,
+    "a module optimized for training belongs to its optimizer: it is not pickled, and its parts are not"
+    " copied: copy all of it by copy.deepcopy, or load its state_dict() into a plain module",
+)
 
 
 class TrainableModule(nn.Module):
@@ -162,11 +156,11 @@ class TrainableModule(nn.Module):
 
     _xruntime_optimized: HeldForTraining
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        raise OptimizationError(
-            "a module optimized for training cannot be scripted: load its state_dict() into a plain"
-            " module, and script that"
-        )
+    __prepare_scriptable__ = refusing(
+        OptimizationError,
+        "a module optimized for training cannot be scripted: load its state_dict() into a plain"
+        " module, and script that",
+    )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         held = self._xruntime_optimized

@@ -89,18 +89,16 @@ def take_float32(run: Run, low: torch.dtype) -> None:
 
 def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the fp32 weights of `CONVERTED` that no other module shares, each once."""
-    owners: dict[int, list[nn.Module]] = {}
-    parameters: dict[int, nn.Parameter] = {}
+    owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(module)
-            parameters[id(parameter)] = parameter
+            owners.setdefault(parameter, []).append(module)
     return [
         parameter
-        for number, parameter in parameters.items()
+        for parameter, modules in owners.items()
         if type(parameter) is nn.Parameter
         and parameter.dtype == torch.float32
-        and all(type(owner) in CONVERTED and not has_hooks(owner) for owner in owners[number])
+        and all(type(owner) in CONVERTED and not has_hooks(owner) for owner in modules)
     ]
 
 

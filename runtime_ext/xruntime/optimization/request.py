@@ -16,7 +16,7 @@ from xruntime.compilation.inductor import eager_module
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
 from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained, is_for_training
-from xruntime.pytrees import leaves, place
+from xruntime.pytrees import place
 
 LEVELS: Final = ("O0", "O1")
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -166,15 +166,12 @@ def _check_modes(model: nn.Module) -> None:
 def sample_problem(model: nn.Module, call: Sample) -> str:
     """Return a hint for a sample with which the model fails."""
     weights = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    for name, values in (("args", call.args), ("kwargs", call.kwargs)):
-        for path, leaf in leaves(values, (name,)):
-            if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
-                continue
-            if weights and leaf.dtype not in weights:
-                have = ", ".join(sorted(map(str, weights)))
-                wanted = next(iter(weights)) if len(weights) == 1 else torch.float32
-                return (
-                    f"; {place(path)} of the sample is {leaf.dtype} and the weights are {have}: give"
-                    f" a sample as the model is called with, for example {place(path)}.to({wanted})"
-                )
+    for path, leaf in call.tensors() if weights else ():
+        if leaf.is_floating_point() and leaf.dtype not in weights:
+            have = ", ".join(sorted(map(str, weights)))
+            wanted = next(iter(weights)) if len(weights) == 1 else torch.float32
+            return (
+                f"; {place(path)} of the sample is {leaf.dtype} and the weights are {have}: give"
+                f" a sample as the model is called with, for example {place(path)}.to({wanted})"
+            )
     return ": give the arguments of a call that works"

@@ -16,7 +16,7 @@ from torch.utils._device import DeviceContext
 from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import restored, tensors_in
-from xruntime.threads.torch_modes import Autocast, current_autocast
+from xruntime.threads.torch_modes import Autocast, current_autocast, under_autocast
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -39,7 +39,7 @@ class Modes(NamedTuple):
     def autocast(self) -> Autocast | None:
         """Return the autocast to call under; None without any."""
         if self.dtype is None:
-            return current_autocast() if torch.is_autocast_enabled("cpu") else None
+            return current_autocast()
         return None if self.dtype is torch.float32 else Autocast(self.dtype, cache=True)
 
     def grad_mode(self) -> contextlib.AbstractContextManager[Any]:
@@ -49,11 +49,7 @@ class Modes(NamedTuple):
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for calls, which torch.compile can trace."""
-        if self.dtype is not None and self.dtype is not torch.float32:
-            return torch.autocast("cpu", dtype=self.dtype)
-        if self.dtype is not None and torch.is_autocast_enabled("cpu"):
-            return torch.autocast("cpu", enabled=False)
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if self.dtype is None else under_autocast(self.autocast())
 
     def result(self, outputs: Any) -> Any:
         """Return outputs in the dtype that the caller expects."""

@@ -10,7 +10,7 @@ import torch
 
 from xruntime.compilation.gil import Kind, kind_of
 from xruntime.optimization.module import OptimizedModule
-from xruntime.pytrees import described, leaves, place
+from xruntime.pytrees import described, leaves, place, tensor_leaves
 
 PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes),
@@ -110,7 +110,7 @@ def mode_refusal(module: torch.nn.Module, args: Any, kwargs: Any) -> Refusal | N
     if torch.is_autocast_enabled("cpu"):
         return Refusal("the program chose autocast", final=False)
     if torch.is_grad_enabled():
-        inputs = [value for _, value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        inputs = [tensor for _, tensor in tensor_leaves((args, kwargs))]
         if any(tensor.requires_grad for tensor in (*inputs, *module.parameters())):
             reason = "gradients are on; torch.inference_mode() or torch.no_grad() turns them off"
             return Refusal(reason, final=False)
@@ -137,6 +137,4 @@ def form_of(**values: Any) -> Form:
 
 def sizes_of(args: Any, kwargs: Any) -> tuple[torch.Size, ...]:
     """Return the shapes of all tensors of a call."""
-    return tuple(
-        [value.shape for _, value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    )
+    return tuple([tensor.shape for _, tensor in tensor_leaves((args, kwargs))])

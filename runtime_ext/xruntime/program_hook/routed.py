@@ -26,7 +26,7 @@ from xruntime.program_hook.refusals import (
     mode_refusal,
     sizes_of,
 )
-from xruntime.pytrees import entries, leaves, rebuilt
+from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
 
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""
@@ -154,9 +154,7 @@ class Routed:
         return found
 
     def _note_dtypes(self, expected: Any) -> None:
-        for path, value in leaves(expected):
-            if isinstance(value, torch.Tensor):
-                self._dtypes[path] = value.dtype
+        self._dtypes.update({path: tensor.dtype for path, tensor in tensor_leaves(expected)})
 
     def _check_unchanged(self, what: str) -> None:
         change = self._state.change()

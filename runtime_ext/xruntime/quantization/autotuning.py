@@ -114,32 +114,29 @@ def autotune(
         )
     if not max_drop >= 0:
         raise QuantizationError(f"max_drop is {max_drop!r}: a number of at least 0 is expected")
-    search = _Search(
-        model, calibration, evaluate, conf or QuantConf(), max_drop, relative, dynamic_shapes
-    )
-    return search.run()
+    first = next(iter(calibration), None)
+    if first is None:
+        raise QuantizationError("calibration has not a single batch: give some typical data")
+    recipe = QuantConf() if conf is None else conf.copy()
+    observed = prepare(model, recipe, first, dynamic_shapes=dynamic_shapes)
+    accuracy = _accuracy(evaluate, model)
+    least = accuracy - (max_drop * abs(accuracy) if relative else max_drop)
+    return _Search(observed, calibration, evaluate, accuracy, least).run()
 
 
 class _Search:
     def __init__(
         self,
-        model: nn.Module,
+        observed: Observed,
         calibration: Iterable[object],
         evaluate: Evaluate,
-        conf: QuantConf,
-        max_drop: float,
-        relative: bool,
-        dynamic_shapes: object,
+        float_accuracy: float,
+        least: float,
     ) -> None:
-        first = next(iter(calibration), None)
-        if first is None:
-            raise QuantizationError("calibration has not a single batch: give some typical data")
         self.calibration = calibration
         self.evaluate = evaluate
-        self.observed = prepare(model, conf.copy(), first, dynamic_shapes=dynamic_shapes)
-        self.float_accuracy = self._accuracy(model)
-        drop = max_drop * abs(self.float_accuracy) if relative else max_drop
-        self.least = self.float_accuracy - drop
+        self.observed = observed
+        self.float_accuracy, self.least = float_accuracy, least
         self._calibrate(self.observed)
         self.conf = self.observed.conf
         self.steps: list[TuningStep] = []
@@ -154,7 +151,7 @@ class _Search:
             self._put_back(order)
         while True:
             module = converted(self.observed, self.conf)
-            accuracy = self._accuracy(module)
+            accuracy = _accuracy(self.evaluate, module)
             step = self._report("compiled", "", accuracy, self._floats(fixed))
             if step.allowed:
                 return Autotuned(
@@ -210,7 +207,9 @@ class _Search:
         return [_outputs(graph, call) for call in batches]
 
     def _try(self, action: str, name: str, floats: Sequence[str]) -> bool:
-        return self._report(action, name, self._accuracy(self._graph(self.conf)), floats).allowed
+        return self._report(
+            action, name, _accuracy(self.evaluate, self._graph(self.conf)), floats
+        ).allowed
 
     def _report(self, action: str, name: str, accuracy: float, floats: Sequence[str]) -> TuningStep:
         step = TuningStep(action, name, accuracy, tuple(floats), accuracy >= self.least)
@@ -235,12 +234,6 @@ class _Search:
             observed(*call.args, **call.kwargs)
         observed.finish()
 
-    def _accuracy(self, module: nn.Module) -> float:
-        accuracy = float(self.evaluate(module))
-        if math.isnan(accuracy):
-            raise QuantizationError("evaluate returned NaN: a number is expected")
-        return accuracy
-
     def _floats(self, fixed: frozenset[str]) -> list[str]:
         return [name for name in self.conf.names("float") if name not in fixed]
 
@@ -250,6 +243,13 @@ class _Search:
             f" {self.steps[-1].accuracy:.5g}; allowed is {self.least:.5g} (float: "
             f"{self.float_accuracy:.5g}). Is evaluate() random?"
         )
+
+
+def _accuracy(evaluate: Evaluate, module: nn.Module) -> float:
+    accuracy = float(evaluate(module))
+    if math.isnan(accuracy):
+        raise QuantizationError("evaluate returned NaN: a number is expected")
+    return accuracy
 
 
 def _outputs(graph: torch.fx.GraphModule, call: Sample) -> list[torch.Tensor]:

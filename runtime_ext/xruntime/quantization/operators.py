@@ -165,9 +165,8 @@ def weight_observers(module: torch.fx.GraphModule) -> Iterator[tuple[nn.Module, 
 
 def weight_of(module: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
     """Return the weight that a node, or the observer of it, stands for."""
-    named: Any = module
-    for attribute in str((_observed(node) if _is_observer(node) else node).target).split("."):
-        named = getattr(named, attribute)
+    path = str((_observed(node) if _is_observer(node) else node).target)
+    named = operator.attrgetter(path)(module)
     assert isinstance(named, torch.Tensor)
     return named
 

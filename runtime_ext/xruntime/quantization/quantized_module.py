@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn, Self
 
 import torch
@@ -122,15 +122,13 @@ class QuantizedModule(torch.nn.Module):
 class _Code(CompiledCode):
     """Compiled code of an INT8 graph, for one number of threads."""
 
-    def _settings(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
         from torch._dynamo import config
 
-        stack = contextlib.ExitStack()
-        stack.enter_context(super()._settings())
         own = len(self._entry.seen) < MAX_OWN_CODES
         limit = {"automatic_dynamic_shapes": not own, "recompile_limit": MAX_CODES}
-        stack.enter_context(config.patch(limit))
-        stack.enter_context(warnings.catch_warnings())
-        # Inductor copies zero points in a way that torch warns of.
-        warnings.filterwarnings("ignore", message="To copy construct from a tensor")
-        return stack
+        with super()._settings(), config.patch(limit), warnings.catch_warnings():
+            # Inductor copies zero points in a way that torch warns of.
+            warnings.filterwarnings("ignore", message="To copy construct from a tensor")
+            yield

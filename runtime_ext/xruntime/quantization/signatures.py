@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.export.graph_signature import ConstantArgument
 from torch.utils import _pytree as pytree
 
+from xlaunch.text import counted, plural
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import QuantizationError
@@ -192,7 +193,5 @@ def _input(exported: ExportedProgram, argument: Any) -> Input:
 
 def _described(args: Any, kwargs: dict[str, Any]) -> str:
     """**Ex.:** ``2 arguments and the keywords mask, ids``."""
-    number = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
-    if not kwargs:
-        return number
-    return f"{number} and the keyword{'' if len(kwargs) == 1 else 's'} {', '.join(kwargs)}"
+    named = f" and the {plural(len(kwargs), 'keyword')} {', '.join(kwargs)}" if kwargs else ""
+    return f"{counted(len(args), 'argument')}{named}"

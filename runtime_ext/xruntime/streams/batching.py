@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import inference_mode, is_inference_mode_enabled
@@ -22,7 +22,7 @@ from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import entries, leaves, rebuilt
+from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
 from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
@@ -60,7 +60,7 @@ class Group(NamedTuple):
 
     grad: bool
     inference: bool
-    autocast: Autocast | Literal[False]
+    autocast: Autocast | None
 
 
 class Batching:
@@ -117,11 +117,11 @@ class Batching:
         self._compiled: set[Hashable] | None = None
         """The shapes for which batches were compiled; None: any."""
 
-    def prepare(self) -> None:
+        if isinstance(module, CompiledForStreams) and not module.dynamic:
+            self._prepare(module)
+
+    def _prepare(self, module: CompiledForStreams) -> None:
         """Have code made or loaded for batches of the shapes that the module was compiled for."""
-        module = self._module
-        if not isinstance(module, CompiledForStreams) or module.dynamic:
-            return
         self._compiled = set()
         for sample in module.samples:
             try:
@@ -291,7 +291,7 @@ class Batching:
         plan = SplitPlan((output,), {}, self._output_hint)
         if plan.items != items * count:
             raise BatchError(f"{items * count} items gave a result of {plan.items}")
-        tensors = [leaf for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+        tensors = [tensor for _, tensor in tensor_leaves(output)]
         if any(tensor.requires_grad for tensor in tensors):
             raise BatchError(
                 "autograd records the call, and one graph cannot be that of several calls: submit"

@@ -14,15 +14,17 @@ see `xruntime.kept.kept_code`.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 
+from xlaunch.text import counted
 from xruntime.compilation.accuracy import Difference
+from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.gil import Kind
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import (
@@ -32,7 +34,7 @@ from xruntime.compilation.samples import (
     with_varying_sizes,
     wrong_thread_error,
 )
-from xruntime.errors import CompilationError, GILWarning
+from xruntime.errors import CompilationError, GILWarning, refusing
 from xruntime.kept.kept_code import KeptCode
 from xruntime.threads.team import resize_team, team_of
 from xruntime.threads.torch_modes import Autocast, current_autocast
@@ -54,6 +56,11 @@ class Evidence(NamedTuple):
 
     call_s: float
     """Time of one call."""
+
+
+def _refusing(instead: str) -> Any:
+    text = f"compiled code and its weights cannot be changed: {instead}, then compile it again"
+    return refusing(CompilationError, text)
 
 
 class CompiledForStreams(torch.nn.Module):
@@ -87,7 +94,9 @@ class CompiledForStreams(torch.nn.Module):
 
         self.eval()
         _log.info(
-            "compiling %s for streams of %s; this may take a minute", code.name, _threads(threads)
+            "compiling %s for streams of %s; this may take a minute",
+            code.name,
+            counted(threads, "thread"),
         )
         with team_of(threads):
             self.evidence = self._compile(call)
@@ -150,8 +159,8 @@ class CompiledForStreams(torch.nn.Module):
         notes += ["dimension 0 may vary"] if self.dynamic else []
         return "\n".join(
             (
-                f"{code.name}, compiled for streams of {_threads(self.threads)} ({', '.join(notes)})",
-                f"  {_cut(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
+                f"{code.name}, compiled for streams of {counted(self.threads, 'thread')} ({', '.join(notes)})",
+                f"  {pieces(graphs)}, ready after {compile_s:.1f} s; a call takes {call_s * 1e3:.2f} ms",
                 *(f"  {note}" for note in code.notes),
                 f"  compared with the eager module: {different}",
                 f"  graphs compiled so far, for all shapes: {code.graphs}",
@@ -175,24 +184,16 @@ class CompiledForStreams(torch.nn.Module):
 
     def _call_from_another_thread(self, call: Sample) -> None:
         """Raise CompilationError if a thread that is set up like a stream's cannot run the code."""
-        errors: list[Exception] = []
-
-        def run() -> None:
-            try:
-                resize_team(self.threads)
-                self(*call.args, **call.kwargs)
-            except Exception as error:  # noqa: BLE001 - it is raised below
-                errors.append(error)
-
-        # This thread may not compile: only the calling thread may.
-        thread = threading.Thread(target=run, name="compiled for streams")
-        thread.start()
-        thread.join()
-        if errors:
+        try:
+            # Its thread may not compile: only the calling thread may.
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(resize_team, self.threads).result()
+                pool.submit(self, *call.args, **call.kwargs).result()
+        except Exception as error:
             raise CompilationError(
                 f"{self._code.name} was compiled, but a second thread cannot run it:"
-                f" {first_line(errors[0])}"
-            ) from errors[0]
+                f" {first_line(error)}"
+            ) from error
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode. Raises CompilationError for training mode."""
@@ -203,24 +204,10 @@ class CompiledForStreams(torch.nn.Module):
             )
         return super().train(False)
 
-    def compile(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises CompilationError: it is compiled already."""
-        self._refuse_change("call .compile() on the original module")
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        self._refuse_change("convert or move the original module")
-
-    def load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises CompilationError: the compiled code has its own copy of the weights."""
-        self._refuse_change("load them into the original module")
-
-    def __reduce__(self) -> NoReturn:
-        self._refuse_change("pickle or copy the original module")
-
-    def _refuse_change(self, instead: str) -> NoReturn:
-        raise CompilationError(
-            f"compiled code and its weights cannot be changed: {instead}, then compile it again"
-        )
+    compile = _refusing("call .compile() on the original module")
+    _apply = _refusing("convert or move the original module")
+    load_state_dict = _refusing("load them into the original module")
+    __reduce__ = _refusing("pickle or copy the original module")
 
 
 def compile_for_streams(
@@ -280,7 +267,7 @@ def compile_for_streams(
     graphs = compiled.evidence.graphs
     if graphs > 1:
         warnings.warn(
-            f"{code.name} was compiled {_cut(graphs)}. Streams wait for each other there, because"
+            f"{code.name} was compiled {pieces(graphs)}. Streams wait for each other there, because"
             " Python holds the GIL. TORCH_LOGS=graph_breaks shows the cause of each cut",
             GILWarning,
             stacklevel=2,
@@ -290,7 +277,7 @@ def compile_for_streams(
 
 def _chosen_autocast(dtype: torch.dtype | None) -> Autocast | None:
     if dtype is None:
-        return current_autocast() if torch.is_autocast_enabled("cpu") else None
+        return current_autocast()
     if dtype not in DTYPES:
         raise CompilationError(
             f"dtype={dtype}: allowed are {', '.join(_name(allowed) for allowed in DTYPES)}, or None for"
@@ -299,13 +286,5 @@ def _chosen_autocast(dtype: torch.dtype | None) -> Autocast | None:
     return None if dtype is torch.float32 else Autocast(dtype, cache=True)
 
 
-def _cut(graphs: int) -> str:
-    return "in one graph" if graphs == 1 else f"in {graphs} graphs, with Python between them"
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from xruntime.errors import BatchError, HintError
-from xruntime.pytrees import Path, described, leaves, place, shape_of
+from xruntime.pytrees import Path, described, place, shape_of, tensor_leaves
 from xruntime.streams.hints import HintFields, HintNode, MultiStreamModuleHint
 
 
@@ -45,7 +45,7 @@ def hides_batch(value: Any) -> bool:
         inner = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
     else:
         return hasattr(type(value), "__array__") and getattr(value, "ndim", 0) > 0
-    return any(isinstance(leaf, torch.Tensor) and leaf.dim() for _, leaf in leaves(inner))
+    return any(tensor.dim() for _, tensor in tensor_leaves(inner))
 
 
 def hints_by_key(nest: Any, hint: Hinted, path: Path) -> Mapping[Any, HintNode]:

@@ -13,9 +13,9 @@ import dataclasses
 import keyword
 import unicodedata
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
-from xruntime.errors import HintError
+from xruntime.errors import HintError, refusing
 
 HintNode: TypeAlias = "int | tuple[HintNode, ...] | HintFields | None"
 """A dimension, None, or a nest of these like the value that it describes."""
@@ -32,9 +32,7 @@ class HintFields(dict[Any, HintNode]):
     def __reduce__(self) -> tuple[Any, ...]:
         return HintFields, (dict(self),)
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a hint cannot be changed: write a new MultiStreamModuleHint")
-
+    _refuse = refusing(TypeError, "a hint cannot be changed: write a new MultiStreamModuleHint")
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, inference_mode, is_inference_mode_enabled
 
 from xruntime.errors import BatchError
-from xruntime.pytrees import Path, described, entries, leaves, place, rebuilt, shape_of
+from xruntime.pytrees import Path, described, entries, place, rebuilt, shape_of, tensor_leaves
 from xruntime.streams.hint_checks import (
     EXAMPLE,
     UNMENTIONED,
@@ -97,7 +97,7 @@ class _Joint:
         if inner is None:
             raise form_error(first, hint, path)
         if isinstance(hint, int):
-            if inner and not any(isinstance(leaf, Tensor) for _, leaf in leaves(first)):
+            if inner and not any(tensor_leaves(first)):
                 raise form_error(first, hint, path)
             return self._every(values, hint, path)
         return self._each(values, hints_by_key(first, hint, path), path)

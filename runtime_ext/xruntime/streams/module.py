@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 import torch
 
+from xlaunch.text import counted, plural
 from xruntime.aoti.package import StreamPackage
 from xruntime.compilation.gil import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
@@ -197,7 +198,7 @@ class MultiStreamModule(torch.nn.Module):
     def describe(self) -> str:
         """Describe the streams, their CPUs and the measured rates, in a few lines."""
         pools = self._streams.pools
-        lines = [f"{len(pools)} {'stream' if len(pools) == 1 else 'streams'} of {self._kind.value}"]
+        lines = [f"{counted(len(pools), 'stream')} of {self._kind.value}"]
         lines += [f"  stream {index}: {_share(pool)}" for index, pool in enumerate(pools)]
         if self._search is not None:
             lines.append(
@@ -215,8 +216,7 @@ class MultiStreamModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """The text that torch prints beside the model. **Ex.:** ``2 streams on CPUs 0-7``."""
-        count = self.num_streams
-        return f"{count} {'stream' if count == 1 else 'streams'} on CPUs {self.cpu_pool}"
+        return f"{counted(self.num_streams, 'stream')} on CPUs {self.cpu_pool}"
 
     def __enter__(self) -> Self:
         return self
@@ -240,15 +240,8 @@ class MultiStreamModule(torch.nn.Module):
     def _new_batching(self) -> Batching | None:
         if self._max_batch == 1 and not isinstance(self._max_batch, bool):
             return None
-        batching = Batching(
-            self.model,
-            self._max_batch,
-            self.input_split_hint,
-            self.output_concat_hint,
-            check=self._check,
-        )
-        batching.prepare()
-        return batching
+        hints = self.input_split_hint, self.output_concat_hint
+        return Batching(self.model, self._max_batch, *hints, check=self._check)
 
     def _checked_count(self, asked: int | str) -> int:
         """Return the number to start with; set up the search under "auto"."""
@@ -376,4 +369,4 @@ def _check_hint(name: str, hint: object) -> None:
 
 
 def _share(pool: CPUPool) -> str:
-    return f"CPU {pool}, 1 thread" if len(pool) == 1 else f"CPUs {pool}, {len(pool)} threads"
+    return f"{plural(len(pool), 'CPU')} {pool}, {counted(len(pool), 'thread')}"

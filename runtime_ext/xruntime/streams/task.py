@@ -73,7 +73,6 @@ class Task(Generic[P, T]):
         from xruntime.streams.stream_pool import Streams
 
         self._batching = Batching(function, max_batch, input_split_hint, output_concat_hint)
-        self._batching.prepare()
         streams = Streams(
             function,
             (self.pool,),

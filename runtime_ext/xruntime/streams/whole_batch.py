@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from xruntime.compilation.accuracy import difference, tolerance_for
 from xruntime.compilation.gil import Kind, kind_of
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import entries, rebuilt
+from xruntime.pytrees import entries, rebuilt, tensor_leaves
 from xruntime.streams.compiling import CompiledForStreams
 from xruntime.streams.splitting import Call
 from xruntime.threads.torch_modes import current_autocast
@@ -110,15 +110,7 @@ def tolerance_of(model: object, output: Any) -> float:
     """Return how far outputs of `model` may be from those of the same items in another batch."""
     if isinstance(model, CompiledForStreams):
         return model.tolerance
-    autocast = current_autocast() if torch.is_autocast_enabled("cpu") else None
-    values = [*_tensors(output)]
+    values = [tensor for _, tensor in tensor_leaves(output)]
     if isinstance(model, nn.Module):
         values += [*model.parameters(), *model.buffers()]
-    return tolerance_for(values, autocast)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    for _, item in entries(value) or ():
-        yield from _tensors(item)
+    return tolerance_for(values, current_autocast())

@@ -14,14 +14,42 @@ pin, makes the same pools as any other. If OpenMP shrank the main thread to one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.text import counted
 from xruntime.errors import CPUPoolError, KernelsUnavailableError
 from xruntime.threads.cpu_choice import cpus_of_node, read_core_ids, usable_cpus, whole_number
 from xruntime.threads.process_machine import process_machine
+
+
+def _comparing(compare: Callable[[frozenset[int], frozenset[int]], bool]) -> Any:
+    """Return a comparison of two pools as sets."""
+
+    def compared(self: CPUPool, other: object) -> Any:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return compare(frozenset(self), frozenset(other))
+
+    return compared
+
+
+def _combining(sign: str, combine: Callable[[CPUPool, CPUPool], list[int]]) -> Any:
+    """Return an operator of two pools."""
+
+    def combined(self: CPUPool, other: object) -> Any:
+        if not isinstance(other, CPUPool):
+            return NotImplemented
+        return self._combined(sign, other, combine(self, other))
+
+    return combined
+
+
+def _without(pool: CPUPool, other: CPUPool) -> list[int]:
+    return [cpu for cpu in pool if cpu not in other]
 
 
 @final
@@ -153,54 +181,20 @@ class CPUPool:
             return f"CPUPool({format_cpu_list(self._core_ids)!r})"
         return f"CPUPool({self.core_ids})"
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._members == other._members
-
     def __hash__(self) -> int:
         return hash((CPUPool, self._members))
 
-    def __le__(self, other: CPUPool) -> bool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._members <= other._members
+    def __eq__(self, other: object) -> bool:
+        return self._members == other._members if isinstance(other, CPUPool) else NotImplemented
 
-    def __lt__(self, other: CPUPool) -> bool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._members < other._members
-
-    def __ge__(self, other: CPUPool) -> bool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._members >= other._members
-
-    def __gt__(self, other: CPUPool) -> bool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._members > other._members
-
-    def __or__(self, other: CPUPool) -> CPUPool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._combined("|", other, [*self, *(cpu for cpu in other if cpu not in self)])
-
-    def __and__(self, other: CPUPool) -> CPUPool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._combined("&", other, [cpu for cpu in self if cpu in other])
-
-    def __sub__(self, other: CPUPool) -> CPUPool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        return self._combined("-", other, [cpu for cpu in self if cpu not in other])
-
-    def __xor__(self, other: CPUPool) -> CPUPool:
-        if not isinstance(other, CPUPool):
-            return NotImplemented
-        mine = [cpu for cpu in self if cpu not in other]
-        return self._combined("^", other, [*mine, *(cpu for cpu in other if cpu not in self)])
+    __le__ = _comparing(operator.le)
+    __lt__ = _comparing(operator.lt)
+    __ge__ = _comparing(operator.ge)
+    __gt__ = _comparing(operator.gt)
+    __or__ = _combining("|", lambda one, other: [*one, *_without(other, one)])
+    __and__ = _combining("&", lambda one, other: [cpu for cpu in one if cpu in other])
+    __sub__ = _combining("-", _without)
+    __xor__ = _combining("^", lambda one, other: [*_without(one, other), *_without(other, one)])
 
     def isdisjoint(self, other: CPUPool) -> bool:
         """Whether the two pools have no CPU in common."""
@@ -239,7 +233,7 @@ class CPUPool:
         if count is None or not 0 < count <= len(cores):
             fits = f"1 to {len(cores)} parts" if len(cores) > 1 else "1 part"
             raise CPUPoolError(
-                f"split({n!r}): {self!r} has {_counted(len(cores), 'core')}, enough for {fits}; "
+                f"split({n!r}): {self!r} has {counted(len(cores), 'core')}, enough for {fits}; "
                 "a part has one core or more, with its SMT siblings"
             )
         if count == 1:
@@ -300,8 +294,8 @@ class CPUPool:
         """Describe the pool, in a few lines."""
         facts, limits = self.to_dict(), self._machine.limits
         lines = [
-            f"{_counted(len(self), 'CPU')}: {format_cpu_list(self._core_ids)}",
-            f"{_counted(self.core_count, 'core')}{self._describe_siblings()}",
+            f"{counted(len(self), 'CPU')}: {format_cpu_list(self._core_ids)}",
+            f"{counted(self.core_count, 'core')}{self._describe_siblings()}",
             _describe_groups("package", facts["packages"]),
             _describe_groups("NUMA node", facts["numa_nodes"]),
             _describe_groups("L3 cache", [{"cpus": cpus} for cpus in facts["l3_groups"]]),
@@ -357,11 +351,7 @@ def _describe_groups(noun: str, groups: list[dict[str, Any]]) -> str:
     for group in groups:
         name, cpus = group.get("id"), format_cpu_list(group["cpus"])
         words.append(cpus if name is None else f"{name} ({cpus})")
-    return f"{_counted(len(groups), noun)}: {'; '.join(words)}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{counted(len(groups), noun)}: {'; '.join(words)}"
 
 
 def get_core_list_of_node_id(node_id: int) -> list[int]:

@@ -67,11 +67,11 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
 
     def __enter__(self) -> CPUPool:
         before = _begin(self.pool, pin_workers=self.pin_workers)
-        _stack().append((self, before))
+        _entered.stack.append((self, before))
         return self.pool
 
     def __exit__(self, *exception: object) -> None:
-        stack = _stack()
+        stack = _entered.stack
         places = [place for place, (entered, _) in enumerate(stack) if entered is self]
         if not places:
             raise RuntimeError(
@@ -97,15 +97,14 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
         return pinned
 
 
-_local = threading.local()
-
-
-def _stack() -> list[tuple[pin, _Before]]:
+class _Entered(threading.local):
     """The pins that the calling thread has entered, the innermost last."""
-    stack: list[tuple[pin, _Before]] | None = getattr(_local, "stack", None)
-    if stack is None:
-        stack = _local.stack = []
-    return stack
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[pin, _Before]] = []
+
+
+_entered = _Entered()
 
 
 def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:

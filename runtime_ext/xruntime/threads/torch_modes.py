@@ -8,7 +8,7 @@ the defaults. at::launch copies them to torch's own threads; this module copies 
 from __future__ import annotations
 
 import contextlib
-from typing import Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled
@@ -21,9 +21,22 @@ class Autocast(NamedTuple):
     cache: bool
 
 
-def current_autocast() -> Autocast:
-    """Return the calling thread's autocast, which must be on for the CPU."""
+_NOTHING: Final = contextlib.nullcontext()
+
+
+def current_autocast() -> Autocast | None:
+    """Return the calling thread's autocast; None if it is off for the CPU."""
+    if not is_autocast_enabled("cpu"):
+        return None
     return Autocast(torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled())
+
+
+def under_autocast(wanted: Autocast | None) -> contextlib.AbstractContextManager[Any]:
+    """Return a context with that autocast, or with none. torch.compile can trace it."""
+    if wanted is not None:
+        # Entered even if it is on: only the outermost block clears its cache of cast weights.
+        return torch.autocast("cpu", dtype=wanted.dtype, cache_enabled=wanted.cache)
+    return torch.autocast("cpu", enabled=False) if is_autocast_enabled("cpu") else _NOTHING
 
 
 class ThreadModes:
@@ -43,15 +56,12 @@ class ThreadModes:
         """
         self._entered.close()
 
-    def take(self, grad: bool, inference: bool, autocast: Autocast | Literal[False]) -> None:
-        """Set these modes, whatever the previous call left.
-
-        `autocast` is False if it is off for the CPU.
-        """
+    def take(self, grad: bool, inference: bool, autocast: Autocast | None) -> None:
+        """Set these modes, whatever the previous call left."""
         if (
             is_grad_enabled() is grad
             and is_inference_mode_enabled() is inference
-            and (is_autocast_enabled("cpu") and current_autocast()) == autocast
+            and (current_autocast() if is_autocast_enabled("cpu") else None) == autocast
         ):
             return
         self._entered.close()
@@ -59,8 +69,4 @@ class ThreadModes:
         # Inference mode sets grad mode too, so grad mode comes second.
         enter(torch.inference_mode(inference))
         enter(torch.set_grad_enabled(grad))
-        if autocast:
-            dtype, cache = autocast
-            enter(torch.autocast("cpu", dtype=dtype, cache_enabled=cache))
-        elif is_autocast_enabled("cpu"):
-            enter(torch.autocast("cpu", enabled=False))
+        enter(under_autocast(autocast))

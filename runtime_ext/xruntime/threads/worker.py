@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import (
     clear_autocast_cache,
@@ -50,7 +50,7 @@ class Submission(NamedTuple):
     context: contextvars.Context
     grad: bool
     inference: bool
-    autocast: Autocast | Literal[False]
+    autocast: Autocast | None
     group: Hashable = None
     """Waiting calls of equal groups may run as one; None: this one runs alone."""
 
@@ -77,7 +77,7 @@ def submission_of(
             contextvars.copy_context(),
             is_grad_enabled(),
             is_inference_mode_enabled(),
-            is_autocast_enabled("cpu") and current_autocast(),
+            current_autocast() if is_autocast_enabled("cpu") else None,
             None,
         ),
     )

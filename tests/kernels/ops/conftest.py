@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ Load = Callable[[str], ctypes.CDLL]
 def load(built_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
     """`load(isa)`: the library on that instruction set; a copy of the file is another library."""
     loaded: dict[str, ctypes.CDLL] = {}
+    pytest.importorskip("torch")
+    for name in ("xruntime.nn", "xruntime.optim"):
+        importlib.import_module(name)  # it declares the operators
 
     def library_on(isa: str) -> ctypes.CDLL:
         if isa not in loaded:

@@ -14,6 +14,10 @@ import pytest
 from xruntime import native
 from xruntime.native import Problem
 
+pytest.importorskip("torch")
+
+from xruntime.nn.embedding_call import MODES, CBagProblem, CBags, CBagTable
+
 
 class Call:
     """One table of 4 x 3 with two bags of two indices, all in one array of bytes."""
@@ -25,7 +29,7 @@ class Call:
         self.output = (ctypes.c_float * 6)()
         self.gradients = (ctypes.c_float * 12)()
         self.state = (ctypes.c_float * 12)()
-        self.table = native.CBagTable(
+        self.table = CBagTable(
             rows=4,
             dim=3,
             index_count=4,
@@ -35,14 +39,14 @@ class Call:
                 for name in ("weights", "indices", "offsets", "output", "gradients", "state")
             },
         )
-        self.bags = native.CBags(
+        self.bags = CBags(
             count=1,
             tables=ctypes.pointer(self.table),
             value_type=native.FLOAT32,
-            index_type=native.INT64,
-            mode=native.BAG_SUM,
+            index_type=1,
+            mode=MODES["sum"],
         )
-        self.problem = native.CBagProblem()
+        self.problem = CBagProblem()
 
     def run(self, function: str = "xk_bags_forward", *numbers: float) -> int:
         call = getattr(native.library(), function)
@@ -94,7 +98,7 @@ def test_wrong_arguments_are_refused_before_anything_changes(
 
 
 def test_maxima_and_means_take_no_factors(built_library: Path) -> None:
-    for mode in (native.BAG_MEAN, native.BAG_MAX):
+    for mode in (MODES["mean"], MODES["max"]):
         call = Call()
         call.bags.mode = mode
         call.table.factors = ctypes.addressof(call.state)

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
-from xruntime import native  # noqa: E402
-from xruntime.native import Problem  # noqa: E402
+from xruntime.native import NO_ISA, Problem  # noqa: E402
+from xruntime.optim import step_call  # noqa: E402
 from xruntime.optim.split_bf16 import join, split  # noqa: E402
 from xruntime.optim.step_call import Arrays, Formats, StepCall  # noqa: E402
 
@@ -65,7 +65,7 @@ def make(weight_format: int, gradient: torch.dtype, state: torch.dtype, seed: in
         return torch.randn(size, generator=drawn)
 
     halves = [split(normal(size)) for size in SIZES]
-    split_up = weight_format == native.WEIGHTS_SPLIT
+    split_up = weight_format == step_call.WEIGHTS_SPLIT
     case = Case(
         weights=[half for half, _ in halves],
         remainders=[rest for _, rest in halves] if split_up else [],
@@ -120,7 +120,7 @@ def run(library: Library, name: str, case: Case, *, seed: int = 0, maximize: boo
 def test_every_isa_and_number_of_threads_computes_the_same_bits(
     load: Load, team: Callable[[int], object], name: str
 ) -> None:
-    for weight_format in (native.WEIGHTS_SPLIT, native.WEIGHTS_STOCHASTIC):
+    for weight_format in (step_call.WEIGHTS_SPLIT, step_call.WEIGHTS_STOCHASTIC):
         results = []
         for isa in ISAS:
             for threads in (1, 3):
@@ -137,7 +137,7 @@ def test_every_isa_and_number_of_threads_computes_the_same_bits(
 def test_stochastic_rounding_takes_a_neighbour_and_is_right_on_average(
     load: Load, isa: str
 ) -> None:
-    before = make(native.WEIGHTS_STOCHASTIC, torch.float32, torch.float32)
+    before = make(step_call.WEIGHTS_STOCHASTIC, torch.float32, torch.float32)
     steps = []
     for seed in range(4):
         case = before.copy()
@@ -168,7 +168,7 @@ def test_no_block_is_rounded_as_another(load: Load) -> None:
         second=[],
         steps=[],
         fresh=torch.zeros(2, dtype=torch.int32),
-        formats=Formats(native.WEIGHTS_STOCHASTIC, torch.float32, torch.float32),
+        formats=Formats(step_call.WEIGHTS_STOCHASTIC, torch.float32, torch.float32),
     )
     run(load(ISAS[-1]), "plain", case)
     blocks = torch.cat(
@@ -245,7 +245,7 @@ def test_the_kernels_split_as_torch_does_here(load: Load, isa: str, pairs: str) 
         second=[],
         steps=[],
         fresh=torch.zeros(1, dtype=torch.int32),
-        formats=Formats(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32),
+        formats=Formats(step_call.WEIGHTS_SPLIT, torch.bfloat16, torch.float32),
     )
     call = StepCall(arrays_of(case), case.formats)
     call.run(lambda _, t: load(isa).xk_sgd(t, 0, 0, 0, 0, 0), maximize=False, seed=0)
@@ -254,7 +254,7 @@ def test_the_kernels_split_as_torch_does_here(load: Load, isa: str, pairs: str) 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("weight_format", [native.WEIGHTS_SPLIT, native.WEIGHTS_STOCHASTIC])
+@pytest.mark.parametrize("weight_format", [step_call.WEIGHTS_SPLIT, step_call.WEIGHTS_STOCHASTIC])
 def test_a_weight_that_becomes_a_nan_is_stored_as_one(
     load: Load, isa: str, weight_format: int
 ) -> None:
@@ -277,18 +277,18 @@ def test_a_weight_that_becomes_a_nan_is_stored_as_one(
 # Refusals: nothing is changed.
 
 
-def set_field(name: str, value: object) -> Callable[[native.CTensors], None]:
+def set_field(name: str, value: object) -> Callable[[step_call.CTensors], None]:
     return lambda tensors: setattr(tensors, name, value)
 
 
-def edit_array(name: str, value: int) -> Callable[[native.CTensors], None]:
-    def edit(tensors: native.CTensors) -> None:
+def edit_array(name: str, value: int) -> Callable[[step_call.CTensors], None]:
+    def edit(tensors: step_call.CTensors) -> None:
         ctypes.cast(getattr(tensors, name), ctypes.POINTER(ctypes.c_int64))[4] = value
 
     return edit
 
 
-WRONG: dict[str, tuple[Callable[[native.CTensors], None], Problem]] = {
+WRONG: dict[str, tuple[Callable[[step_call.CTensors], None], Problem]] = {
     "a negative count": (set_field("count", -1), Problem.INVALID_SIZE),
     **{
         f"no {name}": (set_field(name, None), Problem.INVALID_POINTER)
@@ -310,7 +310,7 @@ WRONG: dict[str, tuple[Callable[[native.CTensors], None], Problem]] = {
 def test_a_wrong_argument_is_refused_before_anything_changes(
     load: Load, wrong: str, name: str
 ) -> None:
-    case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
+    case = make(step_call.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
     before = case.copy()
     call = StepCall(arrays_of(case), case.formats)
     change, problem = WRONG[wrong]
@@ -327,7 +327,7 @@ def test_no_tensors_struct_is_refused(load: Load) -> None:
 
 
 def test_momentum_needs_to_know_which_are_fresh(load: Load) -> None:
-    case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
+    case = make(step_call.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
     call = StepCall(arrays_of(case)._replace(fresh=None), case.formats)
     for name in ("sgd", "lars"):
         assert CALLS[name](load(ISAS[-1]), call._pointer) == Problem.INVALID_POINTER
@@ -338,10 +338,10 @@ def test_without_an_isa_operators_refuse(load: Load) -> None:
     library = load("v9")
     assert library.xk_isa_name() is None
     assert library.xk_isa_supported().decode().split(",") == ISAS
-    case = make(native.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
+    case = make(step_call.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
     before = case.copy()
     call = StepCall(arrays_of(case), case.formats)
     for act in CALLS.values():
-        assert act(library, call._pointer) == native.NO_ISA
+        assert act(library, call._pointer) == NO_ISA
     for one, other in zip(case.everything(), before.everything(), strict=True):
         assert torch.equal(one, other)

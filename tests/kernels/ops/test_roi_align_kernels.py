@@ -17,6 +17,7 @@ from tests.runtime_ext.nn.vision_references import roi_align_reference  # noqa: 
 
 from xruntime import native  # noqa: E402
 from xruntime.native import Problem  # noqa: E402
+from xruntime.nn.roi_align_operator import CRoiAlignTask  # noqa: E402
 
 TYPES = {
     torch.float32: native.FLOAT32,
@@ -71,8 +72,8 @@ def task_of(
     sampling_ratio: int = 0,
     aligned: bool = False,
     scale: float = SCALE,
-) -> native.CRoiAlignTask:
-    return native.CRoiAlignTask(
+) -> CRoiAlignTask:
+    return CRoiAlignTask(
         *images.shape,
         *(len(boxes), *size, scale, sampling_ratio, aligned),
         *(TYPES[images.dtype], channels_last),
@@ -80,7 +81,7 @@ def task_of(
 
 
 def run(
-    library: Library, images: torch.Tensor, boxes: torch.Tensor, task: native.CRoiAlignTask
+    library: Library, images: torch.Tensor, boxes: torch.Tensor, task: CRoiAlignTask
 ) -> torch.Tensor:
     shape = (len(boxes), images.shape[1], task.output_height, task.output_width)
     last = bool(task.channels_last)
@@ -91,7 +92,7 @@ def run(
 
 
 def run_backward(
-    library: Library, gradient: torch.Tensor, boxes: torch.Tensor, task: native.CRoiAlignTask
+    library: Library, gradient: torch.Tensor, boxes: torch.Tensor, task: CRoiAlignTask
 ) -> torch.Tensor:
     shape = (task.images, task.channels, task.height, task.width)
     sums = unaligned(torch.zeros(shape), bool(task.channels_last))

@@ -131,7 +131,8 @@ def test_counts_of_an_older_glibc_are_the_same_below_their_limit() -> None:
     """mallinfo is all that glibc before 2.33 has, and newer ones still have it."""
     answer = ask("""
 address = block(8 * MIB)
-tell(new=heap.stats()[:6], old=heap._old_stats()[:6])
+from xruntime.allocator.glibc import _MallInfo
+tell(new=heap.stats()[:6], old=heap._stats("mallinfo", _MallInfo)[:6])
 """)
     for new, old in zip(answer["new"], answer["old"], strict=True):
         assert old == (None if new is None else pytest.approx(new, abs=MIB))

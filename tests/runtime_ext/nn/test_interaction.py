@@ -197,7 +197,7 @@ def test_an_error_with_another_cause_is_raised_as_it_is() -> None:
         ),
         ([torch.ones(3, 2), torch.ones(3, 2).half()], "all must have the same"),
         ([torch.ones(3, 2), torch.ones(3, 2, device="meta")], "tensors on cpu and meta"),
-        ([torch.ones(3, 1).expand(3, 2**31)] * 2, r"\(3, 2147483648\); allowed are 2147483647 col"),
+        ([torch.ones(3, 1).expand(3, 2**31)] * 2, r"allowed is .* at most 2147483647 columns"),
     ],
 )
 def test_what_is_refused(tensors: list[torch.Tensor], message: str) -> None:

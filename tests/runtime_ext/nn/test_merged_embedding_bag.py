@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from xruntime import native as native_library  # noqa: E402
 from xruntime.errors import EmbeddingBagError, EmbeddingIndexError, OperatorError  # noqa: E402
-from xruntime.nn import MergedEmbeddingBag  # noqa: E402
+from xruntime.nn import MergedEmbeddingBag, embedding_call, embedding_operators  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -421,6 +420,29 @@ def test_bad_input_is_one_clear_error(name: str) -> None:
     assert issubclass(EmbeddingIndexError, IndexError)
 
 
+@pytest.mark.parametrize(
+    ("weights", "factors", "mode", "message"),
+    [
+        ([torch.ones(7, 3).double()], [], 0, "tables of torch.float64: torch.float32, "),
+        ([torch.ones(7, 3)], [torch.ones(3)], 1, "per-sample weights need mode='sum'"),
+        ([torch.ones(7, 3)], [], 7, "mode 7: allowed are {'sum': 0"),
+        (
+            [torch.ones(7, 3), torch.ones(7, 0)],
+            [],
+            0,
+            "table 1: 7 rows of 0 columns, 3 indices in 1 bags: allowed",
+        ),
+    ],
+)
+def test_the_library_refuses_what_it_sees(
+    weights: list[torch.Tensor], factors: list[torch.Tensor], mode: int, message: str
+) -> None:
+    tables = len(weights)
+    lookups = embedding_call.Lookups([INDEX] * tables, [OFFSET] * tables, factors, mode, False)
+    with pytest.raises(EmbeddingBagError, match=message):
+        embedding_operators.merged_embedding_bag(weights, False, lookups)
+
+
 def test_the_last_offset_is_the_number_of_indices() -> None:
     merged = MergedEmbeddingBag([(7, 3)], include_last_offset=True)
     with pytest.raises(EmbeddingBagError, match=r"offset 2 at position 1: with .* one is 3"):
@@ -486,6 +508,6 @@ def test_impossible_tables_are_refused() -> None:
 def test_structs_have_the_layout_of_the_header() -> None:
     import ctypes
 
-    assert ctypes.sizeof(native_library.CBagTable) == 15 * 8
-    assert ctypes.sizeof(native_library.CBags) == 32
-    assert ctypes.sizeof(native_library.CBagProblem) == 24
+    assert ctypes.sizeof(embedding_call.CBagTable) == 15 * 8
+    assert ctypes.sizeof(embedding_call.CBags) == 32
+    assert ctypes.sizeof(embedding_call.CBagProblem) == 24

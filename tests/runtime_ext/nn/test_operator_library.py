@@ -26,7 +26,7 @@ import json
 import sys
 import torch
 from torch import nn
-from xruntime.nn import MergedEmbeddingBag, embedding_operators, interaction, interaction_operator
+from xruntime.nn import MergedEmbeddingBag, embedding_call, interaction, interaction_operator
 from xruntime.nn.native_operators import LIBRARY
 
 class Model(nn.Module):
@@ -55,8 +55,8 @@ expected = torch.cat([bags[:, 0], products[:, rows, columns]], 1)
 compiled = torch.compile(model, fullgraph=True, options={"cpp_wrapper": True})
 torch.testing.assert_close(call(compiled, *indices), expected)
 
-native = embedding_operators.native, interaction_operator.native
-embedding_operators.native = interaction_operator.native = Python()
+native = embedding_call.native, interaction_operator.native
+embedding_call.native = interaction_operator.native = Python()
 torch.testing.assert_close(call(compiled, *indices), expected)
 torch.testing.assert_close(call(model, *indices), expected)
 
@@ -75,7 +75,7 @@ try:
     call(compiled, *wrong)
 except RuntimeError as error:
     of_compiled = str(error)
-embedding_operators.native, interaction_operator.native = native
+embedding_call.native, interaction_operator.native = native
 try:
     call(model, *wrong)
 except IndexError as error:

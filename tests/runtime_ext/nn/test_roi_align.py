@@ -228,6 +228,10 @@ def arguments(**changes: Any) -> dict[str, Any]:
         ({"boxes": torch.tensor([[-1.0, 0, 0, 1, 1]])}, "box 0 is of image -1"),
         ({"boxes": torch.tensor([[math.nan, 0, 0, 1, 1]])}, "box 0 is of image nan"),
         ({"input": torch.ones(2, 3, 0, 8)}, r"\(2, 3, 0, 8\), without pixels, for 4 boxes"),
+        (
+            {"input": torch.ones(1, 1, 1, 2**24 + 1), "boxes": BOXES[:1] * 0},
+            r"\(1, 1, 1, 16777217\); allowed are 2\*\*24 pixels in a row",
+        ),
         ({"output_size": 0}, r"output_size=\(0, 0\); allowed is 1 to 65536"),
         ({"output_size": (2, 3, 4)}, "allowed is a number or a pair"),
         ({"sampling_ratio": 2**31}, "sampling_ratio=2147483648; allowed is at most 2147483647"),

@@ -48,7 +48,7 @@ int32_t table_problem(const xk_bags& bags, const xk_bag_table& t, BagNeeds needs
   return valid ? 0 : XK_INVALID_POINTER;
 }
 
-int32_t problem_of(const xk_bags* bags, BagNeeds needs) {
+int32_t problem_of(const xk_bags* bags, BagNeeds needs, xk_bag_problem* place) {
   if (bags == nullptr) return XK_INVALID_POINTER;
   if (bags->count < 0) return XK_INVALID_SIZE;
   if (bags->count > 0 && bags->tables == nullptr) return XK_INVALID_POINTER;
@@ -60,6 +60,7 @@ int32_t problem_of(const xk_bags* bags, BagNeeds needs) {
   if (needs.factors && bags->mode != XK_BAG_SUM) return XK_INVALID_MODE;
   int32_t problem = 0;
   for (int64_t number = 0; number < bags->count && problem == 0; ++number) {
+    *place = {number, 0, 0};
     problem = table_problem(*bags, bags->tables[number], needs);
   }
   return problem;
@@ -148,11 +149,11 @@ bool is_large(const xk_bags& bags) {
 }
 
 int32_t check_bags(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem) {
-  const int32_t of_arguments = problem_of(bags, needs);
-  if (of_arguments != 0) return of_arguments;
-  if (kernels<EmbeddingKernels>() == nullptr) return XK_NO_ISA;
   xk_bag_problem ignored;
-  return values_valid(*bags) ? 0 : first_problem(*bags, problem == nullptr ? &ignored : problem);
+  if (problem == nullptr) problem = &ignored;
+  const int32_t of_arguments = checked<EmbeddingKernels>(problem_of(bags, needs, problem));
+  if (of_arguments != 0) return of_arguments;
+  return values_valid(*bags) ? 0 : first_problem(*bags, problem);
 }
 
 }  // namespace xkernels

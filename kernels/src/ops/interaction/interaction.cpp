@@ -74,12 +74,11 @@ int32_t visit_batch(const Interaction& of, int64_t batch, const Visit& visit) {
 int32_t xk_interaction(const void* const* inputs, const int64_t* strides, int64_t count,
                        int64_t batch, int64_t features, int32_t type, void* output) {
   const Interaction of = {inputs, strides, count, features, type};
-  const int32_t problem = problem_of(of, batch);
+  const int32_t problem = xkernels::checked<InteractionKernels>(problem_of(of, batch));
   if (problem != 0) return problem;
   const bool empty = batch == 0 || (features == 0 && count == 1);
   if (!empty && !usable(output, xkernels::width_of(type))) return XK_INVALID_POINTER;
   const InteractionKernels* kernels = xkernels::kernels<InteractionKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   return visit_batch(of, batch, [=](const InteractionScratch& scratch, int64_t begin, int64_t end) {
     kernels->forward(of, scratch, begin, end, output);
   });
@@ -89,14 +88,13 @@ int32_t xk_interaction_backward(const void* const* inputs, const int64_t* stride
                                 int64_t batch, int64_t features, int32_t type, const void* gradient,
                                 void* const* gradients) {
   const Interaction of = {inputs, strides, count, features, type};
-  const int32_t problem = problem_of(of, batch);
+  const int32_t problem = xkernels::checked<InteractionKernels>(problem_of(of, batch));
   if (problem != 0) return problem;
   const bool empty = batch == 0 || features == 0;
   if (!empty &&
       (!usable(gradient, xkernels::width_of(type)) || !all_usable(gradients, count, type)))
     return XK_INVALID_POINTER;
   const InteractionKernels* kernels = xkernels::kernels<InteractionKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   if (features == 0) return 0;
   return visit_batch(of, batch, [=](const InteractionScratch& scratch, int64_t begin, int64_t end) {
     kernels->backward(of, scratch, begin, end, gradient, gradients);

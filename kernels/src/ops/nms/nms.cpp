@@ -136,10 +136,10 @@ int32_t run(Suppress<Number> suppress, const void* boxes, int64_t count, const i
 
 int32_t xk_nms(const void* boxes, int32_t in_fp64, int64_t count, const int64_t* order,
                const int64_t* starts, int64_t groups, double threshold, uint8_t* kept) {
-  const int32_t problem = problem_of(boxes, in_fp64, count, order, starts, groups, kept);
+  const int32_t problem =
+      xkernels::checked<NmsKernels>(problem_of(boxes, in_fp64, count, order, starts, groups, kept));
   if (problem != 0) return problem;
   const NmsKernels* kernels = xkernels::kernels<NmsKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   if (count == 0) return 0;
   return in_fp64 ? run(kernels->in_fp64, boxes, count, order, starts, groups, threshold, kept)
                  : run(kernels->in_fp32, boxes, count, order, starts, groups, threshold, kept);

@@ -189,10 +189,9 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
                 double weight_decay, int32_t nesterov, double trust, double eps, int32_t adaptive) {
   const bool remembers = momentum != 0;
   const Needs needs = {remembers, false, false, remembers};
-  const int32_t problem = problem_of(tensors, needs);
+  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
   const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   const xkernels::Sgd shared = {static_cast<float>(lr),
                                 static_cast<float>(momentum),
@@ -230,10 +229,9 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
 int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double weight_decay,
                    double eps) {
   const Needs needs = {true, false, true, false};
-  const int32_t problem = problem_of(tensors, needs);
+  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
   const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   count_steps(t);
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
@@ -247,10 +245,9 @@ int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double
 int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
                 double weight_decay, int32_t decoupled) {
   const Needs needs = {true, true, true, false};
-  const int32_t problem = problem_of(tensors, needs);
+  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
   const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   count_steps(t);
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
@@ -272,10 +269,9 @@ int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2
 int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
                 double weight_decay, int32_t adaptive) {
   const Needs needs = {true, true, true, false};
-  const int32_t problem = problem_of(tensors, needs);
+  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
   const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   const xk_tensors& t = *tensors;
   Norms norms(t);
   if (!norms.allocated()) return XK_REFUSED;

@@ -155,10 +155,10 @@ int32_t visit_parts(const xk_roi_align_task& task, int64_t values, int64_t threa
 
 int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const float* boxes,
                      void* output) {
-  const int32_t problem = problem_of(task, images, boxes, output, false);
+  const int32_t problem =
+      xkernels::checked<RoiKernels>(problem_of(task, images, boxes, output, false));
   if (problem != 0) return problem;
   const RoiKernels* kernels = xkernels::kernels<RoiKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   const int64_t values = sizes_of(*task).bins;
   if (values == 0) return 0;
   const int64_t threads = omp_get_max_threads();
@@ -175,10 +175,10 @@ int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const fl
 
 int32_t xk_roi_align_backward(const xk_roi_align_task* task, const void* gradients,
                               const float* boxes, float* sums) {
-  const int32_t problem = problem_of(task, sums, boxes, gradients, true);
+  const int32_t problem =
+      xkernels::checked<RoiKernels>(problem_of(task, sums, boxes, gradients, true));
   if (problem != 0) return problem;
   const RoiKernels* kernels = xkernels::kernels<RoiKernels>();
-  if (kernels == nullptr) return XK_NO_ISA;
   const int64_t values = sizes_of(*task).bins;
   if (values == 0) return 0;
   // A thread owns channels of an image, and where these are few, rows: so nothing is added by two

@@ -14,7 +14,7 @@ from xruntime import nn as native
 from xruntime.compat.ipex.replacements import missing
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn import FrozenBatchNorm2d
-from xruntime.nn.embedding_bag import check_modules
+from xruntime.nn.embedding_bag import check_agreement, check_modules
 
 __all__ = [
     "EmbeddingSpec",
@@ -63,13 +63,8 @@ def _arguments(specs: Sequence[EmbeddingSpec]) -> dict[str, Any]:
         raise EmbeddingBagError("no tables: give at least one EmbeddingSpec")
     first = specs[0]
     for number, spec in enumerate(specs):
-        for option in ("pooling_mode", "dtype", "sparse", "include_last_offset"):
-            ours, wanted = getattr(spec, option), getattr(first, option)
-            if ours != wanted:
-                raise EmbeddingBagError(
-                    f"table {number} has {option}={ours!r}, and table 0 {wanted!r}: merge tables that"
-                    " agree in it"
-                )
+        options = "pooling_mode", "dtype", "sparse", "include_last_offset"
+        check_agreement("table", number, spec, first, *options)
         if spec.weight is not None and spec.weight.dtype != spec.dtype:
             raise EmbeddingBagError(
                 f"table {number} has dtype={spec.dtype}, and its weight is {spec.weight.dtype}"
