@@ -112,6 +112,21 @@ tell(refused=refusal(heap.mallctl.call, "thread.tcache.flush"), released=allocat
     assert answer["released"] >= 0
 
 
+def test_release_empties_the_cache_of_the_calling_thread(jemalloc: str) -> None:
+    """Blocks in it count as allocated: jemalloc keeps some of each size for the thread that freed them."""
+    answer = ask(
+        """
+for address in [block(8 * 1024) for _ in range(100)]:
+    free(address)
+before = heap.mallctl.read("stats.allocated", "size_t")
+allocator.release()
+tell(given_back=before - heap.mallctl.read("stats.allocated", "size_t"))
+""",
+        jemalloc,
+    )
+    assert answer["given_back"] >= 5 * 8 * 1024
+
+
 def test_settings_are_those_of_malloc_conf(jemalloc: str) -> None:
     answer = ask(
         """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.runtime_ext.tiny_models import Chance, Holding
 from torch import nn
 
 from xruntime.errors import CompilationError, GILWarning, SampleError, ThreadCountError
+from xruntime.kept.kept_code import KeptCode
 from xruntime.streams.compiling import compile_for_streams
 
 pytestmark = [
@@ -30,6 +32,18 @@ def test_wrong_results_are_found(compiler: None) -> None:
         compile_for_streams(Chance(), torch.zeros(3), threads=1)
     compiled = compile_for_streams(Chance(), torch.zeros(3), threads=1, tolerance=float("inf"))
     assert compiled.evidence.difference.absolute > 0
+
+
+def test_code_that_another_thread_cannot_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: KeptCode, *call: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("not in this thread")
+        return real(self, *call)
+
+    real = KeptCode.__call__
+    monkeypatch.setattr(KeptCode, "__call__", refused)
+    with pytest.raises(CompilationError, match="a second thread cannot run it: not in this thread"):
+        compile_for_streams(nn.Linear(3, 3).eval(), torch.zeros(2, 3), threads=1)
 
 
 def test_module_in_several_graphs_is_warned_of() -> None:
