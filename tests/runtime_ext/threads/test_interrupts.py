@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import itertools
+import math
 import signal
 import sys
 import textwrap
@@ -112,8 +113,10 @@ def test_streams_that_were_interrupted_anywhere(first: CPUPool, second: CPUPool)
 
 
 def test_streams_that_join_calls_and_were_interrupted_anywhere(
-    first: CPUPool, second: CPUPool
+    first: CPUPool, second: CPUPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Joining calls of so small a function takes longer than making them.
+    monkeypatch.setattr("xruntime.streams.batching.WORTHWHILE", math.inf)
     batching = Batching(torch.neg, 4, None, None)
     streams = Streams(torch.neg, (first, second), queue_length=1, batching=batching)
     row = torch.ones(1)

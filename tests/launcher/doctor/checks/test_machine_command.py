@@ -147,7 +147,7 @@ def test_bad_input(tmp_path: Path, troubled: str):
     assert "holds no sys/devices/system/cpu" in ask("doctor", "--sysroot", tmp_path).refused()
     (tmp_path / "file").write_text("no archive")
     assert "not a capture" in ask("doctor", "--sysroot", tmp_path / "file").refused()
-    assert "not a directory" in ask("doctor", "--sysroot", tmp_path / "none").refused()
+    assert "no such file or directory" in ask("doctor", "--sysroot", tmp_path / "none").refused()
     assert "does not exist" in ask("doctor", "--python", tmp_path / "none").refused()
     assert "not a module's name" in ask("doctor", "--import", "a b").refused()
     assert "not a module's name" in ask("doctor", "--import", "").refused()
