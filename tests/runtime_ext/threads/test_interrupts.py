@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import itertools
 import math
@@ -11,7 +10,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -64,18 +63,23 @@ def interrupted_at(point: int, call: Callable[[], Any]) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def interrupted_soon() -> Iterator[None]:
-    """Let a signal's handler interrupt the block, which waits for something that does not come."""
+def interrupt_soon(call: Callable[[], object]) -> None:
+    """Let a signal's handler interrupt the call, which waits for something that does not come.
+
+    On a busy machine the signal may come before the call begins.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def armed() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        call()
+
     former = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            yield
+            armed()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
@@ -156,8 +160,7 @@ def test_submitter_that_is_interrupted_while_it_waits_for_room(second: CPUPool) 
     streams = Streams(call, (second,), queue_length=1)
     begun = [streams.submit(1), streams.submit(2)]
     # One runs and one waits, and the next finds no room.
-    with interrupted_soon():
-        begun.extend(streams.submit(number) for number in itertools.count(3))
+    interrupt_soon(lambda: begun.extend(streams.submit(number) for number in itertools.count(3)))
     gate.set()
     for future in begun:
         future.result(PATIENCE_S)
@@ -193,8 +196,7 @@ def test_parts_of_an_interrupted_batch_do_not_begin(second: CPUPool) -> None:
 
     streams = Streams(call, (second,))
     running = streams.submit(0)
-    with interrupted_soon():
-        streams.call_each([((1,), {})])
+    interrupt_soon(lambda: streams.call_each([((1,), {})]))
     gate.set()
     running.result(PATIENCE_S)
     assert closes(streams.close)
