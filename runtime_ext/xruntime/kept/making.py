@@ -275,7 +275,7 @@ def compile_library(order: Order, directory: str) -> None:
             graph, tuple(order.tensors), options=library_settings() | options
         )
     served = served_by(exported)
-    if os.path.exists(os.path.join(work, f"{Path(LIBRARY).stem}.json")):
+    if any(Path(work).glob("*.wrapper.json")):  # calls that torch's own runner would have to make
         raise NoLibraryError(f"{order.name} uses operators that have no C interface")
     sources = [path.read_text(errors="replace") for path in Path(work).glob("*.cpp")]
     specs = input_specs(sources, len(order.tensors))

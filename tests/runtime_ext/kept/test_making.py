@@ -76,6 +76,18 @@ def test_functions_that_compiled_code_leaves_out_are_not_baked_in(tmp_path: Path
     assert "outside, which torch.compiler.disable keeps out of compiled code" in str(error)
 
 
+@pytest.mark.long
+def test_operators_without_a_c_interface_are_refused_for_good(
+    tmp_path: Path, compiler: None
+) -> None:
+    error = compiled(
+        order(lambda tensors: (torch.linalg.matrix_exp(tensors[0]),), torch.eye(3)), tmp_path
+    )
+    assert error is not None
+    assert error.final
+    assert str(error) == "Model uses operators that have no C interface"
+
+
 def test_errors_of_the_model_and_ends_of_the_process_are_not_for_good(tmp_path: Path) -> None:
     def fail(_: list[torch.Tensor]) -> Any:
         raise OSError("no room")
