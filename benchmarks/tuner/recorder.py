@@ -119,7 +119,10 @@ def _header(task: Task, options: Options) -> Header:
 
 
 def _plans(task: Task) -> list[Plan]:
-    """The bare command's, those of the space with the least changed configuration first, the rest."""
+    """Return the bare command's plan, then those of the space: few changed settings first.
+
+    The last one, without a hash, has the configurations that cannot be planned.
+    """
     found: dict[str | None, list[Configuration]] = {}
     by_changes = sorted(task.space, key=lambda one: len(task.space.changes(one)))
     for configuration in by_changes:

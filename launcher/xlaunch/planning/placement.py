@@ -158,9 +158,10 @@ def _slots_in(
 ) -> tuple[list[list[Core]], list[Core]]:
     """Every instance that fits in one domain, and the cores left over.
 
-    `chain`: where it crosses less, the domain's cores are cut in order, each instance beginning
-    where the one before ended. **Ex.:** 4 x 3 on three packages of two 2-core nodes: whole first,
-    the fourth instance joins one core of each package; in a chain all instances join two nodes.
+    `chain`: also try to cut the domain's cores in order, so that each instance begins where the one
+    before ended, and take that if it crosses less. **Ex.:** four instances of 3 cores on three packages
+    of two 2-core nodes. Without a chain three instances lie within a package each, and the fourth has a
+    core of each package. In a chain every instance has cores of two nodes.
     """
     if len(cores) < size:
         return [], list(cores)

@@ -98,8 +98,8 @@ class InstanceRun:
     def _peak_rss_bytes(self, own_bytes: int) -> int:
         """The sampled peak, or that of its own process (`ru_maxrss`) if it is larger.
 
-        `ru_maxrss` includes the time between fork and exec, when the process was a copy of this
-        one. A value no larger than this one's counts only if nothing was sampled.
+        Between fork and exec the process was a copy of this one, and `ru_maxrss` includes that time.
+        So it is used only if it exceeds the memory of this process, or if nothing was sampled.
         """
         sampled = self.samples.peak_rss_bytes
         copy_bytes = getrusage(RUSAGE_SELF).ru_maxrss * 1024

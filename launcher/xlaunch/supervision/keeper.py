@@ -31,9 +31,9 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     """Run `job` in a supervisor process, guard it, and return the exit code for this process.
 
     A Ctrl-C that ended the run ends this process by SIGINT as well, so that a shell script stops.
-    `caller`: PID of a process that forwards its own SIGINTs. One that this process has had as well,
-    from the terminal as a rule, counts once. What the caller sends ends the run even where the run
-    ignores the signal, as in the background of a shell script.
+    `caller`: PID of a process that forwards its own SIGINTs. A Ctrl-C usually reaches both processes;
+    the caller's copy of it is ignored. What the caller sends ends the run even where the run ignores
+    the signal, as in the background of a shell script.
     """
     if job.lease is None:
         job = job._replace(lease=_lease_of(job))

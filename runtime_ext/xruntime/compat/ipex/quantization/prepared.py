@@ -155,7 +155,7 @@ def prepare(
 
 
 def eval_form(model: Any) -> Any:
-    """Return the module, or of one in training mode a copy in eval mode that shares its weights."""
+    """Return the module. If it is in training mode: a copy in eval mode, with the same weights."""
     if not isinstance(model, nn.Module) or not any(one.training for one in model.modules()):
         return model
     report(
