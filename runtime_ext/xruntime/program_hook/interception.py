@@ -33,6 +33,7 @@ from xruntime.program_hook.refusals import (
     NotYetError,
     PipelineError,
     Refusal,
+    SlowerError,
     UnfitError,
     caller_refusal,
     mode_refusal,
@@ -166,7 +167,8 @@ class Interception:
             return self.run(module, *args, **kwargs)
         began = time.perf_counter()
         outputs, failure = routed.prepare(
-            module, args, kwargs, partial(_optimized_form, dtype=dtype, wait=self._wait)
+            *(module, args, kwargs, partial(_optimized_form, dtype=dtype, wait=self._wait)),
+            must_be_faster=self._auto and dtype is torch.bfloat16,
         )
         if failure is None:
             self._keep(known, module, routed, time.perf_counter() - began)
@@ -179,9 +181,9 @@ class Interception:
 
     def _give_up(self, known: _Known, module: torch.nn.Module, failure: Exception) -> None:
         """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""
-        different = isinstance(failure, DifferentError)
+        unfit = isinstance(failure, DifferentError | SlowerError)
         ran, known.routed = known.routed is not None, None
-        if different and self._auto and self._dtype_for(known, module) is torch.bfloat16:
+        if unfit and self._auto and self._dtype_for(known, module) is torch.bfloat16:
             known.fp32 = True
             self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")
         else:

@@ -51,6 +51,10 @@ class DifferentError(UnfitError):
     """The outputs of the optimized form differ from the module's."""
 
 
+class SlowerError(UnfitError):
+    """A call of the optimized form takes longer than one of the module."""
+
+
 class Refusal(NamedTuple):
     """**Ex.:** ``Refusal("gradients are on ...", final=False)``"""
 

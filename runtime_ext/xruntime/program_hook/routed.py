@@ -21,6 +21,7 @@ from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
     PipelineError,
+    SlowerError,
     UnfitError,
     form_of,
     mode_refusal,
@@ -34,6 +35,9 @@ MAX_COMPARED_SIZES: Final = 8
 LATER_TOLERANCE: Final = 2.0
 """Factor on the tolerance after the first call: the largest of more differences is larger. It would still
 show code that is wrong for other sizes."""
+
+PLAINLY_FASTER: Final = 0.8
+"""A form whose call takes this share of the module's time is timed once only."""
 
 Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
 """Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
@@ -67,10 +71,17 @@ class Routed:
         """Between the two on the first call."""
 
     def prepare(
-        self, module: torch.nn.Module, args: Any, kwargs: Any, optimize: Optimize
+        self,
+        module: torch.nn.Module,
+        args: Any,
+        kwargs: Any,
+        optimize: Optimize,
+        *,
+        must_be_faster: bool,
     ) -> tuple[Any, Exception | None]:
         """Return the outputs of the program's module, and why there is no optimized form, or None.
 
+        `must_be_faster`: the form is left if it is slower than the module, before it is compiled aside.
         Raises only what the program's own call raises.
         """
         random_before, began = torch.get_rng_state(), time.perf_counter()
@@ -89,6 +100,8 @@ class Routed:
                 else:  # `optimize` has compared the modules, and kept code is compared at its first call
                     self.difference = explain(self.optimized).difference
                     self._note_dtypes(expected)
+                if must_be_faster:
+                    self._check_faster(module)
             self._check_unchanged("optimizing it changed it")
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
@@ -125,6 +138,27 @@ class Routed:
         self._compare(expected, outputs, LATER_TOLERANCE * self._tolerance)
         self._compared.add(sizes)
         return expected
+
+    def _check_faster(self, module: torch.nn.Module) -> None:
+        """Raise SlowerError if calls of the optimized form take longer than the module's."""
+        assert self.optimized is not None
+        args, kwargs = self._sample
+        aside, form = compiled_aside(self.optimized), self.optimized
+        module_s = form_s = float("inf")
+        for _ in range(3):
+            began = time.perf_counter()
+            self._run(module, *args, **kwargs)
+            between = time.perf_counter()
+            if aside is None or aside.compiled:
+                form(*args, **kwargs)
+            else:  # a call of the form would begin to compile
+                aside.plain(args, kwargs)
+            module_s = min(module_s, between - began)
+            form_s = min(form_s, time.perf_counter() - between)
+            if form_s < PLAINLY_FASTER * module_s:
+                return
+        if form_s > module_s:
+            raise SlowerError(f"a call takes {form_s / module_s:.2f} times as long")
 
     def _check_first_call(
         self, args: Any, kwargs: Any, outputs: Any, random_before: torch.Tensor

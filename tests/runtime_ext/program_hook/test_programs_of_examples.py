@@ -66,8 +66,12 @@ def test_resnet50_by_two_instances() -> None:
 def test_infer_finds_meaning() -> None:
     ended = run_optimized(EXAMPLES / "infer.py", "--limit", "100", precision="auto")
     assert ended.out.endswith("retrieval check: 12 of 12\n")
-    assert re.match(r"BertModel: optimized in \d+\.\d s: (bf16|fp32) \(auto: ", ended.reports[0])
-    assert len(ended.reports) == 1
+    *tried, made = ended.reports
+    assert len(tried) <= 1
+    for report in tried:  # this CPU has instructions for bf16, and is slower with them
+        assert report.startswith("BertModel: fp32 is tried, because in bf16 a call takes ")
+    precision = r"float32;" if tried else r"(bf16|fp32) \(auto: "
+    assert re.match(rf"BertModel: optimized in \d+\.\d s: {precision}", made)
 
 
 def test_train_is_left_alone() -> None:
