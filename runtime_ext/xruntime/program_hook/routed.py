@@ -39,6 +39,9 @@ show code that is wrong for other sizes."""
 PLAINLY_FASTER: Final = 0.8
 """A form whose call takes this share of the module's time is timed once only."""
 
+MAX_TIMING_S: Final = 1.0
+"""Calls are not timed again after so long, so that a program with long calls is not held up."""
+
 Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
 """Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
 
@@ -145,6 +148,7 @@ class Routed:
         args, kwargs = self._sample
         aside, form = compiled_aside(self.optimized), self.optimized
         module_s = form_s = float("inf")
+        first = time.perf_counter()
         for _ in range(3):
             began = time.perf_counter()
             self._run(module, *args, **kwargs)
@@ -155,8 +159,8 @@ class Routed:
                 aside.plain(args, kwargs)
             module_s = min(module_s, between - began)
             form_s = min(form_s, time.perf_counter() - between)
-            if form_s < PLAINLY_FASTER * module_s:
-                return
+            if form_s < PLAINLY_FASTER * module_s or time.perf_counter() - first > MAX_TIMING_S:
+                break
         if form_s > module_s:
             raise SlowerError(f"a call takes {form_s / module_s:.2f} times as long")
 

@@ -361,7 +361,7 @@ SHARES = {
     20: 0.47,
     30: 0.43,
 }
-LEAST_SHARE = 0.39
+MIN_SHARE = 0.39
 """The level at the end of a plan of so many blocks, and of up to 60, relative to the error."""
 
 ATTEMPT_SHARE = 0.91
@@ -389,7 +389,7 @@ def look_level(block: int, planned: int, error: float, attempt: int = 0) -> floa
     error *= ATTEMPT_SHARE**attempt
     if block > planned:
         return error * BEYOND * planned / block
-    share = next((share for blocks, share in SHARES.items() if blocks >= planned), LEAST_SHARE)
+    share = next((share for blocks, share in SHARES.items() if blocks >= planned), MIN_SHARE)
     return error * share * (block / planned) ** 2
 
 
