@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from xlaunch.console import terminal_width
+from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
 from xlaunch.environment.preload import Judged, judge, preloaded
 from xlaunch.environment.program import find_interpreter
@@ -29,7 +30,7 @@ def command(*, as_json: bool, python: str | None) -> None:
     """
     interpreter, reason = find_interpreter(python, os.environ)
     prefix = prefix_of(interpreter)
-    found = find_libraries(NAMES, prefix, os.environ, interpreter=interpreter)
+    found = find_libraries(NAMES, prefix, os.environ, loads=read_program(interpreter))
     judged, notes = judge(found, interpreter)
     if as_json:
         import json

@@ -17,7 +17,7 @@ from xlaunch.environment.allocators import (
     allocator_settings,
     choose_profile,
 )
-from xlaunch.environment.elf import Elf, read_program
+from xlaunch.environment.elf import Elf
 from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.program import Program, resolve_program
@@ -84,8 +84,7 @@ def prepare_environment(
     program = resolve_program(request, inherited)
     warnings: list[str] = []
     given = {**inherited, **dict(request.env)}
-    loads = read_program(program.interpreter or program.executable)
-    problem = None if loads is None else _tunables_problem(loads)
+    problem = None if program.loads is None else _tunables_problem(program.loads)
     mode, glibc = system_mode(), None if problem else glibc_version()
     openmp = choose_openmp(request.omp, plan, program, given, outside=outside.chosen)
     warnings += openmp.warnings

@@ -118,8 +118,12 @@ def find_library(
     interpreter: str | None = None,
     root: str = "/",
 ) -> Library | None:
-    """The first of `find_libraries` that can be used, or None."""
-    found = find_libraries((name,), prefix, environment, interpreter=interpreter, root=root)
+    """The first of `find_libraries` that fits `interpreter`, or None.
+
+    `interpreter` None: the prefix's Python, else the running one.
+    """
+    loads = read_program(interpreter or _python_in(prefix))
+    found = find_libraries((name,), prefix, environment, loads=loads, root=root)
     return next((library for library in found if library.refusal is None), None)
 
 
@@ -128,21 +132,19 @@ def find_libraries(
     prefix: str | None,
     environment: Mapping[str, str],
     *,
-    interpreter: str | None = None,
+    loads: Elf | None,
     root: str = "/",
 ) -> tuple[Library, ...]:
     """All files that could be the libraries `names`; for each name, the best first.
 
     Usable ones come first, in the order of `places`, then the others with the reason. `prefix`: the
-    program's environment, or None. `interpreter`: the program that they must fit; None: the prefix's
-    Python, else the running one. `root`: root of the system's directories. Raises `UsageError` for
-    an unknown name.
+    program's environment, or None. `loads`: what they must fit, see `read_program`; None: anything.
+    `root`: root of the system's directories. Raises `UsageError` for an unknown name.
     """
     for name in names:
         if name not in _KINDS:
             raise UsageError(f"unknown library {name!r}; there are {', '.join(NAMES)}")
     wanted = re.compile("|".join(f"(?P<{name}>{_KINDS[name].pattern})" for name in names))
-    program = read_program(interpreter or _python_in(prefix))
     found: dict[tuple[str, str], Library] = {}
     for origin, directory, file in _files(wanted, prefix, environment, root):
         match = wanted.fullmatch(file)
@@ -152,7 +154,7 @@ def find_libraries(
         path = os.path.join(directory, file)
         real = os.path.realpath(path)
         if (name, real) not in found and os.path.exists(real):
-            found[name, real] = inspect_library(name, path, program, origin=origin)
+            found[name, real] = inspect_library(name, path, loads, origin=origin)
     order = {name: index for index, name in enumerate(names)}
     return tuple(sorted(found.values(), key=lambda it: (order[it.name], it.refusal is not None)))
 

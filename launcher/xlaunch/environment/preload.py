@@ -127,7 +127,7 @@ def find_preloadable(
     from xlaunch.environment.libraries import find_libraries
 
     assert program.interpreter is not None
-    found = find_libraries((name,), program.prefix, environment, interpreter=program.interpreter)
+    found = find_libraries((name,), program.prefix, environment, loads=program.loads)
     return _first_preloadable(option, found, program.interpreter, environment)
 
 
@@ -154,8 +154,7 @@ def require_library(
 
     if not sys.platform.startswith("linux"):
         raise UsageError(f"{option}: libraries can be preloaded on Linux only")
-    prefix, interpreter = program.prefix, program.interpreter or program.executable
-    loads = read_program(interpreter)
+    prefix, loads = program.prefix, program.loads
     if "/" in wanted:
         path = os.path.abspath(wanted)
         found: tuple[Library, ...] = (
@@ -164,15 +163,16 @@ def require_library(
             ),
         )
     else:
-        found = find_libraries((wanted,), prefix, environment, interpreter=interpreter)
+        found = find_libraries((wanted,), prefix, environment, loads=loads)
     # Only Python can list its own libraries. For any other program our own interpreter is tried, unless
     # it has another C library.
-    prover = interpreter if prefix is not None else sys.executable
-    fitting = next((it for it in found if it.refusal is None), None)
-    own = read_program(sys.executable)
-    if fitting and prefix is None and loads and own and loads.c_library != own.c_library:
-        note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
-        return fitting, (note,)
+    prover = program.interpreter or program.executable
+    if prefix is None:
+        prover, own = sys.executable, read_program(sys.executable)
+        fitting = next((it for it in found if it.refusal is None), None)
+        if fitting and loads and own and loads.c_library != own.c_library:
+            note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
+            return fitting, (note,)
     library, notes, refused = _first_preloadable(option, found, prover, environment)
     if library is not None:
         return library, notes

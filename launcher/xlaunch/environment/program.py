@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from xlaunch.environment.elf import Elf, read_program
 from xlaunch.environment.python_environment import (
     Installed,
     find_installed,
@@ -59,6 +60,8 @@ class Program(NamedTuple):
     prefix: str | None = None
     """The interpreter's sys.prefix; None without an interpreter."""
     installed: Installed = Installed()
+    loads: Elf | None = None
+    """What loads its libraries, see `read_program`."""
     starts_ranks: bool = False
     """It starts processes that divide its CPUs. **Ex.:** ``torchrun``, ``mpirun -n 4 app``."""
 
@@ -93,7 +96,14 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
         executable = name if "/" in name else _search_path(name, environment)
         argv = (name, *arguments)
         interpreter = interpreter_of(executable, environment)
-    program = Program(executable, argv, reason, interpreter, starts_ranks=_starts_ranks(argv))
+    program = Program(
+        executable,
+        argv,
+        reason,
+        interpreter,
+        loads=read_program(interpreter or executable),
+        starts_ranks=_starts_ranks(argv),
+    )
     if interpreter is None:
         return program
     prefix = prefix_of(interpreter)

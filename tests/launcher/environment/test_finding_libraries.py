@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.launcher.environment.made_up import AARCH64, X86_64, elf_bytes, environment, library
 
+from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import (
     NAMES,
     Library,
@@ -46,7 +47,8 @@ def prefix(tmp_path: Path) -> Path:
 
 def find(name: str, prefix: Path | None, root: Path, **variables: str) -> list[Library]:
     place = None if prefix is None else str(prefix)
-    return list(find_libraries((name,), place, variables, root=str(root)))
+    loads = read_program(None if place is None else f"{place}/bin/python")
+    return list(find_libraries((name,), place, variables, loads=loads, root=str(root)))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_names_that_distributions_use(root: Path, name: str, file: str):
 )  # fmt: skip
 def test_names_that_are_others(root: Path, file: str):
     library(root / "usr/lib" / file)
-    assert find_libraries(NAMES, None, {}, root=str(root)) == ()
+    assert find_libraries(NAMES, None, {}, loads=None, root=str(root)) == ()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_names_keep_the_order_they_are_asked_in(root: Path):
     for file in ("libomp.so.5", "libjemalloc.so.2", "libgomp.so.1"):
         library(root / "usr/lib" / file)
     for names in (("gnu", "llvm", "jemalloc"), ("jemalloc", "gnu", "llvm")):
-        found = find_libraries(names, None, {}, root=str(root))
+        found = find_libraries(names, None, {}, loads=None, root=str(root))
         assert [one.name for one in found] == list(names)
 
 
@@ -228,7 +230,8 @@ def test_the_machine_is_the_interpreter_s_and_not_ours(root: Path, tmp_path: Pat
     ours = library(root / "usr/lib/two-linux-gnu/libomp.so.5")
     interpreter = tmp_path / "interpreter"
     interpreter.write_bytes(elf_bytes(machine=OTHER, needed=["libc.so.6"]))
-    found = find_libraries(("llvm",), None, {}, interpreter=str(interpreter), root=str(root))
+    loads = read_program(str(interpreter))
+    found = find_libraries(("llvm",), None, {}, loads=loads, root=str(root))
     assert [(one.path, one.refusal is None) for one in found] == [
         (str(foreign), True),
         (str(ours), False),

@@ -14,6 +14,7 @@ import pytest
 from tests.launcher.cli.commands import ask, clean_environment, show, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment, library
 
+from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import OPENMP, find_library
 from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
 from xlaunch.environment.program import Program
@@ -44,7 +45,8 @@ ROOMY = plan_of((0, 1), (2, 3))
 
 def python_in(prefix: str) -> Program:
     executable = f"{prefix}/bin/python"
-    return Program(executable, (executable, "x.py"), "--python", executable, prefix)
+    loads = read_program(executable)
+    return Program(executable, (executable, "x.py"), "--python", executable, prefix, loads=loads)
 
 
 def chosen(asked: str, plan: Plan = ROOMY, **variables: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ import pytest
 from tests.launcher.environment.made_up import library
 
 from xlaunch.environment import preload
+from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import find_library
 from xlaunch.environment.preload import (
     Proof,
@@ -326,7 +327,8 @@ def require(wanted: str, home, prefix: str | None = sys.prefix):
 
 
 def program_in(prefix: str | None) -> Program:
-    return Program(sys.executable, (sys.executable,), prefix=prefix)
+    loads = read_program(sys.executable)
+    return Program(sys.executable, (sys.executable,), prefix=prefix, loads=loads)
 
 
 def test_first_library_that_is_proven_is_taken(tmp_path: Path, good: str, home):

@@ -51,15 +51,13 @@ def show_allocator(facts: Facts) -> Iterator[Finding]:
     if own is not None:
         yield Finding(Severity.OK, f"allocator: {own}, by LD_PRELOAD")
         return
-    found = find_libraries(
-        ALLOCATORS, facts.prefix, facts.environment, interpreter=facts.interpreter
-    )
+    loads = read_program(facts.interpreter)
+    found = find_libraries(ALLOCATORS, facts.prefix, facts.environment, loads=loads)
     chosen = [entry.library for entry in judge(found, facts.interpreter)[0] if entry.chosen]
     others = [f"{library.name} {library.version or ''}".strip() for library in chosen]
     if any(library.name == "tcmalloc" for library in chosen):
         yield Finding(Severity.OK, f"allocators: {', '.join(others)}; xlaunch preloads tcmalloc")
         return
-    loads = read_program(facts.interpreter)
     if loads is not None and loads.c_library != "glibc":
         yield Finding(Severity.OK, "allocator: the C library's, which xlaunch cannot tune")
         return
@@ -78,7 +76,8 @@ def show_runtimes(facts: Facts) -> Iterator[Finding]:
     assert facts.interpreter is not None
     assert facts.prefix is not None
     own = program_runtime(facts.prefix, facts.interpreter)
-    found = find_libraries(OPENMP, facts.prefix, facts.environment, interpreter=facts.interpreter)
+    loads = read_program(facts.interpreter)
+    found = find_libraries(OPENMP, facts.prefix, facts.environment, loads=loads)
     carried = sorted(
         {
             os.path.basename(os.path.dirname(library.path)).removesuffix(".libs")
