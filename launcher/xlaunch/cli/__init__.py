@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Ctrl-C ends this process as it ends any other: a traceback would help nobody, and Python
         # can lose a KeyboardInterrupt on the way.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The objects that imports make stay: searching them for garbage again and again only delays the start.
+    gc.set_threshold(100_000)
     prepare_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
     flush_streams()

@@ -22,7 +22,15 @@ from xlaunch.shared_host import plan_beside_others
 
 @launch_command(
     program_required=True,
-    own=[click.version_option(xlaunch.__version__, message="xlaunch %(version)s")],
+    # click searches for translations of texts that are not given here, at every start.
+    own=[
+        click.version_option(
+            xlaunch.__version__,
+            message="xlaunch %(version)s",
+            help="Show the version and exit.",
+        ),
+        click.help_option("-h", "--help", help="Show this message and exit."),
+    ],
 )
 def command(asked: Resolved) -> int:
     """Run PROGRAM pinned to cores and NUMA nodes, with tuned threads and allocator.

@@ -327,29 +327,29 @@ def _not_kept(reason: str) -> str:
     return f"whether a library can be preloaded is tried at every launch: {reason}"
 
 
-def _read(directory: str) -> dict[str, str | None]:
-    """The stored results; none if the file is missing or damaged."""
-    import json
+# Keys and refusals, each ended by a null byte; an empty refusal is None. Reading JSON would import a
+# package in every launch.
 
+
+def _read(directory: str) -> dict[str, str | None]:
+    """The stored results; none if the file is missing."""
     try:
-        with open(os.path.join(directory, "preloads.json"), encoding="utf-8") as stream:
-            kept = json.load(stream)
-    except (OSError, ValueError, RecursionError):
+        with open(os.path.join(directory, "preloads"), "rb") as stream:
+            words = stream.read().decode("utf-8", "surrogateescape").split("\0")
+    except OSError:
         return {}
-    if not isinstance(kept, dict):
-        return {}
-    return {key: value for key, value in kept.items() if value is None or isinstance(value, str)}
+    return {key: refusal or None for key, refusal in zip(words[::2], words[1::2], strict=False)}
 
 
 def _write(directory: str, kept: dict[str, str | None]) -> str | None:
     """Replace the file atomically. A note if that fails, else None."""
-    import json
-
     from xlaunch.files import write_whole
 
-    path = os.path.join(directory, "preloads.json")
+    path = os.path.join(directory, "preloads")
+    words = [word for key, refusal in kept.items() for word in (key, refusal or "")]
+    text = "".join([word.replace("\0", " ") + "\0" for word in words])
     try:
-        write_whole(path, json.dumps(kept, indent=1).encode(), mode=0o600)
+        write_whole(path, text.encode("utf-8", "surrogateescape"), mode=0o600)
     except (OSError, ValueError) as error:
         return _not_kept(f"{path}: {getattr(error, 'strerror', None) or error}")
     return None

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
@@ -21,6 +20,8 @@ from xlaunch.options.settings_files import file_layers
 Command = Callable[..., Any]
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # not subscriptable before click 8.4
@@ -59,6 +60,8 @@ class Parsed(ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """The words that the value may be, or files or directories."""
+        from click.shell_completion import CompletionItem
+
         words = [word for word in self.kind.words if word.startswith(incomplete.lower())]
         if words or "FILE" in self.name or "DIR" in self.name:
             kind = "dir" if self.name == "DIR" else "file"
@@ -68,6 +71,8 @@ class Parsed(ParamType):
 
 def complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
     """Has the shell complete names of files, or with ``"dir"`` of directories."""
+    from click.shell_completion import CompletionItem
+
     return CompletionItem(incomplete, type=kind)
 
 
