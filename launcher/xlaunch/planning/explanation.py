@@ -45,7 +45,7 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
     reason = f"time for {quota_cores(capacity.quota)} of {counted(capacity.pool, 'core')}{source}"
     decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
     if not capacity.bound:
-        reason = "a quota is not a place: other containers would bind to the same CPUs"
+        reason = "a quota is not a place: other containers or jobs would bind to the same CPUs"
         decisions.append(Decision("binding", "no", reason))
     return decisions
 

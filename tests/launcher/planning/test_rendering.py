@@ -56,7 +56,7 @@ def test_a_plan_that_is_not_bound_as_text() -> None:
         "       0      2        2  any   -     0        -   none",
         "CPUs: 0-7 - all online CPUs are allowed",
         "CPU quota: 2.5 - time for 2 of 8 cores (cgroup v2 /job)",
-        "binding: no - a quota is not a place: other containers would bind to the same CPUs",
+        "binding: no - a quota is not a place: other containers or jobs would bind to the same CPUs",
         "layout: 1 instance x 2 cores - one instance on everything",
         "memory: none - no NUMA nodes to choose from: nothing to set",
     ]
