@@ -57,6 +57,8 @@ DIRECTORY = "{turns}"
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout. Programs of contenders import `benchmarks` from it."""
 
+LAUNCHER = [sys.executable, "-m", "xlaunch", "-q"]
+
 WORKLOADS = (str(Path(__file__).with_name("workloads.py")), DIRECTORY)
 """The program of most contenders, by its path, since run_cpu takes no modules."""
 
@@ -134,6 +136,10 @@ class Times(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
+    def verdict(self, least: float) -> str:
+        """Judge the goal of at least so much: ``open`` while the confidence interval contains it."""
+        return "met" if self.low >= least else "MISSED" if self.high < least else "open"
+
 
 def times(measured: Measured, base: Measured) -> Times | None:
     """Compare rates by Welch's t on the logarithms of launches; None with fewer than two launches."""
@@ -151,13 +157,22 @@ def times(measured: Measured, base: Measured) -> Times | None:
     return Times(*(math.exp(difference + way * reach) for way in (0, -1, 1)))
 
 
-def rate_cell(measured: Measured, base: Measured) -> str:
-    """Format a table cell: the rate, and its ratio to that of `base`."""
+def rate_cell(measured: Measured, base: Measured, count: str = "") -> str:
+    """Format a table cell: the rate, the count of processes if it is given, and the ratio to `base`."""
     rate = measured.rate()
     if rate is None:
         return "-"
+    shown = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+    shown += f" by {count}" if count else ""
     ratio = None if measured is base else times(measured, base)
-    return f"{rate:.1f}" if ratio is None else f"{rate:.1f} ({ratio})"
+    return shown if ratio is None else f"{shown} ({ratio})"
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a contender: without an outer launcher's, and with the checkout on the path."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def turn_parser(description: str | None, *, seconds: float) -> argparse.ArgumentParser:
@@ -280,10 +295,6 @@ class _Alive:
         for lock in (self._gate, self._floor, alive):
             self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        own_paths = filter(None, [os.environ.get("PYTHONPATH")])
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")
-        }
         self._process = subprocess.Popen(
             [
                 str(self._directory) if word == DIRECTORY else word
@@ -292,7 +303,7 @@ class _Alive:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env=clean | {"PYTHONPATH": os.pathsep.join([str(ROOT), *own_paths])},
+            env=environment(),
             start_new_session=True,
         )
         return self

@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks.harness.measurement import machine_line, print_table
 from benchmarks.harness.turns import (
     DIRECTORY,
+    LAUNCHER,
     Contender,
     Measured,
     Times,
@@ -48,7 +49,7 @@ TITLES = {
 
 def contenders(work: str, batch: int, forms: list[str], *, launcher: bool) -> dict[str, Contender]:
     """Return the contenders of a model, by form."""
-    prefix = [PYTHON, "-m", "xlaunch", "-q"] if launcher else [PYTHON]
+    prefix = LAUNCHER if launcher else [PYTHON]
     script = [*prefix, *SCRIPT, DIRECTORY, work, "--batch", str(batch)]
     return {form: Contender([*script, "--form", form], batch) for form in forms}
 
@@ -98,7 +99,7 @@ def _goal_lines(work: str, row: Mapping[str, Measured]) -> Iterator[str]:
     against = _times(row, "xruntime", "eager")
     if against is not None and work in TIMES_EAGER:
         least = TIMES_EAGER[work]
-        verdict = "met" if against.low >= least else "MISSED" if against.high < least else "open"
+        verdict = against.verdict(least)
         yield f"goal {verdict}: {work}: xruntime is {against} times eager fp32, at least {least:g}"
 
 

@@ -18,7 +18,14 @@ from __future__ import annotations
 import sys
 
 from benchmarks.harness.measurement import machine_line, print_table
-from benchmarks.harness.turns import WORKLOADS, Contender, measure_rows, rate_cell, turn_parser
+from benchmarks.harness.turns import (
+    LAUNCHER,
+    WORKLOADS,
+    Contender,
+    measure_rows,
+    rate_cell,
+    turn_parser,
+)
 from benchmarks.harness.works import named_work
 
 DEFAULT = ("resnet50-fp32", "resnet50-bf16", "bert-fp32", "bert-bf16")
@@ -29,16 +36,15 @@ BATCH = 64
 def contenders(work: str, layouts: list[str]) -> dict[str, Contender]:
     """Return the cases of a row."""
     large, small = ([*WORKLOADS, *named_work(f"{work}-{size}").arguments] for size in (BATCH, 1))
-    xlaunch = [sys.executable, "-m", "xlaunch", "-q"]
     found = {
         PLAIN: Contender([sys.executable, *large], BATCH),
         "run_cpu": Contender([sys.executable, "-m", "torch.backends.xeon.run_cpu", *large], BATCH),
-        "xlaunch": Contender([*xlaunch, *large], BATCH),
+        "xlaunch": Contender([*LAUNCHER, *large], BATCH),
     }
     for layout in layouts:
         instances, cores = layout.split("x")
         options = ["--instances", instances, "--ncores", cores, "--no-tag"]
-        command = [*xlaunch, *options, *small]
+        command = [*LAUNCHER, *options, *small]
         found[f"xlaunch {layout}"] = Contender(command, processes=int(instances))
     return found
 

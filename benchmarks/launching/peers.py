@@ -37,7 +37,16 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
-from benchmarks.harness.turns import WORKLOADS, Contender, Launched, Measured, take_turns, times
+from benchmarks.harness.turns import (
+    LAUNCHER,
+    WORKLOADS,
+    Contender,
+    Launched,
+    Measured,
+    rate_cell,
+    take_turns,
+    times,
+)
 from benchmarks.harness.works import NamedWork, named_work
 from xlaunch.environment.libraries import find_library, how_to_install, inspect_library
 
@@ -69,7 +78,7 @@ class Peers:
         with_tcmalloc = ["env", f"VIRTUAL_ENV={directory}", *run_cpu, "--enable-tcmalloc"]
         # xlaunch finds an installed allocator by itself.
         given = ["env", f"LD_LIBRARY_PATH={libraries}"] if asked.tcmalloc else []
-        xlaunch = [*given, sys.executable, "-m", "xlaunch", "-q"]
+        xlaunch = [*given, *LAUNCHER]
         caches = directory / "caches"
         caches.mkdir(mode=0o700)
         optimize = ["--optimize", "auto", "--optimize-wait", "--cache-dir", str(caches)]
@@ -190,23 +199,15 @@ def print_rows(rows: Rows, absent: Mapping[str, str]) -> None:
         if "xlaunch" in row and TCMALLOC in row:
             found = times(row["xlaunch"][1], row[TCMALLOC][1])
             if found is not None:
-                verdict = "met" if found.low >= MIN_OF_TCMALLOC else "open"
-                verdict = "MISSED" if found.high < MIN_OF_TCMALLOC else verdict
                 print(
-                    f"goal {verdict}: {work}: xlaunch is {found} times {TCMALLOC}, at least {MIN_OF_TCMALLOC}"
+                    f"goal {found.verdict(MIN_OF_TCMALLOC)}: {work}: xlaunch is {found} times {TCMALLOC}, at least {MIN_OF_TCMALLOC}"
                 )
 
 
 def cell(row: Mapping[str, tuple[str, Measured]], peer: str, base: str) -> str:
     """Format the rate, the number of instances, and the ratio."""
     count, measured = row.get(peer, ("", Measured(())))
-    rate = measured.rate()
-    if rate is None:
-        return "-"
-    shown = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-    shown += f" by {count}" if count else ""
-    ratio = times(measured, row[base][1]) if base in row and peer != base else None
-    return shown if ratio is None else f"{shown}, {ratio}"
+    return rate_cell(measured, row[base][1] if base in row else measured, count)
 
 
 def installed(name: str) -> str | None:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.measurement import machine_line, print_table
 from benchmarks.harness.turns import (
+    LAUNCHER,
     WORKLOADS,
     Contender,
     Measured,
@@ -59,7 +59,7 @@ def compare_profiles(
             {
                 name: Contender(
                     [
-                        *(sys.executable, "-m", "xlaunch", "-q", option, profile),
+                        *(*LAUNCHER, option, profile),
                         *(word for entry in environment for word in ("--env", entry)),
                         *(*WORKLOADS, *work.arguments),
                     ],

@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks.harness.measurement import machine_line, print_table, until_stopped, write_raw
 from benchmarks.harness.turns import (
     DIRECTORY,
+    LAUNCHER,
     Contender,
     Measured,
     rate_cell,
@@ -37,7 +38,6 @@ from benchmarks.harness.turns import (
 from benchmarks.optimize.works import DTYPES, FORMS, WORKS
 
 SCRIPT = ("-m", "benchmarks.optimize.works")
-LAUNCHER = [sys.executable, "-m", "xlaunch", "-q"]
 MODES = ("offline", "realtime")
 REALTIME_CORES = 4
 BASE = "eager"

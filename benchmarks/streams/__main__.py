@@ -18,7 +18,6 @@ least 2 times the best processes, and 7 times (ResNet-50 bf16) and 3 times (BERT
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 import tempfile
@@ -29,18 +28,18 @@ from typing import NamedTuple
 from benchmarks.harness.measurement import machine_line, print_table
 from benchmarks.harness.turns import (
     DIRECTORY,
+    LAUNCHER,
     ROOT,
     WORKLOADS,
     Contender,
     Measured,
+    environment,
     measure_rows,
     times,
     turn_parser,
 )
 
 PYTHON = sys.executable
-LAUNCHER = [PYTHON, "-m", "xlaunch", "-q"]
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("XLAUNCH_")}
 FORMS = ("compiled", "package", "script", "eager")
 PLAIN = "plain"
 PROCESSES = "processes"
@@ -98,7 +97,7 @@ def prepare(subjects: list[Subject], splits: list[Split], forms: list[str], pack
             [*streams_command(subject, split, form, packages, "-"), "--prepare"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
+            env=environment(),
             cwd=ROOT,
             text=True,
         )
@@ -201,7 +200,7 @@ def _goal_lines(title: str, row: Mapping[str, Measured], splits: list[Split]) ->
     for name, base, least in bases:
         ratio = times(streams, base)
         if ratio is not None:
-            verdict = "met" if ratio.ratio >= least else "MISSED"
+            verdict = ratio.verdict(least)
             yield f"goal {verdict}: {title}: {split} compiled is {ratio} times {name}, at least {least:g}"
 
 

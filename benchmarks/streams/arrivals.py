@@ -53,9 +53,9 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
-from benchmarks.harness.turns import ROOT
+from benchmarks.harness.turns import LAUNCHER, MAX_START_S, ROOT, environment
 from benchmarks.harness.workloads import DTYPES, Work, bert
-from benchmarks.streams.__main__ import LAUNCHER, Split, parse_split
+from benchmarks.streams.__main__ import Split, parse_split
 
 Submit = Callable[[Callable[[], None]], None]
 """Takes a function that is called when the request is done."""
@@ -73,7 +73,6 @@ MAX_TRIALS = 7
 LOW_LOAD = 0.3
 """The share of the highest rate of processes at which latencies are compared."""
 
-MAX_START_S = 550.0
 PROCESSES, BY_HAND, STREAMS, BATCHING = CONTENDERS = (
     "processes",
     "processes, joined by hand",
@@ -306,13 +305,11 @@ class Launched:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.path)
         self._listener.listen(1024)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("XLAUNCH_")}
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         module = ["-m", "benchmarks.streams.arrivals", "--connect", self.path]
         self._process = subprocess.Popen(
             [*LAUNCHER, *options, *module, *command],
             stdin=subprocess.DEVNULL,
-            env=kept | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=environment(),
             cwd=ROOT,
             start_new_session=True,
         )

@@ -59,7 +59,7 @@ def test_the_fastest_count_of_instances_is_shown() -> None:
         "xlaunch+instances=8": measured(250, 250),
     }
     best = best_of(row)
-    assert cell(best, "xlaunch+instances", "python") == "250 by 8, 25.00 [25.00, 25.00]"
+    assert cell(best, "xlaunch+instances", "python") == "250 by 8 (25.00 [25.00, 25.00])"
     assert cell(best, "python", "python") == "10"
     assert cell(best, "numactl", "python") == "-"
 
@@ -81,7 +81,7 @@ def test_a_file_of_results_gives_its_table_again(tmp_path, capsys) -> None:
     print_rows(rows, absent)
     printed = capsys.readouterr().out
     assert machine == "a machine"
-    assert "| xlaunch         | 19, 1.90 [1.90, 1.90] |" in printed
+    assert "| xlaunch         | 19 (1.90 [1.90, 1.90]) |" in printed
     assert "numactl: not measured, numactl is not installed" in printed
     assert "goal MISSED: digits: xlaunch is 0.95 [0.95, 0.95] times python+tcmalloc" in printed
 
