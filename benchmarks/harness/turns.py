@@ -33,6 +33,8 @@ import numpy as np
 
 from benchmarks.harness.measurement import at_least_2, option_parser, until_stopped, write_raw
 from benchmarks.harness.turn import ALIVE, FLOOR, GATE, STEP
+from xlaunch.environment.elf import read_program
+from xlaunch.environment.libraries import find_libraries
 from xlaunch.supervision.other_work import StolenTime
 from xtune.evidence.ratios import student_quantile
 
@@ -173,6 +175,12 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def installed_library(name: str) -> str | None:
+    """Return the path of an installed library that this Python can load."""
+    found = find_libraries((name,), sys.prefix, os.environ, loads=read_program(sys.executable))
+    return next((library.path for library in found if library.refusal is None), None)
 
 
 def turn_parser(description: str | None, *, seconds: float) -> argparse.ArgumentParser:

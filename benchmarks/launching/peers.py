@@ -43,12 +43,13 @@ from benchmarks.harness.turns import (
     Contender,
     Launched,
     Measured,
+    installed_library,
     rate_cell,
     take_turns,
     times,
 )
 from benchmarks.harness.works import NamedWork, named_work
-from xlaunch.environment.libraries import find_library, how_to_install, inspect_library
+from xlaunch.environment.libraries import how_to_install, inspect_library
 
 WORKS = ("resnet50-fp32-16", "resnet50-bf16-16", "sentences", "digits")
 PLAIN, TCMALLOC = "python", "python+tcmalloc"
@@ -94,7 +95,7 @@ class Peers:
         }
         absent = {}
         for name in ("tcmalloc", "jemalloc"):
-            found = getattr(asked, name) or installed(name)
+            found = getattr(asked, name) or installed_library(name)
             if found is None:
                 absent[f"python+{name}"] = f"{name} is not installed: {how_to_install(name)}"
                 continue
@@ -208,12 +209,6 @@ def cell(row: Mapping[str, tuple[str, Measured]], peer: str, base: str) -> str:
     """Format the rate, the number of instances, and the ratio."""
     count, measured = row.get(peer, ("", Measured(())))
     return rate_cell(measured, row[base][1] if base in row else measured, count)
-
-
-def installed(name: str) -> str | None:
-    """Return the path of an installed allocator."""
-    found = find_library(name, sys.prefix, os.environ)
-    return None if found is None else found.path
 
 
 def library(name: str) -> object:

@@ -39,7 +39,7 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
-from xlaunch.environment.libraries import find_library
+from benchmarks.harness.turns import installed_library
 
 WORKS = ("resnet50", "minilm")
 SIDE = Path(__file__).with_name("pause_works.py")
@@ -95,8 +95,7 @@ class Bench:
         self._directory = directory
         names = ("XLAUNCH_", "XRUNTIME_", "TORCHINDUCTOR_", "LD_PRELOAD")
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-        tcmalloc = find_library("tcmalloc", sys.prefix, os.environ)
-        self._tcmalloc = None if tcmalloc is None else tcmalloc.path
+        self._tcmalloc = installed_library("tcmalloc")
 
     @property
     def competitors(self) -> list[str]:

@@ -13,8 +13,7 @@ import pytest
 from benchmarks.harness.turns import DIRECTORY, Launched, Measured
 from benchmarks.harness.works import MODULES, named_work
 from benchmarks.launching.peers import PEERS, Peers, best_of, cell, print_rows, read_rows
-
-from xlaunch.environment.libraries import find_library
+from tests.libraries import find_library
 
 
 def asked(**given) -> argparse.Namespace:

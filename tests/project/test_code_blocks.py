@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.captures import capture_path
-
-from xlaunch.environment.libraries import find_library
+from tests.libraries import find_library
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from xlaunch.environment.elf import Elf, ElfError, read_elf, read_program
+from xlaunch.environment.elf import Elf, ElfError, read_elf
 from xlaunch.environment.python_environment import base_of, site_directories
 from xlaunch.errors import UsageError
 from xlaunch.ownership import inspect_ownership
@@ -110,23 +110,6 @@ def how_to_install(name: str) -> str:
     return _KINDS[name].install
 
 
-def find_library(
-    name: str,
-    prefix: str | None,
-    environment: Mapping[str, str],
-    *,
-    interpreter: str | None = None,
-    root: str = "/",
-) -> Library | None:
-    """The first of `find_libraries` that fits `interpreter`, or None.
-
-    `interpreter` None: the prefix's Python, else the running one.
-    """
-    loads = read_program(interpreter or _python_in(prefix))
-    found = find_libraries((name,), prefix, environment, loads=loads, root=root)
-    return next((library for library in found if library.refusal is None), None)
-
-
 def find_libraries(
     names: Sequence[str],
     prefix: str | None,
@@ -205,13 +188,6 @@ def places(
     for origin, directory in _directories(prefix, environment, root):
         found.setdefault(os.path.realpath(directory), Searched(origin, directory))
     return tuple(found.values())
-
-
-def _python_in(prefix: str | None) -> str | None:
-    path = os.path.join(prefix, "bin", "python") if prefix else ""
-    if path and not os.path.exists(path):
-        path += "3"
-    return path if path and os.path.exists(path) else None
 
 
 def _files(

@@ -11,8 +11,9 @@ from typing import Any
 
 from tests.launcher.cli.commands import ask, clean_environment
 from tests.launcher.environment.made_up import environment, library
+from tests.libraries import find_library
 
-from xlaunch.environment.libraries import NAMES, find_library
+from xlaunch.environment.libraries import NAMES
 
 
 def listed(*options: str, **variables: str) -> dict[str, Any]:

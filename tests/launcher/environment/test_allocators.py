@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.launcher.cli.commands import ask, clean_environment, xlaunch
+from tests.libraries import find_library
 
 from xlaunch.environment.allocators import (
     PROFILES,
@@ -16,7 +17,6 @@ from xlaunch.environment.allocators import (
     choose_profile,
     merge_tunables,
 )
-from xlaunch.environment.libraries import find_library
 from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import glibc_version
 

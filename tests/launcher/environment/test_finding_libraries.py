@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.launcher.environment.made_up import AARCH64, X86_64, elf_bytes, environment, library
+from tests.libraries import find_library
 
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import (
     NAMES,
     Library,
     find_libraries,
-    find_library,
     kind_of,
     places,
 )

@@ -16,8 +16,8 @@ from tests.launcher.cli.commands import (
     run,
     two_cpus,
 )
+from tests.libraries import find_library
 
-from xlaunch.environment.libraries import find_library
 from xlaunch.machine.architecture import glibc_version
 
 TUNABLES = "GLIBC_TUNABLES"

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import ask, clean_environment, show, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment, library
+from tests.libraries import find_library
 
 from xlaunch.environment.elf import read_program
-from xlaunch.environment.libraries import OPENMP, find_library
+from xlaunch.environment.libraries import OPENMP
 from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
 from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError

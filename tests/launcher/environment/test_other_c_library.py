@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import ask, xlaunch
 from tests.launcher.environment.made_up import library
+from tests.libraries import find_library
 
 from xlaunch.environment.elf import read_elf
-from xlaunch.environment.libraries import find_library
 from xlaunch.machine.architecture import glibc_version
 
 SOURCE = """\

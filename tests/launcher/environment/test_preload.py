@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from tests.launcher.environment.made_up import library
+from tests.libraries import find_library
 
 from xlaunch.environment import preload
 from xlaunch.environment.elf import read_program
-from xlaunch.environment.libraries import find_library
 from xlaunch.environment.preload import (
     Proof,
     preload_list,

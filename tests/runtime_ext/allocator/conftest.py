@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from tests.libraries import find_library
 
-from xlaunch.environment.libraries import find_library
 from xlaunch.machine.architecture import glibc_version
 
 Needs = Callable[[object, str], None]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import clean_environment
 from tests.launcher.planning.shapes import make_machine
+from tests.libraries import find_library
 
 import xlaunch
 from xlaunch.environment.huge_pages import SystemMode, system_mode
-from xlaunch.environment.libraries import find_library
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.errors import ProgramNotFoundError
 from xlaunch.planning import Request

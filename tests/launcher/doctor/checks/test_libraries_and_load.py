@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.launcher.doctor.checks.made_up import machine, one, program, severity, shown
 from tests.launcher.environment.made_up import environment, library
+from tests.libraries import find_library
 
 from xlaunch.cli.doctor_machine import facts_of
 from xlaunch.doctor.checks.findings import Facts, Severity
-from xlaunch.environment.libraries import find_library
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 
