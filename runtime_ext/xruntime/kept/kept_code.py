@@ -20,21 +20,20 @@ import torch
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageInputError
-from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes, flat_call
+from xruntime.kept.calls import FlatCall, Form, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
     FORMAT,
     CallKey,
     Lane,
     Library,
-    ModelCall,
     own_memory_problem,
     settings,
     store_for,
     tensors_of,
     turn,
 )
-from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
+from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.store import Code, open_store
 from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import under_autocast
@@ -209,27 +208,11 @@ class KeptCode(CompiledCode):
 
     def _made(self, lane: Lane, call: FlatCall) -> Library:
         """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
-        pattern = Pattern.of([*lane.samples.values(), call.sizes])
-        if self._dynamic:
-            free = [(None, *dims[1:]) if dims else dims for dims in pattern.dims]
-            pattern = Pattern(tuple(free))
-        if not pattern.suits(call.sizes):
-            pattern = Pattern.of([call.sizes])
-        problem = lane.claim(pattern, call.sizes)
-        if problem is not None:
-            raise NotCompiledError(problem, final=False)
         store = store_for(self.model)
         if store.temporary is not None:
             raise NotCompiledError(store.temporary, final=False)
-        order = Order(
-            self.name,
-            ModelCall(_call, self.model, lane.key, call.leaves),
-            [tensor.detach().clone() for tensor in call.tensors],
-            pattern,
-            self._threads,
-            options=self._asked,
-            strict=True,
-        )
+        what = (self.name, self.model, _call, call)
+        order = lane.order(*what, dynamic=self._dynamic, options=self._asked, strict=True)
         made: list[Library | Exception] = []
 
         def make() -> None:

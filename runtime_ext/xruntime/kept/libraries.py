@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import PackageError
-from xruntime.kept.calls import Form, Nest, Pattern, Sizes
+from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes
 from xruntime.kept.fingerprint import Fingerprint
 from xruntime.kept.making import (
     CAN_FORK,
@@ -137,12 +137,35 @@ class Lane:
         found = [*self.libraries, library]
         self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
 
-    def claim(self, pattern: Pattern, sizes: Sizes) -> str | None:
-        """Record that a library is being made; return the reason if it must not be."""
+    def order(
+        self,
+        name: str,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        call: FlatCall,
+        *,
+        seen: Iterable[Sizes] = (),
+        dynamic: bool = False,
+        **others: Any,
+    ) -> Order:
+        """Return the order of a library for this call and others, and record that it is being made.
+
+        Sizes may vary that differ from those of other libraries' samples, or of the calls in `seen`; with
+        `dynamic` the first size of each tensor. `others` are further fields of the order. Raises
+        NotCompiledError if no more libraries are made.
+        """
+        pattern = Pattern.of([*self.samples.values(), *seen, call.sizes])
+        if dynamic:
+            pattern = Pattern(tuple([(None, *it[1:]) if it else it for it in pattern.dims]))
+        if not pattern.suits(call.sizes):
+            pattern = Pattern.of([call.sizes])
         if pattern in self.samples or len(self.samples) == MAX_CODES:
-            return f"there is code for {len(self.samples)} kinds of sizes already"
-        self.samples[pattern] = sizes
-        return None
+            made = f"there is code for {len(self.samples)} kinds of sizes already"
+            raise NotCompiledError(made, final=False)
+        self.samples[pattern] = call.sizes
+        tensors = [tensor.detach().clone() for tensor in call.tensors]
+        model_call = ModelCall(forward, model, self.key, call.leaves)
+        return Order(name, model_call, tensors, pattern, self.key.threads, **others)
 
     def find_kept(self) -> None:
         """Add what earlier processes have kept, the latest first."""

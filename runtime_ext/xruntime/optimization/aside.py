@@ -27,14 +27,13 @@ from torch import nn
 from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageError, PackageInputError
-from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes, flat_call
+from xruntime.kept.calls import FlatCall, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
     FORMAT,
     CallKey,
     Lane,
     Library,
-    ModelCall,
     own_memory_problem,
     settings,
     store_for,
@@ -299,38 +298,34 @@ class _Lane(Lane):
 
     def _start(self, call: FlatCall) -> None:
         """Compile in a thread, for calls of all sizes that were seen."""
-        sizes = call.sizes
-        if self.fitting(sizes) is not None:
+        if self.fitting(call.sizes) is not None:
             return  # it came meanwhile
-        pattern = Pattern.of([*self.samples.values(), *self._seen])
-        if not pattern.suits(sizes):
-            pattern = Pattern.of([sizes])
-        self.over = self.claim(pattern, sizes)
-        if self.over is not None:
+        kind = self.aside.runner.kind
+        try:
+            what = (kind.__name__, self.aside.model, kind.forward, call)
+            order = self.order(*what, seen=self._seen)
+        except NotCompiledError as error:
+            self.over = str(error)
             self.aside.note(f"calls of further sizes are not compiled: {self.over}")
             return
-        tensors = [tensor.detach().clone() for tensor in call.tensors]
         self._making = True
-        make = functools.partial(self._make, pattern, tensors, call.leaves)
+        make = functools.partial(self._make, order)
         if self.aside.wait:
-            turn.run(make, self.aside.runner.kind.__name__)
+            turn.run(make, kind.__name__)
         else:
             turn.start(make)
 
-    def _make(self, pattern: Pattern, tensors: list[torch.Tensor], leaves: list[Any]) -> None:
+    def _make(self, order: Order) -> None:
         """Find code in the store or compile it; runs in a thread."""
         aside = self.aside
         try:
             if aside.runner.is_changed(thorough=True):
                 self.over = "the model was changed"
                 return
-            kind = aside.runner.kind
-            model_call = ModelCall(kind.forward, aside.model, self.key, leaves)
-            order = Order(kind.__name__, model_call, tensors, pattern, self.key.threads)
             made = self.find_or_make(aside.store(), order, aside.niceness)
             if not made.kept:
                 how = "compiled" if aside.wait else "compiled aside"
-                aside.note(f"{how} in {made.code.seconds:.1f} s for {pattern.described()}")
+                aside.note(f"{how} in {made.code.seconds:.1f} s for {order.pattern.described()}")
             with self._changing:
                 self.add(made)
                 self._seen.clear()
