@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from tests.tuner.search.studies import store_of, worker
 from tests.tuner.search.test_study import again, launch, step
 
-from xlaunch.planning import Request
+from xlaunch.environment.program import resolve_program
+from xlaunch.planning.request import ProgramRequest
 from xtune.search.records import Provenance, outdated
 from xtune.search.storage import Storage, open_storage
 from xtune.space.identities import installed
@@ -57,7 +59,8 @@ def test_what_differs_is_told() -> None:
 
 
 def test_what_is_installed_here() -> None:
-    found = installed(Request.of(sys.executable, "-c", "pass"))
+    words = (sys.executable, "-c", "pass")
+    found = installed(resolve_program(ProgramRequest(words), os.environ))
     version = ".".join(map(str, sys.version_info[:2]))
     assert found["program"]["Python"] == version
     assert found["program"]["interpreter"] == sys.executable

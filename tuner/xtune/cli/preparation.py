@@ -171,7 +171,7 @@ def prepare(
 def current_provenance(task: Task) -> Provenance:
     """The program's version and environment now."""
     variables = digests(task.resolver.inherited)
-    return Provenance(task.subject.program.content, installed(task.request), variables)
+    return Provenance(task.subject.program.content, installed(task.resolver.program), variables)
 
 
 def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:

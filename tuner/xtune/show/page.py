@@ -8,6 +8,7 @@ so markup that got past the escaping could still do nothing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import shlex
@@ -33,6 +34,9 @@ from xtune.space.parameters import BARE, Where
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from xlaunch.environment.program import Program
+    from xtune.space.resolution import Resolver
 
 WHERE = {
     Where.OPTION: "option of xlaunch",
@@ -214,5 +218,11 @@ def _placement(result: Result) -> dict[str, Any] | str:
 def _versions(result: Result) -> dict[str, dict[str, str]]:
     """What the latest launches were made with, or what is installed now if that was not kept."""
     kept = result.records[-1].made.installed
-    found: Installed = kept or installed(result.resolver.request(BARE))
+    found: Installed = kept or installed(_program(result.resolver))
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}
+
+
+def _program(resolver: Resolver) -> Program | None:
+    with contextlib.suppress(XLaunchError):
+        return resolver.program
+    return None

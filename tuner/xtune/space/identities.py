@@ -18,9 +18,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from xlaunch.environment.program import resolve_program
-from xlaunch.environment.variables import split_inherited
-from xlaunch.errors import XLaunchError
+from xlaunch.environment.program import Program
 from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning import Request
@@ -334,11 +332,11 @@ Installed = Mapping[str, Mapping[str, str]]
 """Versions by name, of the tuner, the program's environment and the system."""
 
 
-def installed(request: Request) -> Installed:
-    """The versions now, for the program of `request`."""
+def installed(program: Program | None) -> Installed:
+    """The versions now; None: those of the program are not known."""
     return {
         TUNER: dict(_own_versions()),
-        PROGRAM: dict(_program_versions(request)),
+        PROGRAM: dict(_program_versions(program)),
         SYSTEM: dict(_system_versions()),
     }
 
@@ -369,14 +367,9 @@ def _system_versions() -> Iterator[tuple[str, str]]:
         yield "C library", library
 
 
-def _program_versions(request: Request) -> Iterator[tuple[str, str]]:
+def _program_versions(program: Program | None) -> Iterator[tuple[str, str]]:
     """Versions of the program's interpreter and of its packages; empty without an interpreter."""
-    inherited = split_inherited(os.environ).users_own
-    try:
-        program = resolve_program(request.program, inherited)
-    except XLaunchError:
-        return
-    if program.interpreter is None:
+    if program is None or program.interpreter is None:
         return
     if program.installed.python is not None:
         yield "Python", ".".join(map(str, program.installed.python))

@@ -10,6 +10,7 @@ one instance on all cores is the same compact or scattered.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -132,7 +133,7 @@ class Resolver:
         try:
             if configuration == BARE:
                 env = self.request(BARE).program.env
-                program = _program(self._bare_program())
+                program = _program(self.program)
                 return _digest({"bare": program, "env": env, "inherited": self._inherited})
             return self.resolve(configuration).plan_hash
         except XLaunchError:
@@ -153,7 +154,7 @@ class Resolver:
         `resolve_program` raises.
         """
         if configuration == BARE:
-            words = self._bare_program().argv
+            words = self.program.argv
             only = {"index": "0", "count": "1"}
             return [substitute(w, only) if self._request.program.substitute else w for w in words]
         return command_of(self.request(configuration), preset=preset)
@@ -231,7 +232,9 @@ class Resolver:
             policy = MemoryPolicy.PREFERRED
         return policy.value, nodes
 
-    def _bare_program(self) -> Program:
+    @functools.cached_property
+    def program(self) -> Program:
+        """The program as it runs without xlaunch. Raises what `resolve_program` raises."""
         return resolve_program(self.request(BARE).program, self._users_own)
 
 
