@@ -23,7 +23,7 @@ MAX_TERMS = 10
 
 _TERM = rf"(?:[0-9]{{1,{MAX_DIGITS}}}|[a-z]+)"
 # Doubled braces are an escape: {{index}} stands for the text {index}.
-_BRACES = re.compile(rf"\{{(\{{?)({_TERM}(?:[-+*]{_TERM}){{0,{MAX_TERMS - 1}}})\}}(\}}?)")
+_BRACES = rf"\{{(\{{?)({_TERM}(?:[-+*]{_TERM}){{0,{MAX_TERMS - 1}}})\}}(\}}?)"
 
 
 def words_of(plan: Plan, instance: Instance) -> dict[str, str]:
@@ -76,7 +76,7 @@ def substitute(text: str, words: Mapping[str, str]) -> str:
             return found[0][1:-1]
         return f"{opening}{_value(expression, words)}{closing}"
 
-    return _BRACES.sub(replace, text)
+    return re.sub(_BRACES, replace, text)
 
 
 def _named(option: str, text: str, words: Mapping[str, str]) -> str:
