@@ -154,7 +154,7 @@ def run_plan(
     `lease`: the record of this launch.
     """
     if sys.platform != "linux":
-        return _run_on_other_system(plan, environment, note)
+        return _run_on_other_system(environment, note)
     if run.pty and _has_terminal(plan, run):
         run = run._replace(pty=False)
     caches = environment.caches
@@ -245,8 +245,8 @@ def _environment_of(
     return program
 
 
-def _run_on_other_system(plan: Plan, environment: Environment, note: Callable[[str], None]) -> int:
-    """Start the one program of `plan` with its variables, and nothing else; its exit code."""
+def _run_on_other_system(environment: Environment, note: Callable[[str], None]) -> int:
+    """Start the one program with its variables, and nothing else; its exit code."""
     note(
         f"on {sys.platform} only thread counts and variables are set: instances are not bound to CPUs "
         "or NUMA nodes, nor supervised (no --timeout, --report, --log-dir, --metric, --verify-device, --tag, "
