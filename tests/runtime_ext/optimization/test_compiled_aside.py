@@ -118,6 +118,24 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     assert graph(other) == "compiled aside; until then the modules are called"
 
 
+IMPORTING = """
+import sys
+import torch
+from xruntime import optimize
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
+sample = torch.randn(1, 3, 8, 8)
+optimize(model, sample_input=sample)(sample)
+print(*{"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules))
+"""
+
+
+def test_the_first_call_does_not_wait_for_imports_of_the_compiler(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "\n", done.stdout
+
+
 @pytest.mark.long
 def test_calls_leave_a_core_only_while_code_is_compiled(
     store: Path, monkeypatch: pytest.MonkeyPatch
