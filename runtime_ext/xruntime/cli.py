@@ -49,7 +49,7 @@ def commands(context: click.Context) -> None:
 @commands.command("allocator")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, in bytes.")
 def show_allocator(*, as_json: bool) -> None:
-    """Show the memory allocator of this process: file, statistics and settings.
+    """Show the memory allocator: file, statistics and settings.
 
     To see it as a program would have it: xlaunch --allocator jemalloc -m xruntime allocator
     """
@@ -67,9 +67,10 @@ def show_allocator(*, as_json: bool) -> None:
 @click.argument("name", metavar="[auto|cpu|cuda[:N]|xpu[:N]|mps]", default="auto")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, in bytes.")
 def show_device(name: str, *, as_json: bool) -> None:
-    """Show the device that computes here, or the named one: memory, driver and precision.
+    """Show the device that computes here, or the named one.
 
-    A small result is computed on it first. A line on standard error says why others were not taken.
+    Its memory, driver and precisions are shown, after a small result was computed on it. A line on
+    standard error says why others were not taken.
     """
     from xruntime.devices import describe_device
 
@@ -85,7 +86,7 @@ def show_device(name: str, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--build", is_flag=True, help="Compile the operators of DLRM for torch's dispatcher.")
 def show_kernels(*, as_json: bool, build: bool) -> None:
-    """Show the native library: its file, and the instruction set that its operators run on.
+    """Show the native library, and the instruction set it runs on.
 
     XKERNELS_ISA=NAME selects another of the supported instruction sets. With --build, compiled models
     call MergedEmbeddingBag and interaction without Python, in this and every later process;

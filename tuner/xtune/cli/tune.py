@@ -36,10 +36,10 @@ def command(
     """Find the best way to run PROGRAM on this machine, with evidence.
 
     \b
-    xtune infer.py                                     compare wall time
-    xtune --metric 'images/s' infer.py                 compare a number that it prints
+    xtune infer.py                      compare wall time
+    xtune --metric 'images/s' infer.py  compare a number that it prints
     xtune --metric ms --require 'rss<=8GiB' --budget 20m serve.py
-    xtune --only-params --param batch=1,2,4,8 -- infer.py --batch-size {batch}
+    xtune --only-params --param batch=1,2,4,8 -- infer.py --batch {batch}
 
     PROGRAM is launched repeatedly: without xlaunch (the bare command), with xlaunch's defaults and
     with other settings. In a final, the best ones and the bare command take turns. The verdict is a
