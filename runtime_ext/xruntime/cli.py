@@ -13,7 +13,7 @@ import click
 
 import xruntime
 from xlaunch.console import flush_streams, prepare_streams, report_errors
-from xlaunch.options.commands import run_click
+from xlaunch.options.commands import CommandGroup, run_click, words_for_help
 from xlaunch.text import align
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _STATS_LABELS = {
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -144,6 +145,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = words_for_help(arguments[1:], commands.commands, PROGRAM)
     return run_click(commands, PROGRAM, arguments, "xruntime")
 
 

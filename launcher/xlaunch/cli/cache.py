@@ -21,7 +21,14 @@ from xlaunch.console import say, terminal_width
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import find_installed, prefix_of
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.options.commands import CONTEXT, Parsed, click_option, resolved_options, with_options
+from xlaunch.options.commands import (
+    CONTEXT,
+    CommandGroup,
+    Parsed,
+    click_option,
+    resolved_options,
+    with_options,
+)
 from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
 from xlaunch.text import align, counted, fit, size
@@ -41,6 +48,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @click.group(
+    cls=CommandGroup,
     context_settings=CONTEXT,
     invoke_without_command=True,
     no_args_is_help=False,
