@@ -14,22 +14,9 @@ from xtune.cli import COMMANDS, RESERVED
 from xtune.cli.options import SearchCommand, asked_from, with_search_options
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"xtune {xtune.__version__}")
-        ctx.exit()
-
-
 @click.command(cls=SearchCommand, context_settings=CONTEXT)
 @with_search_options
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version.",
-)
+@click.version_option(xtune.__version__, message="xtune %(version)s")
 def command(
     *, save_preset: str | None, as_json: bool, verbose: bool, quiet: bool, **options: Any
 ) -> int:
