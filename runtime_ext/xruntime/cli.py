@@ -13,7 +13,7 @@ import click
 
 import xruntime
 from xlaunch.console import flush_streams, prepare_streams, report_errors
-from xlaunch.options.commands import run_click
+from xlaunch.options.commands import CommandGroup, run_click, words_for_help
 from xlaunch.text import align
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _STATS_LABELS = {
 
 
 @click.group(
+    cls=CommandGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -49,7 +50,7 @@ def commands(context: click.Context) -> None:
 @commands.command("allocator")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, in bytes.")
 def show_allocator(*, as_json: bool) -> None:
-    """Show the memory allocator of this process: file, statistics and settings.
+    """Show the memory allocator: file, statistics and settings.
 
     To see it as a program would have it: xlaunch --allocator jemalloc -m xruntime allocator
     """
@@ -67,9 +68,10 @@ def show_allocator(*, as_json: bool) -> None:
 @click.argument("name", metavar="[auto|cpu|cuda[:N]|xpu[:N]|mps]", default="auto")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object, in bytes.")
 def show_device(name: str, *, as_json: bool) -> None:
-    """Show the device that computes here, or the named one: memory, driver and precision.
+    """Show the device that computes here, or the named one.
 
-    A small result is computed on it first. A line on standard error says why others were not taken.
+    Its memory, driver and precisions are shown, after a small result was computed on it. A line on
+    standard error says why others were not taken.
     """
     from xruntime.devices import describe_device
 
@@ -85,7 +87,7 @@ def show_device(name: str, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--build", is_flag=True, help="Compile the operators of DLRM for torch's dispatcher.")
 def show_kernels(*, as_json: bool, build: bool) -> None:
-    """Show the native library: its file, and the instruction set that its operators run on.
+    """Show the native library, and the instruction set it runs on.
 
     XKERNELS_ISA=NAME selects another of the supported instruction sets. With --build, compiled models
     call MergedEmbeddingBag and interaction without Python, in this and every later process;
@@ -143,6 +145,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = words_for_help(arguments[1:], commands.commands, PROGRAM)
     return run_click(commands, PROGRAM, arguments, "xruntime")
 
 

@@ -112,3 +112,12 @@ def nothing_stays_changed(native: None) -> Iterator[None]:
     yield
     after = os.sched_getaffinity(0), torch.get_num_threads(), count_of_a_new_thread()
     assert after == before
+
+
+@pytest.fixture
+def one_thread(native: None) -> Iterator[None]:
+    """The calling thread has one OpenMP thread: on busy CPUs, threads spin for each other."""
+    from xruntime.threads.team import team_of
+
+    with team_of(1):
+        yield

@@ -21,7 +21,14 @@ from xlaunch.console import say, terminal_width
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import find_installed, prefix_of
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.options.commands import CONTEXT, Parsed, click_option, resolved_options, with_options
+from xlaunch.options.commands import (
+    CONTEXT,
+    CommandGroup,
+    Parsed,
+    click_option,
+    resolved_options,
+    with_options,
+)
 from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
 from xlaunch.text import align, counted, fit, size
@@ -41,7 +48,8 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @click.group(
-    context_settings={**CONTEXT, "max_content_width": 120},
+    cls=CommandGroup,
+    context_settings=CONTEXT,
     invoke_without_command=True,
     no_args_is_help=False,
 )
@@ -49,10 +57,10 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 def command(context: click.Context) -> None:
     """Manage the compile caches that launches keep.
 
-    They are below ~/.cache/xlaunch/compiled, or --cache-dir (in one that others may write, such as
-    /tmp: below xlaunch-UID in it). Each lies under a key: the hardware and
-    the versions that its files are valid for. Once a day a launch starts to prune them to 20 GiB
-    (XLAUNCH_CACHE_MAX_SIZE), the least recently used first.
+    They are in ~/.cache/xlaunch/compiled, or in --cache-dir; where others may write to that
+    directory, as to /tmp, in its subdirectory xlaunch-UID. The key of a cache stands for the
+    hardware and versions that its files are valid for. Once a day a launch starts to prune the
+    caches to 20 GiB (XLAUNCH_CACHE_MAX_SIZE), the least recently used first.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -129,10 +137,10 @@ def _prune(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove the least recently used, until the caches are small enough.
+    """Remove the least recently used files, down to a size.
 
-    Without options to the size that launches keep: 20 GiB, or XLAUNCH_CACHE_MAX_SIZE. With
-    --older-than alone only by age. A running launch keeps all files of the last day.
+    It is --max-size, or without options the size that launches keep: 20 GiB, or
+    XLAUNCH_CACHE_MAX_SIZE. Of a cache in use, files of the last day are kept.
     """
     base = _base(cache_dir)
     if max_size is None and older_than is None:
@@ -158,8 +166,9 @@ def _clear(*, caches: tuple[str, ...], cache_dir: str | None, dry_run: bool, as_
 def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
     """Check owner, mode and format of every file.
 
-    The exit code is 1 if something is wrong. Imported files are compared with their SHA-256. Nothing is loaded or unpickled. --fix removes
-    damaged files and stale locks: libraries compile again what they miss.
+    The exit code is 1 if something is wrong. Imported files are compared with their SHA-256. Nothing
+    is loaded or unpickled. --fix removes damaged files and stale locks: libraries compile again what
+    they miss.
     """
     from xlaunch.cache.check import verify
 

@@ -81,9 +81,9 @@ def command(
     Nothing is changed.
 
     \b
-    xlaunch doctor                            the machine: settings, limits, libraries, GPUs
-    xlaunch doctor train.py src/              scripts: faults in their source; nothing is run
-    xlaunch doctor --device -- train.py ARGS  run a program and say where it worked
+    xlaunch doctor                        the machine, libraries and GPUs
+    xlaunch doctor train.py src/          the source of scripts; runs nothing
+    xlaunch doctor --device -- train.py   run a program: where did it work?
 
     The exit code is 1 if something serious was found, and the program's own with --device.
     """

@@ -97,7 +97,7 @@ def command(asked: Resolved) -> None:
     \b
     eval "$(xlaunch env --ncores 4)"
     xlaunch env --ncores 4 --format systemd > worker.service.d/place.conf
-    eval "docker run $(xlaunch env --ncores 4 --format docker) image python serve.py"
+    eval "docker run $(xlaunch env --ncores 4 --format docker) IMAGE"
 
     Without PROGRAM it is the environment of a Python program.
     --instance-index chooses one of several instances.

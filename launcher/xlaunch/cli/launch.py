@@ -36,10 +36,10 @@ def command(asked: Resolved) -> int:
     """Run PROGRAM pinned to cores and NUMA nodes, with tuned threads and allocator.
 
     \b
-    xlaunch train.py                              all cores, one thread each
-    xlaunch --instances 4 --ncores 4 infer.py     four pinned copies
-    xlaunch --mode throughput -m my.server        one copy per NUMA node
-    xlaunch plan --instances max --ncores 4       only show what would run where
+    xlaunch train.py                           all cores, one thread each
+    xlaunch --instances 4 --ncores 4 infer.py  four pinned copies
+    xlaunch --mode throughput -m my.server     one copy per NUMA node
+    xlaunch plan --instances max --ncores 4    show what would run where
 
     PROGRAM is a Python script, run by the active environment's interpreter, or any executable. To
     run a program with the name of a command put -- before it, or write a path. Options can also be

@@ -104,18 +104,17 @@ def parse_metric(text: str) -> Metric:
     """The metric of a value of `--metric`. Raises `UsageError`."""
     kind, name = _kind_said(text)
     if not name.strip():
-        raise UsageError(f"--metric {text!r}: name what to look for, such as 'sentences/s'")
+        raise UsageError(f"the metric {text!r} has no name; write for example 'sentences/s'")
     if not re.search(r"(?<!\\)\(", name):
         return Metric(name, kind or kind_of(name), tuple(_patterns(name)), named=True)
     try:
         pattern = re.compile(name)
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
-            f"--metric {text!r}: with a parenthesis it is a regular expression, and not a valid "
-            f"one: {error}"
+            f"{text!r} has a parenthesis, so it is a regular expression, and not a valid one: {error}"
         ) from None
     if not pattern.groups:
-        raise UsageError(f"--metric {text!r}: put a group around the number: ([0-9.]+)")
+        raise UsageError(f"{text!r} has no group around the number: ([0-9.]+)")
     return Metric(name, kind or kind_of(name), (pattern,), named=False)
 
 

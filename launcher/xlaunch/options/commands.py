@@ -116,6 +116,18 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records, col_max=34)
 
 
+class CommandGroup(click.Group):
+    """A group that names its commands where a word is none of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that `args` begin with. Raises `UsageError`."""
+        if args[0] not in self.commands:
+            raise no_command(args[0], self.commands, ctx.command_path)
+        return super().resolve_command(ctx, args)
+
+
 class LaunchCommand(GroupedCommand):
     """A command that takes the options of a launch, in former words too."""
 
@@ -249,12 +261,15 @@ def _run(run: Callable[[Resolved], int | None], typed: dict[str, Any]) -> int | 
 def words_for_help(words: Sequence[str], commands: Collection[str], program: str) -> list[str]:
     """The command line that prints what ``help WORDS`` asks for. Raises `UsageError`."""
     if words and words[0] not in commands:
-        known = ", ".join(sorted(commands))
-        raise UsageError(
-            f"there is no command {words[0]!r}{_near_command(words[0], commands, program)}; "
-            f"the commands are {known}"
-        )
+        raise no_command(words[0], commands, program)
     return [*words, "--help"]
+
+
+def no_command(word: str, commands: Collection[str], program: str) -> UsageError:
+    """The error that a word is none of the commands."""
+    hint = _near_command(word, commands, program)
+    hint = hint or f"; the commands are {', '.join(sorted(commands))}"
+    return UsageError(f"there is no command {word!r}{hint}")
 
 
 def run_launch(
@@ -290,22 +305,23 @@ def run_click(command: object, name: str, arguments: list[str], program: str = "
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = name if context is None else context.command_path
-        say(f"error: {_explain(error)}; '{where} --help' lists the options", program)
+        hint = _meant(error) or f"; '{where} --help' lists the options"
+        say(f"error: {_explain(error)}{hint}", program)
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
 
 
 def _explain(error: click.ClickException) -> str:
     """What is wrong with a command line, without a full stop."""
-    if not isinstance(error, click.NoSuchOption):
-        return error.format_message().rstrip(".")
-    near = _meant(error)
-    hint = f"; did you mean {near}?" if near else ""
-    return f"there is no option {error.option_name}{hint}"
+    if isinstance(error, click.NoSuchOption):
+        return f"there is no option {error.option_name}"
+    return error.format_message().rstrip(".")
 
 
-def _meant(error: click.NoSuchOption) -> str:
+def _meant(error: click.ClickException) -> str:
     """Options of the command that an unknown one may mean, by meaning or else by spelling."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
     from difflib import SequenceMatcher
 
     from xlaunch.options.migration import SYNONYMS
@@ -316,7 +332,7 @@ def _meant(error: click.NoSuchOption) -> str:
     word = error.option_name.lstrip("-").replace("_", "-")
     for option, names in SYNONYMS.items():
         if word in names and option.split()[0] in offered:
-            return option
+            return f"; did you mean {option}?"
     # --no-smt and the like are near to every option that begins with n.
     opposite = error.option_name.startswith("--no-")
     near = [
@@ -325,4 +341,4 @@ def _meant(error: click.NoSuchOption) -> str:
         if (opposite or not it.startswith("--no-"))
         and SequenceMatcher(None, error.option_name, it).ratio() >= MIN_LIKENESS
     ]
-    return " or ".join(sorted(near))
+    return f"; did you mean {' or '.join(sorted(near))}?" if near else ""

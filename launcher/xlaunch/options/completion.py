@@ -51,8 +51,9 @@ def complete(
         raise UsageError(f"{instruction!r} is not bash_complete, zsh_complete or fish_complete")
     words, incomplete = _of_shell(shell, program).get_completion_args()
     items = _first_word(commands, incomplete) if not words else []
-    if words == ["help"]:
-        items = _beginning(commands, incomplete)
+    if words[:1] == ["help"]:
+        words = words[1:]
+        items = [] if words else _beginning(commands, incomplete)
     word = words[0] if words else ""
     asked = _of_shell(shell, program, command_of(word))
     items = items or asked.get_completions(words[word in commands :], incomplete)

@@ -20,7 +20,7 @@ EXPLANATION = (
 """What the columns mean, where their heads do not say it."""
 
 
-OPTIONAL = ("migrations", "ctx-switches", "node", "CPU s")
+OPTIONAL = ("migrations", "ctx-switches", "node", "CPU s", "CPU %")
 """Columns that a narrow terminal does not show."""
 
 

@@ -45,6 +45,8 @@ def eager_module(model: object) -> torch.nn.Module:
     original = getattr(model, "_orig_mod", None)
     if isinstance(model, torch.nn.Module) and isinstance(original, torch.nn.Module):
         model = original  # what torch.compile() was given
+    if not callable(model):
+        raise CompilationError(f"only an eager module can be compiled, not {type(model).__name__}")
     kind = kind_of(model)
     if kind is not Kind.EAGER or not isinstance(model, torch.nn.Module):
         raise CompilationError(

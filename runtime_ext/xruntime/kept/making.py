@@ -44,10 +44,15 @@ from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 
-KEPT_SPEED: Final = {5: 0.64, 10: 0.81, 19: 0.98}
-"""Share of its speed that a program keeps beside a process of that niceness, measured by ``benchmarks/priority`` with
-two OpenMP threads on two CPUs: one thread that waits holds up the other. The last one runs under SCHED_IDLE, and
-only while a CPU is idle."""
+ONLY_IDLE: Final = 19
+"""The niceness that means SCHED_IDLE: the process runs only while a CPU is idle."""
+
+KEPT_SPEED: Final = {5: 0.64, 10: 0.81, ONLY_IDLE: 0.98}
+"""Share of its speed that a program keeps beside a process of that niceness, by `benchmarks.optimize.priority` with
+two OpenMP threads on two CPUs: one thread that waits holds up the other."""
+
+MAX_SHARING_THREADS: Final = 2
+"""More threads wait for the one that shares its CPU, and nearly all of the speed is lost. They leave a core instead."""
 
 ALLOWED_LOSS: Final = 1.05
 """Maximum time of a program, relative to the same program without `optimize`."""
@@ -90,10 +95,25 @@ class NotCompiledError(Exception):
         self.final = final
 
 
-def niceness(speedup: float) -> int:
-    """Return the niceness for compiling beside a program that is `speedup` times as fast as it was."""
-    fits = [it for it, kept in KEPT_SPEED.items() if ALLOWED_LOSS * speedup * kept >= 1]
-    return min(fits, default=max(KEPT_SPEED))
+class Background(NamedTuple):
+    """How to compile beside a program that goes on."""
+
+    nice: int
+    leaves_core: bool = False
+    """The program's calls use one thread less meanwhile."""
+
+
+def background(speedup: float, threads: int, cpus: int) -> Background:
+    """Return how to compile beside a program that is `speedup` times as fast as it was.
+
+    `threads`: of its calls. `cpus`: how many CPUs the process may use.
+    """
+    allowed = ALLOWED_LOSS * speedup
+    if threads <= MAX_SHARING_THREADS:
+        fits = [it for it, kept in KEPT_SPEED.items() if allowed * kept >= 1]
+        return Background(min(fits, default=ONLY_IDLE))
+    leaves_core = threads >= cpus and allowed * (threads - 1) / threads >= 1
+    return Background(ONLY_IDLE, leaves_core)
 
 
 def compile_in_child(order: Order, directory: str, nice: int) -> None:
@@ -203,7 +223,7 @@ def _become_background(nice: int, kept: set[int]) -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     logging.disable()
     os.nice(nice)
-    if nice == max(KEPT_SPEED):  # niceness alone takes a tenth from a program that saves nothing
+    if nice == ONLY_IDLE:  # niceness alone takes a tenth from a program that saves nothing
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # Where memory runs out, this process is what can be spared. And `ps` shows what it is.
     for name, value in (("oom_score_adj", "1000"), ("comm", "xruntime-compil")):

@@ -39,10 +39,17 @@ from xruntime.kept.libraries import (
     store_for,
     turn,
 )
-from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, niceness
+from xruntime.kept.making import (
+    CAN_FORK,
+    MAX_SHARING_THREADS,
+    NotCompiledError,
+    Order,
+    background,
+)
 from xruntime.kept.store import Store, open_store
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import Runner
+from xruntime.threads.team import can_resize_team, team_of
 
 START_AFTER_S: Final = 0.5
 """Compiling begins when calls without code have taken so long, so that a short run is left alone."""
@@ -105,6 +112,7 @@ class CompiledAside:
         self.began = time.perf_counter()
         self._lanes: dict[CallKey, _Lane] = {}
         self._kept_away: str | None = None
+        self._leaves_core = False
         self._full = False
         _all.add(self)
 
@@ -142,10 +150,22 @@ class CompiledAside:
             self.runner.warn("calls", reason)
         return self.plain(args, kwargs)
 
-    @property
-    def niceness(self) -> int:
-        """Niceness of the compiling process: it may take the CPU time that the passes save."""
-        return 0 if self.wait else niceness(self.input_s / self.fastest_s)
+    @contextlib.contextmanager
+    def beside(self, threads: int) -> Iterator[int]:
+        """Let calls of so many threads leave a core within the block if they can; return the compiler's niceness.
+
+        The compiler may take the CPU time that the passes save.
+        """
+        if self.wait:
+            yield 0
+            return
+        cpus = len(os.sched_getaffinity(0))
+        chosen = background(self.input_s / self.fastest_s, threads, cpus)
+        self._leaves_core = chosen.leaves_core and can_resize_team()
+        try:
+            yield chosen.nice
+        finally:
+            self._leaves_core = False
 
     @property
     def compiled(self) -> bool:
@@ -172,8 +192,10 @@ class CompiledAside:
         (self.report or _log.info)(line)
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the modules."""
-        with torch.no_grad():
+        """Call the modules; with one thread less while the compiler is to have a core."""
+        threads = torch.get_num_threads()
+        fewer = self._leaves_core and threads > MAX_SHARING_THREADS
+        with torch.no_grad(), team_of(threads - 1) if fewer else contextlib.nullcontext():
             return self.runner.plain(self.model, args, kwargs)
 
     @functools.cached_property
@@ -322,7 +344,8 @@ class _Lane(Lane):
             if aside.runner.is_changed(thorough=True):
                 self.over = "the model was changed"
                 return
-            made = self.find_or_make(aside.store(), order, aside.niceness)
+            with aside.beside(self.key.threads) as nice:
+                made = self.find_or_make(aside.store(), order, nice)
             if not made.kept:
                 how = "compiled" if aside.wait else "compiled aside"
                 aside.note(f"{how} in {made.code.seconds:.1f} s for {order.pattern.described()}")

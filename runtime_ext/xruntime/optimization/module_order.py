@@ -82,6 +82,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.read_elsewhere: set[nn.Module] = set()
         self._owners = owners
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing its compiler, which takes seconds, to keep that away from this method."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs or {})):
             if not isinstance(leaf, torch.Tensor):

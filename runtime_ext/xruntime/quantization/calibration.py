@@ -67,6 +67,7 @@ class Observed(nn.Module):
 
     @property
     def finished(self) -> bool:
+        """Whether the calibration has ended: no more batches are taken."""
         return self._finished
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

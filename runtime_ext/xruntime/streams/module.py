@@ -34,7 +34,7 @@ from xruntime.streams.whole_batch import (
     training_dependent,
     training_error,
 )
-from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams
+from xruntime.threads.cpu_pool import CPUPool, checked_pool, get_default_num_streams
 from xruntime.threads.worker import TaskFuture
 
 AUTO: Final = "auto"
@@ -77,9 +77,10 @@ class MultiStreamModule(torch.nn.Module):
     the right result but wait for each other in Python: one GILWarning says so and names the remedy,
     `compile_for_streams`.
 
-    Raises StreamCountError for an impossible number, BatchError for an impossible `max_batch`, TypeError
-    for a model that cannot be called. A call raises BatchError if the module cannot be split: a batch norm or dropout is in training
-    mode, arguments or outputs do not fit, or the first comparison fails.
+    Raises StreamCountError for an impossible number, CPUPoolError if `cpu_pool` is no pool, BatchError for
+    an impossible `max_batch`, TypeError for a model that cannot be called. A call raises BatchError if the
+    module cannot be split: a batch norm or dropout is in training mode, arguments or outputs do not fit, or
+    the first comparison fails.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class MultiStreamModule(torch.nn.Module):
         _check_hint("input_split_hint", input_split_hint)
         _check_hint("output_concat_hint", output_concat_hint)
         self.model = model
-        self.cpu_pool = CPUPool(smt=False) if cpu_pool is None else cpu_pool
+        self.cpu_pool = CPUPool(smt=False) if cpu_pool is None else checked_pool(cpu_pool)
         self.concat_output = concat_output
         self.input_split_hint = input_split_hint
         self.output_concat_hint = output_concat_hint

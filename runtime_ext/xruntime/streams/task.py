@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
-from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.cpu_pool import CPUPool, checked_pool
 from xruntime.threads.worker import TaskFuture, Worker
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Task(Generic[P, T]):
 
     Python code in `function` holds the GIL; native operators run in parallel with the caller's.
 
-    Raises TypeError if `function` cannot be called, BatchError for an impossible `max_batch`, and
-    AffinityRefusedError, SecondRuntimeError or KernelsUnavailableError if the thread cannot be set up.
+    Raises TypeError if `function` cannot be called, CPUPoolError if `pool` is no pool, BatchError for
+    an impossible `max_batch`, and AffinityRefusedError, SecondRuntimeError or KernelsUnavailableError if the thread cannot be set up.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Task(Generic[P, T]):
                 f"a Task needs a function or module that can be called, not {type(function).__name__}"
             )
         self.function = function
-        self.pool = CPUPool(smt=False) if pool is None else pool
+        self.pool = CPUPool(smt=False) if pool is None else checked_pool(pool)
         self._name = f"Task({getattr(function, '__name__', type(function).__name__)})"
         self._batching: Batching | None = None
         self._thread: Worker | Streams

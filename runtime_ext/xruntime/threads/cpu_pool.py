@@ -198,7 +198,7 @@ class CPUPool:
 
     def isdisjoint(self, other: CPUPool) -> bool:
         """Whether the two pools have no CPU in common."""
-        return not any(cpu in self for cpu in _checked_pool(other))
+        return not any(cpu in self for cpu in checked_pool(other))
 
     def _combined(self, sign: str, other: CPUPool, core_ids: list[int]) -> CPUPool:
         if self._machine.root != other._machine.root:
@@ -364,7 +364,7 @@ def get_core_list_of_node_id(node_id: int) -> list[int]:
 
 def get_default_num_streams(cpu_pool: CPUPool) -> int:
     """Return the number of cores of `cpu_pool`, or the CPU quota, rounded down, if that is less."""
-    pool = _checked_pool(cpu_pool)
+    pool = checked_pool(cpu_pool)
     quota = pool.machine.limits.cpu_quota
     # One stream more than the quota would stop all of them in every period.
     return pool.core_count if quota is None else min(pool.core_count, max(1, int(quota)))
@@ -385,7 +385,8 @@ def _restored(core_ids: tuple[int, ...], machine: Machine | None) -> CPUPool:
     return CPUPool(core_ids, machine=machine)
 
 
-def _checked_pool(value: CPUPool) -> CPUPool:
+def checked_pool(value: CPUPool) -> CPUPool:
+    """`value`. Raises `CPUPoolError` for anything but a pool."""
     if not isinstance(value, CPUPool):
         raise CPUPoolError(f"{value!r} is not a CPUPool; write CPUPool({value!r}) if it names CPUs")
     return value

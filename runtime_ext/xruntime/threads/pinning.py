@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from xruntime.threads.cpu_pool import CPUPool
+from xruntime.threads.cpu_pool import CPUPool, checked_pool
 from xruntime.threads.team import (
     confine_team,
     mkl_threads,
@@ -55,14 +55,12 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
     and its workers' masks are restored. The defaults of new threads do not change. Threads that the block
     starts inherit the mask.
 
-    Raises TypeError for anything but a pool, and on entry AffinityRefusedError, SecondRuntimeError or
+    Raises CPUPoolError for anything but a pool, and on entry AffinityRefusedError, SecondRuntimeError or
     KernelsUnavailableError without any change.
     """
 
     def __init__(self, pool: CPUPool, *, pin_workers: bool = False) -> None:
-        if not isinstance(pool, CPUPool):
-            raise TypeError(f"pin needs a CPUPool, such as CPUPool('0-3'), not {pool!r}")
-        self.pool = pool
+        self.pool = checked_pool(pool)
         self.pin_workers = pin_workers
 
     def __enter__(self) -> CPUPool:

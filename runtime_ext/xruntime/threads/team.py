@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xlaunch.errors import XLaunchError
 from xruntime.errors import AffinityRefusedError, SecondRuntimeError
 from xruntime.native import CTeamMember, library, quick_library
 from xruntime.threads.process_machine import openmp_runtimes
@@ -112,6 +113,15 @@ def mkl_threads() -> int:
     count = set_mkl_threads(0)
     set_mkl_threads(count)
     return count
+
+
+def can_resize_team() -> bool:
+    """Whether `team_of` works here: there is the native library, and torch runs on the same OpenMP runtime."""
+    try:
+        with team_of(team_size() + 1):
+            return True
+    except XLaunchError:
+        return False
 
 
 @contextlib.contextmanager

@@ -77,7 +77,10 @@ def test_without_a_command_it_shows_them():
     out = ask("cache").out.decode()
     for name in ("ls", "du", "prune", "verify", "clear", "warm", "export", "import"):
         assert f"\n  {name} " in out
-    assert "No such command 'frobnicate'" in ask("cache", "frobnicate").refused()
+    refused = ask("cache", "frobnicate").refused()
+    assert "there is no command 'frobnicate'; the commands are clear, du, export" in refused
+    refused = ask("cache", "prun").refused()
+    assert refused.endswith("there is no command 'prun'; did you mean 'xlaunch cache prune'?")
 
 
 def test_warm_runs_until_nothing_new_is_compiled(base, compiler):

@@ -119,6 +119,7 @@ def completions(*words: str, shell: str = "bash", cwd: Path | str = ".") -> list
         (("plan", "--allocator", "tc"), "plain,tcmalloc"),
         (("plan", "--log"), ""),
         (("help", "p"), "plain,plan plain,ps"),
+        (("help", "cache", "w"), "plain,warm"),
         (("cache", "w"), "plain,warm"),
         (("completion", ""), "plain,bash plain,fish plain,zsh"),
         (("--cache-dir", "a"), "dir,a"),

@@ -92,10 +92,10 @@ def test_table_explains_its_columns_on_request():
 
 
 def test_restarts_have_a_column_where_there_were_some():
-    lines = render_report(
-        RUN._replace(instances=(FIRST, KILLED._replace(restarts=2)))
-    ).splitlines()[1:]
-    assert [line.split()[-1] for line in lines] == ["restarts", "0", "2"]
+    run = RUN._replace(instances=(FIRST, KILLED._replace(restarts=2)))
+    for width in (None, 80):
+        lines = render_report(run, width=width).splitlines()[1:]
+        assert [line.split()[-1] for line in lines] == ["restarts", "0", "2"]
 
 
 def test_run_without_instances_has_one_line():

@@ -68,7 +68,8 @@ def test_profile_of_the_launcher_is_told_under_glibc(glibc: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["alocator"], "alocator"),
+        (["alocator"], "'alocator'; did you mean 'python -m xruntime allocator'?"),
+        (["help", "alocator"], "'alocator'; did you mean 'python -m xruntime allocator'?"),
         (["allocator", "--jsn"], "--jsn"),
         (["allocator", "extra"], "extra"),
         (["--nothing"], "--nothing"),
@@ -83,7 +84,7 @@ def test_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -
 
 
 def test_help_lists_the_commands() -> None:
-    for arguments in ([], ["--help"]):
+    for arguments in ([], ["--help"], ["help"]):
         done = run([*COMMAND, *arguments])
         assert (done.returncode, done.stderr) == (0, "")
         assert "allocator" in done.stdout

@@ -107,6 +107,7 @@ def test_what_cannot_be_compiled() -> None:
     in_place.compile()
     refused(CompilationError, "torch.compile wrapped in Python", in_place, sample)
     refused(CompilationError, "is a function", lambda x: x, sample)
+    refused(CompilationError, "only an eager module can be compiled, not int", 3, sample)
     refused(
         CompilationError, 'weights on meta.*to."cpu"', nn.Linear(2, 2, device="meta").eval(), sample
     )

@@ -17,7 +17,15 @@ import pytest
 import torch
 
 from xruntime.kept.calls import Pattern
-from xruntime.kept.making import KEPT_SPEED, NotCompiledError, Order, compile_in_child, niceness
+from xruntime.kept.making import (
+    KEPT_SPEED,
+    ONLY_IDLE,
+    Background,
+    NotCompiledError,
+    Order,
+    background,
+    compile_in_child,
+)
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -27,9 +35,27 @@ pytestmark = pytest.mark.usefixtures("native")
     [(0.5, 19), (1.0, 19), (1.17, 19), (1.18, 10), (1.4, 10), (1.5, 5), (9, 5)],
 )
 def test_what_the_passes_save_decides_the_priority(speedup: float, chosen: int) -> None:
-    assert niceness(speedup) == chosen
+    assert background(speedup, threads=2, cpus=2) == Background(chosen)
     loss = 1 / (speedup * KEPT_SPEED[chosen])
-    assert loss <= 1.05 or chosen == 19
+    assert loss <= 1.05 or chosen == ONLY_IDLE
+
+
+@pytest.mark.parametrize(
+    ("speedup", "threads", "cpus", "leaves"),
+    [
+        (1.0, 16, 16, False),  # a sixteenth is more than the twentieth that may be lost
+        (1.02, 16, 16, True),
+        (1.0, 32, 32, True),
+        (1.2, 4, 4, False),
+        (1.3, 4, 4, True),
+        (1.3, 4, 8, False),  # there are idle CPUs
+        (0.5, 32, 32, False),
+    ],
+)
+def test_many_threads_leave_a_core_rather_than_share_one(
+    speedup: float, threads: int, cpus: int, leaves: bool
+) -> None:
+    assert background(speedup, threads, cpus) == Background(ONLY_IDLE, leaves)
 
 
 def order(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> Order:

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from xruntime.errors import OptimizationError
 from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
+from xruntime.kept.making import Background
 from xruntime.optimization import Outcome, SlowCallWarning, explain, optimize
+from xruntime.optimization.runner import Runner
 from xruntime.threads.team import team_of
 
 WAIT_S = 300.0
@@ -114,6 +116,49 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     other = optimize(original, sample_input=SAMPLE)
     other(SAMPLE)
     assert graph(other) == "compiled aside; until then the modules are called"
+
+
+IMPORTING = """
+import sys
+import torch
+from xruntime import optimize
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
+sample = torch.randn(1, 3, 8, 8)
+optimize(model, sample_input=sample)(sample)
+print(*{"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules))
+"""
+
+
+def test_the_first_call_does_not_wait_for_imports_of_the_compiler(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "\n", done.stdout
+
+
+@pytest.mark.long
+def test_calls_leave_a_core_only_while_code_is_compiled(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    plain = Runner.plain
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        threads.append(torch.get_num_threads())
+        return plain(*args, **options)
+
+    monkeypatch.setattr(Runner, "plain", recorded)
+    monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0, True))
+    original = Model()
+    with team_of(3):
+        model = optimize(original, sample_input=SAMPLE)
+        threads.clear()
+        takes_over(model)
+        assert torch.get_num_threads() == 3
+        agree(model, original, 8)
+    first, last = threads.index(2), len(threads) - 1 - threads[::-1].index(2)
+    assert set(threads[first : last + 1]) == {2}
+    assert set(threads[:first] + threads[last + 1 :]) == {3}
 
 
 @pytest.mark.long

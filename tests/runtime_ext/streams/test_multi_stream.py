@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.runtime_ext.teams import Team, read_team
 
-from xruntime.errors import BatchError, ClosedError, GILWarning, StreamCountError
+from xruntime.errors import BatchError, ClosedError, CPUPoolError, GILWarning, StreamCountError
 from xruntime.native import TIMED_OUT
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.module import MultiStreamModule
@@ -499,6 +499,8 @@ def test_hints_that_are_none(network, two: CPUPool) -> None:
         MultiStreamModule(network, 2, two, input_split_hint=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not int"):
         MultiStreamModule(3, 2, two)  # type: ignore[arg-type]
+    with pytest.raises(CPUPoolError, match=r"\[0\] is not a CPUPool"):
+        MultiStreamModule(network, 2, [0])  # type: ignore[arg-type]
 
 
 def test_a_submitted_call_is_done_when_it_has_ended_and_not_before(first: CPUPool) -> None:

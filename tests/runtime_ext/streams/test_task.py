@@ -17,7 +17,7 @@ import torch
 from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.teams import Team, read_team
 
-from xruntime.errors import AffinityRefusedError, ClosedError
+from xruntime.errors import AffinityRefusedError, ClosedError, CPUPoolError
 from xruntime.streams.task import Task
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.pinning import pin
@@ -417,6 +417,8 @@ def test_64_tasks_on_two_cpus(two: CPUPool) -> None:
 def test_function_that_cannot_be_called_is_refused(second: CPUPool) -> None:
     with pytest.raises(TypeError, match="can be called, not int"):
         Task(3, second)  # type: ignore[arg-type]
+    with pytest.raises(CPUPoolError, match=r"\[0\] is not a CPUPool"):
+        Task(len, [0])  # type: ignore[arg-type]
 
 
 def test_cpus_that_the_kernel_refuses(needs: Needs) -> None:

@@ -12,6 +12,7 @@ from tests.runtime_ext.stream_threads import count_of_a_new_thread
 from tests.runtime_ext.teams import Team, read_team
 
 from xruntime import openmp_team
+from xruntime.errors import CPUPoolError
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.pinning import pin
 from xruntime.threads.team import mkl_threads, resize_team, set_mkl_threads, team_of
@@ -197,5 +198,5 @@ def test_threads_that_the_block_starts_are_on_the_pool(second: CPUPool) -> None:
 
 
 def test_anything_but_a_pool_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"CPUPool\('0-3'\), not \[0, 1\]"):
+    with pytest.raises(CPUPoolError, match=r"\[0, 1\] is not a CPUPool; write CPUPool\(\[0, 1\]\)"):
         pin([0, 1])  # type: ignore[arg-type]

@@ -119,6 +119,7 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
 def test_a_study_of_another_version_is_refused(storage: Storage) -> None:
     study = open_study(storage, SUBJECT)
     study.set_attribute("xtune:version", 1)
+    study.set_attribute("xtune:subject#0", "1 as that version wrote it")
     with pytest.raises(StudyError, match="format version 1; this xtune reads 3"):
         open_study(again(storage), SUBJECT)
 

@@ -54,7 +54,7 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
             "schema_version": SCHEMA_VERSION,
             "study": found.name,
             "arguments": list(stored.arguments),
-            "folder": stored.directory,
+            "directory": stored.directory,
             **found.subject.to_plain(),
             "verdict": found.notes.get("verdict"),
             "launches": rows,

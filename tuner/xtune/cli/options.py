@@ -20,7 +20,7 @@ from xlaunch.options.commands import (
     with_options,
 )
 from xlaunch.options.definitions import Group
-from xlaunch.options.kinds import POSITIVE_DURATION, WHOLE_NUMBER
+from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.layers import request_from
 from xlaunch.planning.request import Request
 from xtune.launches.services import Service, with_ports
@@ -54,9 +54,12 @@ def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any
 
 
 OBJECTIVE = [
-    _option("--metric", "NAME|REGEX", "Number to compare: 'images/s'. Default: wall.", multiple=True),
     _option(
-        "--goal", None, "Default: maximize rates, minimize times.",
+        "--metric", None, "Number to compare: 'images/s'. Default: wall.",
+        type=Parsed(METRIC), multiple=True,
+    ),
+    _option(
+        "--goal", "maximize|minimize", "Default: maximize rates, minimize times.",
         type=click.Choice(["maximize", "minimize"]), multiple=True,
     ),
     _option("--require", "BOUND", "Requirement: 'p99<=20ms', 'rss<=8GiB'.", multiple=True),
@@ -65,7 +68,7 @@ OBJECTIVE = [
         type=Percentage(), default=DEFAULT_MIN_EFFECT,
     ),
     _option(
-        "--work", None, "shared: instances divide the work.",
+        "--work", f"{EACH}|{SHARED}", "shared: instances divide the work (default: each).",
         type=click.Choice([EACH, SHARED]), default=EACH,
     ),
 ]  # fmt: skip

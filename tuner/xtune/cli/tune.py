@@ -14,32 +14,19 @@ from xtune.cli import COMMANDS, RESERVED
 from xtune.cli.options import SearchCommand, asked_from, with_search_options
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"xtune {xtune.__version__}")
-        ctx.exit()
-
-
 @click.command(cls=SearchCommand, context_settings=CONTEXT)
 @with_search_options
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version.",
-)
+@click.version_option(xtune.__version__, message="xtune %(version)s")
 def command(
     *, save_preset: str | None, as_json: bool, verbose: bool, quiet: bool, **options: Any
 ) -> int:
     """Find the best way to run PROGRAM on this machine, with evidence.
 
     \b
-    xtune infer.py                                     compare wall time
-    xtune --metric 'images/s' infer.py                 compare a number that it prints
+    xtune infer.py                      compare wall time
+    xtune --metric 'images/s' infer.py  compare a number that it prints
     xtune --metric ms --require 'rss<=8GiB' --budget 20m serve.py
-    xtune --only-params --param batch=1,2,4,8 -- infer.py --batch-size {batch}
+    xtune --only-params --param batch=1,2,4,8 -- infer.py --batch {batch}
 
     PROGRAM is launched repeatedly: without xlaunch (the bare command), with xlaunch's defaults and
     with other settings. In a final, the best ones and the bare command take turns. The verdict is a

@@ -193,24 +193,21 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
 def _all(storage: Storage) -> list[Study]:
     studies = []
     for frozen in storage.backend.get_all_studies():
-        plain = read_pieces(frozen.user_attrs, "subject")
-        if plain is None:
-            continue
         version = frozen.user_attrs.get(f"{PREFIX}version")
-        if version is not None and version != SCHEMA_VERSION:
+        if version is None:
+            continue  # another tool's, or being made
+        if version != SCHEMA_VERSION:
             raise StudyError(
                 f"study {frozen.study_name!r} in {storage.shown} has format version {version!r}; this"
                 f" xtune reads {SCHEMA_VERSION}: name another --storage"
             )
-        if version is None:
-            continue  # being made
         names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
         notes = {
             name[len(NOTE) :]: read_pieces(frozen.user_attrs, name)
             for name in names
             if name.startswith(NOTE)
         }
-        subject = Subject.from_plain(plain)
+        subject = Subject.from_plain(read_pieces(frozen.user_attrs, "subject"))
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
         studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
     return sorted(studies, key=lambda study: study.id)
