@@ -252,7 +252,9 @@ class _Lane(Lane):
         except PackageInputError:  # gaps of a kind that the form does not tell
             self._chosen[sizes] = None
         except PackageError as error:
+            outputs = self.aside.plain(call.args, call.kwargs)  # raises if the arguments are wrong
             self._drop(served, str(error))
+            return outputs
         else:
             return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
         return self.aside.plain(call.args, call.kwargs)
