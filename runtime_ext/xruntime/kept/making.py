@@ -320,6 +320,8 @@ def served_by(exported: Any) -> Served:
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     inputs = [nodes[name].meta["val"] for name in exported.graph_signature.user_inputs]
     environment = None
+    # Sizes that depend on others, such as that of offsets with the last one, by names of their own.
+    derived: dict[str, Any] = {}
     dims: list[list[int | str]] = []
     for value in inputs:
         own: list[int | str] = []
@@ -331,9 +333,9 @@ def served_by(exported: Any) -> Served:
                 elif expression.is_Symbol:
                     own.append(str(expression))
                 else:
-                    raise CompilationError(
-                        f"a size of its arguments depends on another: {expression}"
-                    )
+                    name = f"derived{len(derived)}"
+                    derived[name] = expression
+                    own.append(name)
             else:
                 own.append(int(size))
         dims.append(own)
@@ -345,13 +347,14 @@ def served_by(exported: Any) -> Served:
         if str(symbol) in used:
             high = int(limits.upper) if limits.upper.is_Integer else None
             ranges[str(symbol)] = max(2, int(limits.lower)), high
-    conditions = []
+    ranges |= dict.fromkeys(derived, (0, None))
+    written = PythonPrinter().doprint
+    conditions = {f"{name} == {written(it)}": it for name, it in derived.items()}
     for guard in environment.guards:
         condition = environment.replace(guard.expr)
-        names = {str(symbol) for symbol in condition.free_symbols}
-        if not names:  # it held when the code was compiled
-            continue
-        if not names <= used:
+        if condition.free_symbols:  # otherwise it held when the code was compiled
+            conditions[written(condition)] = condition
+    for condition in conditions.values():
+        if not {str(symbol) for symbol in condition.free_symbols} <= used:
             raise CompilationError(f"it holds under a condition that no size tells: {condition}")
-        conditions.append(PythonPrinter().doprint(condition))
-    return Served(dims, ranges, sorted(set(conditions)))
+    return Served(dims, ranges, sorted(conditions))
