@@ -220,7 +220,49 @@ Tensor interaction(Tensors tensors) {
   return output;
 }
 
+// Tensors of their own for handles that the caller keeps.
+Tensors shared(const AtenTensorHandle* handles, int64_t count) {
+  Tensors tensors;
+  tensors.reserve(count);
+  for (int64_t at = 0; at < count; ++at) {
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles[at], &handle));
+    tensors.emplace_back(handle);
+  }
+  return tensors;
+}
+
+AOTITorchError give(const Tensor& tensor, AtenTensorHandle* result) {
+  return aoti_torch_new_tensor_handle(tensor.get(), result);
+}
+
 }  // namespace
+
+// What Inductor's code calls, by names and in a form that Inductor chooses: operator_library.py declares
+// them to it. They throw instead of returning AOTI_TORCH_FAILURE: the code that calls them would make
+// another error of that, without the message. It is C++ and catches exceptions itself, as it must for
+// torch's own aoti_torch_check.
+extern "C" {
+
+AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_interaction(const AtenTensorHandle* tensors,
+                                                            int64_t count,
+                                                            AtenTensorHandle* result) {
+  return give(interaction(shared(tensors, count)), result);
+}
+
+AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_merged_embedding_bag_packed(
+    const AtenTensorHandle* weights, int64_t weight_count, const AtenTensorHandle* indices,
+    int64_t index_count, const AtenTensorHandle* offsets, int64_t offset_count,
+    const AtenTensorHandle* factors, int64_t factor_count, int64_t mode,
+    int32_t include_last_offset, AtenTensorHandle* result) {
+  return give(merged_embedding_bag_packed(
+                  shared(weights, weight_count), shared(indices, index_count),
+                  shared(offsets, offset_count), shared(factors, factor_count), mode,
+                  include_last_offset != 0),
+              result);
+}
+
+}  // extern "C"
 
 STABLE_TORCH_LIBRARY_IMPL(xruntime, CPU, library) {
   library.impl("merged_embedding_bag", TORCH_BOX(&merged_embedding_bag));

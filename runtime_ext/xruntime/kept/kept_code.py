@@ -23,7 +23,6 @@ from xruntime.errors import CompilationError, PackageInputError
 from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
-    FORMAT,
     CallKey,
     Lane,
     Library,
@@ -31,6 +30,7 @@ from xruntime.kept.libraries import (
     own_memory_problem,
     settings,
     store_for,
+    stored_format,
     tensors_of,
     turn,
 )
@@ -181,7 +181,7 @@ class KeptCode(CompiledCode):
 
     def _lane_with_kept(self, found: _Found, form: Form) -> Lane:
         if found.fingerprint is None:
-            facts = (FORMAT, settings(), f"{sorted(self.options.items())} {self._dynamic}")
+            facts = (stored_format(), settings(), f"{sorted(self.options.items())} {self._dynamic}")
             found.settings = _settings()
             found.fingerprint = fingerprint(self.model, type(self.model).forward, *facts)
         made, key = found.fingerprint, (self._threads, self.autocast, torch.get_default_dtype())

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -27,6 +28,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from xruntime import operator_library
 from xruntime.aoti.compiling import library_settings
 from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
@@ -243,6 +245,8 @@ def compile_library(order: Order, directory: str) -> None:
     options = inductor_options(order.options, threads=order.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
     machine = own_description(order.threads, torch.__version__)
+    given = library_settings(operator_library.loaded.path) | operator_library.c_calls()
+    options = given | options
     options |= {
         "aot_inductor.output_path": os.path.join(work, LIBRARY),
         "aot_inductor.metadata": machine,
@@ -271,17 +275,30 @@ def compile_library(order: Order, directory: str) -> None:
                 raise NoLibraryError(text) from error
             raise
         graph: Any = exported.module(check_guards=False)
-        written: Any = inductor.aot_compile(
-            graph, tuple(order.tensors), options=library_settings() | options
-        )
+        written: Any = inductor.aot_compile(graph, tuple(order.tensors), options=options)
     served = served_by(exported)
-    if any(Path(work).glob("*.wrapper.json")):  # calls that torch's own runner would have to make
-        raise NoLibraryError(f"{order.name} uses operators that have no C interface")
+    problem = calls_by_torch(work)
+    if problem is not None:
+        raise NoLibraryError(f"{order.name} calls {problem}")
     sources = [path.read_text(errors="replace") for path in Path(work).glob("*.cpp")]
     specs = input_specs(sources, len(order.tensors))
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
     write_description(directory, served, specs, machine, time.perf_counter() - began)
+
+
+def calls_by_torch(work: str) -> str | None:
+    """Say which calls of the code torch's own runner would have to make; None without such."""
+    texts = [path.read_text() for path in Path(work).glob("*.wrapper.json")]
+    if not texts:
+        return None
+    names = sorted({name for text in texts for name in re.findall(r'"target": *"([^"]*)"', text)})
+    problem = f"operators that have no C interface: {', '.join(names)}"
+    library = operator_library.loaded
+    ours = {f"xruntime::{name}" for name in operator_library.C_FUNCTIONS}
+    if library.path is None and ours.intersection(names):
+        problem += f"; libxoperators.so has it, and is not in use ({library.reason})"
+    return problem
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
-    FORMAT,
     CallKey,
     Lane,
     Library,
@@ -38,6 +37,7 @@ from xruntime.kept.libraries import (
     own_memory_problem,
     settings,
     store_for,
+    stored_format,
     turn,
 )
 from xruntime.kept.making import CAN_FORK, NotCompiledError, Order, niceness
@@ -181,7 +181,7 @@ class CompiledAside:
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the model and of the settings that it is compiled with."""
         modes = f"{self.runner.modes}"
-        return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, settings())
+        return fingerprint(self.model, self.runner.kind.forward, stored_format(), modes, settings())
 
     def store(self) -> Store:
         """Return the store that has room for this model; say once if nothing is kept."""
