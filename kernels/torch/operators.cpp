@@ -220,8 +220,8 @@ Tensor interaction(Tensors tensors) {
   return output;
 }
 
-// Tensors of their own for handles that the caller keeps.
-Tensors shared(const AtenTensorHandle* handles, int64_t count) {
+// Tensors of handles that stay the caller's.
+Tensors tensors_of(const AtenTensorHandle* handles, int64_t count) {
   Tensors tensors;
   tensors.reserve(count);
   for (int64_t at = 0; at < count; ++at) {
@@ -232,22 +232,22 @@ Tensors shared(const AtenTensorHandle* handles, int64_t count) {
   return tensors;
 }
 
-AOTITorchError give(const Tensor& tensor, AtenTensorHandle* result) {
+AOTITorchError new_handle(const Tensor& tensor, AtenTensorHandle* result) {
   return aoti_torch_new_tensor_handle(tensor.get(), result);
 }
 
 }  // namespace
 
-// What Inductor's code calls, by names and in a form that Inductor chooses: operator_library.py declares
-// them to it. They throw instead of returning AOTI_TORCH_FAILURE: the code that calls them would make
-// another error of that, without the message. It is C++ and catches exceptions itself, as it must for
-// torch's own aoti_torch_check.
+// Functions that compiled code calls directly. Inductor derives names and arguments from the
+// schemas; operator_library.py declares the functions to it. They throw: for AOTI_TORCH_FAILURE the
+// code, which is C++, would throw an error of its own without the message. It catches exceptions
+// before it returns to C, since torch's aoti_torch_check throws them, too.
 extern "C" {
 
 AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_interaction(const AtenTensorHandle* tensors,
                                                             int64_t count,
                                                             AtenTensorHandle* result) {
-  return give(interaction(shared(tensors, count)), result);
+  return new_handle(interaction(tensors_of(tensors, count)), result);
 }
 
 AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_merged_embedding_bag_packed(
@@ -255,11 +255,11 @@ AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_merged_embedding_bag_packed(
     int64_t index_count, const AtenTensorHandle* offsets, int64_t offset_count,
     const AtenTensorHandle* factors, int64_t factor_count, int64_t mode,
     int32_t include_last_offset, AtenTensorHandle* result) {
-  return give(merged_embedding_bag_packed(
-                  shared(weights, weight_count), shared(indices, index_count),
-                  shared(offsets, offset_count), shared(factors, factor_count), mode,
-                  include_last_offset != 0),
-              result);
+  return new_handle(merged_embedding_bag_packed(
+                        tensors_of(weights, weight_count), tensors_of(indices, index_count),
+                        tensors_of(offsets, offset_count), tensors_of(factors, factor_count), mode,
+                        include_last_offset != 0),
+                    result);
 }
 
 }  // extern "C"
