@@ -8,6 +8,7 @@ versions take it too. XRUNTIME_OPERATORS=python leaves it unloaded.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -49,8 +50,10 @@ class Loaded(NamedTuple):
     """Why there is none, and what to do; empty with a library."""
 
 
-loaded = Loaded(None, "xruntime.nn is not imported")
-"""What `load` did last in this process."""
+@functools.cache
+def loaded() -> Loaded:
+    """Return what of the library this process uses; load it at the first call."""
+    return load()
 
 
 def c_calls() -> dict[str, Any]:
@@ -59,7 +62,7 @@ def c_calls() -> dict[str, Any]:
     Without the library, or with a torch that has no such setting, there are none. What is compiled under
     them has to be linked with the library.
     """
-    if loaded.path is None:
+    if loaded().path is None:
         return {}
     import torch
     from torch._inductor import config
@@ -67,8 +70,9 @@ def c_calls() -> dict[str, Any]:
     present = getattr(config.aot_inductor, "custom_ops_to_c_shims", None)
     if present is None:
         return {}
-    operators = torch.ops.xruntime
-    ours = {getattr(operators, name).default: [text] for name, text in C_FUNCTIONS.items()}
+    operators = torch.ops.xruntime  # defined by xruntime.nn
+    defined = [name for name in C_FUNCTIONS if hasattr(operators, name)]
+    ours = {getattr(operators, name).default: [C_FUNCTIONS[name]] for name in defined}
     return {"aot_inductor.custom_ops_to_c_shims": {**present, **ours}}
 
 
@@ -135,12 +139,6 @@ def library_path() -> Path:
 
 def load() -> Loaded:
     """Load the library where it is built. Must precede the registration of the same operators."""
-    global loaded  # noqa: PLW0603 - of the process, as the library is
-    loaded = _load()
-    return loaded
-
-
-def _load() -> Loaded:
     if os.environ.get(VARIABLE) == "python":
         return Loaded(None, f"{VARIABLE}=python")
     try:

@@ -55,7 +55,7 @@ def stored_format() -> str:
     Code that calls operators of libxoperators.so needs the library that it was compiled with, and without one
     such code is refused.
     """
-    library = operator_library.loaded.path
+    library = operator_library.loaded().path
     return _FORMAT if library is None else f"{_FORMAT} {library.name}"
 
 

@@ -245,7 +245,7 @@ def compile_library(order: Order, directory: str) -> None:
     options = inductor_options(order.options, threads=order.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
     machine = own_description(order.threads, torch.__version__)
-    given = library_settings(operator_library.loaded.path) | operator_library.c_calls()
+    given = library_settings(operator_library.loaded().path) | operator_library.c_calls()
     options = given | options
     options |= {
         "aot_inductor.output_path": os.path.join(work, LIBRARY),
@@ -294,7 +294,7 @@ def calls_by_torch(work: str) -> str | None:
         return None
     names = sorted({name for text in texts for name in re.findall(r'"target": *"([^"]*)"', text)})
     problem = f"operators that have no C interface: {', '.join(names)}"
-    library = operator_library.loaded
+    library = operator_library.loaded()
     ours = {f"xruntime::{name}" for name in operator_library.C_FUNCTIONS}
     if library.path is None and ours.intersection(names):
         problem += f"; libxoperators.so has it, and is not in use ({library.reason})"

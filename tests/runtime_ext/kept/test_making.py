@@ -102,7 +102,8 @@ def test_operators_without_a_c_interface_are_refused_for_good(
 def test_operators_of_xruntime_need_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operator_library, "loaded", operator_library.Loaded(None, "not built"))
+    library = operator_library.Loaded(None, "not built")
+    monkeypatch.setattr(operator_library, "loaded", lambda: library)
     calls = [{"node": {"target": f"xruntime::{name}"}} for name in ("nms", "interaction")]
     (tmp_path / "model.wrapper.json").write_text(json.dumps({"nodes": calls}))
     problem = "operators that have no C interface: xruntime::interaction, xruntime::nms"
@@ -111,7 +112,6 @@ def test_operators_of_xruntime_need_its_library(
     without = stored_format()
     # Refusals are kept: one that was made without the library must not be found with it.
     library = operator_library.Loaded(Path("libxoperators-3-00000000.so"), "")
-    monkeypatch.setattr(operator_library, "loaded", library)
     assert calls_by_torch(str(tmp_path)) == problem
     assert stored_format() != without
 
