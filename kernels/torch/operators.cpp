@@ -220,7 +220,49 @@ Tensor interaction(Tensors tensors) {
   return output;
 }
 
+// Tensors of handles that stay the caller's.
+Tensors tensors_of(const AtenTensorHandle* handles, int64_t count) {
+  Tensors tensors;
+  tensors.reserve(count);
+  for (int64_t at = 0; at < count; ++at) {
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(handles[at], &handle));
+    tensors.emplace_back(handle);
+  }
+  return tensors;
+}
+
+AOTITorchError new_handle(const Tensor& tensor, AtenTensorHandle* result) {
+  return aoti_torch_new_tensor_handle(tensor.get(), result);
+}
+
 }  // namespace
+
+// Functions that compiled code calls directly. Inductor derives names and arguments from the
+// schemas; operator_library.py declares the functions to it. They throw: for AOTI_TORCH_FAILURE the
+// code, which is C++, would throw an error of its own without the message. It catches exceptions
+// before it returns to C, since torch's aoti_torch_check throws them, too.
+extern "C" {
+
+AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_interaction(const AtenTensorHandle* tensors,
+                                                            int64_t count,
+                                                            AtenTensorHandle* result) {
+  return new_handle(interaction(tensors_of(tensors, count)), result);
+}
+
+AOTI_TORCH_EXPORT AOTITorchError aoti_torch_cpu_merged_embedding_bag_packed(
+    const AtenTensorHandle* weights, int64_t weight_count, const AtenTensorHandle* indices,
+    int64_t index_count, const AtenTensorHandle* offsets, int64_t offset_count,
+    const AtenTensorHandle* factors, int64_t factor_count, int64_t mode,
+    int32_t include_last_offset, AtenTensorHandle* result) {
+  return new_handle(merged_embedding_bag_packed(
+                        tensors_of(weights, weight_count), tensors_of(indices, index_count),
+                        tensors_of(offsets, offset_count), tensors_of(factors, factor_count), mode,
+                        include_last_offset != 0),
+                    result);
+}
+
+}  // extern "C"
 
 STABLE_TORCH_LIBRARY_IMPL(xruntime, CPU, library) {
   library.impl("merged_embedding_bag", TORCH_BOX(&merged_embedding_bag));

@@ -8,6 +8,7 @@ versions take it too. XRUNTIME_OPERATORS=python leaves it unloaded.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shlex
@@ -15,13 +16,23 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
 
 OPERATORS = frozenset({"merged_embedding_bag", "merged_embedding_bag_packed", "interaction"})
 """The operators of the library. Their derivatives are called through Python."""
+
+_HANDLES = "const AtenTensorHandle*, int64_t"
+C_FUNCTIONS = {
+    "interaction": f"AOTITorchError aoti_torch_cpu_interaction({_HANDLES}, AtenTensorHandle*)",
+    "merged_embedding_bag_packed": (
+        "AOTITorchError aoti_torch_cpu_merged_embedding_bag_packed("
+        f"{_HANDLES}, {_HANDLES}, {_HANDLES}, {_HANDLES}, int64_t, int32_t, AtenTensorHandle*)"
+    ),
+}
+"""By operator, the declaration of the C function by which a library of AOTInductor calls it."""
 
 VARIABLE = "XRUNTIME_OPERATORS"
 OLDEST_TORCH = (2, 11)
@@ -37,6 +48,32 @@ class Loaded(NamedTuple):
     """The library; None: there is none, and torch calls all operators through Python."""
     reason: str
     """Why there is none, and what to do; empty with a library."""
+
+
+@functools.cache
+def loaded() -> Loaded:
+    """Return what of the library this process uses; load it at the first call."""
+    return load()
+
+
+def c_calls() -> dict[str, Any]:
+    """Return the settings of Inductor with which its code calls the C functions of the library.
+
+    Without the library, or with a torch that has no such setting, there are none. What is compiled under
+    them has to be linked with the library.
+    """
+    if loaded().path is None:
+        return {}
+    import torch
+    from torch._inductor import config
+
+    present = getattr(config.aot_inductor, "custom_ops_to_c_shims", None)
+    if present is None:
+        return {}
+    operators = torch.ops.xruntime  # defined by xruntime.nn
+    defined = [name for name in C_FUNCTIONS if hasattr(operators, name)]
+    ours = {getattr(operators, name).default: [C_FUNCTIONS[name]] for name in defined}
+    return {"aot_inductor.custom_ops_to_c_shims": {**present, **ours}}
 
 
 def build() -> Path:
@@ -83,7 +120,7 @@ def _arguments(torch_directory: Path, made: Path) -> list[str]:
         f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#x}ULL",
         *("-isystem", f"{torch_directory / 'include'}", f"-I{native.installed_path('include')}"),
         *(f"{_source()}", "-o", f"{made}"),
-        *(f"{native.library_path()}", "-Wl,-rpath,$ORIGIN"),
+        *(f"{native.library_path()}", "-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{made.name}"),
         *(f"-L{torch_directory / 'lib'}", "-ltorch_cpu"),
     ]
 

@@ -23,13 +23,13 @@ from xruntime.errors import CompilationError, PackageInputError
 from xruntime.kept.calls import FlatCall, Form, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
-    FORMAT,
     CallKey,
     Lane,
     Library,
     own_memory_problem,
     settings,
     store_for,
+    stored_format,
     tensors_of,
     turn,
 )
@@ -180,7 +180,7 @@ class KeptCode(CompiledCode):
 
     def _lane_with_kept(self, found: _Found, form: Form) -> Lane:
         if found.fingerprint is None:
-            facts = (FORMAT, settings(), f"{sorted(self.options.items())} {self._dynamic}")
+            facts = (stored_format(), settings(), f"{sorted(self.options.items())} {self._dynamic}")
             found.settings = _settings()
             found.fingerprint = fingerprint(self.model, type(self.model).forward, *facts)
         made, key = found.fingerprint, (self._threads, self.autocast, torch.get_default_dtype())

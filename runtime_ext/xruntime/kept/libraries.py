@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from xruntime import operator_library
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import PackageError
 from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes
@@ -34,8 +35,7 @@ from xruntime.kept.making import (
 from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
-FORMAT: Final = "2"
-"""Version of the stored format; entries of other versions are ignored."""
+_FORMAT: Final = "2"
 
 SILENT_S: Final = 2.0
 """A wait for the compiler is shown after so long."""
@@ -47,6 +47,16 @@ MAX_CODES: Final = 4
 
 ROOM_BYTES: Final = 64 << 20
 """Free disk space that keeping code needs, in addition to twice the size of the weights."""
+
+
+def stored_format() -> str:
+    """Return the version of the stored format; entries of other versions are ignored.
+
+    Code that calls operators of libxoperators.so needs the library that it was compiled with, and without one
+    such code is refused.
+    """
+    library = operator_library.loaded().path
+    return _FORMAT if library is None else f"{_FORMAT} {library.name}"
 
 
 class CallKey(NamedTuple):

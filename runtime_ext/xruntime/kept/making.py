@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -27,6 +28,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import torch
 from torch import nn
 
+from xruntime import operator_library
 from xruntime.aoti.compiling import library_settings
 from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
@@ -263,6 +265,8 @@ def compile_library(order: Order, directory: str) -> None:
     options = inductor_options(order.options, threads=order.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
     machine = own_description(order.threads, torch.__version__)
+    given = library_settings(operator_library.loaded().path) | operator_library.c_calls()
+    options = given | options
     options |= {
         "aot_inductor.output_path": os.path.join(work, LIBRARY),
         "aot_inductor.metadata": machine,
@@ -291,17 +295,30 @@ def compile_library(order: Order, directory: str) -> None:
                 raise NoLibraryError(text) from error
             raise
         graph: Any = exported.module(check_guards=False)
-        written: Any = inductor.aot_compile(
-            graph, tuple(order.tensors), options=library_settings() | options
-        )
+        written: Any = inductor.aot_compile(graph, tuple(order.tensors), options=options)
     served = served_by(exported)
-    if any(Path(work).glob("*.wrapper.json")):  # calls that torch's own runner would have to make
-        raise NoLibraryError(f"{order.name} uses operators that have no C interface")
+    problem = calls_by_torch(work)
+    if problem is not None:
+        raise NoLibraryError(f"{order.name} calls {problem}")
     sources = [path.read_text(errors="replace") for path in Path(work).glob("*.cpp")]
     specs = input_specs(sources, len(order.tensors))
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
     write_description(directory, served, specs, machine, time.perf_counter() - began)
+
+
+def calls_by_torch(work: str) -> str | None:
+    """Say which calls of the code torch's own runner would have to make; None without such."""
+    texts = [path.read_text() for path in Path(work).glob("*.wrapper.json")]
+    if not texts:
+        return None
+    names = sorted({name for text in texts for name in re.findall(r'"target": *"([^"]*)"', text)})
+    problem = f"operators that have no C interface: {', '.join(names)}"
+    library = operator_library.loaded()
+    ours = {f"xruntime::{name}" for name in operator_library.C_FUNCTIONS}
+    if library.path is None and ours.intersection(names):
+        problem += f"; libxoperators.so has it, and is not in use ({library.reason})"
+    return problem
 
 
 @contextlib.contextmanager
@@ -340,6 +357,8 @@ def served_by(exported: Any) -> Served:
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     inputs = [nodes[name].meta["val"] for name in exported.graph_signature.user_inputs]
     environment = None
+    # Sizes that depend on others, such as that of offsets with the last one, by names of their own.
+    derived: dict[str, Any] = {}
     dims: list[list[int | str]] = []
     for value in inputs:
         own: list[int | str] = []
@@ -351,9 +370,9 @@ def served_by(exported: Any) -> Served:
                 elif expression.is_Symbol:
                     own.append(str(expression))
                 else:
-                    raise CompilationError(
-                        f"a size of its arguments depends on another: {expression}"
-                    )
+                    name = f"derived{len(derived)}"
+                    derived[name] = expression
+                    own.append(name)
             else:
                 own.append(int(size))
         dims.append(own)
@@ -365,13 +384,14 @@ def served_by(exported: Any) -> Served:
         if str(symbol) in used:
             high = int(limits.upper) if limits.upper.is_Integer else None
             ranges[str(symbol)] = max(2, int(limits.lower)), high
-    conditions = []
+    ranges |= dict.fromkeys(derived, (0, None))
+    written = PythonPrinter().doprint
+    conditions = {f"{name} == {written(it)}": it for name, it in derived.items()}
     for guard in environment.guards:
         condition = environment.replace(guard.expr)
-        names = {str(symbol) for symbol in condition.free_symbols}
-        if not names:  # it held when the code was compiled
-            continue
-        if not names <= used:
+        if condition.free_symbols:  # otherwise it held when the code was compiled
+            conditions[written(condition)] = condition
+    for condition in conditions.values():
+        if not {str(symbol) for symbol in condition.free_symbols} <= used:
             raise CompilationError(f"it holds under a condition that no size tells: {condition}")
-        conditions.append(PythonPrinter().doprint(condition))
-    return Served(dims, ranges, sorted(set(conditions)))
+    return Served(dims, ranges, sorted(conditions))

@@ -20,7 +20,7 @@ TYPES = {
 }
 """The dtypes of values that the operators take, with their numbers in xkernels.h."""
 
-LIBRARY = operator_library.load()
+LIBRARY = operator_library.loaded()
 """What of libxoperators.so is in use."""
 _PROVIDED = operator_library.OPERATORS if LIBRARY.path else frozenset()
 

@@ -30,13 +30,13 @@ from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.libraries import (
-    FORMAT,
     CallKey,
     Lane,
     Library,
     own_memory_problem,
     settings,
     store_for,
+    stored_format,
     turn,
 )
 from xruntime.kept.making import (
@@ -202,7 +202,7 @@ class CompiledAside:
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the model and of the settings that it is compiled with."""
         modes = f"{self.runner.modes}"
-        return fingerprint(self.model, self.runner.kind.forward, FORMAT, modes, settings())
+        return fingerprint(self.model, self.runner.kind.forward, stored_format(), modes, settings())
 
     def store(self) -> Store:
         """Return the store that has room for this model; say once if nothing is kept."""
@@ -273,7 +273,9 @@ class _Lane(Lane):
         except PackageInputError:  # gaps of a kind that the form does not tell
             self._chosen[sizes] = None
         except PackageError as error:
+            outputs = self.aside.plain(call.args, call.kwargs)  # raises if the arguments are wrong
             self._drop(served, str(error))
+            return outputs
         else:
             return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
         return self.aside.plain(call.args, call.kwargs)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+from xruntime import operator_library
 from xruntime.kept.calls import Pattern
+from xruntime.kept.libraries import stored_format
 from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
@@ -24,6 +27,7 @@ from xruntime.kept.making import (
     NotCompiledError,
     Order,
     background,
+    calls_by_torch,
     compile_in_child,
 )
 
@@ -111,7 +115,25 @@ def test_operators_without_a_c_interface_are_refused_for_good(
     )
     assert error is not None
     assert error.final
-    assert str(error) == "Model uses operators that have no C interface"
+    text = "Model calls operators that have no C interface: aten::linalg_matrix_exp"
+    assert str(error) == text
+
+
+def test_operators_of_xruntime_need_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = operator_library.Loaded(None, "not built")
+    monkeypatch.setattr(operator_library, "loaded", lambda: library)
+    calls = [{"node": {"target": f"xruntime::{name}"}} for name in ("nms", "interaction")]
+    (tmp_path / "model.wrapper.json").write_text(json.dumps({"nodes": calls}))
+    problem = "operators that have no C interface: xruntime::interaction, xruntime::nms"
+    remedy = "; libxoperators.so has it, and is not in use (not built)"
+    assert calls_by_torch(str(tmp_path)) == problem + remedy
+    without = stored_format()
+    # Refusals are kept: one that was made without the library must not be found with it.
+    library = operator_library.Loaded(Path("libxoperators-3-00000000.so"), "")
+    assert calls_by_torch(str(tmp_path)) == problem
+    assert stored_format() != without
 
 
 def test_errors_of_the_model_and_ends_of_the_process_are_not_for_good(tmp_path: Path) -> None:

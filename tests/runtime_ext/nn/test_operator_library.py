@@ -84,6 +84,62 @@ found = {"path": str(LIBRARY.path), "python": events[entered + 1 : left]}
 print(json.dumps({**found, "compiled": of_compiled, "eager": of_eager}))
 """
 
+# A model whose bags are given in all forms. It prints what is said of its code, and of a call of that code.
+KEPT = """
+import json
+import sys
+import torch
+from torch import nn
+from xruntime import compile_for_streams
+from xruntime.nn import MergedEmbeddingBag, interaction
+from xruntime.threads.team import team_of
+
+class Model(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        sizes = [(50, 33), (9, 33)]
+        self.sums = MergedEmbeddingBag(sizes, dtype=dtype)
+        self.means = MergedEmbeddingBag(sizes, mode="mean", dtype=dtype)
+        self.maxima = MergedEmbeddingBag(sizes, mode="max", include_last_offset=True, dtype=dtype)
+
+    def forward(self, table, indices, offsets, limits, factors):
+        bags = [
+            *self.sums([table, table[:, :2]]),
+            *self.sums([indices] * 2, [offsets] * 2, [factors] * 2),
+            *self.means([indices] * 2, [offsets] * 2),
+            *self.maxima([indices] * 2, [limits] * 2),
+        ]
+        return interaction(*bags) / 2
+
+def arguments(items, dtype):
+    limits = torch.arange(0, 4 * items + 1, 4)
+    indices = torch.randint(9, (4 * items,))
+    table = torch.randint(9, (items, 3))
+    return table, indices, limits[:-1], limits, torch.rand(4 * items).to(dtype)
+
+found = {"said": [], "files": [], "errors": []}
+for dtype in (torch.float32, torch.bfloat16):
+    torch.manual_seed(0)
+    model = Model(dtype).eval()
+    compiled = compile_for_streams(model, arguments(2, dtype), threads=1, dynamic=True)
+    with team_of(1), torch.inference_mode():
+        for items in (2, 3, 7):
+            given = arguments(items, dtype)
+            torch.testing.assert_close(compiled(*given), model(*given))
+        found["said"].append(compiled.describe())
+        files = set()
+        sys.setprofile(lambda frame, *_: files.add(frame.f_code.co_filename))
+        compiled(*given)
+        sys.setprofile(None)
+        found["files"] += sorted(files)
+        given[1][5] = 9
+        try:
+            compiled(*given)
+        except RuntimeError as error:
+            found["errors"].append(str(error))
+print(json.dumps(found))
+"""
+
 
 def command(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -161,6 +217,28 @@ def test_no_call_passes_python(variables: dict[str, str], tmp_path: Path) -> Non
     wrong = "table 1: index 50 at position 0 is invalid"
     assert found["compiled"] == f"merged_embedding_bag_packed: {wrong}"
     assert found["eager"].startswith("table 1: index 50 at position 0: allowed are 0 to 49")
+
+
+@pytest.mark.long
+def test_libraries_that_are_kept_call_its_c_functions(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    program, store = tmp_path / "program.py", tmp_path / "optimized"
+    program.write_text(KEPT)
+    store.mkdir(mode=0o700)
+    for origin, further in (("compiled", {}), ("found", {"CXX": "/absent/g++"})):
+        given = variables | {"XRUNTIME_CACHE_DIR": str(store)} | further
+        found: dict[str, Any] = json.loads(child(program, variables=given).splitlines()[-1])
+        for text in found["said"]:
+            assert f"{origin} graph 1, a library for ?x3, ?, " in text
+            assert text.endswith("graphs compiled so far, for all shapes: 1")
+        # Neither the operators of xruntime.nn nor torch's way to call them from C++ ran in Python.
+        inside = ("xruntime/nn/", "torch/_ops.py", "torch/_library/", "torch/_inductor/")
+        assert any("xruntime/aoti/runners.py" in file for file in found["files"])
+        assert not [file for file in found["files"] if any(it in file for it in inside)]
+        assert len(found["said"]) == len(found["errors"]) == 2
+        for error in found["errors"]:
+            assert "merged_embedding_bag_packed: table 1: index 9 at position 5 is invalid" in error
 
 
 @pytest.mark.long

@@ -368,6 +368,31 @@ def test_wait_is_for_inference_with_a_sample() -> None:
 OFFSET = 0.0
 
 
+class Rows(nn.Module):
+    """Looks up rows of a table, which raises for a number that is no row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(10, 64), nn.Linear(64, 64)
+        self.eval()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.layer(self.table(rows)).relu()
+
+
+@pytest.mark.long
+def test_wrong_arguments_are_no_reason_to_leave_the_code(store: Path) -> None:
+    rows = torch.arange(8)
+    model = optimize(Rows(), sample_input=rows, wait=True)
+    model(rows)
+    taken = graph(model)
+    assert "takes over" in taken
+    with pytest.raises(IndexError):
+        model(rows + 3)
+    assert graph(model) == taken
+    assert len(entries(store)) == 1
+
+
 class Reading(nn.Module):
     """Reads a global variable."""
 
