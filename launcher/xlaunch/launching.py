@@ -20,7 +20,7 @@ from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import ProgramRequest, Request, RunRequest
+from xlaunch.planning.request import ProgramRequest, Request, RunRequest, checked
 
 if TYPE_CHECKING:
     from xlaunch.leases import Lease
@@ -87,6 +87,7 @@ def launch(
     from xlaunch.supervision.keeper_client import KeeperProcess
     from xlaunch.supervision.supervisor import Job
 
+    run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
     with _enough_descriptors(plan, run):
         keeper = KeeperProcess(Job(plan, prepared, run, table, live_line=live_line))
@@ -131,6 +132,7 @@ def start(
     from xlaunch.supervision.keeper_client import start_in_background
     from xlaunch.supervision.supervisor import Job
 
+    run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
     job = Job(plan, prepared, run, table=False)
     with _enough_descriptors(plan, run):
@@ -238,8 +240,9 @@ def _environment_of(
     run: RunRequest,
     environment: Mapping[str, str] | None,
 ) -> Environment:
-    if isinstance(program, ProgramRequest):
+    if not isinstance(program, Environment):
         inherited = os.environ if environment is None else environment
+        program = checked(program, ProgramRequest)
         program = prepare_environment(plan, program, inherited, run=run, make_directories=True)
     check_startable(plan, run)
     return program

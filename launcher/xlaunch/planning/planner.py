@@ -33,7 +33,7 @@ from xlaunch.planning.placement import (
 )
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.pool import select_pool
-from xlaunch.planning.request import ECores, LayoutRequest
+from xlaunch.planning.request import ECores, LayoutRequest, checked
 
 if TYPE_CHECKING:
     from xlaunch.planning.gpus import Division
@@ -55,6 +55,7 @@ def plan(
     **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
     8-15 with memory preferred on node 1.
     """
+    request = checked(request, LayoutRequest)
     refuse_contradictions(request._asdict())
     can_bind, quota = _has_masks(machine), _effective_quota(machine)
     bound = can_bind and _binds(request, machine)

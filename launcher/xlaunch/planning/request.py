@@ -2,8 +2,10 @@
 """A request: what the user wants, independent of the machine."""
 
 import enum
-from typing import Any, NamedTuple, Self
+from types import UnionType
+from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin
 
+from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
 
 
@@ -249,3 +251,54 @@ class Request(NamedTuple):
     def options(self) -> dict[str, Any]:
         """The values of all parts, by the names of their fields."""
         return {name: value for part in self for name, value in part._asdict().items()}
+
+
+Part = TypeVar("Part", LayoutRequest, ProgramRequest, RunRequest)
+
+
+def checked(part: Part, kind: type[Part]) -> Part:
+    """The part of a request; the value of an enumeration becomes its member, such as ``mode="latency"``.
+
+    Raises `UsageError` for a value that its field does not take.
+    """
+    if not isinstance(part, kind):
+        raise UsageError(f"{part!r}: must be a {kind.__name__}")
+    members: dict[str, Any] = {}
+    for name, annotation in kind.__annotations__.items():
+        value = getattr(part, name)
+        kinds: tuple[Any, ...] = (annotation,)
+        if isinstance(annotation, UnionType):
+            kinds = get_args(annotation)
+        if any(_is_a(value, one) for one in kinds):
+            continue
+        words: dict[object, Any] = {}
+        for one in kinds:
+            if isinstance(one, enum.EnumMeta):
+                words |= one._value2member_map_
+        if not isinstance(value, str) or value not in words:
+            known = " or ".join(
+                [_TAKES[one] for one in kinds if one in _TAKES] + [*map(str, words)]
+            )
+            raise UsageError(f"{kind.__name__}.{name} {value!r}: must be {known}")
+        members[name] = words[value]
+    return part._replace(**members) if members else part
+
+
+_TAKES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "True or False",
+    tuple[int, ...]: "a tuple of whole numbers",
+    tuple[str, ...]: "a tuple of text",
+    tuple[tuple[str, str], ...]: "a tuple of pairs of text",
+}
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a field takes the value; the lengths of tuples are not looked at."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_a(one, get_args(kind)[0]) for one in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)

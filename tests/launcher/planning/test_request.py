@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from xlaunch.errors import UsageError
+from xlaunch.launching import launch, start
 from xlaunch.machine import read_machine
-from xlaunch.planning import LayoutRequest, Mode, ProgramRequest, Request, RunRequest, plan
+from xlaunch.planning import MAX, LayoutRequest, ProgramRequest, Request, RunRequest, plan
+from xlaunch.planning.request import MemoryPolicy, Mode, Place, checked
 
 
 def test_options_reach_the_part_that_has_them() -> None:
@@ -34,3 +38,56 @@ def test_a_plan_is_of_the_layout_alone() -> None:
     assert made == plan(LayoutRequest(ncores=1), machine)
     with pytest.raises(UsageError, match="--mode contradicts --ncores"):
         plan(LayoutRequest(mode=Mode.LATENCY, ncores=1), machine)
+
+
+def test_words_stand_for_members_of_enumerations() -> None:
+    machine = read_machine()
+    made = plan(LayoutRequest(ncores="max", place="scatter", mem_policy="local"), machine)  # type: ignore[arg-type]
+    assert made == plan(
+        LayoutRequest(ncores=MAX, place=Place.SCATTER, mem_policy=MemoryPolicy.LOCAL), machine
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"instances": "x"}, "LayoutRequest.instances 'x': must be a whole number or max"),
+        ({"instances": 1.5}, "LayoutRequest.instances 1.5: must be a whole number or max"),
+        ({"ncores": True}, "LayoutRequest.ncores True: must be a whole number or max"),
+        ({"mode": "fast"}, "LayoutRequest.mode 'fast': must be latency or throughput"),
+        ({"smt": "no"}, "LayoutRequest.smt 'no': must be True or False"),
+        ({"cpus": [0]}, "LayoutRequest.cpus [0]: must be a tuple of whole numbers"),
+        ({"cpus": ("0",)}, "LayoutRequest.cpus ('0',): must be a tuple of whole numbers"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(option: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(LayoutRequest(**option), read_machine())
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        (["true"], "'true': must be a ProgramRequest"),
+        (
+            [ProgramRequest(("sleep", 1))],  # type: ignore[arg-type]
+            "ProgramRequest.words ('sleep', 1): must be a tuple of text",
+        ),
+        (
+            [ProgramRequest(("true",)), RunRequest(timeout_s="3")],  # type: ignore[arg-type]
+            "RunRequest.timeout_s '3': must be a number",
+        ),
+    ],
+)
+def test_a_launch_refuses_them_before_it_starts(parts: list[Any], problem: str) -> None:
+    made = plan(LayoutRequest(ncores=1), read_machine())
+    for begin in (launch, start):
+        with pytest.raises(UsageError) as caught:
+            begin(made, *parts)
+        assert str(caught.value) == problem
+
+
+def test_every_annotation_of_a_request_can_be_checked() -> None:
+    for part in Request():
+        assert checked(part, type(part)) is part
