@@ -114,7 +114,7 @@ def parse_metric(text: str) -> Metric:
             f"{text!r} has a parenthesis, so it is a regular expression, and not a valid one: {error}"
         ) from None
     if not pattern.groups:
-        raise UsageError(f"{text!r} has no group around the number: ([0-9.]+)")
+        raise UsageError(f"{text!r}: put a group around the number: ([0-9.]+)")
     return Metric(name, kind or kind_of(name), (pattern,), named=False)
 
 
