@@ -76,14 +76,14 @@ def test_python_needs_not_be_told_to_write_at_once():
 
 def test_window_s_size_is_passed_on_and_follows(tmp_path: Path):
     code = f"""
-import os, signal
+import os, signal, time
 def show(*_):
     path = f"{tmp_path}/size.{{os.environ['XLAUNCH_INSTANCE_INDEX']}}"
     with open(path + ".new", "w") as file: file.write(f"{{os.get_terminal_size(1)}}")
     os.rename(path + ".new", path)
 signal.signal(signal.SIGWINCH, show)
 show()
-while True: signal.pause()
+while True: time.sleep(0.05)
 """
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (33, 111))
@@ -112,11 +112,11 @@ while True: signal.pause()
 
 
 SHOW_SIZE = """
-import os, signal, sys
+import os, signal, sys, time
 def show(*_): print(os.get_terminal_size(1).columns, file=sys.stderr, flush=True)
 signal.signal(signal.SIGWINCH, show)
 print("ready", os.ttyname(1) == os.ttyname(0), file=sys.stderr, flush=True)
-while True: signal.pause()
+while True: time.sleep(0.05)
 """
 
 

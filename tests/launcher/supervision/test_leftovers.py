@@ -19,7 +19,7 @@ from xlaunch.machine.processes import read_status
 from xlaunch.supervision import leftovers
 
 PROGRAM = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 index = os.environ["XLAUNCH_INSTANCE_INDEX"]
 def note(word, text=""):
     with open(f"{index}.{word}.new", "w") as file: file.write(text)
@@ -32,7 +32,7 @@ def leave(*words):
 signal.signal(signal.SIGUSR1, lambda *_: note("told"))
 signal.signal(signal.SIGUSR2, lambda *_: sys.exit(0) if index == "1" else None)
 leave(*(sys.argv[1:] if index == "0" else ()), "sleep", "600")
-while True: signal.pause()
+while True: time.sleep(0.05)
 """
 
 
