@@ -61,10 +61,12 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     for leaf in leaves:
         kind = type(leaf)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+            if not leaf.is_cpu or leaf.layout is not torch.strided:
                 return None
-            tensor = leaf.resolve_conj().resolve_neg()
-            layout = memory_format(tensor)
+            tensor = leaf
+            if tensor.is_conj() or tensor.is_neg():
+                tensor = tensor.resolve_conj().resolve_neg()
+            layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
         elif kind in _CONSTANTS:

@@ -91,7 +91,7 @@ class KeptCode(CompiledCode):
             assert served.outputs is not None
             # There may be gaps of a kind that the form does not tell.
             with contextlib.suppress(PackageInputError):
-                return served.outputs.rebuilt(_run(served.code, call.tensors))
+                return served.outputs.rebuilt(_run(served.code, call.tensors, call.sizes))
         return super().__call__(args, kwargs)
 
     def discard(self) -> None:
@@ -289,10 +289,10 @@ def _call(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _run(code: Code, tensors: list[torch.Tensor]) -> Any:
+def _run(code: Code, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
     """Run a library as its own precision says: its operators are not to be cast once more."""
     with torch.inference_mode(), under_autocast(None):
-        return code(tensors)
+        return code(tensors, sizes)
 
 
 def _obstacle(model: torch.nn.Module) -> str | None:

@@ -31,13 +31,16 @@ from xruntime.aoti.files import check_machine, check_trusted
 from xruntime.aoti.inputs import Inputs, InputSpec
 from xruntime.aoti.runners import CRunner
 from xruntime.errors import PackageError
-from xruntime.kept.calls import Pattern, Served
+from xruntime.kept.calls import Pattern, Served, Sizes
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
 """Names the directory; 0: nothing is kept."""
 
 CACHE: Final = "optimized"
 """The cache's name in ``xlaunch cache ls``."""
+
+MAX_SUITABLE: Final = 4096
+"""So many sizes of checked tensors are remembered."""
 
 LIBRARY: Final = "model.so"
 DESCRIPTION: Final = "description.json"
@@ -69,10 +72,21 @@ class Code:
         self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
         count = len(self.served.dims)
         self._inputs = Inputs(((None,) * count, {}), description.specs)
+        self._suitable: set[Sizes] = set()
+        """Sizes of tensors that were checked, and are taken as they are."""
 
-    def __call__(self, tensors: list[torch.Tensor]) -> Any:
-        """Raises PackageInputError for tensors of another layout; PackageError if the code fails."""
-        return self._runner.run(self._inputs.of_call(tuple(tensors), {}))
+    def __call__(self, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
+        """Raises PackageInputError for tensors of another layout; PackageError if the code fails.
+
+        `sizes`: those of a `flat_call` of the form that the code is for. They decide alone whether its tensors
+        suit, so these are checked once.
+        """
+        if sizes not in self._suitable:
+            given, tensors = tensors, self._inputs.of_call(tuple(tensors), {})
+            unchanged = all(one is other for one, other in zip(given, tensors, strict=True))
+            if sizes is not None and unchanged and len(self._suitable) < MAX_SUITABLE:
+                self._suitable.add(sizes)
+        return self._runner.run(tensors)
 
 
 class Store:

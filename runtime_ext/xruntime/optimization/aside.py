@@ -269,7 +269,7 @@ class _Lane(Lane):
             return self._compared(served, call)
         assert served.outputs is not None
         try:
-            tensors = served.code(call.tensors)
+            tensors = served.code(call.tensors, sizes)
         except PackageInputError:  # gaps of a kind that the form does not tell
             self._chosen[sizes] = None
         except PackageError as error:

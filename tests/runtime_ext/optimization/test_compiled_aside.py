@@ -109,6 +109,13 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     again(SAMPLE)
     assert graph(again).startswith("code that was kept for 8x64 takes over")
     agree(again, original, 8, 5)
+    # Tensors of these sizes were checked. They may lie in memory in another way.
+    for values in (
+        torch.randn(64, 8).t(),
+        torch.randn(8, 128)[:, ::2],
+        torch.randn(1, 64).expand(8, 64),
+    ):
+        assert torch.allclose(again(values)["hidden"], original(values)["hidden"], atol=1e-5)
 
     # Another weight, even by one bit, is another model.
     with torch.no_grad():
