@@ -21,11 +21,12 @@ def test_signal_reaches_every_instance_once_and_run_goes_on(start, name):
     run.send(signal.Signals[name])
     for index in (0, 1):
         run.wait_for(index, name)
+    assert run.log(0).count(name) == run.log(1).count(name) == 1
     run.send(signal.SIGTERM)
     run.end()
-    for index in (0, 1):
-        log = run.log(index)  # SIGCONT follows SIGTERM, for suspended programs
-        assert log[: log.index("SIGTERM")].count(name) == 1
+    # SIGCONT follows SIGTERM, for suspended programs. It may be noted before it, or not at all.
+    allowed = (1, 2) if name == "SIGCONT" else (1,)
+    assert all(run.log(index).count(name) in allowed for index in (0, 1))
 
 
 def test_every_signal_that_a_process_can_get_is_passed_on(start):
