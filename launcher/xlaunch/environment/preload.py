@@ -332,11 +332,13 @@ def _not_kept(reason: str) -> str:
 
 
 def _read(directory: str) -> dict[str, str | None]:
-    """The stored results; none if the file is missing."""
+    """The stored results; none if the file is missing or not whole."""
     try:
         with open(os.path.join(directory, "preloads"), "rb") as stream:
             words = stream.read().decode("utf-8", "surrogateescape").split("\0")
     except OSError:
+        return {}
+    if len(words) % 2 == 0 or words[-1]:
         return {}
     return {key: refusal or None for key, refusal in zip(words[::2], words[1::2], strict=False)}
 

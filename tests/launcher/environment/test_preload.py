@@ -260,6 +260,20 @@ def test_damaged_file_proves_nothing(good: str, home, starts, content: bytes):
     assert refusal == ""
 
 
+@pytest.mark.parametrize("lost", [1, 5])
+def test_a_refusal_that_was_cut_off_is_no_proof(tmp_path: Path, home, starts, lost: int):
+    path = tmp_path / "libx.so"
+    path.write_bytes(b"not a library")
+    first = prove_preload(str(path), sys.executable, home)
+    assert first.refusal
+    kept(home).write_bytes(kept(home).read_bytes()[:-lost])
+    assert prove_preload(str(path), sys.executable, home) == first
+    words = kept(home).read_bytes().split(b"\0")
+    kept(home).write_bytes(words[0] + b"\0")
+    assert prove_preload(str(path), sys.executable, home) == first
+    assert len(starts) == 3
+
+
 def test_other_proofs_stay_and_the_oldest_go(good: str, home):
     kept(home).parent.mkdir(parents=True, mode=0o700)
     kept(home).write_text("".join(f"old {n}\0\0" for n in range(preload.MAX_PROOFS + 10)))
