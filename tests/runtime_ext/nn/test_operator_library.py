@@ -84,6 +84,20 @@ found = {"path": str(LIBRARY.path), "python": events[entered + 1 : left]}
 print(json.dumps({**found, "compiled": of_compiled, "eager": of_eager}))
 """
 
+# It prints whether the library is loaded, and its error.
+WRONG_INDEX = """
+import torch
+from xruntime.nn.native_operators import LIBRARY
+
+rows, indices = torch.zeros(50, 8), torch.zeros(4, 5, dtype=torch.int64)
+try:
+    torch.ops.xruntime.merged_embedding_bag_packed(
+        [rows, rows], [indices, indices + 50], [], [], 0, False
+    )
+except RuntimeError as error:
+    print(LIBRARY.path is not None, str(error).splitlines()[0])
+"""
+
 # A model whose bags are given in all forms. It prints what is said of its code, and of a call of that code.
 KEPT = """
 import json
@@ -239,6 +253,24 @@ def test_libraries_that_are_kept_call_its_c_functions(
         assert len(found["said"]) == len(found["errors"]) == 2
         for error in found["errors"]:
             assert "merged_embedding_bag_packed: table 1: index 9 at position 5 is invalid" in error
+
+
+@pytest.mark.long
+def test_its_messages_are_whole_with_a_static_libstdcxx(
+    native: None, compiler: None, tmp_path: Path
+) -> None:
+    script = tmp_path / "g++"
+    script.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    script.chmod(0o700)
+    kernels = Path(shutil.copy(library_path(), tmp_path))
+    variables = {LIBRARY_VARIABLE: str(kernels)}
+    answer = command("--build", CXX=str(script), **variables)
+    assert answer.returncode == 0, answer.stderr
+    program = tmp_path / "program.py"
+    program.write_text(WRONG_INDEX)
+    wrong = "table 1: index 50 at position 0 is invalid"
+    said = child(program, variables=variables)
+    assert said == f"True merged_embedding_bag_packed: {wrong}\n"
 
 
 @pytest.mark.long
