@@ -112,11 +112,13 @@ def step_of(form: str, work: Work, dtype: torch.dtype) -> tuple[Callable[[], obj
     """Return a function that runs one step, and a text that explains the form."""
     model, batch = work
     if form.startswith("optimize"):
+        compiles = form == "optimize"
         fast = optimize(
             model,
             sample_input=batch,
             dtype=None if dtype is torch.float32 else dtype,
-            graph="none" if form == "optimize-eager" else "auto",
+            graph="auto" if compiles else "none",
+            wait=compiles,
         )
         return lambda: fast(batch), str(optimization.explain(fast))
     if form != "eager":
