@@ -192,7 +192,7 @@ class KeptCode(CompiledCode):
         """Return why no library can do what a call of the eager module does, or None; and its outputs."""
         with torch.inference_mode(False):
             copies = [tensor.detach().clone() for tensor in call.tensors]
-        args, kwargs = Nest(call.leaves, call.form.nest).rebuilt(copies)
+        args, kwargs = Nest(call.leaves, call.form.nest.spec).rebuilt(copies)
         state = WatchedState(self.model)
         versions = [it._version for it in copies]  # noqa: SLF001 - nothing public tells
         expected = self.eager(args, kwargs)
