@@ -549,8 +549,8 @@ class TestErrors:
                 "--cpus 8-9 and --numa-nodes 0 have no CPU in common",
             ),
             (
-                LayoutRequest(instances=2, instance_index=(0, 2)),
-                "--instance-index 2: the plan has instances 0-1",
+                LayoutRequest(instances=2, instance_index=(0, 2, 3, 4)),
+                "--instance-index 2-4: the plan has instances 0-1",
             ),
             (
                 LayoutRequest(instance_index=()),
