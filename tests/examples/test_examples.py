@@ -93,23 +93,23 @@ def test_infer_shares_are_disjoint_and_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(s for batch in batches for s in batch) == sorted(every[1::2])
 
 
-def test_infer_fails_when_meaning_is_lost(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_infer_fails_when_meaning_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An encoder that sees only lengths must not pass the check."""
-    broken = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); import infer, torch\n"
-        "def encode(self, texts):\n"
-        "    lengths = torch.tensor([[len(text), 50.0] for text in texts])\n"
-        "    return torch.nn.functional.normalize(lengths, dim=1)\n"
-        "infer.Encoder.encode = encode; sys.exit(infer.main())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", broken, EXAMPLES, "--limit", "50"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert re.search(r"retrieval check: \d of 12$", done.stdout.rstrip())
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    infer = import_module("infer")
+
+    class Lengths:
+        def encode(self, texts: list[str]) -> object:
+            lengths = infer.torch.tensor([[len(text), 50.0] for text in texts])
+            return infer.torch.nn.functional.normalize(lengths, dim=1)
+
+    monkeypatch.setattr(infer, "Encoder", Lengths)
+    monkeypatch.setattr("sys.argv", ["infer.py", "--limit", "50"])
+    assert infer.main() == 1
+    assert re.search(r"retrieval check: \d of 12$", capsys.readouterr().out.rstrip())
 
 
 @pytest.mark.long
