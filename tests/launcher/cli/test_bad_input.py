@@ -181,16 +181,25 @@ def test_nothing_to_run(refused):
         assert "usage: xlaunch" in refused(words)
 
 
-def test_program_cannot_be_run(refused, tmp_path: Path):
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--supervise", "-q"), ("--instances", "2", "--ncores", "1", "--oversubscribe")],
+    ids=["in place", "supervised", "several"],
+)
+def test_program_cannot_be_run(refused, tmp_path: Path, options: tuple[str, ...]):
     plain = tmp_path / "plain"
     plain.write_text("#!/bin/sh\n")
-    loop = tmp_path / "loop"
-    loop.symlink_to("loop")
-    for name in ("", "no-such-program", "./gone", "gone.py", "plain/below", "plain/below.py"):
-        refused((name,), 127)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "directory.py").mkdir()
+    for name in (
+        *("", "no-such-program", "./gone", "gone.py", "plain/below", "plain/below.py"),
+        *("/bin/sh/below.py", "./loop.py/x", "x" * 5000),
+    ):
+        refused((*options, "--", name), 127)
         refused(("plan", "--", name), 127)
-    for name in (".", "./plain", str(plain), "/", "./loop", "./loop.py/x", f"./{'x' * 300}"):
-        refused((name,), 126 if name != "./loop.py/x" else 127)
+    too_long = f"./{'x' * 300}", f"/{'x' * 5000}"
+    for name in (".", "./plain", str(plain), "/", "./loop", "directory.py", *too_long):
+        refused((*options, name), 126)
 
 
 def test_message_names_what_is_wrong_and_what_would_do(refused):
