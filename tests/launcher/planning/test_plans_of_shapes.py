@@ -80,6 +80,11 @@ def fast(*named: str) -> CoreKind:
     return CoreKind((0, 1, 2, 3), 1, (named, *attributes) if named else attributes)  # type: ignore[arg-type]
 
 
+def request_of(options: str) -> LayoutRequest:
+    """**Ex.:** ``--instances 2 --ncores 4``"""
+    return typed("--isolated", *options.split(), "program").request.layout
+
+
 def masks(request: LayoutRequest, machine: Machine) -> list[str]:
     """The CPUs of each instance. **Ex.:** ``["0-3", "4-7"]``."""
     return [format_cpu_list(instance.cpus) for instance in plan(request, machine).instances]
@@ -170,8 +175,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("machine", "options", "expected"), PLACES)
 def test_cpus_of_each_instance(machine: Machine, options: str, expected: str) -> None:
-    layout = typed("--isolated", *options.split(), "program").request.layout
-    assert masks(layout, machine) == expected.split()
+    assert masks(request_of(options), machine) == expected.split()
 
 
 class TestLayout:
@@ -446,39 +450,30 @@ class TestMemoryShare:
 
 class TestErrors:
     @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("--instances 5 --ncores 4", "5 instances x 4 cores need 20 cores and 16 are allowed: "
+             "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"),
+            ("--instances 17", "17 instances x 1 core need 17 cores and 16 are allowed: "
+             "at most 16 instances of 1 core; or --oversubscribe"),
+            ("--ncores 4 --numa-nodes 1 --reserve-cores 6", "1 instance x 4 cores needs 4 cores and 8 "
+             "are in --numa-nodes 1, 6 of them reserved: at most 1 instance of 2 cores; or "
+             "--oversubscribe"),
+            ("--reserve-cores 16", "--reserve-cores 16: nothing would be left of the 16 cores that "
+             "are allowed; at most --reserve-cores 15"),
+            ("--cpus 0,40", "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
+            ("--numa-nodes 2", "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1"),
+            ("--numa-nodes 0 --cpus 8,9", "--cpus 8-9 and --numa-nodes 0 have no CPU in common"),
+            ("--instances 2 --instance-index 0,2-4",
+             "--instance-index 2-4: the plan has instances 0-1"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_had(self, options: str, message: str) -> None:
+        assert error(request_of(options), TWO_SOCKETS) == message
+
+    @pytest.mark.parametrize(
         ("request_", "message"),
         [
-            (
-                LayoutRequest(instances=5, ncores=4),
-                (
-                    "5 instances x 4 cores need 20 cores and 16 are allowed: "
-                    "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"
-                ),
-            ),
-            (
-                LayoutRequest(instances=17),
-                (
-                    "17 instances x 1 core need 17 cores and 16 are allowed: "
-                    "at most 16 instances of 1 core; or --oversubscribe"
-                ),
-            ),
-            (
-                LayoutRequest(ncores=4, numa_nodes=(1,), reserve_cores=6),
-                (
-                    "1 instance x 4 cores needs 4 cores and 8 are in --numa-nodes 1, 6 of them reserved: "
-                    "at most 1 instance of 2 cores; or --oversubscribe"
-                ),
-            ),
-            (LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
-            (LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
-            (LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
-            (
-                LayoutRequest(reserve_cores=16),
-                (
-                    "--reserve-cores 16: nothing would be left of the 16 cores that are allowed; "
-                    "at most --reserve-cores 15"
-                ),
-            ),
             (
                 LayoutRequest(instances=MAX, ncores=MAX),
                 "--instances max contradicts --ncores max: only one of them can be max; drop one",
@@ -487,28 +482,18 @@ class TestErrors:
                 LayoutRequest(mode=Mode.LATENCY, ncores=2),
                 "--mode contradicts --ncores: a mode fixes the layout; drop one",
             ),
+            (LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
+            (LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
+            (LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
             (LayoutRequest(cpus=()), "--cpus names no CPU; allowed: 0-31"),
-            (LayoutRequest(cpus=(0, 40)), "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
             (LayoutRequest(numa_nodes=()), "--numa-nodes names no node; nodes to plan on: 0-1"),
-            (
-                LayoutRequest(numa_nodes=(2,)),
-                "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1",
-            ),
-            (
-                LayoutRequest(numa_nodes=(0,), cpus=(8, 9)),
-                "--cpus 8-9 and --numa-nodes 0 have no CPU in common",
-            ),
-            (
-                LayoutRequest(instances=2, instance_index=(0, 2, 3, 4)),
-                "--instance-index 2-4: the plan has instances 0-1",
-            ),
             (
                 LayoutRequest(instance_index=()),
                 "--instance-index names no instance; the plan has instance 0",
             ),
         ],
     )
-    def test_two_sockets(self, request_: LayoutRequest, message: str) -> None:
+    def test_what_options_would_not_say(self, request_: LayoutRequest, message: str) -> None:
         assert error(request_, TWO_SOCKETS) == message
 
     def test_cpus_that_cannot_be_had_are_named_with_the_limit(self) -> None:
