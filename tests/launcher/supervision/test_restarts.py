@@ -221,7 +221,7 @@ if run == 1:
 alive = os.path.exists(f"/proc/{open('child').read()}")
 sys.exit(9 if alive else 0)
 """
-    run = launch(code, "--grace", "1500ms", "--max-restarts", "1", "-q", count=1)
+    run = launch(code, "--grace", "300ms", "--max-restarts", "1", "-q", count=1)
     assert run.end()[0] == 0
     assert run.report()["instances"][0]["leftover_processes"] == 1
 
