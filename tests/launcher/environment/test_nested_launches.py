@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tests.launcher.cli.commands import (
     run,
     two_cpus,
 )
+from tests.launcher.cli.commands import program as executable
 from tests.launcher.options.settings import typed
 from tests.libraries import find_library
 
@@ -42,7 +45,9 @@ def before_all_launches(own: Environment) -> Environment:
     return {name: v for name, v in clean_environment().items() if name not in without} | own
 
 
-def planned(*levels: tuple[str, ...] | Environment, **own: str) -> Environment:
+def planned(
+    *levels: tuple[str, ...] | Environment, program: Path = SHOW, **own: str
+) -> Environment:
     """The environment of a program under launches one within the other, each with its options.
 
     Nothing is launched: each level gets the environment and the CPUs that the one around it plans.
@@ -54,7 +59,7 @@ def planned(*levels: tuple[str, ...] | Environment, **own: str) -> Environment:
             changed = environment | level
             environment = {name: value for name, value in changed.items() if value}
             continue
-        request = typed(*level, str(SHOW)).request
+        request = typed(*level, str(program)).request
         made = plan(request.layout, machine)
         found = prepare_environment(made, request.program, environment, run=request.run)
         environment = found.variables[0]
@@ -193,6 +198,27 @@ def test_instance_s_memory_is_what_a_launch_within_it_divides():
     assert planned(sharing, ())[name] == planned(sharing, (), ())[name] == part
     assert entries(planned(sharing, TUNED)) == entries(planned((*sharing, *TUNED)))
     assert int(entries(planned(sharing, TUNED))[threshold]) <= int(part) // 2
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_outer_launch_s_threads_are_not_the_user_s(own: str | None):
+    inherited = {} if own is None else {"OMP_NUM_THREADS": own}
+    inner = ("--cpus", str(allowed_cpus()[0]))
+    for levels in ((inner,), ((), inner), ((), (), inner)):
+        assert planned(*levels, **inherited)["OMP_NUM_THREADS"] == (own or "1")
+
+
+def test_program_that_starts_ranks_gets_no_thread_count(tmp_path: Path):
+    names = ("OMP_NUM_THREADS", "PYTHON_CPU_COUNT", "RAYON_NUM_THREADS")
+    torchrun = executable(tmp_path / "torchrun", f"#!{sys.executable}\n")
+    for options in ((), ("--ncores", "1"), ("--instances", "2", *SHARING)):
+        assert not set(names) & set(planned(options, program=torchrun))
+    told = planned(("--ncores", "1"), program=torchrun, OMP_NUM_THREADS="7")
+    assert told["OMP_NUM_THREADS"] == "7"
+    # A launcher around this one has set a number for one process.
+    assert "OMP_NUM_THREADS" not in planned(("--ncores", "1"), (), program=torchrun)
+    out = ask("plan", "--explain", torchrun).out.decode()
+    assert "thread counts: left to the program, which starts ranks of its own" in out
 
 
 def test_environment_for_a_shell_takes_back_what_the_outer_launch_set():
