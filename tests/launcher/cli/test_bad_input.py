@@ -12,23 +12,7 @@ from tests.launcher.machine.trees import CPU, write_files
 from xlaunch.cli import run
 
 MANY_DIGITS = "9" * 5000
-COUNTS = (
-    "0",
-    "000",
-    "1048577",
-    "-1",
-    "1.5",
-    "one",
-    "MAXIMUM",
-    "",
-    " ",
-    "1 ",
-    "+1",
-    "0x2",
-    "1e1",
-    "٣",
-    MANY_DIGITS,
-)
+COUNTS = ("0", "000", "1048577", "-1", "1.5", "one", "MAXIMUM", "", " ", "1 ", "+1", "0x2", "1e1", "٣", MANY_DIGITS)  # fmt: skip
 LISTS = ("", " ", ",", "1-", "-1", "a", "0-", "0--1", "3-1", "0-3:0", "0:1:2", "0;1", "0,,1", "1.0", "0-3:", "٣", MANY_DIGITS)  # fmt: skip
 TIMES = ("", "soon", "-1", "1 x", "1x", "1hm", "nan", "inf", "-inf", "1e999", "s", "1,5", MANY_DIGITS)  # fmt: skip
 WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
