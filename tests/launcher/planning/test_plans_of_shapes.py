@@ -68,16 +68,19 @@ UNRANKED_OF_CAPACITIES = [
     kind._replace(attributes=(("LinuxCapacity", capacity),))
     for kind, capacity in zip(UNRANKED, ("280", "855", "855"), strict=True)
 ]
+Attributes = tuple[tuple[str, str], ...]
 
 
-def slow(*named: str) -> CoreKind:
-    attributes = (("FrequencyMaxMHz", "4900"),)
-    return CoreKind((4, 5, 6, 7), 0, (named, *attributes) if named else attributes)  # type: ignore[arg-type]
+def two_kinds(slow: Attributes, fast: Attributes) -> Machine:
+    """Four cores each."""
+    return with_kinds(EIGHT, CoreKind((4, 5, 6, 7), 0, slow), CoreKind((0, 1, 2, 3), 1, fast))
 
 
-def fast(*named: str) -> CoreKind:
-    attributes = (("FrequencyMaxMHz", "5000"),)
-    return CoreKind((0, 1, 2, 3), 1, (named, *attributes) if named else attributes)  # type: ignore[arg-type]
+FAVOURED = two_kinds((("FrequencyMaxMHz", "4700"),), (("FrequencyMaxMHz", "5000"),))
+NAMED = two_kinds(
+    (("CoreType", "IntelAtom"), ("FrequencyMaxMHz", "4900")),
+    (("CoreType", "IntelCore"), ("FrequencyMaxMHz", "5000")),
+)
 
 
 def request_of(options: str) -> LayoutRequest:
@@ -164,8 +167,8 @@ PLACES = [
     (with_kinds(PHONE, *UNRANKED_OF_CAPACITIES), "", "0-7"),
     (with_kinds(PHONE, *UNRANKED), "", "0-11"),
     # The kernel names Intel's types; favoured cores are no kind of their own.
-    (with_kinds(EIGHT, slow("CoreType", "IntelAtom"), fast("CoreType", "IntelCore")), "", "0-3"),
-    (with_kinds(EIGHT, slow(), fast()), "", "0-7"),
+    (NAMED, "", "0-3"),
+    (FAVOURED, "", "0-7"),
     # Oversubscribed, rounds are each disjoint. What fits is not shared.
     (FOUR, "--instances 5 --ncores 2 --oversubscribe", "0-1 2-3 0-1 2-3 0-1"),
     (TWO, "--instances 3 --oversubscribe", "0 1 0"),
