@@ -44,8 +44,8 @@ for _ in range(12):
     print("125.0 images/s", flush=True)
 """
 """What a page calls infer.py or serve.py: takes any arguments and prints a rate."""
-SLOW = ("tutorial.md", "tutorial-plates.md")
-"""Pages that train or compile large models and search: tests of the tier `full`."""
+SLOW = ("tutorial.md",)
+"""Pages that compile large models and search: tests of the tier `full`."""
 LAUNCHERS = {"allocator.md": "xlaunch --allocator jemalloc "}
 """What the Python of a page runs under."""
 
