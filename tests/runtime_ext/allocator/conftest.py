@@ -25,7 +25,6 @@ def library(needs: Needs) -> Callable[[str], str | None]:
             return None
         found = find_library(name, sys.prefix, os.environ)
         needs(found, f"the library of {name}")
-        assert found is not None
         return found.path
 
     return find

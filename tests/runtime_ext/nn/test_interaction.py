@@ -45,7 +45,6 @@ def test_results_and_gradients_are_those_of_fp64(dtype: torch.dtype) -> None:
     output.backward(gradient)
     wanted.backward(gradient.double())
     for one, reference in zip(inputs, exact, strict=True):
-        assert one.grad is not None
         assert reference.grad is not None
         assert one.grad.dtype == dtype
         torch.testing.assert_close(
@@ -76,7 +75,6 @@ def test_inputs_of_any_layout_and_gradients_of_some() -> None:
     wanted.backward(wide.double())
     torch.testing.assert_close(output.double(), wanted, rtol=1e-5, atol=1e-5)
     for one, reference in zip(found, exact, strict=True):
-        assert one is not None
         assert reference.grad is not None
         torch.testing.assert_close(one.double(), reference.grad, rtol=1e-5, atol=1e-5)
 

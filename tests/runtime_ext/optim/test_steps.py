@@ -104,7 +104,6 @@ def test_state_can_be_bf16(
     for seed in range(3):
         set_gradients(reference, seed=seed)
         for parameter, other in zip(parameters, reference, strict=True):
-            assert other.grad is not None
             parameter.grad = other.grad.to(gradient_dtype, copy=True)
         optimizer.step()
         full.step()
@@ -204,7 +203,6 @@ def test_a_view_that_negates_its_memory_is_read_as_it_is(name: str, dtype: torch
         set_gradients(one, other, seed=seed)
         if seed:
             for parameter in one:
-                assert parameter.grad is not None
                 negated = torch.complex(
                     torch.zeros_like(parameter.grad).float(), -parameter.grad.float()
                 ).conj()
@@ -430,7 +428,6 @@ def test_gradients_accumulate_in_fp32_if_torch_is_asked_to(
     for factor in torch.rand(256).bfloat16():
         (half * factor).sum().backward()
         (exact * factor.double()).sum().backward()
-    assert half.grad is not None
     torch.testing.assert_close(half.grad.double(), exact.grad, rtol=1e-6, atol=0)
     optimizer = ours("plain", [half])
     optimizer.step()

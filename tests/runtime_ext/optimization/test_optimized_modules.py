@@ -71,7 +71,6 @@ def test_all_passes_and_the_explanation() -> None:
     assert skipped == ["graph", "prepack"]
     assert f"compared with the input on the sample: {found.difference}" in str(found)
     assert found.bytes_after < found.bytes_before
-    assert found.difference is not None
     assert found.difference.allowed
     text = str(found)
     assert "join_linears: applied: joined 3 linears into 1" in text

@@ -91,8 +91,6 @@ def run(script: str, *, code: int = 0, to_the_end: bool = False) -> list[str]:
     The process ends as an interpreter does, which takes a while, or right after the script.
     """
     process = interpreter()
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(json.dumps([textwrap.dedent(script), to_the_end]) + "\n")
     process.stdin.flush()
     returned, output, errors = json.loads(process.stdout.readline())

@@ -233,7 +233,6 @@ def test_the_launch_that_tells_what_is_measured_waits_for_its_turn(desk: Desk) -
                 stderr=subprocess.PIPE, text=True,
             )
         )  # fmt: skip
-        assert process.stderr is not None
         assert "another search is using this host" in process.stderr.readline()
         assert not (desk.directory / "launches").exists()
         process.kill()

@@ -78,7 +78,6 @@ def test_asking_changes_nothing() -> None:
     final = Final(plan(ONE), RATE)
     first = final.next()
     assert final.next() == first
-    assert first is not None
     final.record(first, launch(first.configuration, 100.0))
     final.verdict()
     assert final.next() == final.next() != first
@@ -174,8 +173,6 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
     assert len(failed) == 1
     rows = {row.contender.configuration: row for row in final.verdict().standings}
     assert rows[ONE].contender.log_ratios[2] is None
-    assert rows[ONE].interval is not None
-    assert rows[TWO].interval is not None
     assert rows[ONE].interval.pairs == 5
     assert rows[TWO].interval.pairs == 6
 
@@ -234,7 +231,6 @@ def test_a_default_that_fails_once_costs_its_block_only() -> None:
         cut = made.order(block).index(0) + 1
         assert sum(turn.block == block for turn in turns) == cut
     interval = final.verdict().interval
-    assert interval is not None
     assert interval.pairs == 10
 
 
@@ -349,7 +345,6 @@ def test_a_verdict_that_is_open_says_what_would_settle_it() -> None:
     values = {BARE: 100.0, ONE: 103.0, TWO: 102.0}
     final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=4))
     more = final.verdict().more
-    assert more is not None
     assert more.launches == 3 * more.blocks > 0
     assert more.seconds == pytest.approx(10.0 * more.launches)
 
@@ -359,7 +354,6 @@ def test_a_dropped_finalist_takes_no_more_launches() -> None:
     final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=2))
     assert final.block_launches == 2
     more = final.verdict().more
-    assert more is not None
     assert more.launches == 2 * more.blocks
     assert more.seconds == pytest.approx(10.0 * more.launches)
 
@@ -372,8 +366,6 @@ def test_a_block_that_is_half_made_needs_the_other_half() -> None:
     assert turn is not None
     final.record(turn, script(turn))
     half = final.verdict().more
-    assert whole is not None
-    assert half is not None
     assert (half.blocks, half.launches) == (whole.blocks, whole.launches - 1)
 
 

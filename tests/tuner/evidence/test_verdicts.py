@@ -31,7 +31,6 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     assert verdict.kind is Kind.GAIN
     assert verdict.best == verdict.leader == ONE
     assert verdict.gain == pytest.approx(1.10)
-    assert verdict.interval is not None
     # t of 8 degrees at 2.5 % is 2.306; 2.306 * 0.03 / 3.
     assert verdict.interval.low == pytest.approx(1.10 * math.exp(-0.02306), rel=1e-4)
     assert verdict.interval.high == pytest.approx(1.10 * math.exp(0.02306), rel=1e-4)
@@ -81,8 +80,6 @@ def test_more_finalists_widen_the_interval() -> None:
         contender(TWO, around(1.0, 0.03, 9, seed=1)),
         contender(THREE, around(1.0, 0.03, 9, seed=2)),
     )
-    assert one.interval is not None
-    assert three.interval is not None
     assert three.interval.level == pytest.approx(0.025 / 3)
     assert three.interval.low < one.interval.low < one.interval.high < three.interval.high
 
@@ -99,7 +96,6 @@ def test_outliers_may_not_take_a_gain_back() -> None:
     """5 % faster in ten blocks, half as fast in two: the typical launch gains, the mean loses."""
     ratios = [*around(1.05, 0.004, 18), 0.5, 0.5]
     verdict = judged(contender(ONE, ratios))
-    assert verdict.interval is not None
     assert verdict.interval.low > 1.0
     assert verdict.interval.plain < 1.0
     assert verdict.kind is Kind.INCONCLUSIVE
@@ -178,7 +174,6 @@ def test_keeping_it_by_chance_is_none() -> None:
 def test_blocks_without_a_pair_are_left_out() -> None:
     ratios: list[float | None] = [*around(1.1, 0.02, 8)]
     verdict = judged(contender(ONE, [None, *ratios[:4], None, *ratios[4:]]))
-    assert verdict.interval is not None
     assert verdict.interval.pairs == 8
     assert verdict.gain == pytest.approx(1.1)
 

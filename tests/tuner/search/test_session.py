@@ -242,10 +242,8 @@ def test_an_interruption_at_any_launch_gives_the_verdict_so_far(number: int) -> 
 def test_an_interrupted_search_goes_on_where_it_was() -> None:
     store = MemoryStore()
     first, measurer = interrupted_at(45, store)
-    assert first.final is not None
     measurer = ScriptedMeasurer(noise=0.05, seed=1)
     again = make(measurer, Budget(launches=5), store=store).run()
-    assert again.final is not None
     assert again.final.blocks > first.final.blocks
     assert len(again.records) == 45 + again.launches
 
@@ -299,7 +297,6 @@ def interrupted_everywhere(finalists: int, seed: int) -> bool:
         # Another process: nothing but the records is left of the first one.
         again = Strategy(space, measurer.plan_hash, RATE, host="here", seed=seed)
         final = again.final(store.records())
-        assert final is not None
         assert len(final.launches) == sum(r.step.stage is Stage.FINAL for r in store.records())
         if final.verdict(in_full=False).kind is Kind.GAIN:
             return True
@@ -316,7 +313,6 @@ def follow_into(
     for _ in range(count):
         made = store.records()
         step = next_step(strategy, made, Allowance(total - len(made), total))
-        assert step is not None
         number = store.claim(step)
         assert number is not None
         store.finish(number, measurer.measure(step.configuration))
@@ -401,7 +397,6 @@ def test_which_gains_the_budget_shows_is_told_once_the_noise_is_known() -> None:
     assert len(told) == 2, "again with the final"
     assert diary.lines[: told[0]].count("launched") == 7
     assert "final" in "".join(diary.lines[: told[1]])
-    assert result.resolution is not None
     assert result.resolution.spread == pytest.approx(0.03, rel=0.5)
 
 

@@ -135,7 +135,6 @@ def test_it_finds_what_is_best(goal: Goal) -> None:
     one = strategy(measurer, objective=Objective("items/s", goal))
     records = follow(one, measurer, 40)
     favourite = one.favourite(records)
-    assert favourite is not None
     assert gain(favourite.configuration) == gain(BEST)
     assert favourite.value == pytest.approx(
         100.0 * math.exp(gain(BEST) * (1 if goal is Goal.MAXIMIZE else -1)), rel=0.03
@@ -168,7 +167,6 @@ def test_hosts_of_different_speed_are_put_on_one_scale() -> None:
         records = follow(here, slow, 1, records=records, host="a")
         records = follow(there, fast, 1, records=records, host="b")
     favourite = here.favourite(records)
-    assert favourite is not None
     found = gain(favourite.configuration)
     assert found > 0.3
     assert favourite.ratio == pytest.approx(math.exp(found), rel=0.04)
@@ -191,7 +189,6 @@ def test_what_fails_is_never_best_and_tried_twice_at_most(outcome: Outcome) -> N
     assert 0 < len(failed) < 12
     assert max(Counter(failed).values()) <= 2
     favourite = one.favourite(records)
-    assert favourite is not None
     assert end(favourite.configuration) is Outcome.MEASURED
     assert gain(favourite.configuration) == pytest.approx(0.35)  # jemalloc, batch 8, thp always
 
@@ -210,7 +207,6 @@ def bests_missed(searches: int, crashes: float, slow: float = 0.0) -> int:
         measurer = ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
         one = strategy(measurer, space=space, seed=seed)
         favourite = one.favourite(follow(one, measurer, 40, total=40))
-        assert favourite is not None
         missed += (
             favourite.configuration["allocator"] != "tcmalloc"
             or favourite.configuration["smt"] is True
@@ -245,7 +241,6 @@ def test_a_requirement_that_is_broken_now_and_then_does_not_eliminate_the_best(
         measurer = Near(seed=seed, noise=0.03)
         one = strategy(measurer, space=SMALL, objective=objective, seed=seed)
         favourite = one.favourite(follow(one, measurer, 40, total=40))
-        assert favourite is not None
         missed += favourite.configuration["allocator"] != "tcmalloc"
     assert missed <= searches // 50
 
@@ -263,7 +258,6 @@ def test_what_breaks_a_requirement_is_never_best() -> None:
     measurer = Greedy(seed=2)
     one = strategy(measurer, objective=objective)
     favourite = one.favourite(follow(one, measurer, 50))
-    assert favourite is not None
     assert favourite.configuration["thp"] != "always"
     assert gain(favourite.configuration) == pytest.approx(0.35)
 
@@ -296,7 +290,6 @@ def test_what_was_cut_is_not_best() -> None:
     records = follow(one, measurer, 30)
     assert any(r.launch and r.launch.outcome is Outcome.CUT for r in records)
     favourite = one.favourite(records)
-    assert favourite is not None
     assert favourite.configuration["smt"] is False
 
 
@@ -310,7 +303,6 @@ def test_the_final_gets_its_share_of_the_budget() -> None:
     first_final = stages(records).index(Stage.FINAL)
     assert set(stages(records)[first_final:]) == {Stage.FINAL}
     final = one.final(records)
-    assert final is not None
     assert final.plan.baseline == BARE
     assert final.verdict().best != BARE
 
@@ -326,7 +318,6 @@ def test_a_small_space_is_launched_twice_before_the_final() -> None:
     best = SMALL.complete({"allocator": "tcmalloc"})
     assert seen[best] == max(seen.values()) > 2
     final = one.final(records)
-    assert final is not None
     assert final.verdict().best == best
 
 
@@ -374,8 +365,6 @@ def test_the_same_records_lead_to_the_same_step() -> None:
         left = Allowance(50.0 - count, 50.0)
         again = next_step(strategy(measurer), records[:count], left)
         expected = records[count].step if count < 48 else next_step(one, records, left)
-        assert again is not None
-        assert expected is not None
         assert (again.stage, again.configuration) == (expected.stage, expected.configuration)
 
 
@@ -386,7 +375,6 @@ def test_a_final_goes_on_where_it_was_left() -> None:
     for count in range(began + 1, len(whole)):
         one = strategy(measurer)
         step = next_step(one, whole[:count], Allowance(50.0 - count, 50.0))
-        assert step is not None
         assert step.key == whole[count].step.key
         assert step.configuration == whole[count].step.configuration
 
@@ -404,7 +392,6 @@ def test_a_later_search_makes_another_final_that_may_err_less() -> None:
         records.append(Record(len(records), step, "here", launch))
     assert Stage.SEARCH in stages(records)[len(before) :]
     final = one.final(records)
-    assert final is not None
     assert final.plan.attempt == 1
     assert final.plan.error == pytest.approx(final.plan.rule.error / 2)
 
@@ -433,18 +420,15 @@ def test_an_open_final_goes_on_in_the_next_search() -> None:
     measurer = ScriptedMeasurer(hardly, seed=5, noise=0.03)
     first = follow(strategy(measurer), measurer, 100, total=40.0)
     before = strategy(measurer).final(first)
-    assert before is not None
     assert before.verdict().kind is Kind.INCONCLUSIVE
     records, one = go_on(first, measurer, 20)
     assert set(stages(records)[len(first) :]) == {Stage.FINAL}
     after = one.final(records)
-    assert after is not None
     assert after.plan.finalists == before.plan.finalists
     assert after.plan.attempt == 0
     assert after.blocks == before.blocks + 10
     assert set(before.launches) <= set(after.launches)
     again = strategy(measurer).final(records)
-    assert again is not None
     assert (again.plan, again.launches) == (after.plan, after.launches)
 
 
@@ -464,18 +448,14 @@ def test_the_noise_says_which_gains_a_budget_shows() -> None:
     assert one.resolution(records, allowance) is None, "nothing was launched twice"
     records = follow(one, measurer, 5, total=40.0, records=records)
     seen = one.resolution(records, allowance)
-    assert seen is not None
     assert seen.degrees == 3
     assert seen.gain == smallest_gain(seen.spread, 6, finalists=1)
     assert one.resolution(records, Allowance(10.0, 10.0)) is None, "no final"
     larger = one.resolution(records, Allowance(200.0, 200.0))
-    assert larger is not None
     assert larger.gain < seen.gain
     whole = follow(one, measurer, 40, total=40.0, records=records)
     final = one.final(whole)
-    assert final is not None
     after = one.resolution(whole, Allowance(0.0, 40.0))
-    assert after is not None
     assert after.gain == smallest_gain(after.spread, final.plan.planned, finalists=1)
     assert after.low < after.gain < after.high
     assert after.degrees > 2

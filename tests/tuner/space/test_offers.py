@@ -106,7 +106,6 @@ def test_an_allocator_that_is_preloaded_already_stays(
 ) -> None:
     library = find_library("tcmalloc", None, {})
     needs(library, "tcmalloc")
-    assert library is not None
     found = offered(plain_python, LD_PRELOAD=library.path)
     assert found.allocators == ("auto",)
     assert left(found)["allocator"] == f"LD_PRELOAD names {library.path}, which is kept"
@@ -222,7 +221,6 @@ def test_the_runtime_that_torch_has_is_not_offered_in_its_own_place(
 ) -> None:
     torch = find_spec("torch")
     needs(torch, "torch")
-    assert torch is not None
     assert torch.origin is not None
     python = made_up_prefix(tmp_path, "torch")  # torch may lie outside of this Python's own
     (site,) = tmp_path.glob("lib/*/site-packages")

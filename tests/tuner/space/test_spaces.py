@@ -142,7 +142,6 @@ def test_every_configuration_is_drawn_as_often_as_any_other() -> None:
 
 def test_distances_of_places_say_how_alike_two_values_are() -> None:
     threads, layouts = SPACE.places("threads"), SPACE.places("layout")
-    assert threads is not None
     assert layouts is not None
     assert dist(threads[0], threads[1]) == pytest.approx(1 / 3)
     assert dist(threads[0], threads[3]) == pytest.approx(1)
