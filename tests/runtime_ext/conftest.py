@@ -29,8 +29,14 @@ BEFORE = {name: os.environ.get(name) for name in (CACHE, VECTORS)}
 os.environ[VECTORS] = "0"
 
 
-def pytest_collection_modifyitems() -> None:
-    """Restore the variables for other tests; torch._inductor sets CACHE when it is imported."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Restore the variables for other tests; torch._inductor sets CACHE when it is imported.
+
+    In the tests here torch may warn of what it imports itself.
+    """
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings("ignore:.*torch.jit.*"), append=False)
     for name, value in BEFORE.items():
         if value is None:
             os.environ.pop(name, None)
