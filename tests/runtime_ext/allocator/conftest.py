@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.libraries import find_library
+from tests.runtime_ext.conftest import Needs
 
 from xlaunch.machine.architecture import glibc_version
-
-Needs = Callable[[object, str], None]
 
 
 @pytest.fixture

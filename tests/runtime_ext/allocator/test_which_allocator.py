@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime_ext.allocator.children import ask, run
+from tests.runtime_ext.conftest import Needs
 
 import xlaunch
 import xruntime
@@ -98,7 +99,7 @@ def test_first_of_two_preloaded_allocators_serves(tcmalloc: str, jemalloc: str) 
 
 
 @pytest.fixture
-def build(needs: Callable[[object, str], None], tmp_path: Path) -> Callable[..., str]:
+def build(needs: Needs, tmp_path: Path) -> Callable[..., str]:
     """`build(before, inside, *flags)`: a Python made of `PROGRAM`."""
     compiler = shutil.which("gcc")
     directory, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")
