@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.stream_threads import in_a_thread
 
 from xruntime import operator_library
 from xruntime.kept.calls import Pattern
@@ -69,19 +69,15 @@ def order(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> 
 
 def compiled(one: Order, directory: Path) -> NotCompiledError | None:
     """Compile as `xruntime.optimization.aside` does: in a thread of its own."""
-    errors: list[NotCompiledError] = []
 
-    def run() -> None:
+    def run() -> NotCompiledError | None:
         try:
             compile_in_child(one, str(directory), 0)
         except NotCompiledError as error:
-            errors.append(error)
+            return error
+        return None
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(300)
-    assert not thread.is_alive()
-    return errors[0] if errors else None
+    return in_a_thread(run)
 
 
 def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
