@@ -63,9 +63,7 @@ class Machine:
         step = next_step(self.strategy, self.store.records(), Allowance(20, LAUNCHES))
         if step is None:
             return None
-        number = self.store.claim(step)
-        assert number is not None
-        return number, step
+        return self.store.claim(step), step
 
     def finals(self) -> int:
         records = [one for one in self.store.records() if one.host == self.store.host]

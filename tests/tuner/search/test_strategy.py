@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.search.scripted import (
     BEST,
     RATE,
@@ -193,69 +195,63 @@ def test_what_fails_is_never_best_and_tried_twice_at_most(outcome: Outcome) -> N
     assert gain(favourite.configuration) == pytest.approx(0.35)  # jemalloc, batch 8, thp always
 
 
-def bests_missed(searches: int, crashes: float, slow: float = 0.0) -> int:
+def bests_missed(
+    searches: int,
+    make: Callable[[int, random.Random], ScriptedMeasurer],
+    objective: Objective = RATE,
+) -> int:
     """Searches of 40 launches that do not name the best though it is far ahead."""
     missed = 0
     for seed in range(searches):
-        chance = random.Random(seed)
-
-        def end(one: Configuration, chance: random.Random = chance) -> Outcome:
-            bad = one != BARE and chance.random() < crashes
-            return Outcome.CRASHED if bad else Outcome.MEASURED
-
-        space = Space([SPACE.parameter("allocator"), SPACE.parameter("smt")])
-        measurer = ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
-        one = strategy(measurer, space=space, seed=seed)
+        measurer = make(seed, random.Random(seed))
+        one = strategy(measurer, space=SMALL, objective=objective, seed=seed)
         favourite = one.favourite(follow(one, measurer, 40, total=40))
-        missed += (
-            favourite.configuration["allocator"] != "tcmalloc"
-            or favourite.configuration["smt"] is True
-        )
+        missed += dict(favourite.configuration) != {"allocator": "tcmalloc", "smt": False}
     return missed
 
 
-@pytest.mark.parametrize("searches", [20, pytest.param(150, marks=pytest.mark.long)])
-def test_random_crashes_do_not_eliminate_the_best(searches: int) -> None:
+@pytest.mark.parametrize("searches", quick_first([20, 150]))
+@pytest.mark.parametrize("crashes", [0.0, 0.05])
+def test_random_crashes_do_not_eliminate_the_best(searches: int, crashes: float) -> None:
     """One launch in 20 crashes, whatever it launches."""
-    assert bests_missed(searches, 0.0) == 0
-    assert bests_missed(searches, 0.05) <= searches // 50
+
+    def make(seed: int, chance: random.Random) -> ScriptedMeasurer:
+        def end(one: Configuration) -> Outcome:
+            bad = one != BARE and chance.random() < crashes
+            return Outcome.CRASHED if bad else Outcome.MEASURED
+
+        return ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
+
+    assert bests_missed(searches, make) <= (searches // 50 if crashes else 0)
 
 
-@pytest.mark.parametrize("searches", [20, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("searches", quick_first([20, 150]))
 def test_a_requirement_that_is_broken_now_and_then_does_not_eliminate_the_best(
     searches: int,
 ) -> None:
     """A p99 near its bound: one launch in 20 is above it."""
-    objective = Objective("items/s", Goal.MAXIMIZE, (Requirement("p99<=20ms", "p99", True, 0.02),))
-    missed = 0
-    for seed in range(searches):
+    bound = Requirement("p99<=20ms", "p99", True, 0.02)
 
-        class Near(ScriptedMeasurer):
-            chance = random.Random(seed)
+    def make(seed: int, chance: random.Random) -> ScriptedMeasurer:
+        def change(launch: Launch) -> Launch:
+            p99_s = 0.021 if chance.random() < 0.05 else 0.019
+            return launch._replace(requirements=((bound.text, p99_s),))
 
-            def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
-                p99_s = 0.021 if self.chance.random() < 0.05 else 0.019
-                launch = super().measure(configuration, **options)
-                return launch._replace(requirements=(("p99<=20ms", p99_s),))
+        return ScriptedMeasurer(seed=seed, noise=0.03, change=change)
 
-        measurer = Near(seed=seed, noise=0.03)
-        one = strategy(measurer, space=SMALL, objective=objective, seed=seed)
-        favourite = one.favourite(follow(one, measurer, 40, total=40))
-        missed += favourite.configuration["allocator"] != "tcmalloc"
-    assert missed <= searches // 50
+    objective = Objective("items/s", Goal.MAXIMIZE, (bound,))
+    assert bests_missed(searches, make, objective) <= searches // 50
 
 
 def test_what_breaks_a_requirement_is_never_best() -> None:
     requirement = Requirement("rss<=1MiB", "rss", True, 2.0**20)
     objective = Objective("items/s", Goal.MAXIMIZE, (requirement,))
 
-    class Greedy(ScriptedMeasurer):
-        def measure(self, configuration: Configuration, **options: float | None):  # type: ignore[no-untyped-def, override]
-            launch = super().measure(configuration, **options)
-            rss = 2.0**21 if configuration.get("thp") == "always" else 2.0**19
-            return launch._replace(requirements=((requirement.text, rss),))
+    def change(launch: Launch) -> Launch:
+        rss = 2.0**21 if launch.configuration.get("thp") == "always" else 2.0**19
+        return launch._replace(requirements=((requirement.text, rss),))
 
-    measurer = Greedy(seed=2)
+    measurer = ScriptedMeasurer(seed=2, change=change)
     one = strategy(measurer, objective=objective)
     favourite = one.favourite(follow(one, measurer, 50))
     assert favourite.configuration["thp"] != "always"
@@ -382,14 +378,7 @@ def test_a_final_goes_on_where_it_was_left() -> None:
 def test_a_later_search_makes_another_final_that_may_err_less() -> None:
     measurer = ScriptedMeasurer(seed=5, noise=0.05)
     before = follow(strategy(measurer), measurer, 100, total=40.0)
-    one = strategy(measurer)
-    records = list(before)
-    for left in range(40, 0, -1):
-        step = next_step(one, records, Allowance(left, 40.0, since=len(before)))
-        if step is None:
-            break
-        launch = measurer.measure(step.configuration)
-        records.append(Record(len(records), step, "here", launch))
+    records, one = go_on(before, measurer, 40)
     assert Stage.SEARCH in stages(records)[len(before) :]
     final = one.final(records)
     assert final.plan.attempt == 1
