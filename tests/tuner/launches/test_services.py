@@ -106,15 +106,8 @@ def is_ours(command: list[str] | None) -> bool:
     return "1000.25" in words or any(word in ("server.py", "generate.py") for word in words)
 
 
-@pytest.mark.parametrize(
-    ("ready", "configuration"),
-    [
-        ("http://127.0.0.1:{port}/", BARE),
-        ("{port}", DEFAULT),
-        ("now serving", BARE),
-        ("now serving", DEFAULT),
-    ],
-)
+@pytest.mark.parametrize("ready", ["http://127.0.0.1:{port}/", "{port}", "now serving"])
+@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
 def test_a_service_is_measured_when_it_is_ready(
     measure: Measure, ready: str, configuration: Configuration
 ) -> None:
