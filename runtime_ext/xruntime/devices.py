@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from xlaunch.machine.architecture import parse_cpuinfo
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
+from xlaunch.machine.tree import Tree
 from xlaunch.text import align, size
 from xruntime.errors import DeviceError
 

@@ -18,9 +18,9 @@ from xlaunch.doctor.checks.findings import Facts, Severity
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree
 from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
+from xlaunch.machine.tree import Tree
 from xlaunch.planning.drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
 from xlaunch.text import counted
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from xlaunch.doctor.device import script_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_gpus
+from xlaunch.machine.tree import Tree
 from xlaunch.metrics.metric_lines import Kind
 from xlaunch.planning.request import Request
 from xlaunch.report import Report

@@ -10,8 +10,8 @@ import os
 import sys
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree, is_live
 from xlaunch.machine.topology import Limits, Machine, Package, Topology
+from xlaunch.machine.tree import Tree, is_live
 
 __all__ = ["read_machine"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from xlaunch.machine.files import Tree
+from xlaunch.machine.tree import Tree
 
 UNKNOWN = "unknown"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree
+from xlaunch.machine.tree import Tree
 
 CPUSET_FILE_SYSTEM = "cpuset"
 """The file system type before control groups: a cpuset hierarchy, file names without a prefix."""

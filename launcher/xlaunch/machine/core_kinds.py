@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree, number, parse_list
 from xlaunch.machine.groups import sample_cores
 from xlaunch.machine.topology import CoreKind, CPUs
+from xlaunch.machine.tree import Tree, number, parse_list
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 INTEL_MONITORS = ("cpu_lowpower", "cpu_atom", "cpu_core")

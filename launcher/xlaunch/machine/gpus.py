@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import Gpu, Vendor
+from xlaunch.machine.tree import Tree
 
 __all__ = ["PCI_DRIVERS", "Gpu", "Vendor", "gpu_models", "read_driver_version", "read_gpus"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs
+from xlaunch.machine.tree import Tree, parse_list, parse_mask
 
 MANY_CORES = 64
 """A machine with more cores is regular enough to be judged by a sample of them."""

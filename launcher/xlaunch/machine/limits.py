@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from xlaunch.machine.cgroups import ControlGroups, Group
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import Tree, is_live, parse_list, parse_mask
 from xlaunch.machine.nodes import read_memory_total
 from xlaunch.machine.topology import CPUs, Limits, Topology
+from xlaunch.machine.tree import Tree, is_live, parse_list, parse_mask
 
 UNLIMITED_BYTES = 1 << 62
 """Version 1 writes "no limit" as the largest whole number of pages, a little below 2**63."""

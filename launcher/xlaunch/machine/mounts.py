@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from xlaunch.machine.files import Tree
+from xlaunch.machine.tree import Tree
 
 
 def file_system_of(tree: Tree, path: str) -> str:

@@ -19,8 +19,8 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
     Raises `UsageError` if it cannot be read.
     """
     if synthetic is not None:
-        from xlaunch.machine.files import scratch_directory
         from xlaunch.machine.synthetic import parse_levels, write_tree
+        from xlaunch.machine.tree import scratch_directory
 
         levels = parse_levels(synthetic)
         with scratch_directory() as directory:

@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import DEVICES, nvidia_facts
 from xlaunch.machine.topology import Gpu, Gpus, Vendor
+from xlaunch.machine.tree import Tree
 
 CUDA, CUDA_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import parse_mask
 from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.machine.tree import parse_mask
 from xlaunch.planning.gpus import count_instances
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import whole_cores

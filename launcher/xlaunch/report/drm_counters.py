@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree
+from xlaunch.machine.tree import Tree
 from xlaunch.report.devices import Device, Reading
 
 TORCH_NAMES = {"i915": "xpu", "xe": "xpu", "amdgpu": "cuda"}

@@ -21,7 +21,8 @@ from typing import Any, Final, Self
 
 import torch
 
-from xruntime.aoti.files import (
+from xruntime.aoti.inputs import Inputs, input_specs
+from xruntime.aoti.package_file import (
     THREADS_KEY,
     TORCH_KEY,
     PackageContents,
@@ -30,7 +31,6 @@ from xruntime.aoti.files import (
     opened,
     read_contents,
 )
-from xruntime.aoti.inputs import Inputs, input_specs
 from xruntime.aoti.runners import CRunner, Runner, TorchRunner, c_interface_problem
 from xruntime.compilation.gil import Kind
 from xruntime.compilation.samples import wrong_thread_error

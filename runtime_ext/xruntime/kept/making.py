@@ -30,8 +30,8 @@ from torch import nn
 
 from xruntime import operator_library
 from xruntime.aoti.compiling import library_settings
-from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
+from xruntime.aoti.package_file import own_description
 from xruntime.compilation.inductor import (
     compiling,
     explaining,

@@ -27,8 +27,8 @@ from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
 from xlaunch.files import locked
-from xruntime.aoti.files import check_machine, check_trusted
 from xruntime.aoti.inputs import Inputs, InputSpec
+from xruntime.aoti.package_file import check_machine, check_trusted
 from xruntime.aoti.runners import CRunner
 from xruntime.errors import PackageError
 from xruntime.kept.calls import Pattern, Served, Sizes

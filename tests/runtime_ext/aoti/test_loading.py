@@ -20,8 +20,8 @@ import torch
 from tests.runtime_ext.aoti.archives import Change, described, rewritten
 from torch.utils import _pytree as pytree
 
-from xruntime.aoti.files import own_description
 from xruntime.aoti.package import load_package
+from xruntime.aoti.package_file import own_description
 from xruntime.compilation.gil import Kind, kind_of
 from xruntime.errors import ClosedError, PackageError, PackageInputError, ThreadCountError
 

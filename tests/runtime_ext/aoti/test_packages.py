@@ -28,8 +28,8 @@ from tests.runtime_ext.tiny_models import Named, Unusual, Waves, eager
 
 from xruntime.aoti import package as packages
 from xruntime.aoti.compiling import compile_package
-from xruntime.aoti.files import THREADS_KEY
 from xruntime.aoti.package import StreamPackage, load_package
+from xruntime.aoti.package_file import THREADS_KEY
 from xruntime.compilation.gil import Kind, kind_of
 from xruntime.compilation.samples import Sample
 from xruntime.errors import (

@@ -40,7 +40,7 @@ from xruntime.quantization import (  # noqa: E402
     prepare,
     save,
 )
-from xruntime.quantization.files import EXTRA_FILE  # noqa: E402
+from xruntime.quantization.serialization import EXTRA_FILE  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("torchao")
 

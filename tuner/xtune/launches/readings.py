@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from xlaunch.machine.cgroups import ControlGroups
-from xlaunch.machine.files import Tree, number
+from xlaunch.machine.tree import Tree, number
 
 POWERCAP = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
