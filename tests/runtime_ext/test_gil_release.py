@@ -15,7 +15,7 @@ from tests.runtime_ext.tiny_models import Waves
 from xruntime.aoti.compiling import compile_package
 from xruntime.aoti.package import load_package
 from xruntime.compilation.gil import Kind, gil_enabled, kind_of
-from xruntime.streams.compiling import compile_for_streams
+from xruntime.streams.compiled_module import compile_for_streams
 
 pytestmark = [
     pytest.mark.full,

@@ -8,7 +8,7 @@ from xlaunch.console import say
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import Resolved, request_from
 from xlaunch.text import counted
 
 MAX_RUNS = 3

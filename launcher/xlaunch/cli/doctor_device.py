@@ -19,7 +19,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 from xlaunch.report import Report

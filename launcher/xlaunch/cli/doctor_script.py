@@ -16,7 +16,7 @@ from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.running import Result, check_codes, check_paths
 from xlaunch.doctor.lint.source import Finding
 from xlaunch.errors import UsageError
-from xlaunch.options.layers import nearest
+from xlaunch.options.precedence import nearest
 from xlaunch.text import counted
 
 SCHEMA_VERSION = 1

@@ -28,7 +28,7 @@ from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.commands import Parsed, launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import Resolved, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, ProgramRequest, Request

@@ -16,7 +16,7 @@ from xlaunch.launching import Prepared, prepare
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, Group
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import Resolved, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request

@@ -19,7 +19,7 @@ from xlaunch.options.commands import (
     with_options,
 )
 from xlaunch.options.definitions import BY_KEY, Group
-from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
+from xlaunch.options.precedence import COMMAND_LINE, Layer, request_from, resolve, variables_layer
 from xlaunch.planning.drawing import Drawing, draw_machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request

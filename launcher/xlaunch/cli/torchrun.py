@@ -14,8 +14,8 @@ import click
 from xlaunch.environment.program import find_interpreter
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
-from xlaunch.options.layers import Resolved
 from xlaunch.options.migration import split
+from xlaunch.options.precedence import Resolved
 from xlaunch.planning.request import Max, Request
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
-from xlaunch.report.devices import DevicesReport, DeviceUse, Verdict
+from xlaunch.report.device_use import DevicesReport, DeviceUse, Verdict
 from xlaunch.report.json_file import report_to_dict
 from xlaunch.report.run_table import describe_total
 from xlaunch.text import size

@@ -14,7 +14,7 @@ from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
 from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
 from xlaunch.options.kinds import FLAG, Kind
-from xlaunch.options.layers import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
+from xlaunch.options.precedence import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
 from xlaunch.options.settings_files import file_layers
 
 Command = Callable[..., Any]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Option
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
-from xlaunch.options.layers import Layer, nearest
+from xlaunch.options.precedence import Layer, nearest
 from xlaunch.ownership import inspect_ownership
 
 SUFFIX = ".toml"

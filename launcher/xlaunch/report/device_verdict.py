@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from xlaunch.report.devices import Device, DeviceUse, Reading, Sample, Verdict
+from xlaunch.report.device_use import Device, DeviceUse, Reading, Sample, Verdict
 from xlaunch.text import size
 
 IDLE_SHARE = 0.05

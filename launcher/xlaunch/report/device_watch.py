@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_process
+from xlaunch.report.device_use import Device, DevicesReport, Reading, Sample
 from xlaunch.report.device_verdict import judge, summarize
-from xlaunch.report.devices import Device, DevicesReport, Reading, Sample
 from xlaunch.report.drm_counters import DrmCounters
 from xlaunch.report.nvidia_counters import NvidiaCounters
 from xlaunch.text import size

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from xlaunch.machine.tree import Tree
-from xlaunch.report.devices import Device, Reading
+from xlaunch.report.device_use import Device, Reading
 
 TORCH_NAMES = {"i915": "xpu", "xe": "xpu", "amdgpu": "cuda"}
 """What torch calls the devices of each driver; of amdgpu under ROCm."""

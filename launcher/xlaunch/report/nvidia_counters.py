@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from xlaunch.machine.processes import pid_namespace
-from xlaunch.report.devices import Device, Reading
+from xlaunch.report.device_use import Device, Reading
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""

@@ -22,7 +22,8 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageInputError
 from xruntime.kept.calls import FlatCall, Form, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.libraries import (
+from xruntime.kept.making import CAN_FORK, NotCompiledError
+from xruntime.kept.model_libraries import (
     CallKey,
     Lane,
     Library,
@@ -33,7 +34,6 @@ from xruntime.kept.libraries import (
     tensors_of,
     turn,
 )
-from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.store import Code, open_store
 from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import under_autocast

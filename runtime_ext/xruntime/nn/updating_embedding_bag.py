@@ -12,7 +12,7 @@ from torch import nn
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_bag import MergedEmbeddingBag
 from xruntime.nn.embedding_updates import BagAdagrad, BagOptimizer, BagSGD, register
-from xruntime.optim.layout import extents, overlap
+from xruntime.optim.memory_layout import extents, overlap
 from xruntime.optim.split_bf16 import join, split
 
 

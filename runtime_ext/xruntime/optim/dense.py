@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from xruntime.errors import OptimizerError
-from xruntime.optim.layout import (
+from xruntime.optim.memory_layout import (
     Written,
     empty_like,
     is_dense,

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
-from xruntime.optim.layout import can_be_walked_together, empty_like
+from xruntime.optim.memory_layout import can_be_walked_together, empty_like
 from xruntime.optim.rule import RANGES, Group, Rule
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import as_count
-from xruntime.optim.layout import empty_like, is_dense
+from xruntime.optim.memory_layout import empty_like, is_dense
 from xruntime.optim.native_optimizer import NativeOptimizer, Rounding
 from xruntime.optim.rule import Group, Rule
 

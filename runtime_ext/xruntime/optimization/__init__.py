@@ -7,8 +7,8 @@ fast = optimize(model.eval(), sample_input=batch, dtype=torch.bfloat16)
 print(optimization.explain(fast))
 """
 
+from xruntime.optimization.arguments import DTYPES, GRAPHS, LEVELS
 from xruntime.optimization.front_end import optimize
-from xruntime.optimization.request import DTYPES, GRAPHS, LEVELS
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import (
     INFERENCE,

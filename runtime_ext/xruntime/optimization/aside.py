@@ -29,7 +29,14 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.libraries import (
+from xruntime.kept.making import (
+    CAN_FORK,
+    MAX_SHARING_THREADS,
+    NotCompiledError,
+    Order,
+    background,
+)
+from xruntime.kept.model_libraries import (
     CallKey,
     Lane,
     Library,
@@ -38,13 +45,6 @@ from xruntime.kept.libraries import (
     store_for,
     stored_format,
     turn,
-)
-from xruntime.kept.making import (
-    CAN_FORK,
-    MAX_SHARING_THREADS,
-    NotCompiledError,
-    Order,
-    background,
 )
 from xruntime.kept.store import Store, open_store
 from xruntime.optimization.outputs import comparable

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from xruntime.optimization.arguments import Request, checked
 from xruntime.optimization.inference import optimize_for_inference
-from xruntime.optimization.request import Request, checked
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

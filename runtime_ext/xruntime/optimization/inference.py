@@ -21,6 +21,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel
+from xruntime.optimization.arguments import GRAPHS, Request
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.graph import CompiledGraph, graph_obstacle
@@ -33,7 +34,6 @@ from xruntime.optimization.passes import (
     without_gradients,
 )
 from xruntime.optimization.plain_weights import PlainWeights
-from xruntime.optimization.request import GRAPHS, Request
 from xruntime.optimization.run import Known, Run
 from xruntime.optimization.runner import Call, Modes, SlowCallWarning
 from xruntime.optimization.steps import Outcome, Timing, remember

@@ -17,13 +17,13 @@ from xruntime.compilation.accuracy import Difference, difference, tolerance_for
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.errors import CompilationError, OptimizationError
-from xruntime.kept.libraries import weight_bytes
+from xruntime.kept.model_libraries import weight_bytes
 from xruntime.kept.watched_state import WatchedState
+from xruntime.optimization.arguments import Request, sample_problem
 from xruntime.optimization.edits import Edits
-from xruntime.optimization.module import optimized_class, own_dtype
 from xruntime.optimization.module_order import Recording, Traced, record, trace
+from xruntime.optimization.optimized_module import optimized_class, own_dtype
 from xruntime.optimization.outputs import comparable, copied
-from xruntime.optimization.request import Request, sample_problem
 from xruntime.optimization.runner import Modes, Runner
 from xruntime.optimization.steps import Explanation, Outcome, SkipPassError, Step, Timing
 

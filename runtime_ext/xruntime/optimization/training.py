@@ -16,14 +16,14 @@ from xruntime import native, optim
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
 from xruntime.optim.native_optimizer import NativeOptimizer
-from xruntime.optimization.module import make_trainable
+from xruntime.optimization.arguments import Request
+from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,
     lower_precision,
     take_float32,
     use_channels_last,
 )
-from xruntime.optimization.request import Request
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import Outcome, SkipPassError, remember
 

@@ -22,9 +22,9 @@ import torch
 
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
+from xruntime.optimization.arguments import Request, checked
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.inference import optimize_for_inference
-from xruntime.optimization.request import Request, checked
 from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
 from xruntime.optimization.steps import Outcome, explain

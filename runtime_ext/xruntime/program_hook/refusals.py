@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from xruntime.compilation.gil import Kind, kind_of
-from xruntime.optimization.module import OptimizedModule
+from xruntime.optimization.optimized_module import OptimizedModule
 from xruntime.pytrees import described, leaves, place, tensor_leaves
 
 PLAIN = (

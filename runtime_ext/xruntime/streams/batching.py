@@ -23,7 +23,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
 from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
-from xruntime.streams.compiling import CompiledForStreams
+from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
 from xruntime.streams.splitting import Branch, Call, Leaf, Plan, SplitPlan, Whole, lone_dim

@@ -14,7 +14,7 @@ from xruntime.compilation.accuracy import difference, tolerance_for
 from xruntime.compilation.gil import Kind, kind_of
 from xruntime.errors import BatchError, CompilationError
 from xruntime.pytrees import entries, rebuilt, tensor_leaves
-from xruntime.streams.compiling import CompiledForStreams
+from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.splitting import Call
 from xruntime.threads.torch_modes import current_autocast
 

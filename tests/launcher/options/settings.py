@@ -13,7 +13,7 @@ from xlaunch.cli.launch import command
 from xlaunch.options import kinds
 from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
-from xlaunch.options.layers import request_from
+from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import MAX, Request
 
 

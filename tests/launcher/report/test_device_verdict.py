@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from xlaunch.report.device_use import Device, DeviceUse, Reading, Sample, Verdict
 from xlaunch.report.device_verdict import judge, summarize
-from xlaunch.report.devices import Device, DeviceUse, Reading, Sample, Verdict
 
 GIB = 1 << 30
 H100 = Device("cuda:0", "NVIDIA H100", "NVML", 80 * GIB, memory_before_bytes=GIB)

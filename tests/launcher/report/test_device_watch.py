@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import xlaunch
 
+from xlaunch.report.device_use import Reading, Sample
 from xlaunch.report.device_watch import MAX_SAMPLES, MESSAGES, DeviceWatch, KnownMessages, merge
-from xlaunch.report.devices import Reading, Sample
 
 WORKS = """
 import sys, time

@@ -43,7 +43,7 @@ from xruntime.errors import (
     UncheckedInputWarning,
 )
 from xruntime.streams.hints import MultiStreamModuleHint
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
 Needs = Callable[[object, str], None]

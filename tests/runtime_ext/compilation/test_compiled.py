@@ -36,8 +36,8 @@ from xruntime.errors import (
     StreamCountError,
     ThreadCountError,
 )
-from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.compiled_module import CompiledForStreams, compile_for_streams
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
 Needs = Callable[[object, str], None]

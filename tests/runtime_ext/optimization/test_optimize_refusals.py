@@ -15,7 +15,7 @@ from xruntime import optimize
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError, OptimizationError, SampleError
 from xruntime.optimization import Outcome, explain
-from xruntime.optimization.request import live_call
+from xruntime.optimization.arguments import live_call
 
 
 def refused(error: type[Exception], text: str, model: Any, **arguments: Any) -> None:

@@ -19,7 +19,7 @@ from xtune.evidence.verdicts import Kind, undecided
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement, Secondary
 from xtune.search.events import Resolution
 from xtune.search.records import Provenance
-from xtune.show.text import result_lines
+from xtune.show.result_text import result_lines
 from xtune.show.words import NOTHING
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space

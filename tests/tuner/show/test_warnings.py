@@ -11,8 +11,8 @@ from tests.tuner.show.pages import findings, read_page
 from xtune.launches.launch import Launch, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Stage
+from xtune.show.result_text import result_lines
 from xtune.show.results import Result
-from xtune.show.text import result_lines
 from xtune.show.warnings import warnings_of
 from xtune.space.parameters import BARE
 

@@ -21,7 +21,7 @@ from xlaunch.options.commands import (
 )
 from xlaunch.options.definitions import Group
 from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
-from xlaunch.options.layers import request_from
+from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import Request
 from xtune.launches.services import Service, with_ports
 

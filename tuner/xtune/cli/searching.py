@@ -38,9 +38,9 @@ from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
+from xtune.show.result_text import result_lines
 from xtune.show.results import Result
 from xtune.show.screens import WAITING, PlainScreen
-from xtune.show.text import result_lines
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration

@@ -28,7 +28,7 @@ from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.generators import LATENCY, summaries_of
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
-from xtune.launches.readings import EnergyMeter, MemoryWatch
+from xtune.launches.meters import EnergyMeter, MemoryWatch
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
     Load,

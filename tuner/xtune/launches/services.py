@@ -46,7 +46,7 @@ from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.generators import errors_in
 from xtune.launches.launch import Outcome
-from xtune.launches.readings import EnergyMeter
+from xtune.launches.meters import EnergyMeter
 from xtune.launches.watching import Tail
 
 

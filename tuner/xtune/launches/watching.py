@@ -19,7 +19,7 @@ from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import Goal, Outcome, Secondary, Series, Steadiness
-from xtune.launches.readings import MAX_PAUSE_S, EnergyMeter, MemoryWatch
+from xtune.launches.meters import MAX_PAUSE_S, EnergyMeter, MemoryWatch
 from xtune.launches.steadiness import judge
 
 MIN_VALUES = 20

@@ -19,8 +19,8 @@ from xtune.evidence.readings import Importance, front_of
 from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
+from xtune.show.result_text import describe_interval
 from xtune.show.results import Result
-from xtune.show.text import describe_interval
 from xtune.show.words import STAGES, objective_quantity, percent, quantity_of, ratios, settings_of
 from xtune.space.parameters import BARE, Configuration, Parameter
 

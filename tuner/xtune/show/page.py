@@ -25,8 +25,8 @@ from xtune.evidence.verdicts import Kind, Standing
 from xtune.launches.launch import Outcome
 from xtune.show import words
 from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
+from xtune.show.result_text import advice, describe_interval, result_lines, resume_command
 from xtune.show.results import HEADLINES, Result, finite
-from xtune.show.text import advice, describe_interval, result_lines, resume_command
 from xtune.show.warnings import warnings_of
 from xtune.show.words import aim, settings_of
 from xtune.space.identities import PROGRAM, SYSTEM, TUNER, Installed, installed

@@ -25,7 +25,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import is_live
 from xlaunch.options.definitions import IN_FILES, RESERVED, Option
 from xlaunch.options.kinds import FLAG, VARIABLE
-from xlaunch.options.layers import field_of, request_from, shown
+from xlaunch.options.precedence import field_of, request_from, shown
 from xlaunch.options.presets import preset_text
 from xlaunch.options.settings_files import read_preset
 from xlaunch.planning import MAX, MemoryPolicy, Plan, Request, plan

@@ -22,10 +22,10 @@ from xlaunch.doctor.lint.source import (
     syntax_finding,
     usable_cpus,
 )
+from xlaunch.doctor.lint.tensors import check_hints, check_tensors
 from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
 from xlaunch.doctor.lint.torchfix import run_torchfix
-from xlaunch.doctor.lint.training import check_hints, check_tensors
 from xlaunch.errors import UsageError
 
 CHECKS = (check_arguments, check_threads, check_replaced)

@@ -11,7 +11,7 @@ from xlaunch.doctor.device import advise, document, render, script_findings, scr
 from xlaunch.doctor.lint.rules import RULES
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
-from xlaunch.report.devices import DevicesReport, DeviceUse, Reading, Sample, Verdict
+from xlaunch.report.device_use import DevicesReport, DeviceUse, Reading, Sample, Verdict
 
 GIB = 1 << 30
 REQUEST = Request.of("train.py", "--cuda", "False")

@@ -16,8 +16,8 @@ import xruntime
 from xlaunch.machine.cpu_list import format_cpu_list
 from xruntime.compat.ipex.replacements import missing
 from xruntime.streams.hints import MultiStreamModuleHint
-from xruntime.streams.module import AUTO
-from xruntime.streams.module import MultiStreamModule as _MultiStreamModule
+from xruntime.streams.multi_stream_module import AUTO
+from xruntime.streams.multi_stream_module import MultiStreamModule as _MultiStreamModule
 from xruntime.streams.task import Task as _Task
 from xruntime.threads.cpu_choice import read_core_ids
 from xruntime.threads.cpu_pool import (

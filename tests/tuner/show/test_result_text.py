@@ -17,8 +17,8 @@ from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.study import Subject
+from xtune.show.result_text import result_lines, resume_command
 from xtune.show.results import Result
-from xtune.show.text import result_lines, resume_command
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver

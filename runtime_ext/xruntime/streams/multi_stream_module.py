@@ -21,7 +21,7 @@ from xruntime.aoti.package import StreamPackage
 from xruntime.compilation.gil import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
 from xruntime.streams.batching import Batching
-from xruntime.streams.compiling import CompiledForStreams
+from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join
 from xruntime.streams.splitting import count_items, even_sizes, split
