@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xruntime.aoti.inputs import CONTIGUOUS, memory_format
+from xruntime.pytrees import CONSTANT_TYPES, constant_key
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -26,7 +27,7 @@ class Form(NamedTuple):
     """Torch's description of the nest (args, kwargs)."""
 
     leaves: tuple[Any, ...]
-    """For each leaf: (dtype, dimensions, memory format) of a tensor, or its type and value."""
+    """For each leaf: (dtype, dimensions, memory format) of a tensor, or the `constant_key` of a value."""
 
     def described(self) -> str:
         """Describe it in one line that is equal in each process."""
@@ -42,11 +43,6 @@ class FlatCall(NamedTuple):
     tensors: list[torch.Tensor]
     leaves: list[Any]
     sizes: Sizes
-
-
-_CONSTANTS = frozenset(
-    (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-)
 
 
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
@@ -69,8 +65,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
-        elif kind in _CONSTANTS:
-            facts.append((kind, leaf))
+        elif (key := constant_key(leaf)) is not None:
+            facts.append(key)
         else:
             return None
     sizes = tuple([tuple(tensor.shape) for tensor in tensors])
@@ -198,7 +194,7 @@ class Nest:
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
-        kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in _CONSTANTS]
+        kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
         """Why compiled code cannot return it; None if it can."""
 

@@ -22,7 +22,7 @@ from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
+from xruntime.pytrees import constant_key, entries, leaves, rebuilt, tensor_leaves
 from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
@@ -41,10 +41,6 @@ WORTHWHILE: Final = 0.97
 """A batch must take at most this share of the time of its single calls."""
 
 MAX_REASONS: Final = 8
-
-_CONSTANTS = frozenset(
-    (type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format)
-)
 
 _log = logging.getLogger("xruntime")
 
@@ -407,15 +403,13 @@ def _plan_shape(plan: Plan) -> Hashable:
 
 
 def _whole_shape(value: Any) -> Hashable:
-    kind = type(value)
-    if kind in _CONSTANTS:
-        return (kind, value)
-    if kind is float or kind is complex:
-        return (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
+    key = constant_key(value)
+    if key is not None:
+        return key
     inner = entries(value)
     if inner is None:
         return _Same(value)
-    return (kind, *(key for key, _ in inner), *(_whole_shape(item) for _, item in inner))
+    return (type(value), *(key for key, _ in inner), *(_whole_shape(item) for _, item in inner))
 
 
 def _joined_call(calls: Sequence[Call], hint: MultiStreamModuleHint | None) -> Call:
