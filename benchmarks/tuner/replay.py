@@ -34,7 +34,7 @@ from benchmarks.tuner.memory import MemoryStore
 from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from benchmarks.tuner.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
 from xtune.search.events import Allowance, Measurer, Result
@@ -216,7 +216,7 @@ def search(recording: Recording, launches: int, seed: int, measurer: Measurer) -
 
 def recommended(result: Result) -> Configuration:
     """What a reader of the verdict would try."""
-    if result.verdict.kind is Kind.INCONCLUSIVE and result.favourite is not None:
+    if result.verdict.kind is VerdictKind.INCONCLUSIVE and result.favourite is not None:
         return result.favourite.configuration
     return result.verdict.best
 

@@ -14,7 +14,7 @@ import click
 
 from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.running import Result, check_codes, check_paths
-from xlaunch.doctor.lint.source import Finding
+from xlaunch.doctor.lint.source import ScriptFinding
 from xlaunch.errors import UsageError
 from xlaunch.options.precedence import nearest
 from xlaunch.text import counted
@@ -84,11 +84,11 @@ def _codes(option: str, text: str | None) -> tuple[str, ...]:
     return codes
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: ScriptFinding) -> str:
     return f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}"
 
 
-def _annotation(finding: Finding) -> str:
+def _annotation(finding: ScriptFinding) -> str:
     """A workflow command of GitHub Actions, escaped as its toolkit does."""
     message = finding.message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     values = {
@@ -142,7 +142,7 @@ def _document(result: Result) -> dict[str, Any]:
     }
 
 
-def _is_hint(finding: Finding) -> bool:
+def _is_hint(finding: ScriptFinding) -> bool:
     return finding.code in BY_CODE and BY_CODE[finding.code].is_hint
 
 

@@ -37,7 +37,7 @@ SCHEMA_VERSION = 1
 """Version of ``--format json``; raised when a key changes its meaning or is removed."""
 
 
-class Format(enum.Enum):
+class OutputFormat(enum.Enum):
     """The form in which the environment is printed."""
 
     SH = "sh"
@@ -84,7 +84,7 @@ class Surroundings(NamedTuple):
     own=[
         click.option(
             "--format",
-            type=Parsed(one_of(Format)),
+            type=Parsed(one_of(OutputFormat)),
             help="sh (default): export lines; systemd: lines for a unit; docker: flags; json.",
         ),
     ],
@@ -107,8 +107,8 @@ def command(asked: Resolved) -> None:
     if not request.program.words:
         interpreter, _ = find_interpreter(request.program.python, os.environ)
         request = request.replace(words=(interpreter,), module=False)
-    chosen = options.get("format", Format.SH)
-    if chosen is Format.DOCKER and request.program.allocator == AUTO:
+    chosen = options.get("format", OutputFormat.SH)
+    if chosen is OutputFormat.DOCKER and request.program.allocator == AUTO:
         # Settings that need no library: what the image has is not known here.
         profile = choose_profile(AUTO, glibc=glibc_version())
         request = request.replace(allocator=profile.name)
@@ -122,10 +122,10 @@ def command(asked: Resolved) -> None:
         )
     found = _surroundings(made, request, os.environ)
     writer = {
-        Format.SH: _sh,
-        Format.SYSTEMD: _systemd,
-        Format.DOCKER: _docker,
-        Format.JSON: _json,
+        OutputFormat.SH: _sh,
+        OutputFormat.SYSTEMD: _systemd,
+        OutputFormat.DOCKER: _docker,
+        OutputFormat.JSON: _json,
     }[chosen]
     # Written as bytes: a variable's value need not be valid text.
     click.echo(os.fsencode(writer(found)))

@@ -15,7 +15,7 @@ from xlaunch.environment.variables import Setting
 from xlaunch.launching import Prepared, prepare
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, Group
+from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, OptionGroup
 from xlaunch.options.precedence import Resolved, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
@@ -23,7 +23,7 @@ from xlaunch.planning.request import RankMode, Request
 from xlaunch.shared_host import plan_beside_others
 
 OF_A_RUN = (
-    *[option.name for option in OPTIONS if option.group is Group.SUPERVISION],
+    *[option.name for option in OPTIONS if option.group is OptionGroup.SUPERVISION],
     *("log-dir", "tee", "tag", "pty", "metric", "report"),
 )
 """Options that change what happens while a program runs."""

@@ -12,7 +12,7 @@ from xlaunch.doctor.device import script_of
 from xlaunch.errors import UsageError
 from xlaunch.machine.gpus import Vendor, read_gpus
 from xlaunch.machine.tree import Tree
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 from xlaunch.text import align, counted, number
@@ -194,7 +194,7 @@ def compare(reports: dict[str, list[Report]]) -> Comparison:
     else:
         metric = runs[0].metrics[position]
         unit = f" {metric.unit}" if metric.unit and metric.unit != metric.name else ""
-        what, larger = f"{metric.name}{unit}", metric.kind != Kind.TIME.value
+        what, larger = f"{metric.name}{unit}", metric.kind != MetricKind.TIME.value
         values = [[_value(run, position) or 0.0 for run in found] for found in reports.values()]
     basis = (
         f"over {counted(rounds, 'interleaved run')} of each" if rounds > 1 else "one run of each"

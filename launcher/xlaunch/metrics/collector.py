@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.metrics.live import LiveLine, LiveValue, LiveWriter
-from xlaunch.metrics.metric_lines import Kind, LineSplitter, Metric, convert
+from xlaunch.metrics.metric_lines import LineSplitter, Metric, MetricKind, convert
 from xlaunch.text import plural
 
 PERCENTILES = (50, 90, 99)
@@ -101,9 +101,9 @@ class Values(NamedTuple):
     durations_s: list[float] | None
     """For how long each of them holds; None where that is unknown, or the same for all."""
 
-    def mean(self, kind: Kind) -> float | None:
+    def mean(self, kind: MetricKind) -> float | None:
         """The mean; of a rate, weighted by time."""
-        if kind is not Kind.RATE or self.durations_s is None:
+        if kind is not MetricKind.RATE or self.durations_s is None:
             return _mean(self.values)
         weighted = zip(self.values, self.durations_s, strict=True)
         return sum(value * weight for value, weight in weighted) / sum(self.durations_s)
@@ -383,9 +383,9 @@ def _total(
         window_s=window.length_s, count=len(pooled),
         sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
     )  # fmt: skip
-    if pooled and metric.kind is Kind.RATE:
+    if pooled and metric.kind is MetricKind.RATE:
         total = total._replace(sum=sum(means))
-    elif pooled and metric.kind is Kind.VALUE:
+    elif pooled and metric.kind is MetricKind.VALUE:
         total = total._replace(mean=_mean(means))
     elif pooled:
         p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)

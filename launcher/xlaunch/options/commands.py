@@ -12,8 +12,8 @@ import click
 
 from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
-from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
-from xlaunch.options.kinds import FLAG, Kind
+from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Option, OptionGroup
+from xlaunch.options.kinds import FLAG, OptionKind
 from xlaunch.options.precedence import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
 from xlaunch.options.settings_files import file_layers
 
@@ -38,9 +38,9 @@ MIN_LIKENESS = 0.75
 
 
 class Parsed(ParamType):
-    """A value of a `Kind`."""
+    """A value of a `OptionKind`."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: OptionKind) -> None:
         self.kind = kind
         self.name = kind.metavar
 
@@ -103,7 +103,7 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group, then one for the options that are in none."""
-        sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in Group}
+        sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in OptionGroup}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if isinstance(parameter, click.Option) and record is not None:
@@ -169,7 +169,7 @@ def click_option(option: Option, *, hidden: bool = False) -> Callable[[Command],
     )
 
 
-def click_options(*groups: Group, without: str = "") -> list[Callable[[Command], Command]]:
+def click_options(*groups: OptionGroup, without: str = "") -> list[Callable[[Command], Command]]:
     """The options of some groups that files may hold, but for one."""
     return [click_option(o) for o in IN_FILES if o.group in groups and o.name != without]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.optimization.optimized_module import OptimizedModule
 from xruntime.pytrees import described, leaves, place, tensor_leaves
 
@@ -71,7 +71,7 @@ class Refusal(NamedTuple):
 def module_refusal(module: torch.nn.Module) -> Refusal | None:
     """Return why `module` is left alone, whatever it is called with; None if it need not be."""
     kind = kind_of(module)
-    if kind is not Kind.EAGER:
+    if kind is not CallableKind.EAGER:
         return Refusal(f"it is {kind.value} already", final=True)
     parts = list(module.modules())
     if any(isinstance(part, OptimizedModule) for part in parts):

@@ -45,7 +45,7 @@ MAX_REASONS: Final = 8
 _log = logging.getLogger("xruntime")
 
 
-class Group(NamedTuple):
+class BatchGroup(NamedTuple):
     """What calls have in common that may run as one."""
 
     shape: Hashable
@@ -141,7 +141,7 @@ class Batching:
         if problem is not None:
             self._note(problem)
             return None
-        return Group(shape, items, call.grad, call.inference, call.autocast)
+        return BatchGroup(shape, items, call.grad, call.inference, call.autocast)
 
     def take(self, waiting: deque[Submission], streams: int) -> list[Submission]:
         """Remove from `waiting` the first call and those that run with it; return them.
@@ -271,7 +271,7 @@ class Batching:
     def _joint_results(self, calls: list[Submission]) -> list[Any] | _Failed:
         """Call the module once; return the results of all calls, or why there are none."""
         first, count = calls[0], len(calls)
-        assert isinstance(first.group, Group)
+        assert isinstance(first.group, BatchGroup)
         items = first.group.items
         try:
             args, kwargs = _joined_call(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from xruntime.compilation.accuracy import difference, tolerance_for
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.errors import BatchError, CompilationError
 from xruntime.pytrees import entries, rebuilt, tensor_leaves
 from xruntime.streams.compiled_module import CompiledForStreams
@@ -58,10 +58,10 @@ def eager_original(model: Any) -> Original | None:
     if isinstance(model, CompiledForStreams):
         return model.eager
     kind = kind_of(model)
-    if kind in (Kind.COMPILED, Kind.COMPILED_CPP):
+    if kind in (CallableKind.COMPILED, CallableKind.COMPILED_CPP):
         found: Original | None = getattr(model, "_orig_mod", None)
         return found
-    return None if kind in (Kind.PACKAGE, Kind.PACKAGE_UNDER_GIL) else model
+    return None if kind in (CallableKind.PACKAGE, CallableKind.PACKAGE_UNDER_GIL) else model
 
 
 def copied(call: Call) -> Call:

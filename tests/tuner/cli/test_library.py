@@ -10,7 +10,7 @@ from tests.tuner.cli.commands import RATE
 
 import xtune
 from xlaunch.errors import UsageError
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.space.parameters import BARE
 
 
@@ -29,7 +29,7 @@ def test_a_call_returns_what_the_command_prints(
         budget="24 launches",
         storage=str(tmp_path / "studies.db"),
     )
-    assert result.verdict.kind is Kind.GAIN
+    assert result.verdict.kind is VerdictKind.GAIN
     assert result.verdict.best["n"] == 2
     assert result.verdict.gain == pytest.approx(2.0)
     assert len(result.values(BARE)) >= 4

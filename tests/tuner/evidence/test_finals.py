@@ -23,7 +23,7 @@ from tests.tuner.evidence.contenders import (
 )
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn
-from xtune.evidence.verdicts import Kind, Rule
+from xtune.evidence.verdicts import Rule, VerdictKind
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
 
@@ -90,7 +90,7 @@ def test_a_gain_ends_the_final_at_a_look() -> None:
     verdict = final.verdict()
     assert final.is_over
     assert final.blocks == 4
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(1.3, rel=0.05)
 
@@ -147,7 +147,7 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
 
     final, _ = play(plan(ONE, TWO), execute, blocks=4)
     verdict = final.verdict()
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert not final.is_over
     assert final.next() is not None
 
@@ -155,7 +155,7 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
 def test_when_none_can_gain_it_ends_early() -> None:
     values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
     final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))
-    assert final.verdict().kind is Kind.NO_GAIN
+    assert final.verdict().kind is VerdictKind.NO_GAIN
     assert final.is_over
     assert len(turns) == 12
 
@@ -214,7 +214,7 @@ def test_when_every_finalist_is_out_the_final_is_over() -> None:
     assert len(turns) <= 6
     verdict = final.verdict()
     assert final.is_over
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert verdict.best == BARE
     assert "out of memory" in verdict.reason
 
@@ -249,7 +249,7 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
     verdict = final.verdict()
     assert final.is_over
     assert verdict.reason == "the bare command failed twice in a row (crashed)"
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
 
 
 def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
@@ -274,7 +274,7 @@ def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
 
     final, _ = play(plan(ONE), execute, objective=RATE_UNDER_P99)
     verdict = final.verdict()
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
     assert verdict.gain is not None
     assert verdict.gain < 1.0
@@ -284,25 +284,25 @@ def test_there_is_a_verdict_at_any_moment() -> None:
     made = plan(ONE, TWO)
     script = scripted({BARE: 100.0, ONE: 140.0, TWO: 130.0}, noise=0.02)
     final = Final(made, RATE)
-    assert final.verdict().kind is Kind.INCONCLUSIVE
+    assert final.verdict().kind is VerdictKind.INCONCLUSIVE
     while (turn := final.next()) is not None:
         final.record(turn, script(turn))
         verdict = final.verdict()
         if final.blocks < 4:
-            assert verdict.kind is Kind.INCONCLUSIVE
+            assert verdict.kind is VerdictKind.INCONCLUSIVE
             assert not final.is_over
-    assert final.verdict().kind is Kind.GAIN
+    assert final.verdict().kind is VerdictKind.GAIN
 
 
 def test_an_open_final_goes_on_with_the_pairs_that_it_has() -> None:
     script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.04)
     final, _ = play(plan(ONE, blocks=4), script)
-    assert final.verdict().kind is Kind.INCONCLUSIVE
+    assert final.verdict().kind is VerdictKind.INCONCLUSIVE
     assert not final.is_over
     while (turn := final.next()) is not None:
         final.record(turn, script(turn))
     assert final.blocks > 4
-    assert final.verdict().kind is Kind.GAIN
+    assert final.verdict().kind is VerdictKind.GAIN
     assert final.is_over
 
 
@@ -380,7 +380,7 @@ def test_a_block_that_is_half_made_needs_the_other_half() -> None:
 def test_a_final_that_loses_gets_no_advice() -> None:
     final, _ = play(plan(ONE, blocks=4), scripted({BARE: 100.0, ONE: 85.0}, noise=0.12, seed=1))
     verdict = final.verdict()
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert verdict.more is None
 
 
@@ -395,7 +395,7 @@ def test_the_rule_is_the_callers() -> None:
     made = plan(ONE, rule=strict)
     final, _ = play(made, scripted({BARE: 100.0, ONE: 115.0}, noise=0.01))
     assert made.error == pytest.approx(0.005)
-    assert final.verdict().kind is Kind.NO_GAIN
+    assert final.verdict().kind is VerdictKind.NO_GAIN
 
 
 @given(st.data())
@@ -414,7 +414,7 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
         final.record(turn, launch(turn.configuration, value, outcome=outcome, p99_s=waits))
         taken += 1
         verdict = final.verdict(in_full=False)
-        assert (verdict.gain is None) == (verdict.kind is not Kind.GAIN)
-        assert (verdict.best == BARE) == (verdict.kind is not Kind.GAIN)
+        assert (verdict.gain is None) == (verdict.kind is not VerdictKind.GAIN)
+        assert (verdict.best == BARE) == (verdict.kind is not VerdictKind.GAIN)
     assert taken == len(final.launches) <= blocks * (count + 1)
     assert final.is_over or final.blocks == blocks

@@ -10,9 +10,9 @@ from tests.tuner.evidence.contenders import ONE, THREE, TWO, around, contender
 
 from xtune.evidence.verdicts import (
     Contender,
-    Kind,
     Rule,
     Verdict,
+    VerdictKind,
     is_tie,
     judge,
     undecided,
@@ -28,7 +28,7 @@ def judged(*contenders: Contender, rule: Rule = RULE, **more: object) -> Verdict
 
 def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     verdict = judged(contender(ONE, around(1.10, 0.03, 9)))
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == verdict.leader == ONE
     assert verdict.gain == pytest.approx(1.10)
     assert verdict.interval is not None
@@ -43,18 +43,18 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
 def test_a_gain_below_the_minimal_effect_is_none() -> None:
     """0.5 % faster for sure: real, and not worth a change."""
     verdict = judged(contender(ONE, around(1.005, 0.002, 12)))
-    assert verdict.kind is Kind.NO_GAIN
+    assert verdict.kind is VerdictKind.NO_GAIN
     assert verdict.best == BARE
     assert verdict.leader == ONE
     assert verdict.gain is None
     assert "gains below 1 % do not matter" in verdict.reason
     small = Rule(min_effect=0.001)
-    assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is Kind.GAIN
+    assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is VerdictKind.GAIN
 
 
 def test_a_loss_is_no_gain() -> None:
     verdict = judged(contender(ONE, around(0.9, 0.02, 8)))
-    assert verdict.kind is Kind.NO_GAIN
+    assert verdict.kind is VerdictKind.NO_GAIN
     assert verdict.reason.startswith(
         "no finalist is ahead of the bare command: the best is at -10.0 %"
     )
@@ -69,7 +69,7 @@ def test_a_loss_is_no_gain() -> None:
 )
 def test_what_is_neither_says_where_the_best_is(ratio: float, said: str) -> None:
     verdict = judged(contender(ONE, around(ratio, 0.05, 8)))
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert (verdict.best, verdict.leader) == (BARE, ONE)
     assert verdict.reason.startswith(said)
 
@@ -89,10 +89,10 @@ def test_more_finalists_widen_the_interval() -> None:
 
 def test_nothing_is_claimed_of_three_pairs() -> None:
     verdict = judged(contender(ONE, [2.0, 2.0, 2.0]))
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert verdict.reason == "3 pairs are too few; a verdict needs at least 4"
-    assert judged(contender(ONE, [2.0, 2.0, 2.0, 2.0])).kind is Kind.GAIN
-    assert judged(contender(ONE, [0.5, 0.5, 0.5])).kind is Kind.INCONCLUSIVE
+    assert judged(contender(ONE, [2.0, 2.0, 2.0, 2.0])).kind is VerdictKind.GAIN
+    assert judged(contender(ONE, [0.5, 0.5, 0.5])).kind is VerdictKind.INCONCLUSIVE
 
 
 def test_outliers_may_not_take_a_gain_back() -> None:
@@ -102,7 +102,7 @@ def test_outliers_may_not_take_a_gain_back() -> None:
     assert verdict.interval is not None
     assert verdict.interval.low > 1.0
     assert verdict.interval.plain < 1.0
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert "with its outliers the mean is -" in verdict.reason
     assert verdict.standings[0].outlying == (18, 19)
 
@@ -141,7 +141,7 @@ def test_a_finalist_that_is_out_claims_nothing() -> None:
     assert verdict.best == TWO
     assert verdict.standings[-1].contender is failed
     alone = judged(failed)
-    assert alone.kind is Kind.INCONCLUSIVE
+    assert alone.kind is VerdictKind.INCONCLUSIVE
     assert alone.reason == "no finalist is left: 2 of 9 launches failed (crashed)"
     assert alone.best == BARE
 
@@ -151,7 +151,7 @@ def test_keeping_what_the_default_breaks_is_a_gain() -> None:
     kept = [True] * 8
     row = contender(ONE, around(0.9, 0.02, 8), kept=kept)
     verdict = judged(row, baseline_kept=[False] * 8)
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(0.9)
     assert "meets the requirements and the bare command does not" in verdict.reason
@@ -160,7 +160,7 @@ def test_keeping_what_the_default_breaks_is_a_gain() -> None:
 def test_blocks_in_which_both_keep_it_tell_nothing() -> None:
     row = contender(ONE, around(0.9, 0.02, 12), kept=[True] * 12)
     verdict = judged(row, baseline_kept=[False] * 8 + [True] * 4)
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
 
 
@@ -169,10 +169,10 @@ def test_keeping_it_by_chance_is_none() -> None:
     broken = [False] * 4 + [True] * 4
     row = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 8)
     verdict = judged(row, baseline_kept=broken)
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert "the bare command broke requirements in 4 of 8 launches" in verdict.reason
     mostly = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 6 + [False] * 2)
-    assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is Kind.INCONCLUSIVE
+    assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is VerdictKind.INCONCLUSIVE
 
 
 def test_blocks_without_a_pair_are_left_out() -> None:
@@ -193,5 +193,5 @@ def test_the_same_contenders_get_the_same_verdict() -> None:
 
 def test_without_a_final_the_default_stays() -> None:
     verdict = undecided(BARE, "stopped before the final")
-    assert (verdict.kind, verdict.best, verdict.gain) == (Kind.INCONCLUSIVE, BARE, None)
+    assert (verdict.kind, verdict.best, verdict.gain) == (VerdictKind.INCONCLUSIVE, BARE, None)
     assert judged().reason == "there was nothing to compare with the bare command"

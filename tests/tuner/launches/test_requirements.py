@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaunch.errors import UsageError
-from xlaunch.metrics.metric_lines import Kind
 from xtune.errors import ObjectiveError
 from xtune.launches.launch import Goal, Objective, Requirement, Secondary, Series
 from xtune.launches.requirements import check, metrics_to_read, parse_requirement

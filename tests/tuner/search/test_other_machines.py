@@ -12,7 +12,7 @@ from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
 from tests.tuner.search.studies import SUBJECT
 from tests.tuner.search.studies import worker as another
 
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.search.budget import Budget
 from xtune.search.events import Allowance, Ended, Observer, Result
 from xtune.search.records import Stage, Step
@@ -116,7 +116,7 @@ def test_the_final_of_a_machine_that_died_is_gone_on_with(storage: Storage, firs
     # As long as it may be alive, and then a little longer.
     assert second.waited_for == [["node1"]] * 3 + [[]] * LOOKS_BEFORE_TAKING_OVER
     assert second.finals() > 3
-    assert (found.verdict.kind, found.ended) == (Kind.GAIN, Ended.DONE)
+    assert (found.verdict.kind, found.ended) == (VerdictKind.GAIN, Ended.DONE)
     assert gain(found.verdict.best) > 0.3
 
 
@@ -135,5 +135,5 @@ def test_a_final_is_left_to_the_machine_that_makes_it(storage: Storage, first: M
     assert claimed is None
     assert set(map(tuple, second.waited_for)) == {("node1",)}
     assert second.finals() == 0
-    assert found.verdict.kind is Kind.GAIN
+    assert found.verdict.kind is VerdictKind.GAIN
     assert gain(found.verdict.best) > 0.3

@@ -14,7 +14,7 @@ from tests.tuner.search.scripted import RATE, SMALL, SPACE, ScriptedMeasurer
 from tests.tuner.search.studies import SUBJECT, store_of, worker
 
 from xtune.errors import StorageError, StudyError
-from xtune.evidence.verdicts import Kind, Verdict, undecided
+from xtune.evidence.verdicts import Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
 from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE
@@ -135,7 +135,7 @@ def test_notes_are_kept(storage: Storage) -> None:
 
 def test_winners_of_other_studies_of_the_program_are_known(storage: Storage) -> None:
     best = SPACE.complete({"allocator": "tcmalloc", "batch": 8})
-    won = Verdict(Kind.GAIN, best, best, None, "")
+    won = Verdict(VerdictKind.GAIN, best, best, None, "")
     open_study(storage, SUBJECT).keep_verdict(won)
     open_study(storage, OTHER_MACHINE).keep_verdict(won)
     open_study(storage, OTHER_PROGRAM).keep_verdict(won)

@@ -19,7 +19,7 @@ from xlaunch.options.commands import (
     click_options,
     with_options,
 )
-from xlaunch.options.definitions import Group
+from xlaunch.options.definitions import OptionGroup
 from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import Request
@@ -135,7 +135,7 @@ GROUPS: dict[str, Sequence[Any]] = {
     "Study": STUDY,
     "Output": OUTPUT,
     "Fixed settings of xlaunch, which are not searched": click_options(
-        Group.LAYOUT, Group.MEMORY, Group.ENVIRONMENT, without="instance-index"
+        OptionGroup.LAYOUT, OptionGroup.MEMORY, OptionGroup.ENVIRONMENT, without="instance-index"
     ),
 }
 """The options of a search, by the headings of --help."""

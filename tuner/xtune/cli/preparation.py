@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Mode, Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked
@@ -224,12 +224,12 @@ def _goal(metric: str, asked: Sequence[str]) -> Goal:
     if metric == WALL:
         return Goal.MINIMIZE
     kind = kind_in(metric)
-    if kind is Kind.VALUE:
+    if kind is MetricKind.VALUE:
         raise ObjectiveError(
             f"--metric {metric!r} is neither a rate nor a time by its name: give --goal maximize or "
             f"--goal minimize, or name its kind, as in 'rate:{metric}'"
         )
-    return Goal.MAXIMIZE if kind is Kind.RATE else Goal.MINIMIZE
+    return Goal.MAXIMIZE if kind is MetricKind.RATE else Goal.MINIMIZE
 
 
 def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | None:

@@ -28,7 +28,7 @@ from xtune.cli.preparation import (
 )
 from xtune.cli.studies import open_named
 from xtune.errors import StorageError
-from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
+from xtune.evidence.verdicts import Rule, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Allowance, Ended, Observer, Seed
@@ -342,9 +342,9 @@ def _result(begun: Begun, found: Searched) -> Result:
 def _earlier(study: Study, verdict: Verdict) -> str:
     """The verdict of an earlier search of the study, if this one is inconclusive; else empty."""
     kept = study.notes.get("verdict")
-    if verdict.kind is not Kind.INCONCLUSIVE or not kept:
+    if verdict.kind is not VerdictKind.INCONCLUSIVE or not kept:
         return ""
-    if kept["kind"] == Kind.INCONCLUSIVE.value:
+    if kept["kind"] == VerdictKind.INCONCLUSIVE.value:
         return ""
     best = settings(Configuration(kept["best"]), study.subject.space)
     return f"an earlier search of this study found {kept['kind']}: {best} ({kept['reason']})"

@@ -25,10 +25,10 @@ from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_int
 from xtune.evidence.verdicts import (
     MIN_PAIRS,
     Contender,
-    Kind,
     MoreBudget,
     Rule,
     Verdict,
+    VerdictKind,
     differences,
     judge,
     look_level,
@@ -242,7 +242,9 @@ class Final:
             return
         contenders = self._contenders()
         verdict = self._judge(contenders)
-        if verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict, contenders):
+        if verdict.kind is not VerdictKind.INCONCLUSIVE and self._leader_is_clear(
+            verdict, contenders
+        ):
             self._is_clear = True
             return
         share = self.plan.level(self.blocks) / len(self.plan.finalists)
@@ -265,7 +267,7 @@ class Final:
 
     def _leader_is_clear(self, verdict: Verdict, contenders: Mapping[int, Contender]) -> bool:
         """Whether no remaining finalist can be better than the winner by the minimal effect."""
-        if verdict.kind is Kind.NO_GAIN:
+        if verdict.kind is VerdictKind.NO_GAIN:
             return True
         winner = next(c for c in contenders.values() if c.configuration == verdict.best)
         for number, contender in contenders.items():
@@ -284,7 +286,7 @@ class Final:
             Include advice and p-values, which take most of the time.
         """
         verdict = self._judge(self._contenders(), in_full=in_full)
-        if in_full and verdict.kind is Kind.INCONCLUSIVE:
+        if in_full and verdict.kind is VerdictKind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
         return verdict
 

@@ -37,7 +37,7 @@ from xtune.evidence.ratios import (
 from xtune.space.parameters import Configuration
 
 
-class Kind(enum.Enum):
+class VerdictKind(enum.Enum):
     """The kind of a verdict; the values appear in --json."""
 
     GAIN = "gain"
@@ -107,7 +107,7 @@ class MoreBudget(NamedTuple):
 class Verdict(NamedTuple):
     """The result of a search."""
 
-    kind: Kind
+    kind: VerdictKind
     best: Configuration
     """The configuration to use: the winner, or the baseline."""
     leader: Configuration | None
@@ -122,12 +122,12 @@ class Verdict(NamedTuple):
     @property
     def gain(self) -> float | None:
         """The claimed ratio; None without a gain."""
-        return self.interval.estimate if self.kind is Kind.GAIN and self.interval else None
+        return self.interval.estimate if self.kind is VerdictKind.GAIN and self.interval else None
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
     """The verdict of a search without a final: keep the bare command, nothing is shown."""
-    return Verdict(Kind.INCONCLUSIVE, baseline, None, None, reason)
+    return Verdict(VerdictKind.INCONCLUSIVE, baseline, None, None, reason)
 
 
 def judge(
@@ -161,12 +161,17 @@ def judge(
     if not alive:
         reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in contenders))
         return Verdict(
-            Kind.INCONCLUSIVE, baseline, None, None, f"no finalist is left: {reasons}", standings
+            VerdictKind.INCONCLUSIVE,
+            baseline,
+            None,
+            None,
+            f"no finalist is left: {reasons}",
+            standings,
         )
     gains = [row for row in alive if row.is_gain or row.keeps_more]
     if gains:
         winner = _fewest_changes(gains, rule)
-        kind, best, leader = Kind.GAIN, winner.contender.configuration, winner
+        kind, best, leader = VerdictKind.GAIN, winner.contender.configuration, winner
         reason = _gain_reason(winner, gains[0])
     else:
         leader = alive[0]
@@ -175,7 +180,7 @@ def judge(
         broken = sum(kept is False for kept in baseline_kept)
         # Do not advise a bare command that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
-        kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
+        kind = VerdictKind.NO_GAIN if is_none else VerdictKind.INCONCLUSIVE
         reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)

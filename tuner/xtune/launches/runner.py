@@ -19,7 +19,7 @@ from typing import NamedTuple
 import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.errors import WarningKind, XLaunchError, kind_of
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
@@ -259,7 +259,7 @@ class Runner:
             return None
         count = len(plan.instances)
         if objective.metric == WALL:
-            return Race(cut_at, objective.goal, None, Kind.TIME, count)
+            return Race(cut_at, objective.goal, None, MetricKind.TIME, count)
         kind = kind_in(objective.metric)
         return Race(cut_at, objective.goal, name_of(objective.metric), kind, count)
 
@@ -478,6 +478,6 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
     for name, summary in summaries.items():
         if name != objective:
             yield name, summary.value
-        if summary.kind is Kind.TIME and summary.count > 1:
+        if summary.kind is MetricKind.TIME and summary.count > 1:
             spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
             yield from ((f"{name} {label}", value) for label, value in spread if value is not None)

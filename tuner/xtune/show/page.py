@@ -21,7 +21,7 @@ from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
 from xtune.evidence.readings import front_of
-from xtune.evidence.verdicts import Kind, Standing
+from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show import words
 from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
@@ -186,7 +186,7 @@ def _standing_word(result: Result, row: Standing) -> str:
         return f"out: {contender.out}"
     if contender.dropped:
         return f"dropped: {contender.dropped}"
-    if verdict.kind is Kind.GAIN and contender.configuration == verdict.best:
+    if verdict.kind is VerdictKind.GAIN and contender.configuration == verdict.best:
         return "wins"
     if row.is_gain:
         return "also a gain"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from xlaunch.text import number
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import front_of
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show.results import HEADLINES, Result
 from xtune.show.warnings import ENDINGS, launch_warnings
@@ -45,18 +45,18 @@ MAX_MORE = 8
 def result_lines(result: Result) -> Iterator[str]:
     """The text of `xtune` and `xtune report`."""
     verdict = result.verdict
-    if verdict.kind is not Kind.GAIN or verdict.interval is None:
+    if verdict.kind is not VerdictKind.GAIN or verdict.interval is None:
         yield HEADLINES[verdict.kind]
     else:
         yield from _claim(verdict.interval)
-    if verdict.kind is Kind.GAIN:
+    if verdict.kind is VerdictKind.GAIN:
         yield f"  best: {settings(verdict.best, result.space)}"
         if result.values(BARE) and result.values(verdict.best):
             best, bare = _medians(result, verdict.best), _medians(result, BARE)
             yield f"  median: {best}; bare command: {bare}"
     else:
         yield f"  {verdict.reason}"
-    if verdict.kind is Kind.INCONCLUSIVE:
+    if verdict.kind is VerdictKind.INCONCLUSIVE:
         yield from _lead(result)
         if result.resolution is not None and result.resolution.degrees >= MIN_DEGREES_SHOWN:
             yield f"  this budget detects gains {describe_gains(result.resolution)}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from xlaunch.errors import UsageError
 from xtune.evidence.finals import FinalPlan
 from xtune.evidence.readings import Importance, SecondGoal, importance_of
-from xtune.evidence.verdicts import Kind, Verdict
+from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
@@ -25,9 +25,9 @@ from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
 HEADLINES = {
-    Kind.GAIN: "gain",
-    Kind.NO_GAIN: "no gain: keep the bare command",
-    Kind.INCONCLUSIVE: "inconclusive: neither a gain nor its absence is established",
+    VerdictKind.GAIN: "gain",
+    VerdictKind.NO_GAIN: "no gain: keep the bare command",
+    VerdictKind.INCONCLUSIVE: "inconclusive: neither a gain nor its absence is established",
 }
 
 MAX_CONTESTANTS = 5
@@ -133,7 +133,7 @@ class Result(NamedTuple):
     def lead(self) -> Lead | None:
         """The leader of the final, else of all launches; None with a gain, or without any."""
         leader, interval, favourite = self.verdict.leader, self.verdict.interval, self.favourite
-        if self.verdict.kind is Kind.GAIN:
+        if self.verdict.kind is VerdictKind.GAIN:
             return None
         error, pairs = math.inf, 1
         if leader is not None and interval is not None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xlaunch.text import number
 from xtune.evidence.noise import Control, drift_of, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
-from xtune.evidence.verdicts import Kind, Standing
+from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Launch, Outcome, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Record, Stage, outdated
@@ -110,7 +110,7 @@ def _disagreement(result: Result) -> Iterator[Warned]:
     yield from _search_and_final(result, leader)
     # With n pairs that all agree, the exact test's p-value is 1 / 2**n: that is no disagreement.
     attainable = 1.01 * 0.5**leader.interval.pairs
-    if verdict.kind is Kind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
+    if verdict.kind is VerdictKind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
         yield Warned(
             "disagreement",
             f"the exact sign-flip test is less sure of the gain (p = {number(leader.chance, 2)}) than"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch import text
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
@@ -62,7 +62,7 @@ def quantity_of(metric: str, goal: Goal) -> Quantity:
     if metric == WALL:
         return Quantity("wall time", "s", goal)
     name = name_of(metric)
-    unit = unit_in(name) if kind_in(metric) is Kind.TIME else None
+    unit = unit_in(name) if kind_in(metric) is MetricKind.TIME else None
     if unit is None and "/" in name and " " not in name:
         unit = name
     if metric.startswith(MARK):

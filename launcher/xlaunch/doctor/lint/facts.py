@@ -131,7 +131,7 @@ class Call(NamedTuple):
         return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
 
 
-class Facts:
+class FileFacts:
     """What one file holds."""
 
     def __init__(self, tree: ast.Module) -> None:

@@ -11,11 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from xlaunch.doctor.lint.arguments import check_arguments
-from xlaunch.doctor.lint.facts import Facts
+from xlaunch.doctor.lint.facts import FileFacts
 from xlaunch.doctor.lint.replaced import check_replaced
 from xlaunch.doctor.lint.rules import BY_CODE, RULES
 from xlaunch.doctor.lint.source import (
-    Finding,
+    ScriptFinding,
     SkippedError,
     find_files,
     read_source,
@@ -67,7 +67,7 @@ class Selection(NamedTuple):
 class Result(NamedTuple):
     """What was found."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ScriptFinding, ...]
     """In the order of files and lines."""
     files: int
     """How many were checked, those that do not parse included."""
@@ -106,7 +106,7 @@ def check_paths(
                 tuple(select) or configured.select, tuple(ignore) or configured.ignore
             )
         tasks.append((path, selections[directory], hints))
-    findings: list[Finding] = []
+    findings: list[ScriptFinding] = []
     about_torch: list[str] = []
     hidden = 0
     for done, ((path, _, _), (found, more_hints, problem, has_torch)) in enumerate(
@@ -134,12 +134,12 @@ def check_paths(
     return Result(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
 
 
-def findings_in(paths: Sequence[str]) -> list[Finding]:
+def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
     """The faults and hints in files, as their projects select them, without TorchFix's.
 
     A file that cannot be read has none, nor has one whose project is configured wrongly.
     """
-    findings: list[Finding] = []
+    findings: list[ScriptFinding] = []
     for path in paths:
         with contextlib.suppress(UsageError):
             selection = _configured(os.path.dirname(os.path.abspath(path)))
@@ -163,7 +163,7 @@ def check_codes(codes: Sequence[str]) -> None:
             raise UsageError(f"there is no rule {code!r}; {hint}")
 
 
-Outcome = tuple[list[Finding], int, str, bool]
+Outcome = tuple[list[ScriptFinding], int, str, bool]
 """The findings, the number of hints left out, why the file was skipped, and whether it has torch."""
 
 
@@ -180,7 +180,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     text = "\n".join(source.lines)
     if not _SUBJECTS.search(text):
         return [], 0, "", False
-    facts = Facts(source.tree)
+    facts = FileFacts(source.tree)
     checks = CHECKS + TORCH_CHECKS if facts.modules() & {"torch", "torchvision", "timm"} else CHECKS
     problems = [problem for check in checks for problem in check(facts)]
     if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):
