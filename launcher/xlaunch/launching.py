@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["check_startable", "launch", "run_plan", "start"]
 
 
-class Prepared(NamedTuple):
+class PreparedLaunch(NamedTuple):
     """A plan for a machine, and what its instances are started with."""
 
     machine: Machine
@@ -47,7 +47,7 @@ def prepare(
     synthetic: str | None = None,
     placed: Placed | None = None,
     make_directories: bool = False,
-) -> Prepared:
+) -> PreparedLaunch:
     """Plan `request` for the machine that the options name, and choose its environment.
 
     `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program; see `prepare_environment`.
@@ -59,11 +59,11 @@ def prepare(
         with machine_of(sysroot, synthetic) as machine:
             made = plan(request.layout, machine)
     if not request.program.words and not make_directories:
-        return Prepared(machine, made, None)
+        return PreparedLaunch(machine, made, None)
     environment = prepare_environment(
         made, request.program, inherited, run=request.run, make_directories=make_directories
     )
-    return Prepared(machine, made, environment)
+    return PreparedLaunch(machine, made, environment)
 
 
 def launch(

@@ -27,7 +27,7 @@ from xtune.search.events import (
     Observer,
     Outline,
     Progress,
-    Result,
+    SearchOutcome,
     Store,
     require_baseline,
 )
@@ -163,7 +163,7 @@ class Search:
         self._idle_looks = 0
         """Consecutive polls at which no worker had a launch under way."""
 
-    def run(self) -> Result:
+    def run(self) -> SearchOutcome:
         """Search, and conclude.
 
         Raises MetricNotSeenError, ObjectiveError or TunerError if the bare command cannot be measured,
@@ -298,10 +298,10 @@ class Search:
         ]
         return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self._budget.time_s
 
-    def _conclude(self, ended: Ended) -> Result:
+    def _conclude(self, ended: Ended) -> SearchOutcome:
         final = self._strategy.final(self._records)
         verdict = undecided(BARE, self._no_final(ended)) if final is None else final.verdict()
-        return Result(
+        return SearchOutcome(
             verdict,
             self._strategy.favourite(self._records),
             final,

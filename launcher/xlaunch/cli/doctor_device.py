@@ -19,7 +19,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.precedence import Resolved, request_from
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
@@ -60,10 +60,10 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
 
 def _parse(words: tuple[str, ...]) -> Request:
     """The request that the words of a launch make, with what variables and files set."""
-    found: list[Resolved] = []
+    found: list[ResolvedOptions] = []
 
     @launch_command(program_required=True, without=OTHERS)
-    def launch(asked: Resolved) -> None:
+    def launch(asked: ResolvedOptions) -> None:
         """Run PROGRAM, and say which devices worked."""
         found.append(asked)
 

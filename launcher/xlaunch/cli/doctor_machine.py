@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from xlaunch.cli.topology import show
-from xlaunch.doctor.checks import Result, run_checks
+from xlaunch.doctor.checks import CheckResult, run_checks
 from xlaunch.doctor.checks.findings import Facts, Severity
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
@@ -91,7 +91,7 @@ def facts_of(
     )
 
 
-def draw(results: Sequence[Result], unavailable: Sequence[str], *, verbose: bool) -> Drawing:
+def draw(results: Sequence[CheckResult], unavailable: Sequence[str], *, verbose: bool) -> Drawing:
     """The findings in lines of 80 columns; commands can be copied."""
     counts = {
         severity: [it.finding.severity for it in results].count(severity) for severity in Severity
@@ -138,7 +138,9 @@ def _wrapped(command: str) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def _to_dict(facts: Facts, results: Sequence[Result], unavailable: Sequence[str]) -> dict[str, Any]:
+def _to_dict(
+    facts: Facts, results: Sequence[CheckResult], unavailable: Sequence[str]
+) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "interpreter": facts.interpreter,

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from xlaunch.doctor.lint.rules import BY_CODE
-from xlaunch.doctor.lint.running import Result, check_codes, check_paths
+from xlaunch.doctor.lint.running import LintResult, check_codes, check_paths
 from xlaunch.doctor.lint.source import ScriptFinding
 from xlaunch.errors import UsageError
 from xlaunch.options.precedence import nearest
@@ -115,7 +115,7 @@ def _property(text: str) -> str:
     return text
 
 
-def _document(result: Result) -> dict[str, Any]:
+def _document(result: LintResult) -> dict[str, Any]:
     hints = sum(_is_hint(one) for one in result.findings)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -146,7 +146,7 @@ def _is_hint(finding: ScriptFinding) -> bool:
     return finding.code in BY_CODE and BY_CODE[finding.code].is_hint
 
 
-def _summary(result: Result) -> str:
+def _summary(result: LintResult) -> str:
     """**Ex.:** ``3 findings in 12 files; 1 file skipped: larger than 1 MiB; 2 hints with --hints``."""
     parts = [f"{counted(len(result.findings), 'finding')} in {counted(result.files, 'file')}"]
     parts += [f"{counted(n, 'file')} skipped: {why}" for why, n in sorted(result.skipped.items())]

@@ -20,7 +20,7 @@ from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
-from xlaunch.environment.variables import OURS, Setting, split_inherited, without_names
+from xlaunch.environment.variables import OURS, VariableSetting, split_inherited, without_names
 from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -28,7 +28,7 @@ from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.commands import Parsed, launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of
-from xlaunch.options.precedence import Resolved, request_from
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, ProgramRequest, Request
@@ -55,7 +55,7 @@ class Surroundings(NamedTuple):
     plan: Plan
     request: ProgramRequest
     instance: Instance
-    settings: tuple[Setting, ...]
+    settings: tuple[VariableSetting, ...]
     changed: dict[str, str]
     """Variables that differ from the user's own, whatever an outer launcher or ``eval`` has set."""
     removed: tuple[str, ...]
@@ -89,7 +89,7 @@ class Surroundings(NamedTuple):
         ),
     ],
 )
-def command(asked: Resolved) -> None:
+def command(asked: ResolvedOptions) -> None:
     """Print the variables that an instance would get.
 
     They are those beyond the inherited ones. Nothing is run.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
-from xlaunch.report.device_use import DevicesReport, DeviceUse, Verdict
+from xlaunch.report.device_use import DevicesReport, DeviceUse, DeviceVerdict
 from xlaunch.report.json_file import report_to_dict
 from xlaunch.report.run_table import describe_total
 from xlaunch.text import size
@@ -75,9 +75,9 @@ def _advise_one(
 ) -> Advice:
     check = f"xlaunch doctor {script}" if script else "xlaunch doctor SCRIPT"
     larger = _larger_batch(use)
-    if use.verdict == Verdict.WORKED.value:
+    if use.verdict == DeviceVerdict.WORKED.value:
         return Advice(use.name, (), larger)
-    if use.verdict == Verdict.WAITED.value:
+    if use.verdict == DeviceVerdict.WAITED.value:
         if use.cpus_used >= NEAR_ALL_CPUS * devices.cpus:
             cause = f"all {devices.cpus} CPUs prepare data, and that is not enough: decoding or augmentation is slow"
             steps = [
@@ -99,7 +99,7 @@ def _advise_one(
         )
         tune = "xtune --param workers=... --param batch=... finds both (docs/tuning.md)"
         return Advice(use.name, causes, (*steps, *larger, tune))
-    if use.verdict == Verdict.IDLE.value:
+    if use.verdict == DeviceVerdict.IDLE.value:
         causes = (
             *findings,
             "the model or the data was moved to the device and the other was not, or the result of "
@@ -111,7 +111,7 @@ def _advise_one(
             f"{check} finds such faults in the source",
         ]
         return Advice(use.name, causes, tuple(steps))
-    if use.verdict == Verdict.UNUSED.value:
+    if use.verdict == DeviceVerdict.UNUSED.value:
         causes = (
             *findings,
             "torch is built for CPUs only, or does not fit the driver",

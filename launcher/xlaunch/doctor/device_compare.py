@@ -52,7 +52,7 @@ class Estimate(NamedTuple):
         return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
 
 
-class Comparison(NamedTuple):
+class DeviceComparison(NamedTuple):
     """The throughput of each device, in the order of `--compare`."""
 
     what: str
@@ -169,7 +169,7 @@ def run_all(
     return reports, None
 
 
-def compare(reports: dict[str, list[Report]]) -> Comparison:
+def compare(reports: dict[str, list[Report]]) -> DeviceComparison:
     """Compare the runs of each device: by the first metric that all printed, else by time."""
     runs = [run for found in reports.values() for run in found]
     position = next(
@@ -200,7 +200,7 @@ def compare(reports: dict[str, list[Report]]) -> Comparison:
         f"over {counted(rounds, 'interleaved run')} of each" if rounds > 1 else "one run of each"
     )
     first, *rest = values
-    return Comparison(
+    return DeviceComparison(
         what=what,
         larger_is_better=larger,
         basis=basis + note,

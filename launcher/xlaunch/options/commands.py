@@ -14,7 +14,13 @@ from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
 from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Option, OptionGroup
 from xlaunch.options.kinds import FLAG, OptionKind
-from xlaunch.options.precedence import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
+from xlaunch.options.precedence import (
+    COMMAND_LINE,
+    Layer,
+    ResolvedOptions,
+    resolve,
+    variables_layer,
+)
 from xlaunch.options.settings_files import file_layers
 
 Command = Callable[..., Any]
@@ -203,8 +209,8 @@ def launch_command(
     without: Collection[str] = (),
     hidden: Collection[str] = (),
     own: Sequence[Callable[[Command], Command]] = (),
-) -> Callable[[Callable[[Resolved], int | None]], LaunchCommand]:
-    """Make a function of `Resolved` options a command with the options of a launch.
+) -> Callable[[Callable[[ResolvedOptions], int | None]], LaunchCommand]:
+    """Make a function of `ResolvedOptions` options a command with the options of a launch.
 
     `without`: names of options that the command has not. `hidden`: of those that it takes and does
     not show: they change nothing, and are on command lines of `xlaunch` that become its own. `own`:
@@ -216,7 +222,7 @@ def launch_command(
         if option.name not in without
     ]
 
-    def decorate(run: Callable[[Resolved], int | None]) -> LaunchCommand:
+    def decorate(run: Callable[[ResolvedOptions], int | None]) -> LaunchCommand:
         def callback(**typed: Any) -> int | None:
             return _run(run, typed)
 
@@ -227,7 +233,7 @@ def launch_command(
     return decorate
 
 
-def resolved_options(typed: dict[str, Any]) -> Resolved:
+def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
     """Merge what was typed, as click gives it, with variables and files, and print the notes."""
     given = {key: value for key, value in typed.items() if value not in (None, ())}
     variables = variables_layer(os.environ, given)
@@ -243,7 +249,7 @@ def resolved_options(typed: dict[str, Any]) -> Resolved:
     return asked
 
 
-def _run(run: Callable[[Resolved], int | None], typed: dict[str, Any]) -> int | None:
+def _run(run: Callable[[ResolvedOptions], int | None], typed: dict[str, Any]) -> int | None:
     asked = resolved_options(typed)
     path = asked.values.get("save_preset")
     if path is not None:

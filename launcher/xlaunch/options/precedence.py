@@ -34,7 +34,7 @@ class Layer(NamedTuple):
         return variable_of(key) if self.origin == VARIABLES else self.origin
 
 
-class Resolved(NamedTuple):
+class ResolvedOptions(NamedTuple):
     """The options of a launch."""
 
     values: dict[str, Any]
@@ -71,11 +71,11 @@ class Resolved(NamedTuple):
 
 
 def _typed(key: str) -> str:
-    """A key of `Resolved.origins` as it is typed. **Ex.:** ``log-dir``; ``env MY_NAME``."""
+    """A key of `ResolvedOptions.origins` as it is typed. **Ex.:** ``log-dir``; ``env MY_NAME``."""
     return key if key.startswith("env ") else key.replace("_", "-")
 
 
-def resolve(layers: Iterable[Layer]) -> Resolved:
+def resolve(layers: Iterable[Layer]) -> ResolvedOptions:
     """Merge layers, the strongest first.
 
     The first layer that sets an option wins; variables of --env are merged by name. An option that
@@ -105,7 +105,7 @@ def resolve(layers: Iterable[Layer]) -> Resolved:
                     f"{_named(key, value)} ({origin}) is ignored: {_named(winner, values[winner])} "
                     f"({origins[winner]}) contradicts it"
                 )
-    resolved = Resolved(values, origins, tuple(notes))
+    resolved = ResolvedOptions(values, origins, tuple(notes))
     contradiction = find_contradiction(values)
     if contradiction is not None:
         raise UsageError(f"{contradiction}{resolved.set_elsewhere()}")

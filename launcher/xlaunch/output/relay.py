@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-class Streams(NamedTuple):
+class StandardStreams(NamedTuple):
     """File descriptors that become an instance's standard streams."""
 
     stdin: int
@@ -80,7 +80,7 @@ class Relay:
         """An instance has written part of a line to standard error."""
 
     @contextlib.contextmanager
-    def open_streams(self, instance: Instance, *, first: bool) -> Iterator[Streams]:
+    def open_streams(self, instance: Instance, *, first: bool) -> Iterator[StandardStreams]:
         """Open the standard streams of a run of an instance; those it alone needs end with the block.
 
         `first`: the first run of the instance, which gets new log files.
@@ -99,16 +99,16 @@ class Relay:
                 logs = open_logs(self._run.log_dir, instance.index, new=first)
             if logs is not None and not self._run.tee:
                 out, err = map(owned, logs)
-                yield Streams(stdin, out, err)
+                yield StandardStreams(stdin, out, err)
             elif self._plan.relayed(self._run):
                 sinks = (self._stdout, self._stderr)
                 out, err = (
                     owned(self._open_pipe(instance, stream, sink, log))
                     for stream, sink, log in zip(STREAMS, sinks, logs or (None, None), strict=True)
                 )
-                yield Streams(stdin, out, err)
+                yield StandardStreams(stdin, out, err)
             else:
-                yield Streams(stdin, 1, 2)
+                yield StandardStreams(stdin, 1, 2)
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink, log: int | None) -> int:
         if self._run.pty:

@@ -35,7 +35,7 @@ class Reading(NamedTuple):
     power_w: float | None = None
 
 
-class Sample(NamedTuple):
+class DeviceSample(NamedTuple):
     """What was seen of the program and of every device at one time."""
 
     at_s: float
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
     """One for each device."""
 
 
-class Verdict(enum.Enum):
+class DeviceVerdict(enum.Enum):
     """What a device did during a run."""
 
     WORKED = "worked"
@@ -69,7 +69,7 @@ class DeviceUse(NamedTuple):
     model: str
     source: str
     verdict: str
-    """The value of a `Verdict`."""
+    """The value of a `DeviceVerdict`."""
     text: str
     """One sentence. **Ex.:** ``worked on cuda:0 (NVIDIA H100), 87 % busy``."""
     busy: float | None = None
@@ -105,7 +105,7 @@ class DevicesReport(NamedTuple):
     """What could not be seen, and why."""
     messages: tuple[str, ...] = ()
     """Explanations of messages known as harmless that the program printed on standard error."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[DeviceSample, ...] = ()
     """Not written to `--report`."""
 
     def as_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from xlaunch.report.device_use import Device, DeviceUse, Reading, Sample, Verdict
+from xlaunch.report.device_use import Device, DeviceSample, DeviceUse, DeviceVerdict, Reading
 from xlaunch.text import size
 
 IDLE_SHARE = 0.05
@@ -41,7 +41,7 @@ class _Moment(NamedTuple):
 
 
 def judge(
-    samples: Sequence[Sample], devices: Sequence[Device], others: Sequence[Sequence[str]]
+    samples: Sequence[DeviceSample], devices: Sequence[Device], others: Sequence[Sequence[str]]
 ) -> tuple[DeviceUse, ...]:
     """The verdict on each device. `others`: names of other processes seen on each of them."""
     return tuple(
@@ -55,12 +55,12 @@ def judge(
 def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
     """One line for the whole run: what worked, or else the CPU, and why no device did."""
     on_cpu = f"{cpus_used:.1f} of {cpus} CPUs busy"
-    order = (Verdict.WORKED, Verdict.WAITED, Verdict.IDLE)
+    order = (DeviceVerdict.WORKED, DeviceVerdict.WAITED, DeviceVerdict.IDLE)
     for wanted in order:
         found = [use.text for use in uses if use.verdict == wanted.value]
         if found:
             return f"{'; '.join(found)} ({on_cpu})"
-    unknown = [use.text for use in uses if use.verdict == Verdict.UNKNOWN.value]
+    unknown = [use.text for use in uses if use.verdict == DeviceVerdict.UNKNOWN.value]
     if unknown:
         return f"{'; '.join(unknown)} ({on_cpu})"
     if not uses:
@@ -73,7 +73,7 @@ def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
 
 def _judge_one(
     device: Device,
-    samples: Sequence[Sample],
+    samples: Sequence[DeviceSample],
     readings: Sequence[Reading],
     others: Sequence[str],
 ) -> DeviceUse:
@@ -153,20 +153,20 @@ def _verdict(
     idle: float,
     *,
     counts: bool,
-) -> Verdict:
+) -> DeviceVerdict:
     if device.hidden:
-        return Verdict.HIDDEN
+        return DeviceVerdict.HIDDEN
     if seen_s < MIN_TIME_S or (used and not counts):
-        return Verdict.UNKNOWN
+        return DeviceVerdict.UNKNOWN
     if not used:
-        return Verdict.UNUSED
+        return DeviceVerdict.UNUSED
     if busy is None or busy < idle:
-        return Verdict.IDLE
-    return Verdict.WORKED if busy >= WORKED_SHARE else Verdict.WAITED
+        return DeviceVerdict.IDLE
+    return DeviceVerdict.WORKED if busy >= WORKED_SHARE else DeviceVerdict.WAITED
 
 
 def _text(
-    verdict: Verdict,
+    verdict: DeviceVerdict,
     what: str,
     used: Sequence[_Moment],
     busy: float,
@@ -176,21 +176,21 @@ def _text(
     *,
     counts: bool,
 ) -> str:
-    if verdict is Verdict.HIDDEN:
+    if verdict is DeviceVerdict.HIDDEN:
         return f"{what} was hidden from the program"
-    if verdict is Verdict.UNUSED:
+    if verdict is DeviceVerdict.UNUSED:
         return f"{what} was not used"
-    if verdict is Verdict.UNKNOWN:
+    if verdict is DeviceVerdict.UNKNOWN:
         if not counts and used:
             return (
                 f"{what}: {size(peak_bytes)} of memory in use; its driver does not count engine use"
             )
         return f"{what}: the run was too short to say ({seen_s:.1f} s were sampled, {MIN_TIME_S:g} s are needed)"
-    if verdict is Verdict.WORKED:
+    if verdict is DeviceVerdict.WORKED:
         return f"worked on {what}, {busy:.0%} busy"
     waits = [m for m in used if m.busy < WORKED_SHARE] or used
     cpus_meanwhile = _mean([(m.cpus_used, m.length_s) for m in waits]) or 0.0
-    if verdict is Verdict.WAITED:
+    if verdict is DeviceVerdict.WAITED:
         if cpus_meanwhile >= BUSY_CPUS:
             return f"{what} waits for data {1 - busy:.0%} of the time"
         return (

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_process
-from xlaunch.report.device_use import Device, DevicesReport, Reading, Sample
+from xlaunch.report.device_use import Device, DeviceSample, DevicesReport, Reading
 from xlaunch.report.device_verdict import judge, summarize
 from xlaunch.report.drm_counters import DrmCounters
 from xlaunch.report.nvidia_counters import NvidiaCounters
@@ -37,7 +37,7 @@ class DeviceWatch:
         self._drm = DrmCounters()
         self.devices: tuple[Device, ...] = (*self._nvidia.devices, *self._drm.devices)
         self._ticks: dict[int, int] = {}
-        self._samples: list[Sample] = []
+        self._samples: list[DeviceSample] = []
         self._merged = 1
         """Samples that one of `_samples` stands for."""
         self._in_last = 0
@@ -54,7 +54,7 @@ class DeviceWatch:
         readings = (*self._nvidia.read(own), *self._drm.read(own, passed_s))
         used_s = self._cpu_s(own)
         if passed_s > 0:
-            self._add(Sample(now - self._began, passed_s, used_s / passed_s, readings))
+            self._add(DeviceSample(now - self._began, passed_s, used_s / passed_s, readings))
         self._last = now
         cost_s = time.thread_time() - spent
         self.due = now + max(INTERVAL_S, cost_s / SHARE_OF_ONE_CPU)
@@ -76,7 +76,7 @@ class DeviceWatch:
         new = sum([ticks - before.get(pid, 0) for pid, ticks in self._ticks.items()])
         return max(0, new - gone) / TICKS_PER_SECOND
 
-    def _add(self, sample: Sample) -> None:
+    def _add(self, sample: DeviceSample) -> None:
         if 0 < self._in_last < self._merged:
             self._samples[-1] = merge(self._samples[-1], sample)
             self._in_last += 1
@@ -129,7 +129,7 @@ class DeviceWatch:
         )
 
 
-def merge(one: Sample, other: Sample) -> Sample:
+def merge(one: DeviceSample, other: DeviceSample) -> DeviceSample:
     """Two consecutive samples as one: means weighted by time, and the larger memory."""
     length_s = one.length_s + other.length_s
 
@@ -152,7 +152,7 @@ def merge(one: Sample, other: Sample) -> Sample:
         for a, b in zip(one.readings, other.readings, strict=True)
     ]
     cpus_used = mean(one.cpus_used, other.cpus_used) or 0.0
-    return Sample(other.at_s, length_s, cpus_used, tuple(readings))
+    return DeviceSample(other.at_s, length_s, cpus_used, tuple(readings))
 
 
 def _names(pids: Collection[int]) -> list[str]:

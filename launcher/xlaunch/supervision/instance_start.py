@@ -22,7 +22,7 @@ from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
 
 if TYPE_CHECKING:
-    from xlaunch.output.relay import Streams
+    from xlaunch.output.relay import StandardStreams
     from xlaunch.supervision.syscalls import InheritedPolicy
 
 
@@ -81,7 +81,7 @@ def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Ite
 def fork_instance(
     program: Program,
     variables: dict[str, str],
-    streams: Streams,
+    streams: StandardStreams,
     signal_mask: set[int],
 ) -> Child:
     """Fork a process in a group of its own that executes `program` once `Child.go` is closed.

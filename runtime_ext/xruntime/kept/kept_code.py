@@ -26,7 +26,7 @@ from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.model_libraries import (
     CallKey,
     Lane,
-    Library,
+    LoadedLibrary,
     own_memory_problem,
     settings,
     store_for,
@@ -104,7 +104,7 @@ class KeptCode(CompiledCode):
         known = call is not None and self._found.chosen.get((call.form, call.sizes)) is not None
         return known or super().has_code(args, kwargs)
 
-    def _served(self, found: _Found, call: FlatCall) -> Library | None:
+    def _served(self, found: _Found, call: FlatCall) -> LoadedLibrary | None:
         """Return what serves a call; None if torch compiles it in this process."""
         key = (call.form, call.sizes)
         try:
@@ -129,7 +129,7 @@ class KeptCode(CompiledCode):
                 f" see{self._advice}"
             )
 
-    def _chosen(self, found: _Found, call: FlatCall) -> Library | None:
+    def _chosen(self, found: _Found, call: FlatCall) -> LoadedLibrary | None:
         if call.form not in found.lanes and len(found.lanes) < MAX_FORMS:
             found.lanes[call.form] = self._new_lane(found, call.form)
         lane = found.lanes.get(call.form)
@@ -206,14 +206,14 @@ class KeptCode(CompiledCode):
             return "it returns a tensor of its own", expected
         return Nest.like(expected).refusal, expected
 
-    def _made(self, lane: Lane, call: FlatCall) -> Library:
+    def _made(self, lane: Lane, call: FlatCall) -> LoadedLibrary:
         """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
         store = store_for(self.model)
         if store.temporary is not None:
             raise NotCompiledError(store.temporary, final=False)
         what = (self.name, self.model, _call, call)
         order = lane.order(*what, dynamic=self._dynamic, options=self._asked, strict=True)
-        made: list[Library | Exception] = []
+        made: list[LoadedLibrary | Exception] = []
 
         def make() -> None:
             try:
@@ -227,7 +227,7 @@ class KeptCode(CompiledCode):
         lane.add(made[0])
         return made[0]
 
-    def _take_over(self, library: Library, call: FlatCall, expected: Any) -> None:
+    def _take_over(self, library: LoadedLibrary, call: FlatCall, expected: Any) -> None:
         """Compare a library with the module. Raises CompilationError, PackageError."""
         outputs = Nest.like(expected)
         tensors = _run(library.code, call.tensors)
@@ -258,7 +258,7 @@ class _Found:
     """What was found and made for the model as it is at the first call."""
 
     def __init__(self) -> None:
-        self.chosen: dict[tuple[Form, Sizes], Library | None] = {}
+        self.chosen: dict[tuple[Form, Sizes], LoadedLibrary | None] = {}
         self.lanes: dict[Form, Lane | None] = {}
         self.firsts: dict[Form, Form] = {}
         """Forms without numbers, and the first form with numbers of each."""

@@ -89,7 +89,7 @@ class Code:
         return self._runner.run(tensors)
 
 
-class Store:
+class CodeStore:
     """Kept code below `path`; `temporary` says that nothing is kept, and why."""
 
     def __init__(self, path: str, temporary: str | None = None) -> None:
@@ -207,7 +207,7 @@ os.register_at_fork(after_in_child=_paths.clear)
 def write_description(
     directory: str, served: Served, specs: Any, machine: dict[str, str], seconds: float
 ) -> None:
-    """Write what `Store.load` reads. Raises OSError."""
+    """Write what `CodeStore.load` reads. Raises OSError."""
     inputs = specs and [
         spec and [str(spec.dtype).removeprefix("torch."), spec.dims, *map(_pairs, spec[2:])]
         for spec in specs
@@ -249,7 +249,7 @@ def _read(written: dict[str, Any]) -> Description:
     return Description(served, specs, written["machine"], written["seconds"])
 
 
-def open_store(temporary: str | None = None) -> Store:
+def open_store(temporary: str | None = None) -> CodeStore:
     """Return the store of this process: in the cache directory, or temporary for the reason that is given."""
     if temporary is not None:
         return _temporary(temporary)
@@ -257,7 +257,7 @@ def open_store(temporary: str | None = None) -> Store:
 
 
 @functools.cache
-def _opened(given: str) -> Store:
+def _opened(given: str) -> CodeStore:
     if given == KEEP_NOTHING:
         return _temporary(f"{VARIABLE}=0")
     try:
@@ -273,14 +273,14 @@ def _opened(given: str) -> Store:
         return _temporary(f"{error.filename or given}: {error.strerror}")
     except UsageError as error:
         return _temporary(str(error))
-    return Store(path)
+    return CodeStore(path)
 
 
 @functools.cache
-def _temporary(reason: str) -> Store:
+def _temporary(reason: str) -> CodeStore:
     path = tempfile.mkdtemp(prefix="xruntime-optimize-")
     _paths.add(path)
-    return Store(path, temporary=reason)
+    return CodeStore(path, temporary=reason)
 
 
 def _versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.memory_layout import can_be_walked_together, empty_like
-from xruntime.optim.rule import RANGES, Group, Rule
+from xruntime.optim.rule import RANGES, Group, OptimizerRule
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split
 from xruntime.optim.step_call import FORMATS, TYPES, WEIGHTS_FLOAT32, Formats
@@ -67,7 +67,7 @@ def _version(tensor: torch.Tensor) -> int:
 class NativeOptimizer(Optimizer):
     """The base of the optimizers of this package; it is not an optimizer itself."""
 
-    RULE: ClassVar[Rule]
+    RULE: ClassVar[OptimizerRule]
 
     _dense: dict[tuple[int, StateNames, Formats], DenseStep]
     _delegate: Optimizer | None

@@ -24,7 +24,7 @@ _FLAGS = ("nesterov", "decoupled_weight_decay", "adaptive")
 """Options that the kernels take as an integer."""
 
 
-class Rule(NamedTuple):
+class OptimizerRule(NamedTuple):
     """What the kernels call an optimizer, and the names of its state, which are torch's."""
 
     function: str

@@ -31,7 +31,7 @@ GRAPHS: Final = {
 """The values of `graph`, and what each means."""
 
 
-class Request(NamedTuple):
+class OptimizeRequest(NamedTuple):
     """What the caller of `optimize` asked for."""
 
     model: Any
@@ -56,7 +56,7 @@ class Request(NamedTuple):
         return "level O0" if self.level == "O0" else None
 
 
-def checked(asked: Request) -> Request:
+def checked(asked: OptimizeRequest) -> OptimizeRequest:
     """Check the arguments. Raises OptimizationError, SampleError, CompilationError."""
     model, training, dtype, level, graph = asked.model, *asked[2:5], asked.graph
     if not isinstance(model, nn.Module):

@@ -19,7 +19,7 @@ class SkipPassError(Exception):
     """A pass has nothing to do or cannot do it; the text is the reason."""
 
 
-class Outcome(enum.Enum):
+class PassOutcome(enum.Enum):
     """What became of a pass."""
 
     APPLIED = "applied"
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     """
 
     name: str
-    outcome: Outcome
+    outcome: PassOutcome
     reason: str
 
 
@@ -134,7 +134,7 @@ def explain(model: nn.Module) -> Explanation:
         )
     if aside is None:
         return found
-    outcome = Outcome.APPLIED if aside.refusal is None else Outcome.SKIPPED
+    outcome = PassOutcome.APPLIED if aside.refusal is None else PassOutcome.SKIPPED
     return found._replace(steps=(*found.steps, Step("graph", outcome, aside.describe())))
 
 

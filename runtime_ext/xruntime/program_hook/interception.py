@@ -22,12 +22,12 @@ import torch
 
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
-from xruntime.optimization.arguments import Request, checked
+from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.inference import optimize_for_inference
 from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
-from xruntime.optimization.steps import Outcome, explain
+from xruntime.optimization.steps import PassOutcome, explain
 from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
@@ -214,8 +214,10 @@ class Interception:
         if aside is not None:
             aside.report = partial(self._report, type(module).__name__)
             steps = tuple([step for step in steps if step.name != "graph"])
-        applied = [step.name for step in steps if step.outcome is Outcome.APPLIED]
-        others = [f"{it.name} ({it.reason})" for it in steps if it.outcome is not Outcome.APPLIED]
+        applied = [step.name for step in steps if step.outcome is PassOutcome.APPLIED]
+        others = [
+            f"{it.name} ({it.reason})" for it in steps if it.outcome is not PassOutcome.APPLIED
+        ]
         used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         ours = "precision" in applied and not known.fp32
         chosen = self._why_precision if ours else ", ".join(sorted(used))
@@ -289,7 +291,7 @@ def _optimized_form(
     dtype: torch.dtype | None,
     wait: bool,
 ) -> torch.nn.Module:
-    request = Request(module, sample, dtype=dtype, wait=wait, keep_weights=False)
+    request = OptimizeRequest(module, sample, dtype=dtype, wait=wait, keep_weights=False)
     # `Routed` sees changes of the program's module, whose weights the form uses.
     return optimize_for_inference(checked(request), known=known, shares_weights=True)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaunch.errors import UsageError
+from xlaunch.metrics.metric_lines import MetricKind
 from xtune.errors import ObjectiveError
 from xtune.launches.launch import Goal, Objective, Requirement, Secondary, Series
 from xtune.launches.requirements import check, metrics_to_read, parse_requirement
@@ -225,4 +226,4 @@ def test_what_was_not_printed_does_not_hold():
 
 def test_kind_of_a_percentile_s_metric_is_a_time():
     (text,) = metrics_to_read(objective("wall", "p90(total)<=3"))
-    assert text == f"{Kind.TIME.value}:total"
+    assert text == f"{MetricKind.TIME.value}:total"

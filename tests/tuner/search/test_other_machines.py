@@ -14,7 +14,7 @@ from tests.tuner.search.studies import worker as another
 
 from xtune.evidence.verdicts import VerdictKind
 from xtune.search.budget import Budget
-from xtune.search.events import Allowance, Ended, Observer, Result
+from xtune.search.events import Allowance, Ended, Observer, SearchOutcome
 from xtune.search.records import Stage, Step
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
@@ -39,7 +39,7 @@ class Machine:
         self.strategy = Strategy(SPACE, self.measurer.plan_hash, RATE, host=self.store.host, seed=1)
         self.waited_for: list[list[str]] = []
 
-    def search(self, while_waiting: Callable[[], object] = lambda: None) -> Result:
+    def search(self, while_waiting: Callable[[], object] = lambda: None) -> SearchOutcome:
         def sleep(pause_s: float) -> None:
             assert pause_s == WAIT_S
             self.clock_s += pause_s

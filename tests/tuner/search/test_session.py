@@ -31,7 +31,7 @@ from xtune.search.events import (
     Outline,
     Progress,
     Resolution,
-    Result,
+    SearchOutcome,
 )
 from xtune.search.records import Record, Stage, Step
 from xtune.search.strategy import Strategy
@@ -149,7 +149,7 @@ def test_what_would_be_enough_for_a_final_is_told(launches: int, more: int) -> N
     assert again.final is not None
 
 
-def finals(result: Result) -> int:
+def finals(result: SearchOutcome) -> int:
     return sum(record.step.stage is Stage.FINAL for record in result.records)
 
 
@@ -214,7 +214,7 @@ def test_a_search_without_an_end_is_refused() -> None:
         make(ScriptedMeasurer(), Budget())
 
 
-def interrupted_at(number: int, store: MemoryStore) -> tuple[Result, ScriptedMeasurer]:
+def interrupted_at(number: int, store: MemoryStore) -> tuple[SearchOutcome, ScriptedMeasurer]:
     def interrupt(launch: int) -> None:
         if launch == number:
             raise KeyboardInterrupt

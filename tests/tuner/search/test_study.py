@@ -18,7 +18,7 @@ from xtune.evidence.verdicts import Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
 from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE
-from xtune.search.events import Result
+from xtune.search.events import SearchOutcome
 from xtune.search.records import (
     Provenance,
     Record,
@@ -341,7 +341,7 @@ def test_a_claim_whose_storage_was_lost_is_free_again(
 def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Path) -> None:
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
 
-    def search(environment: str, launches: int) -> tuple[StudyStore, Result]:
+    def search(environment: str, launches: int) -> tuple[StudyStore, SearchOutcome]:
         measurer = ScriptedMeasurer(plan=lambda one: f"{environment} {one!r}", noise=0.03)
         store = StudyStore(study, plan_hash=measurer.plan_hash)
         strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host)
@@ -402,7 +402,7 @@ def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     # The bare command is started as ever: its turns in a final of other plans do not count.
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
 
-    def search(library: str) -> tuple[StudyStore, Result]:
+    def search(library: str) -> tuple[StudyStore, SearchOutcome]:
         measurer = ScriptedMeasurer(
             plan=lambda one: "bare" if one == BARE else f"{library} {one!r}", noise=0.03
         )

@@ -18,7 +18,7 @@ from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.show.result_text import result_lines, resume_command
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
@@ -49,10 +49,10 @@ def concluded(
     launches: tuple[Launch, ...] = LAUNCHES,
     objective: Objective = RATE,
     **more: object,
-) -> Result:
+) -> SearchResult:
     program = ProgramIdentity("c0ffee", "/bin/echo", "abc", PROGRAM)
     subject = Subject(MachineIdentity((("cores", "1"),)), program, SPACE, objective)
-    found = Result("rates", subject, RESOLVER, verdict, None, recorded(launches))
+    found = SearchResult("rates", subject, RESOLVER, verdict, None, recorded(launches))
     return found._replace(**more)  # type: ignore[arg-type]
 
 

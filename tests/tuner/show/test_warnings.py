@@ -12,12 +12,12 @@ from xtune.launches.launch import Launch, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Stage
 from xtune.show.result_text import result_lines
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.show.warnings import warnings_of
 from xtune.space.parameters import BARE
 
 
-def abouts(found: Result) -> list[str]:
+def abouts(found: SearchResult) -> list[str]:
     return [one.about for one in warnings_of(found)]
 
 

@@ -31,15 +31,14 @@ from xtune.errors import StorageError
 from xtune.evidence.verdicts import Rule, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
-from xtune.search.events import Allowance, Ended, Observer, Seed
-from xtune.search.events import Result as Searched
+from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed
 from xtune.search.records import Stage, Step, changed_variables, outdated, shown_records
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.result_text import result_lines
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.show.screens import WAITING, PlainScreen
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
@@ -151,7 +150,7 @@ def stored_presets(study: Study) -> list[Seed]:
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
-def tune(*program: str, observer: Observer | None = None, **options: Any) -> Result:
+def tune(*program: str, observer: Observer | None = None, **options: Any) -> SearchResult:
     """Search as the command does, without output, and return the result that it prints.
 
     **Ex.:** ``tune("infer.py", metric="images/s", param=["batch=1,2,4"], budget="10m").verdict``
@@ -200,7 +199,7 @@ def run_search(begun: Begun, shown: Shown) -> int:
 
 def search(
     begun: Begun, screen: Observer, *, quiet: bool, check: Callable[[], None] = lambda: None
-) -> Searched:
+) -> SearchOutcome:
     """Search in a study, whose launches that still count are used.
 
     check
@@ -284,7 +283,7 @@ def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
         store.finish(number, probe)
 
 
-def recall(task: Task, asked: Asked, study: Study) -> Result:
+def recall(task: Task, asked: Asked, study: Study) -> SearchResult:
     """The result from the launches of a study, whatever this process inherits."""
     kept = StudyStore(study).records()
     records = shown_records(kept)
@@ -297,11 +296,11 @@ def recall(task: Task, asked: Asked, study: Study) -> Result:
     favourite = strategy.favourite(records)
     resolution = strategy.resolution(records, Allowance(0.0, 0.0))
     ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
-    found = Searched(verdict, favourite, None, resolution, records, 0, ended)
+    found = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
     return _result(Begun(task, asked, Budget(), study, ()), found)
 
 
-def print_result(result: Result, *, as_json: bool) -> None:
+def print_result(result: SearchResult, *, as_json: bool) -> None:
     """Print the result of a search."""
     if as_json:
         click.echo(json.dumps(result.to_plain()))
@@ -310,7 +309,7 @@ def print_result(result: Result, *, as_json: bool) -> None:
         click.echo(line)
 
 
-def conclude(begun: Begun, found: Searched) -> Result:
+def conclude(begun: Begun, found: SearchOutcome) -> SearchResult:
     """The result of a search; it is also stored in the study if that can be reached."""
     study = begun.study
     try:
@@ -323,8 +322,8 @@ def conclude(begun: Begun, found: Searched) -> Result:
     return _result(begun, found)
 
 
-def _result(begun: Begun, found: Searched) -> Result:
-    return Result(
+def _result(begun: Begun, found: SearchOutcome) -> SearchResult:
+    return SearchResult(
         begun.study.name,
         begun.task.subject,
         begun.task.resolver,

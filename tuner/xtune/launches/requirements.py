@@ -110,7 +110,7 @@ def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[s
         name = percentile[2] if percentile else requirement.quantity
         if name is not None and name not in RESOURCES:
             is_time = percentile is not None and not name.startswith(MARK)
-            wanted.append(f"{Kind.TIME.value}:{name}" if is_time else name)
+            wanted.append(f"{MetricKind.TIME.value}:{name}" if is_time else name)
     found: dict[str, str] = {}
     for text in wanted:
         found.setdefault(name_of(text), text)

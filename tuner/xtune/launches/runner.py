@@ -133,7 +133,7 @@ class Runner:
         self._machine = resolver.machine
         self._environment = os.environ if environment is None else environment
         if service is not None:
-            metrics = (*metrics, f"{Kind.TIME.value}:{LATENCY}")
+            metrics = (*metrics, f"{MetricKind.TIME.value}:{LATENCY}")
         self._metrics = metrics_to_read(objective, metrics)
         self._service = service
         self._prepare, self._cleanup = prepare, cleanup

@@ -96,7 +96,7 @@ class Ended(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Result(NamedTuple):
+class SearchOutcome(NamedTuple):
     """The result of a search."""
 
     verdict: Verdict

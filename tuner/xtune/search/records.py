@@ -163,7 +163,7 @@ USUAL_DEGREES = 3.0
 """Prior for the noise, and the number of repeated launches that it counts as."""
 
 
-class Scale:
+class ScoreScale:
     """The scores of some records; immutable."""
 
     def __init__(self, records: Sequence[Record], objective: Objective) -> None:

@@ -18,7 +18,7 @@ from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
-from xtune.search.records import Record, Scale, Stage, Step, unscore
+from xtune.search.records import Record, ScoreScale, Stage, Step, unscore
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
@@ -110,7 +110,7 @@ class Strategy:
 
     def proposal(self, records: Sequence[Record]) -> Step | None:
         """A new configuration, or the best again; None after `LAUNCHES_EACH` times the plans."""
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         plans = self._proposer.plans
         if plans is not None and len(scale.ratings) >= LAUNCHES_EACH * plans:
             return None
@@ -123,7 +123,7 @@ class Strategy:
         step = self._step(Stage.SEARCH, chosen, f"search {plan_hash} {before}")
         return step._replace(cut_at=self._cut_at(scale))
 
-    def _cut_at(self, scale: Scale) -> float | None:
+    def _cut_at(self, scale: ScoreScale) -> float | None:
         """The value that a launch must reach; otherwise it may be ended early."""
         scores = [one.score for one in scale.ratings if one.score is not None and not one.is_cut]
         if not scores:
@@ -161,7 +161,7 @@ class Strategy:
 
     def _clear_best(self, records: Sequence[Record]) -> Configuration | None:
         """The favourite if it is ahead of the bare command by more than noise."""
-        scale = Scale(_without_checks(records), self._objective)
+        scale = ScoreScale(_without_checks(records), self._objective)
         if scale.bare is None or scale.lead <= self._rule.min_effect:
             return None
         return next(iter(self._favourites(scale, 1)), None)
@@ -172,7 +172,7 @@ class Strategy:
 
     def _lean(self, records: Sequence[Record], best: Configuration) -> Configuration:
         """The best without the changes whose loss was within the noise; the best if that was slower."""
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         whole = scale.mean_of(self._hash(best))
         if whole is None:
             return best
@@ -254,7 +254,7 @@ class Strategy:
         if rest:
             size = (size or MIN_FINAL).with_rest(allowance.left)
             size = size if size.launches <= allowance.left else None
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         if size is None or scale.bare is None or scale.lead <= self._rule.min_effect:
             return size
         gain = math.expm1(scale.lead)
@@ -266,10 +266,10 @@ class Strategy:
     def _finalists(self, records: Sequence[Record], count: int) -> list[Configuration]:
         """The best, and its lean form if there is room for both, or in its place."""
         # A check with one lucky launch must not become a finalist.
-        scale = Scale(_without_checks(records), self._objective)
+        scale = ScoreScale(_without_checks(records), self._objective)
         # What failed in most of its launches of finals is not tried in another one.
         finals = [record for record in records if record.step.stage is Stage.FINAL]
-        out = failed_plans(Scale(finals, self._objective).ratings)
+        out = failed_plans(ScoreScale(finals, self._objective).ratings)
         found = self._favourites(scale, count + len(out))
         found = [one for one in found if self._hash(one) not in out][:count]
         if not found:
@@ -296,7 +296,7 @@ class Strategy:
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """The configuration that is probably best so far; None before anything was measured."""
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         found = self._favourites(scale, 1)
         if not found:
             return None
@@ -306,7 +306,7 @@ class Strategy:
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""
-        spread, degrees = Scale(records, self._objective).noise_seen
+        spread, degrees = ScoreScale(records, self._objective).noise_seen
         final = self.final(records)
         if final is not None:
             size = FinalSize(len(final.plan.finalists), max(final.plan.planned, final.blocks))
@@ -324,10 +324,10 @@ class Strategy:
         )
         return Resolution(spread, degrees, gain, low, high)
 
-    def _favourites(self, scale: Scale, count: int) -> list[Configuration]:
+    def _favourites(self, scale: ScoreScale, count: int) -> list[Configuration]:
         return self._proposer.favourites(scale.ratings, self._belief(scale), count)
 
-    def _belief(self, scale: Scale) -> Belief:
+    def _belief(self, scale: ScoreScale) -> Belief:
         return Belief(self._proposer, scale.ratings, scale.spread)
 
     def _step(self, stage: Stage, configuration: Configuration, key: str, origin: str = "") -> Step:

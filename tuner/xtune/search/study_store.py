@@ -36,7 +36,7 @@ from xtune.search.encoding import (
 )
 from xtune.search.records import Provenance, Record, Stage, Step
 from xtune.search.study import Study
-from xtune.search.workers import BEAT_S, Watch, Worker, this_worker
+from xtune.search.workers import BEAT_S, SearchWorker, Watch, this_worker
 from xtune.space.parameters import BARE, Configuration
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StudyStore:
         self,
         study: Study,
         *,
-        worker: Worker | None = None,
+        worker: SearchWorker | None = None,
         watch: Watch | None = None,
         beat_s: float = BEAT_S,
         plan_hash: Callable[[Configuration], str | None] | None = None,
@@ -172,7 +172,7 @@ class StudyStore:
         if CLAIM not in attributes:
             return None  # of another tool
         claim = attributes[CLAIM]
-        worker, step = Worker(**claim["worker"]), decode_step(claim["step"])
+        worker, step = SearchWorker(**claim["worker"]), decode_step(claim["step"])
         made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
         record: Record | None = Record(number, step, worker.host, None, made)
         if trial.state.is_finished():

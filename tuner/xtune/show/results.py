@@ -16,7 +16,7 @@ from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.events import Ended, Favourite, Resolution
-from xtune.search.records import Record, Scale, Stage
+from xtune.search.records import Record, ScoreScale, Stage
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
 from xtune.show.words import launches as counted_launches
@@ -57,7 +57,7 @@ class Lead(NamedTuple):
     """It is ahead of the bare command by more than the noise; None if the noise is unknown."""
 
 
-class Result(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search."""
 
     study: str
@@ -240,7 +240,7 @@ class Result(NamedTuple):
     @property
     def ablations(self) -> tuple[Ablation, ...]:
         """The winner without each of its changes."""
-        scale = Scale(self.records, self.objective)
+        scale = ScoreScale(self.records, self.objective)
         return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
     @property

@@ -64,7 +64,7 @@ class Selection(NamedTuple):
         return hints or rule is None or not rule.is_hint
 
 
-class Result(NamedTuple):
+class LintResult(NamedTuple):
     """What was found."""
 
     findings: tuple[ScriptFinding, ...]
@@ -85,7 +85,7 @@ def check_paths(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> Result:
+) -> LintResult:
     """Check files and directories.
 
     `select` and `ignore`, codes or their beginnings, replace those of pyproject.toml.
@@ -131,7 +131,7 @@ def check_paths(
     order = {path: number for number, path in enumerate(files.paths)}
     findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
-    return Result(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
+    return LintResult(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
 
 
 def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
