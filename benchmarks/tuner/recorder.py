@@ -30,7 +30,7 @@ from benchmarks.tuner.recorded import (
 )
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
-from xtune.cli.preparation import Task, prepare
+from xtune.cli.preparation import SearchTask, prepare
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.space.parameters import BARE, Configuration
 
@@ -103,7 +103,7 @@ def say(text: str) -> None:
     print(f"record: {text}", file=sys.stderr, flush=True)
 
 
-def _header(task: Task, options: Options) -> Header:
+def _header(task: SearchTask, options: Options) -> Header:
     versions = {"kernel": platform.release(), "python": platform.python_version()}
     for name in ("torch", "numpy", "xlaunch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -118,7 +118,7 @@ def _header(task: Task, options: Options) -> Header:
     )
 
 
-def _plans(task: Task) -> list[RecordedPlan]:
+def _plans(task: SearchTask) -> list[RecordedPlan]:
     """Return the bare command's plan, then those of the space: few changed settings first.
 
     The last one, without a hash, has the configurations that cannot be planned.

@@ -38,7 +38,7 @@ from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
 from xtune.search.events import Allowance, Measurer, SearchOutcome
-from xtune.search.records import Rating, Record, ScoreScale, Stage, Step
+from xtune.search.records import NextLaunch, Rating, Record, ScoreScale, Stage
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search, next_step
@@ -260,7 +260,7 @@ def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) ->
         configuration = proposer.propose(ratings)
         if configuration is not None:
             plan_hash = measurer.plan_hash(configuration) or ""
-            step = Step(Stage.SEARCH, configuration, plan_hash, str(number))
+            step = NextLaunch(Stage.SEARCH, configuration, plan_hash, str(number))
             record = Record(number, step, "here", measurer.measure(configuration))
             (rating,) = ScoreScale([record], objective).ratings
             ratings.append(rating)

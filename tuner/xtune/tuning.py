@@ -31,7 +31,7 @@ from xtune.search.events import (
     Store,
     require_baseline,
 )
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -62,7 +62,9 @@ Turn = Callable[[], AbstractContextManager[object]]
 """Context of each launch that excludes other launches on this host."""
 
 
-def next_step(strategy: Strategy, records: Sequence[Record], allowance: Allowance) -> Step | None:
+def next_step(
+    strategy: Strategy, records: Sequence[Record], allowance: Allowance
+) -> NextLaunch | None:
     """The next launch. None: finished, or other workers must finish theirs first."""
     if allowance.left < 1:
         return None
@@ -203,7 +205,7 @@ class Search:
             self._observer.waiting_for_others(busy)
             self._sleep(WAIT_S)
 
-    def _launch(self, step: Step, allowance: Allowance) -> None:
+    def _launch(self, step: NextLaunch, allowance: Allowance) -> None:
         number = self._patiently(lambda: self._store.claim(step))
         if number is None:
             return  # another worker was faster
@@ -229,7 +231,7 @@ class Search:
         if type(self._observer) is not Observer:  # somebody listens
             self._tell(step)
 
-    def _is_of_others(self, step: Step) -> bool:
+    def _is_of_others(self, step: NextLaunch) -> bool:
         """Whether a launch belongs to a final that another machine runs."""
         if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
             return False
@@ -257,7 +259,7 @@ class Search:
             self._stage = stage
             self._observer.stage_changed(stage)
 
-    def _tell(self, step: Step) -> None:
+    def _tell(self, step: NextLaunch) -> None:
         """Report another favourite, and the resolution: once the noise is known, and with the final."""
         before = self._favourite
         if step.configuration != BARE:

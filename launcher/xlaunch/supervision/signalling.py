@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable
 
 from xlaunch.machine.processes import children, descendants, read_process
-from xlaunch.supervision.states import Action, Target
+from xlaunch.supervision.states import Action, SignalTarget
 
 KEPT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
 PASSED_ON = signal.valid_signals().difference(KEPT)
@@ -42,8 +42,8 @@ def deliver(action: Action, pids: Iterable[int]) -> list[int]:
     refused = []
     for pid in pids:
         sent = True
-        if action.signal is not None and action.target is not Target.NOBODY:
-            sent = send(pid, action.signal, group=action.target is Target.GROUPS)
+        if action.signal is not None and action.target is not SignalTarget.NOBODY:
+            sent = send(pid, action.signal, group=action.target is SignalTarget.GROUPS)
         if action.continue_groups:
             send(pid, signal.SIGCONT, group=True)
         if not sent:

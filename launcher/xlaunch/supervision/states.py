@@ -64,7 +64,7 @@ EVENT_OF_SIGNAL: dict[int, Event] = {
 }
 
 
-class Target(enum.Enum):
+class SignalTarget(enum.Enum):
     NOBODY = "nobody"
     PROCESSES = "the process of each instance"
     GROUPS = "the process group of each instance"
@@ -75,7 +75,7 @@ class Target(enum.Enum):
 class Action(NamedTuple):
     """What the supervisor does on an event, in this order."""
 
-    target: Target
+    target: SignalTarget
     signal: int | None
     next: State
     start_grace: bool = False
@@ -86,17 +86,17 @@ class Action(NamedTuple):
     """Stop the user's process too, so that the shell sees a suspended job."""
 
 
-def _pass_on(target: Target, number: signal.Signals, then: State) -> Action:
+def _pass_on(target: SignalTarget, number: signal.Signals, then: State) -> Action:
     return Action(target, number, then)
 
 
-def _end(number: signal.Signals, target: Target = Target.PROCESSES) -> Action:
+def _end(number: signal.Signals, target: SignalTarget = SignalTarget.PROCESSES) -> Action:
     return Action(target, number, State.ENDING, start_grace=True, continue_groups=True)
 
 
-_NOBODY, _GROUPS, _PROCESSES = Target.NOBODY, Target.GROUPS, Target.PROCESSES
+_NOBODY, _GROUPS, _PROCESSES = SignalTarget.NOBODY, SignalTarget.GROUPS, SignalTarget.PROCESSES
 _GIVE_UP = Action(_NOBODY, None, State.ENDING, start_grace=True)
-_KILL = Action(Target.EVERYTHING, signal.SIGKILL, State.KILLING)
+_KILL = Action(SignalTarget.EVERYTHING, signal.SIGKILL, State.KILLING)
 S = State
 E = Event
 
@@ -175,6 +175,6 @@ def act(state: State, event: Event, number: int | None = None) -> Action:
     number
         The signal of `Event.OTHER_SIGNAL`.
     """
-    action = TABLE.get((state, event), Action(Target.NOBODY, None, state))
-    is_other = event is Event.OTHER_SIGNAL and action.target is not Target.NOBODY
+    action = TABLE.get((state, event), Action(SignalTarget.NOBODY, None, state))
+    is_other = event is Event.OTHER_SIGNAL and action.target is not SignalTarget.NOBODY
     return action._replace(signal=number) if is_other else action

@@ -46,8 +46,8 @@ from xlaunch.supervision.states import (
     TABLE,
     Action,
     Event,
+    SignalTarget,
     State,
-    Target,
     act,
 )
 from xlaunch.supervision.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
@@ -446,7 +446,7 @@ class Supervisor:
             self._handle(Event.ALL_WAIT)
 
     def _signal(self, action: Action) -> None:
-        if action.target is Target.EVERYTHING:
+        if action.target is SignalTarget.EVERYTHING:
             self._kill_everything()
             return
         for pid in deliver(action, self._running):

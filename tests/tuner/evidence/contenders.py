@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from xtune.evidence.finals import Final, FinalPlan, Turn
+from xtune.evidence.finals import Final, FinalLaunch, FinalPlan
 from xtune.evidence.verdicts import Contender
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Secondary
 from xtune.space.parameters import Configuration
@@ -69,14 +69,14 @@ def launch(
     )
 
 
-Script = Callable[[Turn], Launch]
+Script = Callable[[FinalLaunch], Launch]
 
 
 def scripted(values: dict[Configuration, float], *, noise: float = 0.0, seed: int = 0) -> Script:
     """An executor that gives each configuration its value, times noise."""
     rng = np.random.default_rng(seed)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         value = values[turn.configuration] * math.exp(noise * rng.standard_normal())
         return launch(turn.configuration, value)
 
@@ -85,7 +85,7 @@ def scripted(values: dict[Configuration, float], *, noise: float = 0.0, seed: in
 
 def play(
     plan: FinalPlan, execute: Script, *, objective: Objective = RATE, blocks: int | None = None
-) -> tuple[Final, list[Turn]]:
+) -> tuple[Final, list[FinalLaunch]]:
     """A final played to its end, or for so many blocks, and the turns it took."""
     final = Final(plan, objective)
     turns = []

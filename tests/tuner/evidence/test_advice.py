@@ -14,7 +14,7 @@ from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import (
     SETTLING_POWER,
-    Rule,
+    ClaimRule,
     VerdictKind,
     blocks_for,
     settle_probability,
@@ -23,7 +23,7 @@ from xtune.evidence.verdicts import (
 )
 from xtune.space.parameters import BARE, Configuration
 
-RULE = Rule()
+RULE = ClaimRule()
 
 
 def candidates(count: int) -> list[Finalist]:

@@ -22,8 +22,8 @@ from tests.tuner.evidence.contenders import (
     scripted,
 )
 
-from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn
-from xtune.evidence.verdicts import Rule, VerdictKind
+from xtune.evidence.finals import Final, Finalist, FinalLaunch, FinalPlan
+from xtune.evidence.verdicts import ClaimRule, VerdictKind
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
 
@@ -126,7 +126,7 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
     """The leader is too noisy for anything to be surely behind it."""
     swings = itertools.cycle((0.80, 1.35))
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         values = {BARE: 100.0, ONE: 100.1 + 0.1 * (turn.block % 2), TWO: 100.0}
         swing = next(swings) if turn.configuration == TWO else 1.0
         return launch(turn.configuration, values[turn.configuration] * swing)
@@ -140,7 +140,7 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
 
 
 def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         other = 125.0 if turn.block % 2 else 137.0
         values = {BARE: 100.0, ONE: 130.0 + 0.1 * turn.block, TWO: other}
         return launch(turn.configuration, values[turn.configuration])
@@ -161,10 +161,10 @@ def test_when_none_can_gain_it_ends_early() -> None:
 
 
 def test_a_failed_launch_leaves_its_pair_out() -> None:
-    failed: list[Turn] = []
+    failed: list[FinalLaunch] = []
     script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         if turn.configuration == ONE and turn.block == 2:
             failed.append(turn)
             return launch(ONE, None, outcome=Outcome.CRASHED)
@@ -192,7 +192,7 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
 def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
     script = scripted(EQUAL, noise=0.02)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         return bad if turn.configuration == ONE else script(turn)
 
     final, turns = play(plan(ONE, TWO), execute)
@@ -204,7 +204,7 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
 
 
 def test_when_every_finalist_is_out_the_final_is_over() -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         if turn.configuration == BARE:
             return launch(BARE, 100.0)
         return launch(turn.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
@@ -222,7 +222,7 @@ def test_when_every_finalist_is_out_the_final_is_over() -> None:
 def test_a_default_that_fails_once_costs_its_block_only() -> None:
     script = scripted(EQUAL, noise=0.02)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         if turn.configuration == BARE and turn.block in (1, 3):
             return launch(BARE, None, outcome=Outcome.CRASHED)
         return script(turn)
@@ -239,7 +239,7 @@ def test_a_default_that_fails_once_costs_its_block_only() -> None:
 
 
 def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         if turn.configuration == BARE and turn.block >= 1:
             return launch(BARE, None, outcome=Outcome.CRASHED)
         return launch(turn.configuration, 100.0)
@@ -255,7 +255,7 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
 def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
     script = scripted({BARE: 100.0, ONE: 102.0, TWO: 102.0}, noise=0.04)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         waits = 0.030 if turn.configuration == ONE and turn.block in (1, 3) else 0.010
         return launch(turn.configuration, script(turn).value, p99_s=waits)
 
@@ -267,7 +267,7 @@ def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
 
 
 def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         waits = 0.050 if turn.configuration == BARE else 0.010
         value = 100.0 if turn.configuration == BARE else 95.0
         return launch(turn.configuration, value * (1.0 + 0.01 * (turn.block % 3)), p99_s=waits)
@@ -308,7 +308,7 @@ def test_an_open_final_goes_on_with_the_pairs_that_it_has() -> None:
 
 @pytest.mark.parametrize("value", [130.0, 80.0, None])
 def test_a_clear_final_does_not_go_on(value: float | None) -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         return launch(turn.configuration, 100.0 if turn.configuration == BARE else value)
 
     final, _ = play(plan(ONE, blocks=4), execute)
@@ -337,7 +337,7 @@ def test_launches_in_any_order_and_more_than_asked_for_contradict_nothing(
     assert again.verdict() == whole.verdict()
 
 
-def launched(final: Final, turns: list[Turn]) -> list[Launch]:
+def launched(final: Final, turns: list[FinalLaunch]) -> list[Launch]:
     """The launches of these turns."""
     by_key = dict(
         zip(sorted((one.block, one.candidate) for one in turns), final.launches, strict=True)
@@ -391,7 +391,7 @@ def test_each_further_final_may_err_half_as_much() -> None:
 
 
 def test_the_rule_is_the_callers() -> None:
-    strict = Rule(confidence=0.99, min_effect=0.2)
+    strict = ClaimRule(confidence=0.99, min_effect=0.2)
     made = plan(ONE, rule=strict)
     final, _ = play(made, scripted({BARE: 100.0, ONE: 115.0}, noise=0.01))
     assert made.error == pytest.approx(0.005)

@@ -9,8 +9,8 @@ import pytest
 from tests.tuner.evidence.contenders import ONE, THREE, TWO, around, contender
 
 from xtune.evidence.verdicts import (
+    ClaimRule,
     Contender,
-    Rule,
     Verdict,
     VerdictKind,
     is_tie,
@@ -19,10 +19,10 @@ from xtune.evidence.verdicts import (
 )
 from xtune.space.parameters import BARE
 
-RULE = Rule()
+RULE = ClaimRule()
 
 
-def judged(*contenders: Contender, rule: Rule = RULE, **more: object) -> Verdict:
+def judged(*contenders: Contender, rule: ClaimRule = RULE, **more: object) -> Verdict:
     return judge(BARE, contenders, rule=rule, level=rule.error, **more)  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ def test_a_gain_below_the_minimal_effect_is_none() -> None:
     assert verdict.leader == ONE
     assert verdict.gain is None
     assert "gains below 1 % do not matter" in verdict.reason
-    small = Rule(min_effect=0.001)
+    small = ClaimRule(min_effect=0.001)
     assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is VerdictKind.GAIN
 
 

@@ -22,7 +22,7 @@ from xtune.launches.launch import Outcome
 from xtune.search.ablation import ablations_of, without_each
 from xtune.search.budget import MIN_FINAL
 from xtune.search.events import Allowance
-from xtune.search.records import USUAL_DEGREES, Record, ScoreScale, Stage, Step
+from xtune.search.records import USUAL_DEGREES, NextLaunch, Record, ScoreScale, Stage
 from xtune.search.strategy import MAX_CHECKS, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -43,7 +43,7 @@ def recorded(
     for number, configuration in enumerate(launched):
         plan_hash = measurer.plan_hash(configuration) or ""
         cut_at = 1e9 if cut else None
-        step = Step(Stage.SEARCH, configuration, plan_hash, str(number), cut_at=cut_at)
+        step = NextLaunch(Stage.SEARCH, configuration, plan_hash, str(number), cut_at=cut_at)
         launch = measurer.measure(configuration, cut_at=cut_at)
         records.append(Record(number, step, "here", launch))
     return records

@@ -15,7 +15,7 @@ from tests.tuner.search.studies import worker as another
 from xtune.evidence.verdicts import VerdictKind
 from xtune.search.budget import Budget
 from xtune.search.events import Allowance, Ended, Observer, SearchOutcome
-from xtune.search.records import Stage, Step
+from xtune.search.records import NextLaunch, Stage
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import open_study
@@ -59,7 +59,7 @@ class Machine:
         self.waited_for = waits.hosts
         return found
 
-    def claim_next(self) -> tuple[int, Step] | None:
+    def claim_next(self) -> tuple[int, NextLaunch] | None:
         step = next_step(self.strategy, self.store.records(), Allowance(20, LAUNCHES))
         if step is None:
             return None

@@ -33,7 +33,7 @@ from xtune.search.events import (
     Resolution,
     SearchOutcome,
 )
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -67,7 +67,7 @@ class Diary(Observer):
     def stage_changed(self, stage: Stage) -> None:
         self.lines.append(f"stage {stage.value}")
 
-    def launching(self, step: Step, progress: Progress) -> None:
+    def launching(self, step: NextLaunch, progress: Progress) -> None:
         self.lines.append("launching")
         self.progress.append(progress)
 
@@ -78,7 +78,7 @@ class Diary(Observer):
     def favourite_changed(self, favourite: Favourite) -> None:
         self.favourites.append(favourite)
 
-    def lost(self, step: Step) -> None:
+    def lost(self, step: NextLaunch) -> None:
         self.lines.append("lost")
 
     def resolution_known(self, resolution: Resolution) -> None:
@@ -487,7 +487,7 @@ def test_a_storage_that_is_away_while_it_is_read_is_asked_again(lost: str) -> No
             self.fail("records")
             return super().records()
 
-        def claim(self, step: Step) -> int | None:
+        def claim(self, step: NextLaunch) -> int | None:
             self.fail("claim")
             return super().claim(step)
 

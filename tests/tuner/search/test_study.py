@@ -20,10 +20,10 @@ from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE
 from xtune.search.events import SearchOutcome
 from xtune.search.records import (
+    NextLaunch,
     Provenance,
     Record,
     Stage,
-    Step,
     changed_variables,
     digests,
     shown_records,
@@ -55,9 +55,11 @@ def again(storage: Storage) -> Storage:
     return open_storage(storage.shown)
 
 
-def step(number: int = 0, configuration: Configuration | None = None, **fields: object) -> Step:
+def step(
+    number: int = 0, configuration: Configuration | None = None, **fields: object
+) -> NextLaunch:
     made = configuration or SPACE.default
-    return Step(Stage.SEARCH, made, repr(made), f"search {number}")._replace(**fields)  # type: ignore[arg-type]
+    return NextLaunch(Stage.SEARCH, made, repr(made), f"search {number}")._replace(**fields)  # type: ignore[arg-type]
 
 
 def launch(value: float | None = 1.5, **fields: object) -> Launch:

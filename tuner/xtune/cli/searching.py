@@ -19,7 +19,7 @@ from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
 from xtune.cli.output_files import write_preset
 from xtune.cli.preparation import (
-    Task,
+    SearchTask,
     current_provenance,
     prepare,
     presets_to_try,
@@ -28,11 +28,11 @@ from xtune.cli.preparation import (
 )
 from xtune.cli.studies import open_named
 from xtune.errors import StorageError
-from xtune.evidence.verdicts import Rule, Verdict, VerdictKind, undecided
+from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed
-from xtune.search.records import Stage, Step, changed_variables, outdated, shown_records
+from xtune.search.records import NextLaunch, Stage, changed_variables, outdated, shown_records
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
@@ -61,7 +61,7 @@ class Shown(NamedTuple):
 class Begun(NamedTuple):
     """A search that can start."""
 
-    task: Task
+    task: SearchTask
     asked: Asked
     budget: Budget
     study: Study
@@ -101,14 +101,14 @@ class _Signals:
         raise Interruption
 
 
-def budget_of(asked: Asked, task: Task) -> Budget:
+def budget_of(asked: Asked, task: SearchTask) -> Budget:
     """The budget of the search. Raises `BudgetError`."""
     if asked.budget is None and task.made.launches is not None:
         return Budget(launches=task.made.launches)
     return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
-def announce(task: Task, *, verbose: bool = False) -> None:
+def announce(task: SearchTask, *, verbose: bool = False) -> None:
     """Print the objective and the space; with the reasons for what is left out if `verbose`."""
     say(f"objective: {aim(task.objective)}")
     for line in describe_space(task.space, task.made.left_out, verbose=verbose):
@@ -237,7 +237,7 @@ def search(
     ).run()
 
 
-def open_store(task: Task, study: Study, *, quiet: bool) -> StudyStore:
+def open_store(task: SearchTask, study: Study, *, quiet: bool) -> StudyStore:
     """The launches of a study that `task` would start in the same way.
 
     Reports the others, and those with another provenance.
@@ -270,7 +270,7 @@ def _left_out(count: int, why: str) -> str:
     return f"{launches(count)} of this study {'does' if count == 1 else 'do'} not count: {why}"
 
 
-def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
+def _keep_probe(task: SearchTask, store: StudyStore, probe: Launch) -> None:
     """Count the launch that announced the objective: as this host's baseline, or as a control."""
     own = [one for one in store.records() if one.host == store.host]
     bare = sum(one.step.configuration == BARE for one in own)
@@ -278,12 +278,12 @@ def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
         task.runner.take_over(probe)
         return
     key = f"control {store.host} {bare}"
-    number = store.claim(Step(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))
+    number = store.claim(NextLaunch(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))
     if number is not None:
         store.finish(number, probe)
 
 
-def recall(task: Task, asked: Asked, study: Study) -> SearchResult:
+def recall(task: SearchTask, asked: Asked, study: Study) -> SearchResult:
     """The result from the launches of a study, whatever this process inherits."""
     kept = StudyStore(study).records()
     records = shown_records(kept)
@@ -350,7 +350,7 @@ def _earlier(study: Study, verdict: Verdict) -> str:
 
 
 def _strategy(
-    task: Task,
+    task: SearchTask,
     asked: Asked,
     plan_hash: Callable[[Configuration], str | None],
     host: str = "",
@@ -362,13 +362,13 @@ def _strategy(
         task.objective,
         host=host,
         seeds=first,
-        rule=Rule(min_effect=asked.min_effect),
+        rule=ClaimRule(min_effect=asked.min_effect),
         seed=asked.seed,
     )
 
 
 @contextlib.contextmanager
-def _screen(task: Task, shown: Shown) -> Iterator[Observer]:
+def _screen(task: SearchTask, shown: Shown) -> Iterator[Observer]:
     """The observer that shows the search."""
     if shown.quiet:
         yield Observer()

@@ -24,9 +24,9 @@ from typing import NamedTuple
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
     MIN_PAIRS,
+    ClaimRule,
     Contender,
     MoreBudget,
-    Rule,
     Verdict,
     VerdictKind,
     differences,
@@ -66,7 +66,7 @@ class FinalPlan(NamedTuple):
     """At least one."""
     planned: int = 12
     """Blocks that the error is planned for, from 1 to 60; more may follow."""
-    rule: Rule = Rule()
+    rule: ClaimRule = ClaimRule()
     seed: int = 0
     attempt: int = 0
     """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
@@ -103,7 +103,7 @@ class FinalPlan(NamedTuple):
         return tuple([names[place] for place in row])
 
 
-class Turn(NamedTuple):
+class FinalLaunch(NamedTuple):
     """A launch of a final."""
 
     block: int
@@ -176,14 +176,14 @@ class Final:
         """Launches that the next block still needs."""
         return len(self._missing())
 
-    def next(self) -> Turn | None:
+    def next(self) -> FinalLaunch | None:
         """The next launch, the same until it is recorded; None if the final is over."""
         if self.is_over:
             return None
         candidate = self._missing()[0]
-        return Turn(self.blocks, candidate, self.plan.configurations[candidate])
+        return FinalLaunch(self.blocks, candidate, self.plan.configurations[candidate])
 
-    def record(self, turn: Turn, launch: Launch) -> None:
+    def record(self, turn: FinalLaunch, launch: Launch) -> None:
         """Record the launch of a turn.
 
         If a finalist's launch has no value, its pair of this block is left out; after the second one

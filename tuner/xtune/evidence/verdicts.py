@@ -45,7 +45,7 @@ class VerdictKind(enum.Enum):
     INCONCLUSIVE = "inconclusive"
 
 
-class Rule(NamedTuple):
+class ClaimRule(NamedTuple):
     """The confidence of claims, and the smallest gain that matters."""
 
     confidence: float = 0.95
@@ -134,7 +134,7 @@ def judge(
     baseline: Configuration,
     contenders: Sequence[Contender],
     *,
-    rule: Rule,
+    rule: ClaimRule,
     level: float,
     baseline_kept: Sequence[bool | None] = (),
     seed: int = 0,
@@ -197,7 +197,7 @@ def judge(
 
 def _standings(
     contenders: Sequence[Contender],
-    rule: Rule,
+    rule: ClaimRule,
     share: float,
     baseline_kept: Sequence[bool | None],
     chances: Sequence[float],
@@ -233,7 +233,7 @@ def _estimate(row: Standing) -> float:
     return row.interval.estimate if row.interval is not None else 0.0
 
 
-def _is_gain(interval: RatioInterval, rule: Rule) -> bool:
+def _is_gain(interval: RatioInterval, rule: ClaimRule) -> bool:
     return (
         interval.pairs >= MIN_PAIRS
         and interval.low > 1.0
@@ -242,7 +242,7 @@ def _is_gain(interval: RatioInterval, rule: Rule) -> bool:
     )
 
 
-def _is_no_gain(row: Standing, rule: Rule) -> bool:
+def _is_no_gain(row: Standing, rule: ClaimRule) -> bool:
     interval = row.interval
     return (
         interval is not None
@@ -263,7 +263,7 @@ def _keeps_more(
     return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
-def _fewest_changes(gains: Sequence[Standing], rule: Rule) -> Standing:
+def _fewest_changes(gains: Sequence[Standing], rule: ClaimRule) -> Standing:
     """Among ties with the best gain, the one with the fewest changes, then the least memory."""
     best = gains[0]
     ties = [row for row in gains if is_tie(row.contender, best.contender, rule)]
@@ -286,7 +286,7 @@ def differences(one: Contender, other: Contender) -> tuple[float, ...]:
     )
 
 
-def is_tie(one: Contender, best: Contender, rule: Rule) -> bool:
+def is_tie(one: Contender, best: Contender, rule: ClaimRule) -> bool:
     """Whether a finalist ties with the best one.
 
     It does if it is behind by less than the minimal effect, or by less than one standard error of the
@@ -323,7 +323,7 @@ def _gain_reason(winner: Standing, first: Standing) -> str:
     return text
 
 
-def _no_gain_reason(leader: Standing, rule: Rule) -> str:
+def _no_gain_reason(leader: Standing, rule: ClaimRule) -> str:
     return f"{_where(leader)}; gains below {100 * rule.min_effect:g} % do not matter"
 
 
@@ -417,7 +417,7 @@ NOISE_CONFIDENCE = 0.9
 
 
 def smallest_gain(
-    spread: float, blocks: int, *, finalists: int = 1, rule: Rule | None = None
+    spread: float, blocks: int, *, finalists: int = 1, rule: ClaimRule | None = None
 ) -> float:
     """The gain that a final of `blocks` blocks finds with 80 % probability: 0.05 is 5 %.
 
@@ -426,7 +426,7 @@ def smallest_gain(
     spread
         Standard deviation of a launch's logarithm: 0.03 is noise of 3 % from launch to launch.
     """
-    rule = rule or Rule()
+    rule = rule or ClaimRule()
     level = look_level(blocks, blocks, rule.error) / finalists
     degrees = degrees_of_freedom(blocks)
     reach = float(special.nctdtrinc(degrees, 1.0 - POWER, student_quantile(level, degrees)))
@@ -443,7 +443,7 @@ def spread_range(spread: float, degrees: int) -> tuple[float, float]:
 
 
 def blocks_for(
-    spread: float, gain: float, limit: int, *, finalists: int = 1, rule: Rule | None = None
+    spread: float, gain: float, limit: int, *, finalists: int = 1, rule: ClaimRule | None = None
 ) -> int | None:
     """The minimum number of blocks to find a gain with 80 % probability; None if above `limit`."""
     for blocks in range(MIN_PAIRS, limit + 1):
@@ -453,7 +453,11 @@ def blocks_for(
 
 
 def settling_blocks(
-    interval: RatioInterval, level_after: Callable[[int], float], rule: Rule, *, finalists: int = 1
+    interval: RatioInterval,
+    level_after: Callable[[int], float],
+    rule: ClaimRule,
+    *,
+    finalists: int = 1,
 ) -> int | None:
     """How many more blocks settle an open verdict with 90 % probability; None if more than 1,000.
 
@@ -487,7 +491,7 @@ def settling_blocks(
     return high
 
 
-def settle_probability(interval: RatioInterval, more: int, level: float, rule: Rule) -> float:
+def settle_probability(interval: RatioInterval, more: int, level: float, rule: ClaimRule) -> float:
     """The probability that `more` pairs show a gain, or its absence.
 
     The true ratio is unknown, so this is the predictive probability: the new estimate differs from the

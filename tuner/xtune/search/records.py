@@ -104,7 +104,7 @@ class Stage(enum.Enum):
     """The finalists and the bare command, interleaved."""
 
 
-class Step(NamedTuple):
+class NextLaunch(NamedTuple):
     """A launch to make."""
 
     stage: Stage
@@ -124,7 +124,7 @@ class Record(NamedTuple):
     """A launch, finished or under way."""
 
     number: int
-    step: Step
+    step: NextLaunch
     host: str
     """The host that made it; launches of one host share its drift."""
     launch: Launch | None

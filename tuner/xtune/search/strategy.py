@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan
-from xtune.evidence.verdicts import Rule, blocks_for, smallest_gain, spread_range
+from xtune.evidence.verdicts import ClaimRule, blocks_for, smallest_gain, spread_range
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
-from xtune.search.records import Record, ScoreScale, Stage, Step, unscore
+from xtune.search.records import NextLaunch, Record, ScoreScale, Stage, unscore
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
@@ -53,7 +53,7 @@ class Strategy:
         *,
         host: str = "",
         seeds: Sequence[Seed] = (),
-        rule: Rule | None = None,
+        rule: ClaimRule | None = None,
         seed: int = 0,
     ) -> None:
         """
@@ -65,7 +65,7 @@ class Strategy:
         self._space = space
         self._objective = objective
         self._host = host
-        self._rule = rule or Rule()
+        self._rule = rule or ClaimRule()
         self._seed = seed
         self._proposer = Proposer(space, plan_hash, seed)
         default = Seed("xlaunch", space.default)
@@ -78,7 +78,7 @@ class Strategy:
 
     # Launches of the search.
 
-    def bare_command(self, records: Sequence[Record]) -> Step | None:
+    def bare_command(self, records: Sequence[Record]) -> NextLaunch | None:
         """The bare command, once on each host; again if that launch failed."""
         mine = [record for record in records if record.host == self._host]
         tried = [record.launch for record in mine if record.step.stage is Stage.BASELINE]
@@ -87,7 +87,7 @@ class Strategy:
         key = f"baseline {self._host} {len(tried)}"
         return self._step(Stage.BASELINE, BARE, key, "the bare command")
 
-    def control(self, records: Sequence[Record]) -> Step | None:
+    def control(self, records: Sequence[Record]) -> NextLaunch | None:
         """The bare command again, if a control is due on this host."""
         mine = [record for record in records if record.host == self._host]
         bare = [at for at, record in enumerate(mine) if record.step.configuration == BARE]
@@ -99,7 +99,7 @@ class Strategy:
         key = f"control {self._host} {len(bare)}"
         return self._step(Stage.CONTROL, BARE, key, "the bare command")
 
-    def starting_point(self, records: Sequence[Record]) -> Step | None:
+    def starting_point(self, records: Sequence[Record]) -> NextLaunch | None:
         """Xlaunch's defaults, presets, earlier winners and the like, each once."""
         known = {record.step.plan_hash for record in records}
         for seed in self._seeds:
@@ -108,7 +108,7 @@ class Strategy:
                 return self._step(Stage.SEED, seed.configuration, f"seed {plan_hash}", seed.origin)
         return None
 
-    def proposal(self, records: Sequence[Record]) -> Step | None:
+    def proposal(self, records: Sequence[Record]) -> NextLaunch | None:
         """A new configuration, or the best again; None after `LAUNCHES_EACH` times the plans."""
         scale = ScoreScale(records, self._objective)
         plans = self._proposer.plans
@@ -130,7 +130,7 @@ class Strategy:
             return None
         return unscore(max(scores) - max(CUT_SHARE, CUT_SPREADS * scale.spread), self._objective)
 
-    def check(self, records: Sequence[Record]) -> Step | None:
+    def check(self, records: Sequence[Record]) -> NextLaunch | None:
         """The best without one of its changes, then without all that seem to do nothing.
 
         None unless the best is clearly ahead, and after `MAX_CHECKS` changes. The launches tell what
@@ -207,7 +207,7 @@ class Strategy:
         plan = decode_final_plan(made[0].step.details["plan"])
         return Final(plan, self._objective, launches)
 
-    def final_step(self, final: Final, left: float) -> Step | None:
+    def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
         turn = final.next()
         if turn is None:
@@ -225,7 +225,7 @@ class Strategy:
         key = f"final {final.plan.attempt} {turn.block} {turn.candidate}"
         return self._step(Stage.FINAL, turn.configuration, key)._replace(details=details)
 
-    def first_of_final(self, records: Sequence[Record], size: FinalSize) -> Step | None:
+    def first_of_final(self, records: Sequence[Record], size: FinalSize) -> NextLaunch | None:
         """The first launch of a new final; None without a finalist."""
         finalists = self._finalists(records, size.finalists)
         if not finalists:
@@ -330,8 +330,10 @@ class Strategy:
     def _belief(self, scale: ScoreScale) -> Belief:
         return Belief(self._proposer, scale.ratings, scale.spread)
 
-    def _step(self, stage: Stage, configuration: Configuration, key: str, origin: str = "") -> Step:
-        return Step(stage, configuration, self._hash(configuration), key, origin)
+    def _step(
+        self, stage: Stage, configuration: Configuration, key: str, origin: str = ""
+    ) -> NextLaunch:
+        return NextLaunch(stage, configuration, self._hash(configuration), key, origin)
 
     def _distinct(self, seeds: Sequence[Seed]) -> list[Seed]:
         """The seeds that can be carried out, each plan once."""

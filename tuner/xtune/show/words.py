@@ -18,7 +18,7 @@ from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
 from xtune.launches.summaries import kind_in, name_of, unit_in
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -294,7 +294,7 @@ def describe_failure(launch: Launch) -> str:
     return ": ".join([launch.outcome.value, *launch.notes[:1], *lines[-1:]])
 
 
-def describe_step(step: Step, space: Space) -> str:
+def describe_step(step: NextLaunch, space: Space) -> str:
     """What is launched and why."""
     origin = f" ({step.origin})" if step.origin and step.configuration != BARE else ""
     return f"{settings(step.configuration, space)}{origin}"
