@@ -148,10 +148,8 @@ def _to_dict(
             {
                 "group": result.group,
                 "check": result.check,
+                **result.finding._asdict(),
                 "severity": result.finding.severity.value,
-                "found": result.finding.found,
-                "why": result.finding.why,
-                "advise": result.finding.advise,
             }
             for result in results
         ],

@@ -88,9 +88,12 @@ def _line(finding: ScriptFinding) -> str:
     return f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}"
 
 
+_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = _MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
+
+
 def _annotation(finding: ScriptFinding) -> str:
     """A workflow command of GitHub Actions, escaped as its toolkit does."""
-    message = finding.message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     values = {
         "file": finding.path,
         "line": finding.line,
@@ -99,24 +102,12 @@ def _annotation(finding: ScriptFinding) -> str:
         "endColumn": finding.end_column,
         "title": finding.code,
     }
-    shown = ",".join(f"{key}={_property(str(value))}" for key, value in values.items())
-    return f"::error {shown}::{message}"
-
-
-def _property(text: str) -> str:
-    for character, escape in (
-        ("%", "%25"),
-        ("\r", "%0D"),
-        ("\n", "%0A"),
-        (":", "%3A"),
-        (",", "%2C"),
-    ):
-        text = text.replace(character, escape)
-    return text
+    shown = ",".join(f"{key}={str(value).translate(_PROPERTY)}" for key, value in values.items())
+    return f"::error {shown}::{finding.message.translate(_MESSAGE)}"
 
 
 def _document(result: LintResult) -> dict[str, Any]:
-    hints = sum(_is_hint(one) for one in result.findings)
+    hints = sum(one.code in BY_CODE and BY_CODE[one.code].is_hint for one in result.findings)
     return {
         "schema_version": SCHEMA_VERSION,
         "findings": [
@@ -140,10 +131,6 @@ def _document(result: LintResult) -> dict[str, Any]:
         },
         "notes": list(result.notes),
     }
-
-
-def _is_hint(finding: ScriptFinding) -> bool:
-    return finding.code in BY_CODE and BY_CODE[finding.code].is_hint
 
 
 def _summary(result: LintResult) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.elf import Elf, ElfError, read_elf
@@ -129,15 +129,17 @@ def find_libraries(
             raise UsageError(f"unknown library {name!r}; there are {', '.join(NAMES)}")
     wanted = re.compile("|".join(f"(?P<{name}>{_KINDS[name].pattern})" for name in names))
     found: dict[tuple[str, str], Library] = {}
-    for origin, directory, file in _files(wanted, prefix, environment, root):
-        match = wanted.fullmatch(file)
-        name = str(match.lastgroup) if match else ""
-        if not match or name not in names:
-            continue
-        path = os.path.join(directory, file)
-        real = os.path.realpath(path)
-        if (name, real) not in found and os.path.exists(real):
-            found[name, real] = inspect_library(name, path, loads, origin=origin)
+    for origin, directory in places(prefix, environment, root=root):
+        matches = [match for file in _listed(directory) if (match := wanted.fullmatch(file))]
+        # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
+        # first, because the others belong to development packages.
+        for match in sorted(
+            matches, key=lambda it: ("_minimal" not in it[0], it[0].endswith(".so"), it[0])
+        ):
+            name, path = str(match.lastgroup), os.path.join(directory, match[0])
+            real = os.path.realpath(path)
+            if (name, real) not in found and os.path.exists(real):
+                found[name, real] = inspect_library(name, path, loads, origin=origin)
     order = {name: index for index, name in enumerate(names)}
     return tuple(sorted(found.values(), key=lambda it: (order[it.name], it.refusal is not None)))
 
@@ -190,26 +192,9 @@ def places(
     return tuple(found.values())
 
 
-def _files(
-    wanted: re.Pattern[str], prefix: str | None, environment: Mapping[str, str], root: str
-) -> Iterator[tuple[str, str, str]]:
-    """Origin, directory and name of each file whose name matches."""
-    seen: set[str] = set()
-    for origin, directory in _directories(prefix, environment, root):
-        real = os.path.realpath(directory)
-        if real in seen:
-            continue
-        seen.add(real)
-        found = [name for name in _listed(directory) if wanted.fullmatch(name)]
-        # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
-        # first, because the others belong to development packages.
-        for name in sorted(found, key=lambda n: ("_minimal" not in n, n.endswith(".so"), n)):
-            yield origin, directory, name
-
-
 def _directories(
     prefix: str | None, environment: Mapping[str, str], root: str
-) -> Iterator[tuple[str, str]]:
+) -> list[tuple[str, str]]:
     """Origin and path of each existing directory, in the order of preference."""
     conda = environment.get("CONDA_PREFIX")
     candidates: list[tuple[str, str]] = []
@@ -238,7 +223,7 @@ def _directories(
         if os.path.isabs(directory):
             candidates.append(("LD_LIBRARY_PATH", directory))
     candidates += [("a system directory", directory) for directory in _system_directories(root)]
-    return iter([entry for entry in candidates if os.path.isdir(entry[1])])
+    return [entry for entry in candidates if os.path.isdir(entry[1])]
 
 
 _LIB_DIRECTORIES = ("torch/lib", "jemalloc/lib", "mimalloc/lib", "intel_openmp/lib")

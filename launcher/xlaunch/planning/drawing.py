@@ -124,7 +124,7 @@ class _Artist:
             _level(
                 "package",
                 [p.cpus for p in topology.packages],
-                [_label(p.id) for p in topology.packages],
+                ["" if p.id is None else f" {p.id}" for p in topology.packages],
             ),
             _level("die", topology.dies, [""] * len(topology.dies)),
             _level("node", [node.cpus for node in nodes], [self._node_label(n) for n in nodes]),
@@ -347,10 +347,6 @@ def _numbers(cpus: CPUs) -> str:
     """A list of CPUs in its shorter form."""
     steps = {b - a for a, b in pairwise(cpus)}
     return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
-
-
-def _label(id_: int | None) -> str:
-    return "" if id_ is None else f" {id_}"
 
 
 def _gib(size_bytes: int) -> str:

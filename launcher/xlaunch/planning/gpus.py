@@ -287,12 +287,9 @@ def _held(gpus: Gpus) -> str:
 
 
 def _node_of(gpu: Gpu, topology: Topology) -> int | None:
-    return None if gpu.numa_node is None else _lowest(gpu.numa_node, topology)
-
-
-def _lowest(node: int, topology: Topology) -> int | None:
-    """The lowest CPU of a NUMA node; None if it has none."""
-    return next((it.cpus[0] for it in topology.numa_nodes if it.id == node and it.cpus), None)
+    """The lowest CPU of the GPU's NUMA node; None if it has none."""
+    nodes = [node for node in topology.numa_nodes if node.id == gpu.numa_node and node.cpus]
+    return nodes[0].cpus[0] if nodes else None
 
 
 def _package_of(cpu: int | None, topology: Topology) -> int | None:

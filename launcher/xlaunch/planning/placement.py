@@ -65,7 +65,7 @@ def locate_cores(
     is by lowest CPU at each level. **Ex.:** where even CPUs are in package 0 and odd ones
     in package 1: 0, 2, 4, 6, 1, 3, 5, 7.
     """
-    levels = [_domain_by_cpu(groups) for groups in _levels(topology)]
+    levels = [{cpu: group[0] for group in groups for cpu in group} for groups in _levels(topology)]
     located = [
         Core(cpus, tuple([level.get(cpus[0], UNLISTED) for level in levels])) for cpus in cores
     ]
@@ -139,10 +139,6 @@ def _levels(topology: Topology) -> tuple[tuple[CPUs, ...], ...]:
         caches,
         topology.dies,
     )
-
-
-def _domain_by_cpu(groups: Iterable[CPUs]) -> dict[int, int]:
-    return {cpu: group[0] for group in groups for cpu in group}
 
 
 def _position(core: Core) -> tuple[tuple[int, ...], bool, int]:

@@ -53,7 +53,8 @@ class Fingerprint(NamedTuple):
         """Return the name of a global variable that has another value now; None if none has."""
         for space, name, value, held in self.read:
             now = space.get(name)
-            if now is not value and not (isinstance(value, _PLAIN) and _same(now, value)):
+            plain = isinstance(value, _PLAIN) and type(now) is type(value)
+            if now is not value and not (plain and now == value):
                 return name
             if held is not None and not _holds(value, held):
                 return name
@@ -71,10 +72,6 @@ def _held(value: Any) -> tuple[Any, ...] | None:
 def _holds(value: Any, held: tuple[Any, ...]) -> bool:
     now = _held(value)
     return now is not None and len(now) == len(held) and all(map(is_, now, held))
-
-
-def _same(now: Any, value: Any) -> bool:
-    return type(now) is type(value) and bool(now == value)
 
 
 def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:

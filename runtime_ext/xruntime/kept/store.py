@@ -209,7 +209,12 @@ def write_description(
 ) -> None:
     """Write what `CodeStore.load` reads. Raises OSError."""
     inputs = specs and [
-        spec and [str(spec.dtype).removeprefix("torch."), spec.dims, *map(_pairs, spec[2:])]
+        spec
+        and [
+            str(spec.dtype).removeprefix("torch."),
+            spec.dims,
+            *[sorted(numbers.items()) for numbers in spec[2:]],
+        ]
         for spec in specs
     ]
     written = {
@@ -232,10 +237,6 @@ def write_refusal(directory: str, reason: str) -> None:
 def _write(directory: str, written: dict[str, Any]) -> None:
     with open(os.path.join(directory, DESCRIPTION), "w", encoding="utf-8") as stream:
         json.dump(written, stream, indent=1)
-
-
-def _pairs(numbers: dict[int, int]) -> list[tuple[int, int]]:
-    return sorted(numbers.items())
 
 
 def _read(written: dict[str, Any]) -> Description:
