@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan

@@ -18,7 +18,7 @@ from xlaunch.doctor.checks.findings import Facts, Severity
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import Tree
 from xlaunch.planning.drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment

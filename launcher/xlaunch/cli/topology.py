@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.options.commands import (
     CONTEXT,
     GroupedCommand,

@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
+from xlaunch.machine import machine_of
 from xlaunch.machine.cpu_list import parse_cpu_list
-from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OPTIONS
 from xlaunch.options.kinds import FLAG

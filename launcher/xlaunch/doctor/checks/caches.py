@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.machine.mounts import file_system_of
+from xlaunch.machine.tree import file_system_of
 from xlaunch.text import size
 
 MIN_FREE_BYTES = 1 << 30
