@@ -149,7 +149,7 @@ def run_plan(
     explain: bool = False,
     lease: Lease | None = None,
 ) -> int:
-    """Run the instances of `plan`; the exit code for this process.
+    """Run the instances of `plan`; return the exit code for this process.
 
     Does not return when the one instance replaces this process. `note` takes lines for the user.
     `table` prints the report on standard error at the end, `explain` what its columns mean.
@@ -202,7 +202,7 @@ def check_startable(plan: Plan, run: RunRequest) -> None:
 
 @contextlib.contextmanager
 def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
-    """During the block, let child processes open as many files as supervising `plan` takes.
+    """During the block, raise the limit of open files to what supervising `plan` needs.
 
     The soft limit (RLIMIT_NOFILE) is raised no further than that. Raises `UsageError` where the hard
     limit forbids it.
@@ -249,7 +249,7 @@ def _environment_of(
 
 
 def _run_on_other_system(environment: Environment, note: Callable[[str], None]) -> int:
-    """Start the one program with its variables, and nothing else; its exit code."""
+    """Run the single program with its variables, without supervision; return its exit code."""
     note(
         f"on {sys.platform} only thread counts and variables are set: instances are not bound to CPUs "
         "or NUMA nodes, nor supervised (no --timeout, --report, --log-dir, --metric, --verify-device, --tag, "

@@ -122,7 +122,8 @@ def sharing(
 
 @contextlib.contextmanager
 def table(directory: str | None = None) -> Iterator[bool]:
-    """Hold the lock of the table, so that no other launch reads before this one has written.
+    """Hold the lock of the records, so that no other launch reads them before this one has added
+    its own.
 
     Yields False if the lock could not be had within `MAX_LOCK_WAIT_S`: then the block runs without.
     """
@@ -170,7 +171,7 @@ def own_lease(cpus: CPUs, program: str, **more: object) -> Lease | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started; None if there is none, or only its remains (a zombie)."""
+    """When a process started, in clock ticks; None if it does not exist or is a zombie."""
     text = read_file(f"/proc/{pid}/stat") if proc_is_ours() else None
     if text is None:
         return None

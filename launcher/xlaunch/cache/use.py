@@ -47,13 +47,13 @@ class CacheSettings(NamedTuple):
     """To be set, unless the user has set them."""
     used: tuple[UsedCache, ...] = ()
     base: str | None = None
-    """The directory of all caches; None: they stay where they are."""
+    """The directory of all caches; None: each library uses its own default directory."""
     warnings: tuple[str, ...] = ()
 
     def hold(self) -> list[str]:
         """Protect the caches from pruning while this process or one of its children runs.
 
-        Returns a line for the user if that fails.
+        Returns a warning for each cache that cannot be protected.
         """
         paths = [used.directory.path for used in self.used if hold(used.directory) is None]
         if not paths:

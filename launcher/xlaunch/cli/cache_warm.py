@@ -13,7 +13,7 @@ from xlaunch.text import counted
 
 MAX_RUNS = 3
 TIMED_OUT = 124
-"""Exit code of a run that `--timeout` ended, as services are."""
+"""Exit code of a run that `--timeout` ended. Services are ended this way."""
 
 
 @launch_command(

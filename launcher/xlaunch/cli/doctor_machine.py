@@ -43,7 +43,7 @@ def check_machine(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Print the checks; 1 if something serious was found."""
+    """Print the findings; return 1 if one of them is serious."""
     for name in imports:
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
             raise UsageError(
@@ -78,7 +78,9 @@ def facts_of(
     interpreter: str | None = None,
     imports: tuple[str, ...] = (),
 ) -> Facts:
-    """What the checks of `machine` read; of a captured one (`sysroot`) nothing of this process."""
+    """The facts that the checks of `machine` read; for a captured machine (`sysroot`), none of this
+    process.
+    """
     live = sysroot is None and sys.platform == "linux"
     return Facts(
         machine=machine,
@@ -128,7 +130,7 @@ def draw(results: Sequence[CheckResult], unavailable: Sequence[str], *, verbose:
 
 
 def _lines(text: str, width: int = WIDTH - len(INDENT)) -> list[str]:
-    """The text in lines; a path that is longer than one stays whole, to be copied."""
+    """The text, wrapped to lines. Long paths are not broken, so that they can be copied."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 

@@ -34,7 +34,7 @@ def check_scripts(
     ignore: str | None,
     output_format: str,
 ) -> int:
-    """Print the findings in files and directories; 1 if there are any."""
+    """Print the findings in files and directories; return 1 if there are any."""
     if output_format not in FORMATS:
         near = nearest(output_format, FORMATS, count=1)
         raise UsageError(f"--output-format {output_format!r} is none of {', '.join(FORMATS)}{near}")
@@ -144,7 +144,9 @@ def _summary(result: LintResult) -> str:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """What shows how many files are done: on a terminal, after a second."""
+    """Yield a function that shows how many files are done, on a terminal and after a second; or
+    None.
+    """
     if not sys.stderr.isatty():
         yield None
         return

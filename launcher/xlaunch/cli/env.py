@@ -57,13 +57,16 @@ class Surroundings(NamedTuple):
     instance: Instance
     settings: tuple[VariableSetting, ...]
     changed: dict[str, str]
-    """Variables that differ from the user's own, whatever an outer launcher or ``eval`` has set."""
+    """Variables that differ from the user's own. What an outer launcher or ``eval`` has set is not
+    the user's."""
     removed: tuple[str, ...]
     """Inherited variables that the instance does not get."""
 
     @property
     def alone(self) -> dict[str, str]:
-        """The variables that it needs if nothing is inherited, also relevant ones that the user set."""
+        """The variables that it needs if nothing is inherited, including those of the user that
+        matter.
+        """
         return {setting.name: setting.value for setting in self.settings} | self.changed
 
 
@@ -92,7 +95,7 @@ class Surroundings(NamedTuple):
 def command(asked: ResolvedOptions) -> None:
     """Print the variables that an instance would get.
 
-    They are those beyond the inherited ones. Nothing is run.
+    Variables that it would inherit anyway are left out. Nothing is run.
 
     \b
     eval "$(xlaunch env --ncores 4)"

@@ -128,7 +128,7 @@ command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
 
 
 def misplaced_options(program: Sequence[str]) -> list[str]:
-    """Options of xlaunch among the arguments of a script that does not know them.
+    """The options of xlaunch that were typed after a script which does not mention them.
 
     **Ex.:** ``infer.py --instances 4``, where infer.py nowhere says ``instances``.
     """

@@ -132,5 +132,5 @@ def _variables(settings: Sequence[Sequence[VariableSetting]], *, explain: bool) 
 
 
 def _printable(words: tuple[str, ...]) -> list[str]:
-    """The words as valid text: bytes that are none are written escaped."""
+    """The words as valid text: bytes that cannot be decoded are escaped."""
     return [word.encode(errors="backslashreplace").decode() for word in words]

@@ -34,9 +34,10 @@ class LaunchUsage(NamedTuple):
     lease: Lease
     user: str
     cpu_percent: float
-    """100 for each CPU that is kept busy; of processes that may be read."""
+    """CPU time of the processes that may be read; 100 is one busy CPU."""
     rss_bytes: int
-    """Resident memory of all processes; pages that several share are counted for each."""
+    """Resident memory of all processes. A page that several of them share is counted several
+    times."""
 
 
 @click.command(context_settings=CONTEXT)

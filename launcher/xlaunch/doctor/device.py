@@ -19,12 +19,12 @@ _CAUSES = ("XL01", "XL00", "XL03", "XL04", "XL10")
 _MAX_FINDINGS = 5
 
 FULL_SHARE = 0.9
-"""Memory that a larger batch may fill; the rest is for what an allocator cannot use."""
+"""Share of the memory that a larger batch may fill; the rest allows for fragmentation."""
 NEAR_ALL_CPUS = 0.8
 
 
 class Advice(NamedTuple):
-    """What may be behind the verdict on one device, and what to try."""
+    """Possible causes of the verdict on one device, and what to try."""
 
     device: str
     causes: tuple[str, ...]
@@ -33,7 +33,7 @@ class Advice(NamedTuple):
 
 
 def script_of(request: Request) -> str | None:
-    """The program's Python script; None of a module or another executable."""
+    """The program's Python script; None for a module or another executable."""
     words = request.program.words
     is_script = (
         bool(words)
@@ -44,7 +44,7 @@ def script_of(request: Request) -> str | None:
 
 
 def script_findings(script: str) -> tuple[str, ...]:
-    """What the rules for scripts find in `script`, hints too, a line each, once a rule.
+    """The findings in `script`, hints included: one line for each rule.
 
     Nothing for a script that is missing or does not parse.
     """

@@ -18,7 +18,7 @@ from xlaunch.report import Report
 from xlaunch.text import align, counted, number
 
 VENDORS = {"cuda": (Vendor.NVIDIA, Vendor.AMD), "xpu": (Vendor.INTEL,)}
-"""Whose GPUs torch calls so."""
+"""The vendors of the GPUs that torch gives this name."""
 
 VARIABLE = "XLAUNCH_DEVICE"
 PLACEHOLDER = "{device}"
@@ -59,11 +59,11 @@ class DeviceComparison(NamedTuple):
     """What is compared. **Ex.:** ``images/s``, ``time of the whole program, s``."""
     larger_is_better: bool
     basis: str
-    """What the intervals are over."""
+    """What the confidence intervals were computed from."""
     devices: tuple[str, ...]
     estimates: tuple[Estimate, ...]
     speedups: tuple[Estimate, ...]
-    """How many times as fast as the first device each of the others is."""
+    """The speed of each other device relative to the first."""
 
     def lines(self) -> list[str]:
         """For the terminal."""
@@ -139,7 +139,7 @@ def request_for(request: Request, device: str) -> Request:
 
 
 def _heeds(request: Request) -> bool:
-    """Whether the program's arguments or its script take the device from the launcher."""
+    """Whether the program's arguments or its script use the device that the launcher names."""
     if any(PLACEHOLDER in word for word in request.program.words):
         return True
     script = script_of(request)

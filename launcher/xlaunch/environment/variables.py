@@ -66,7 +66,7 @@ class Proposal(NamedTuple):
     value: str
     reason: str
     merged: bool = False
-    """The value contains the inherited one, so it replaces it."""
+    """The value is the inherited one with ours added, so it takes its place."""
     option: str | None = None
     """The option that asks for this value. **Ex.:** ``"--ncores 2"``."""
 
@@ -75,9 +75,10 @@ class Inherited(NamedTuple):
     """The environment that a launcher starts in, split by who set each variable."""
 
     users_own: dict[str, str]
-    """Without what an outer launcher set, unless it was changed since, and without the instance's place."""
+    """Without the variables of the instance's place, and without those that an outer launcher set
+    and nobody changed."""
     chosen: dict[str, str]
-    """What an outer launcher set and nobody changed."""
+    """The variables that an outer launcher set and nobody changed since."""
     memory_share_bytes: int | None
     """The memory share of the instance that this launcher runs in; None if unknown or in no instance."""
 

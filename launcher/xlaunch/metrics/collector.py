@@ -24,13 +24,14 @@ from xlaunch.text import plural
 
 PERCENTILES = (50, 90, 99)
 MIN_FOR_P99 = 100
-"""Minimum number of values for a p99, which of fewer would be little more than the largest."""
+"""Minimum number of values for a p99: with fewer it would be little more than the maximum."""
 
 AT_ONCE_S = 0.005
-"""Values closer than this came at once: printed together, not at the pace of the program."""
+"""Values that arrive within this time of each other were printed together."""
 
 MAX_KEPT = 1 << 17
-"""Maximum number of values kept of one metric of one instance: beyond it, half of them go."""
+"""Maximum number of values kept of one metric of one instance; above it, every second one is
+dropped."""
 
 LINES_TO_SHOW = 3
 SHOWN_WIDTH = 80
@@ -99,7 +100,7 @@ class Values(NamedTuple):
 
     values: list[float]
     durations_s: list[float] | None
-    """For how long each of them holds; None where that is unknown, or the same for all."""
+    """The time that each value stands for; None where that is unknown, or the same for all."""
 
     def mean(self, kind: MetricKind) -> float | None:
         """The mean; of a rate, weighted by time."""
@@ -141,7 +142,7 @@ class Series:
     def after(self, start: float | None, end: float | None = None) -> Values:
         """The values that arrived after `start`, until `end`.
 
-        Of several that were read exactly at `start`, all but the first count.
+        If several were read exactly at `start`, the first of them does not count.
         """
         kept = [
             (at, value)
@@ -182,7 +183,7 @@ class Collector:
         """Instances that have printed or reported a value."""
 
     def feed(self, index: int, stream: str, data: bytes, now: float) -> None:
-        """Take bytes of a stream of an instance: out, err or metrics."""
+        """Process bytes that were read from a stream of an instance: out, err or metrics."""
         splitter = self._splitters.setdefault((index, stream), LineSplitter())
         for line in splitter.feed(data):
             self._read(index, stream, line, now)
@@ -280,7 +281,7 @@ def durations(
     after_s: float | None,
     rates: Sequence[float] = (),
 ) -> list[float] | None:
-    """For how long each kept value of an instance holds, in seconds.
+    """The time that each kept value of an instance stands for, in seconds.
 
     Values that came at once share the time since those before them. When the first values of all
     began is not known: they get the median of the other durations, or, if the values are rates over
@@ -343,7 +344,7 @@ class _Window(NamedTuple):
 def _steady(
     series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
 ) -> tuple[_Window, dict[int, Values], list[str]]:
-    """The window, the values that count, and reservations about them."""
+    """The window, the values that count, and caveats about them."""
     notes = []
     printed = {index: one for index, one in series.items() if one.first_at is not None}
     missing = sorted(series.keys() - printed.keys())

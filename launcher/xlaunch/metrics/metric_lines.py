@@ -71,7 +71,7 @@ class Metric(NamedTuple):
     patterns: tuple[re.Pattern[str], ...]
     """In order of preference. The number is the first group."""
     named: bool
-    """It was given as a name, not as a regular expression."""
+    """Whether it was given as a name, not as a regular expression."""
 
     def read(self, line: str) -> Value | None:
         """Its value on `line`; None if there is none."""
@@ -119,7 +119,7 @@ def parse_metric(text: str) -> Metric:
 
 
 def kind_of(name: str) -> MetricKind:
-    """The kind that a name, or the text of a regular expression, speaks of.
+    """The kind that a name, or the text of a regular expression, implies.
 
     Something per time is a rate; a unit of time, or a word such as latency, makes a time.
     """
@@ -153,7 +153,7 @@ class LineSplitter:
                 yield _text(line)
 
     def finish(self) -> Iterator[str]:
-        """The rest, as a line."""
+        """The remaining text, as a line."""
         return self.feed(b"\n")
 
 

@@ -40,7 +40,7 @@ CONTEXT = {
 """What follows the program's name is the program's, byte for byte."""
 
 MIN_LIKENESS = 0.75
-"""Options that are less like a misspelt one are not offered for it."""
+"""Minimum similarity of the options that are suggested for a misspelt one."""
 
 
 class Parsed(ParamType):
@@ -83,7 +83,9 @@ def complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups, and then other commands if it has some."""
+    """A command whose help shows its options in groups, followed by other commands if there are
+    any.
+    """
 
     modules: Mapping[str, str] = {}
     """The module of each other command, whose `command` it is."""
@@ -123,7 +125,7 @@ class GroupedCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group that names its commands where a word is none of them."""
+    """A group of commands whose error for an unknown command lists the known ones."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -135,7 +137,7 @@ class CommandGroup(click.Group):
 
 
 class LaunchCommand(GroupedCommand):
-    """A command that takes the options of a launch, in former words too."""
+    """A command with the options of a launch, which also accepts those of other launchers."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`; those of ipexrun and run_cpu are translated, and a note shows the command."""
@@ -176,7 +178,7 @@ def click_option(option: Option, *, hidden: bool = False) -> Callable[[Command],
 
 
 def click_options(*groups: OptionGroup, without: str = "") -> list[Callable[[Command], Command]]:
-    """The options of some groups that files may hold, but for one."""
+    """The options of some groups that files may hold, without one of them."""
     return [click_option(o) for o in IN_FILES if o.group in groups and o.name != without]
 
 
@@ -272,7 +274,7 @@ def words_for_help(words: Sequence[str], commands: Collection[str], program: str
 
 
 def no_command(word: str, commands: Collection[str], program: str) -> UsageError:
-    """The error that a word is none of the commands."""
+    """The error for a word that is not one of the commands."""
     hint = _near_command(word, commands, program)
     hint = hint or f"; the commands are {', '.join(sorted(commands))}"
     return UsageError(f"there is no command {word!r}{hint}")
@@ -281,7 +283,9 @@ def no_command(word: str, commands: Collection[str], program: str) -> UsageError
 def run_launch(
     command: object, arguments: list[str], commands: Collection[str], program: str = "xlaunch"
 ) -> int:
-    """Run the command that starts programs; a missing one may be a misspelt one of `commands`."""
+    """Run the command that starts programs. A program that does not exist may be a misspelt
+    command.
+    """
     try:
         return run_click(command, program, arguments, program)
     except ProgramNotFoundError as error:
@@ -297,7 +301,9 @@ def _near_command(word: str, commands: Collection[str], program: str) -> str:
 
 
 def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:
-    """Run a click command of `program`; its exit code. `name`: what the user types for it."""
+    """Run a click command of `program`; return its exit code. `name`: what the user types for
+    it.
+    """
     assert isinstance(command, click.Command)
     try:
         # The arguments are passed as the context's object: click does not keep `--`.
@@ -325,7 +331,9 @@ def _explain(error: click.ClickException) -> str:
 
 
 def _meant(error: click.ClickException) -> str:
-    """Options of the command that an unknown one may mean, by meaning or else by spelling."""
+    """Options of the command that the user may have meant by an unknown one: of the same meaning,
+    else of similar spelling.
+    """
     if not isinstance(error, click.NoSuchOption):
         return ""
     from difflib import SequenceMatcher

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the layers that set options to the options of a launch: one pure function, `resolve`.
+"""Merges the layers that set options into the options of a launch, by one pure function, `resolve`.
 
 The layers, the strongest first: command line, variables (XLAUNCH_OPT_NCORES=4), the preset, the
 project's ``[tool.xlaunch]``, the user's configuration. The defaults are those of `Request`.
@@ -42,7 +42,7 @@ class ResolvedOptions(NamedTuple):
     origins: dict[str, str]
     """Where each value comes from; for variables of --env under ``"env NAME"``."""
     notes: tuple[str, ...]
-    """What was dropped, one line each."""
+    """The options that were dropped, one line each."""
 
     def explain(self) -> list[str]:
         """A line for each option that is set. **Ex.:** ``option ncores 4: preset best.toml``."""
@@ -58,7 +58,7 @@ class ResolvedOptions(NamedTuple):
         return [f"option {line}".encode(errors="backslashreplace").decode() for line in lines]
 
     def set_elsewhere(self) -> str:
-        """What was not typed, as the end of an error; empty if everything was.
+        """The options that were not typed, as the end of an error message; empty if all were typed.
 
         **Ex.:** ``" (preset best.toml sets instances, mode)"``.
         """

@@ -26,11 +26,11 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class FileLayers(NamedTuple):
-    """What the files say, the strongest first."""
+    """The layers that the files make, the strongest first."""
 
     layers: tuple[Layer, ...]
     notes: tuple[str, ...]
-    """What was not read, one line each."""
+    """What was not read, and why; one line each."""
 
 
 def file_layers(
@@ -100,7 +100,9 @@ def locate_preset(name: str) -> str:
 
 
 def user_directory(*names: str) -> str | None:
-    """The path `names` in the user's configuration directory; None for a user without a home."""
+    """The path of a file in the user's configuration directory; None if the user has no home
+    directory.
+    """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification says to ignore relative ones
         base = os.path.join(os.path.expanduser("~"), ".config")

@@ -86,7 +86,7 @@ def cpus_of_slurm_step(environment: Mapping[str, str]) -> CPUs:
 
 
 class RankShare(NamedTuple):
-    """What a rank plans with."""
+    """The machine and the request that a rank plans with."""
 
     request: Request
     machine: Machine

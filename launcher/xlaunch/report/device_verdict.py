@@ -10,20 +10,22 @@ from xlaunch.report.device_use import Device, DeviceSample, DeviceUse, DeviceVer
 from xlaunch.text import size
 
 IDLE_SHARE = 0.05
-"""A device that is busy for less of the time is idle: displays and monitors use about so much."""
+"""Minimum share of the time that a device in use is busy; displays and monitoring tools use up to
+this much."""
 OWN_IDLE_SHARE = 0.005
-"""The same where a driver knows the program's own use, which is zero if it does not compute there.
+"""The same, where a driver counts the program's own use, which is zero if it does not compute
+there.
 
 A small network that waited for its data kept an H100 busy for 2 % of the time.
 """
 WORKED_SHARE = 0.6
-"""A device that is busy for less of the time waits for the program."""
+"""A device that is busy for a smaller share of the time waits for the program."""
 MIN_MEMORY_BYTES = 32 << 20
-"""Less than this is not memory of a program that computes: a context alone takes more."""
+"""Minimum memory of a program that computes on a device: its context alone takes more."""
 BUSY_CPUS = 0.5
-"""With fewer CPUs in use, the program itself waits for something."""
+"""If the program uses fewer CPUs, it waits for something itself."""
 MIN_TIME_S = 1.0
-"""In less time, drivers that average over a second have nothing to say."""
+"""Minimum length of a run for a verdict: drivers average over up to a second."""
 
 
 class _Moment(NamedTuple):
@@ -53,7 +55,7 @@ def judge(
 
 
 def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
-    """One line for the whole run: what worked, or else the CPU, and why no device did."""
+    """One line for the whole run: the devices that were busy; if none was, the CPU, and why."""
     on_cpu = f"{cpus_used:.1f} of {cpus} CPUs busy"
     order = (DeviceVerdict.WORKED, DeviceVerdict.WAITED, DeviceVerdict.IDLE)
     for wanted in order:
@@ -132,7 +134,7 @@ def _judge_one(
 
 
 def _window(moments: Sequence[_Moment], idle: float) -> Sequence[_Moment]:
-    """From the first moment in which the device worked to the last in which it is in use.
+    """The samples from the first in which the device was busy to the last in which it was in use.
 
     A program begins by imports and by loading what it needs, which is not waiting. If the device
     never worked: from the first moment in which it is in use.

@@ -18,11 +18,12 @@ from xlaunch.report.nvidia_counters import NvidiaCounters
 from xlaunch.text import size
 
 INTERVAL_S = 0.25
-"""NVML averages over a sixth of a second to a second, so more often would say nothing new."""
+"""Sampling interval. NVML averages over a sixth of a second to a second, so shorter would show
+nothing new."""
 SHARE_OF_ONE_CPU = 0.02
 """Maximum cost of sampling; every process's open files are looked at for Intel and AMD."""
 MAX_SAMPLES = 512
-"""With more, neighbours are merged."""
+"""Maximum number of samples kept; above it, neighbours are merged."""
 MAX_NAMED = 3
 
 
@@ -39,9 +40,9 @@ class DeviceWatch:
         self._ticks: dict[int, int] = {}
         self._samples: list[DeviceSample] = []
         self._merged = 1
-        """Samples that one of `_samples` stands for."""
+        """Number of original samples in each of `_samples`."""
         self._in_last = 0
-        """Samples that the last of them stands for."""
+        """Number of original samples in the last of them."""
         self._drm.read((), 0.0)  # counters begin anywhere
         self.messages = KnownMessages()
         self.due = began
@@ -60,7 +61,7 @@ class DeviceWatch:
         self.due = now + max(INTERVAL_S, cost_s / SHARE_OF_ONE_CPU)
 
     def skip(self, now: float) -> None:
-        """Leave out the time since the last sample."""
+        """Do not count the time since the last sample."""
         self._last = now
         self.due = now + INTERVAL_S
 
@@ -168,7 +169,7 @@ def _names(pids: Collection[int]) -> list[str]:
 
 
 class KnownMessage(NamedTuple):
-    """A message by a part of it that does not change."""
+    """A known message, recognized by a constant part of it."""
 
     text: bytes
     meaning: str
@@ -224,7 +225,7 @@ class KnownMessages:
         self._tails: dict[int, bytes] = {}
 
     def feed(self, index: int, data: bytes) -> None:
-        """Take what an instance wrote to standard error."""
+        """Search what an instance wrote to standard error for known messages."""
         data = self._tails.get(index, b"") + data
         self._tails[index] = data[1 - LONGEST :]
         for message in [message for message in self._unseen if message.text in data]:

@@ -16,7 +16,8 @@ PASSED_ON = signal.valid_signals().difference(KEPT)
 terminal's background jobs. A fault of the launcher itself ends it all the same."""
 
 MAX_ROUNDS = 100
-"""Looks at the process tree in one call of `kill_descendants`: its caller has to reap in between."""
+"""Number of scans of the process tree in one call of `kill_descendants`, whose caller has to reap
+in between."""
 
 
 def send(pid: int, number: int, *, group: bool = False) -> bool:

@@ -37,9 +37,9 @@ class Event(enum.Enum):
     SUSPEND = "SIGTSTP"
     RESUME = "SIGCONT"
     OTHER_SIGNAL = "any other signal"
-    """The signals above reached the launcher's own PID."""
+    """The signals above, when they were sent to the launcher's own PID."""
     SECOND_CTRL_C = "second Ctrl-C in the terminal of the instance"
-    """The instance has the terminal, got both itself, and still runs."""
+    """The instance has the terminal, so it received both itself; it still runs."""
     INSTANCE_SUSPENDED = "instance suspended in its terminal"
     INSTANCE_DONE = "instance ended with 0"
     INSTANCE_FAILED = "instance failed"
@@ -68,7 +68,7 @@ class SignalTarget(enum.Enum):
     NOBODY = "nobody"
     PROCESSES = "the process of each instance"
     GROUPS = "the process group of each instance"
-    """As the terminal driver does it."""
+    """The terminal driver sends its signals in this way."""
     EVERYTHING = "every descendant, to the last"
 
 

@@ -33,7 +33,8 @@ class CheckResult(NamedTuple):
 
 
 def run_checks(facts: Facts) -> tuple[list[CheckResult], list[str]]:
-    """All findings, the worst first in each group and among the groups; and checks not available.
+    """All findings, sorted by severity within groups and between them; and the checks that cannot
+    run here.
 
     Raises `UsageError` for a module of `Facts.imports` that does not exist.
     """

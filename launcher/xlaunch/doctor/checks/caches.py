@@ -21,7 +21,7 @@ OPTION = "xlaunch --cache-dir DIRECTORY PROGRAM"
 
 
 def show_directory(facts: Facts) -> Iterator[Finding]:
-    """What would keep a launch from using its default directory. Nothing is made."""
+    """Why a launch could not use its default directory. Nothing is created."""
     from xlaunch.cache.store import why_unusable
     from xlaunch.cache.use import default_directory
 

@@ -11,7 +11,7 @@ from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.text import counted, size
 
 MIN_FILES = 1024
-"""Of open files: the usual soft limit."""
+"""The usual soft limit of open files."""
 MIN_LOCKED_BYTES = 8 << 20
 """The usual limit of locked memory (since Linux 5.16)."""
 
@@ -53,7 +53,7 @@ def _throttled(facts: Facts) -> str:
 
 
 def show_affinity(facts: Facts) -> Iterator[Finding]:
-    """Whether a process may bind itself; its own mask is set again."""
+    """Whether a process may set its affinity mask; tried by setting the mask that it has."""
     if not hasattr(os, "sched_setaffinity"):
         return
     try:
@@ -71,7 +71,7 @@ def show_affinity(facts: Facts) -> Iterator[Finding]:
 
 
 def show_memory_policy(facts: Facts) -> Iterator[Finding]:
-    """Whether a process may choose the NUMA node of its memory; its own policy is set again."""
+    """Whether a process may set its memory policy; tried by setting the policy that it has."""
     from xlaunch.supervision.syscalls import read_memory_policy, restore_memory_policy
 
     try:

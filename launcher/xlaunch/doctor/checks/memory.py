@@ -16,7 +16,7 @@ SWAPPED_SHARE = 0.01
 FULL_SHARE = 0.9
 """Minimum share of a memory limit in use that is serious."""
 TORCH_BYTES = 224 << 20
-"""What a process has that imported torch 2.13 (CPU build) and called one layer, measured."""
+"""Measured memory of a process that has imported torch 2.13 (CPU build) and called one layer."""
 SHARED = "/dev/shm"  # noqa: S108
 MIN_SHARED_BYTES = 1 << 30
 """Of /dev/shm. Containers have 64 MiB unless told otherwise: a batch of 64 images of 224 x 224 in
@@ -76,7 +76,7 @@ def show_swap(facts: Facts) -> Iterator[Finding]:
 
 
 def show_available(facts: Facts) -> Iterator[Finding]:
-    """How much memory the next program can have."""
+    """How much memory is available for another program."""
     memory = read_meminfo(facts)
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     if not total or available is None:

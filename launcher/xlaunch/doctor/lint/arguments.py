@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL00x: options and variables whose value is not what was typed."""
+"""XL00x: options and environment variables whose value is not the one that the user typed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> str | None:
-    """What is wrong with an option without a type; None if nothing is."""
+    """The fault of an option without a type; None if it has none."""
     choices, several = keyword(node, "choices"), keyword(node, "nargs")
     constant = keyword(node, "const")
     if kind := _number_type(getattr(choices, "elts", ())):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to findings: which rules apply where, several processes where there are many files."""
+"""Checks files: selects the rules that apply to each, and uses several processes for many files."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _SUBJECTS = re.compile(
 
 _IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
-"""What tests, and the helpers of tests, import."""
+"""Modules that only tests and their helpers import."""
 _SPEED = ("XL1", "XL030", "XL041")
 """Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
-"""So many are checked sooner in this process than in others, which must be started."""
+"""Up to this many files are checked in this process: starting others would take longer."""
 
 _REPOSITORY_MARKS = (".git", ".hg", ".jj")
 
 
 class Selection(NamedTuple):
-    """Which rules apply; codes or prefixes of codes, empty where nothing was said."""
+    """Which rules apply, as codes or prefixes of codes; empty if nothing was selected."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class LintResult(NamedTuple):
     findings: tuple[ScriptFinding, ...]
     """In the order of files and lines."""
     files: int
-    """How many were checked, those that do not parse included."""
+    """Number of files that were checked, those that do not parse included."""
     skipped: dict[str, int]
     """Reasons with their counts."""
     hidden_hints: int
@@ -137,7 +137,7 @@ def check_paths(
 def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
     """The faults and hints in files, as their projects select them, without TorchFix's.
 
-    A file that cannot be read has none, nor has one whose project is configured wrongly.
+    Nothing is found in a file that cannot be read, or whose project has an invalid configuration.
     """
     findings: list[ScriptFinding] = []
     for path in paths:
@@ -148,7 +148,7 @@ def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
 
 
 def check_codes(codes: Sequence[str]) -> None:
-    """Raise `UsageError` for a code that begins none of a rule."""
+    """Raise `UsageError` for a code that is neither a rule's nor the beginning of one."""
     for code in codes:
         known = [rule.code for rule in RULES]
         if code.startswith("TOR"):

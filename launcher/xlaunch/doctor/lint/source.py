@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 
 MAX_FILE_BYTES = 1 << 20
-"""Longer files are tables of data or made by programs."""
+"""Longer files are skipped: they are tables of data, or generated."""
 
 LEFT_OUT = frozenset(("__pycache__", "build", "dist", "node_modules", "site-packages", "venv"))
 """Directories that hold copies, or the code of others."""

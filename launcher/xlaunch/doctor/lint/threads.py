@@ -23,10 +23,10 @@ _LOADING = frozenset(
         "tensorflow", "jax", "cv2", "xgboost", "lightgbm", "numexpr",
     )
 )  # fmt: skip
-"""What loads an OpenMP or BLAS library when it is imported."""
+"""Modules that load an OpenMP or BLAS library when they are imported."""
 
 _STARTING = frozenset(("subprocess", "multiprocessing", "joblib", "ray", "dask", "concurrent"))
-"""A program that starts others may set variables for those."""
+"""Calls that start other programs: variables that are set before them may be for those."""
 
 
 def check_threads(facts: FileFacts) -> Iterator[Problem]:
