@@ -39,7 +39,7 @@ KINDS = ("cuda", "xpu", "mps", "cpu")
 
 SPELLINGS = "auto, cpu, cuda[:N], xpu[:N] or mps"
 VENDORS = {"cuda": (Vendor.NVIDIA, Vendor.AMD), "xpu": (Vendor.INTEL,)}
-"""Whose GPUs are of a kind; torch calls AMD's cuda too."""
+"""The vendors of the GPUs of each kind; torch calls AMD's "cuda", too."""
 
 BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 """Instructions for bf16 as /proc/cpuinfo names them; the last is Arm's."""
@@ -50,14 +50,16 @@ Target = TypeVar("Target")
 
 
 class DeviceProperties(NamedTuple):
-    """What a device is. `str()` makes a text of some lines; None is unknown or not applicable."""
+    """The properties of a device. `str()` gives a text of a few lines. None: unknown or not
+    applicable.
+    """
 
     device: str
     """**Ex.:** ``cuda:0``."""
     name: str
     """**Ex.:** ``NVIDIA H100 80GB HBM3``."""
     memory_bytes: int | None
-    """Of a GPU its own; for the CPU what this process may use of the machine's."""
+    """Memory of a GPU; for the CPU, the part of the machine's memory that this process may use."""
     free_bytes: int | None
     """Memory of a GPU that no process has taken."""
     compute_capability: str | None

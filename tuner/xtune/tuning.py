@@ -330,7 +330,7 @@ class Search:
         return f"the budget was too small for a final; {more} more launches are enough for one"
 
     def _nothing_to_compare(self) -> str:
-        """Why there was no finalist."""
+        """The reason why there was no finalist."""
         made = [one.launch for one in self._records if one.step.configuration != BARE]
         tried = [launch for launch in made if launch is not None]
         if not tried:

@@ -85,7 +85,7 @@ class Glibc(Allocator):
     def stats(self) -> Stats:
         """Sums over all arenas; blocks in a thread's tcache count as allocated, see malloc/malloc.c.
 
-        `free` does not change in `release`, which returns the pages inside free blocks and keeps the
+        `release` does not change `free`: it returns the pages inside free blocks, but keeps the
         addresses.
         """
         stats = self._stats("mallinfo2", _MallInfo2) or self._stats("mallinfo", _MallInfo)

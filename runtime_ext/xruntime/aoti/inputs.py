@@ -55,10 +55,10 @@ class InputSpec(NamedTuple):
     dtype: torch.dtype
     dims: int
     sizes: dict[int, int]
-    """By dimension, where it is fixed."""
+    """The sizes by dimension; only the fixed ones."""
 
     strides: dict[int, int]
-    """By dimension, where it is fixed. Others follow from sizes that vary."""
+    """The strides by dimension; only the fixed ones. Others follow from sizes that vary."""
 
 
 def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | None, ...] | None:

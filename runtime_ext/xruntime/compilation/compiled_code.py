@@ -47,7 +47,7 @@ from xruntime.errors import CompilationError
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 MAX_SHAPES: Final = 4096
-"""Calls that are remembered; at this number all are forgotten."""
+"""Maximum number of remembered calls; when it is reached, all are forgotten."""
 
 _numbers = itertools.count(1)
 
@@ -324,7 +324,8 @@ class _Entry:
         """Keys of calls that failed; forms of such with arguments of unknown classes."""
 
         self.settled: set[tuple[Any, ...]] = set()
-        """Forms of calls of which some ran code that was compiled for others."""
+        """Forms of calls where some calls ran code that was compiled for others of the same
+        form."""
 
         self._ran = _Ran()
         self._compile_graph = compile_graph
@@ -363,7 +364,7 @@ class _Entry:
 
     @property
     def ran(self) -> int:
-        """The number of graphs that the calling thread has run, or begun to, in its latest call."""
+        """The number of graphs that the calling thread has started in its latest call."""
         return self._ran.graphs
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:

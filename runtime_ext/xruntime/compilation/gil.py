@@ -74,7 +74,7 @@ def gil_enabled() -> bool:
 def kind_of(module: object) -> CallableKind:
     """Return the kind of `module`, without calling, changing or importing anything.
 
-    A module with a part that torch.compile wrapped in Python is Kind.COMPILED.
+    A module with a part that torch.compile wrapped in Python is CallableKind.COMPILED.
     """
     known = getattr(module, "stream_kind", None)
     if isinstance(known, CallableKind):

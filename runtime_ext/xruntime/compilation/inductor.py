@@ -103,7 +103,7 @@ def _known_options() -> set[str]:
 
 @functools.cache
 def keep_device_guard() -> None:
-    """Have a thread that never ends own CUDA's device guard, which torch's tracing replaces.
+    """Keep CUDA's device guard, which torch's tracing replaces, in a thread that never ends.
 
     A torch for CUDA on a machine without a device replaces that guard when something is first
     traced. It is freed when the tracing thread ends, and later tracing in any thread crashes.

@@ -46,10 +46,11 @@ class FlatCall(NamedTuple):
 
 
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
-    """Return the call in parts, with tensors without gaps; None for one that no kept code serves.
+    """Return the parts of a call, with tensors without gaps; None for a call that kept code cannot
+    serve.
 
-    That is one with tensors of another class or on another device, or with values of other types than numbers,
-    texts and torch's own.
+    That is a call with tensors of another class or on another device, or with values other than
+    numbers, texts and torch's own types.
     """
     leaves, nest = pytree.tree_flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
@@ -82,7 +83,8 @@ class Pattern(NamedTuple):
     def of(seen: Sequence[Sizes]) -> Pattern:
         """Return the pattern of calls whose sizes were seen: what differs between them may vary.
 
-        Then the first size of each tensor may vary, too: the last batch is usually a smaller one.
+        If sizes differ at all, the first size of each tensor may vary, too: the last batch is
+        usually smaller.
         """
         first, alike = seen[0], len(set(seen)) == 1
 
@@ -100,7 +102,9 @@ class Pattern(NamedTuple):
         )
 
     def suits(self, sizes: Sizes) -> bool:
-        """Whether a call of these sizes may be the sample: torch treats sizes below 2 on their own."""
+        """Whether a call of these sizes may be the sample: torch treats sizes below 2
+        separately.
+        """
         pairs = zip(self.dims, sizes, strict=True)
         return all(
             size >= 2 if wanted is None else size == wanted
@@ -187,7 +191,9 @@ class Served:
 
 
 class Nest:
-    """Builds a nest again with other tensors: the arguments of a call, or outputs like an eager call's."""
+    """Rebuilds a nest with other tensors: the arguments of a call, or outputs like an eager
+    call's.
+    """
 
     def __init__(self, leaves: Sequence[Any], spec: Any) -> None:
         self._spec = spec

@@ -159,7 +159,7 @@ class KeptCode(CompiledCode):
         return None
 
     def _new_lane(self, found: _Found, form: Form) -> Lane | None:
-        """Return a lane with what is kept for it; None if torch compiles such calls."""
+        """Return a lane with its kept libraries; None if torch compiles such calls."""
         try:
             problem = self._obstacle(found, form)
             if problem is None:
@@ -189,7 +189,9 @@ class KeptCode(CompiledCode):
         return lane
 
     def _expected(self, call: FlatCall) -> tuple[str | None, Any]:
-        """Return why no library can do what a call of the eager module does, or None; and its outputs."""
+        """Call the eager module. Return why no library can replace the call, or None; and the
+        outputs.
+        """
         with torch.inference_mode(False):
             copies = [tensor.detach().clone() for tensor in call.tensors]
         args, kwargs = Nest(call.leaves, call.form.nest).rebuilt(copies)
@@ -207,7 +209,9 @@ class KeptCode(CompiledCode):
         return Nest.like(expected).refusal, expected
 
     def _made(self, lane: Lane, call: FlatCall) -> LoadedLibrary:
-        """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
+        """Find or make a library for the sizes of this call and of earlier ones. Raises
+        NotCompiledError.
+        """
         store = store_for(self.model)
         if store.temporary is not None:
             raise NotCompiledError(store.temporary, final=False)
@@ -255,7 +259,7 @@ class KeptCode(CompiledCode):
 
 
 class _Found:
-    """What was found and made for the model as it is at the first call."""
+    """The libraries that were found and made for the model as it is at the first call."""
 
     def __init__(self) -> None:
         self.chosen: dict[tuple[Form, Sizes], LoadedLibrary | None] = {}
@@ -290,7 +294,9 @@ def _call(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(code: Code, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
-    """Run a library as its own precision says: its operators are not to be cast once more."""
+    """Run a library in its own precision, without autocast, which would cast its operators
+    again.
+    """
     with torch.inference_mode(), under_autocast(None):
         return code(tensors, sizes)
 

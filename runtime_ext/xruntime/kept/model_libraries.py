@@ -38,7 +38,7 @@ from xruntime.threads.torch_modes import Autocast, under_autocast
 _FORMAT: Final = "2"
 
 SILENT_S: Final = 2.0
-"""A wait for the compiler is shown after so long."""
+"""Time after which a wait for the compiler is shown."""
 
 CLEAR_LINE: Final = "\r\033[K"
 
@@ -158,7 +158,8 @@ class Lane:
         dynamic: bool = False,
         **others: Any,
     ) -> Order:
-        """Return the order of a library for this call and others, and record that it is being made.
+        """Return the order for a library that serves this call and others, and record that it is
+        being made.
 
         Sizes may vary that differ from those of other libraries' samples, or of the calls in `seen`; with
         `dynamic` the first size of each tensor. `others` are further fields of the order. Raises
@@ -258,7 +259,9 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def own_memory_problem(one: Any, other: Any) -> str | None:
-    """Why outputs of two calls must not be given away: they are the code's own memory."""
+    """Why the outputs must not be returned to the program: the outputs of two calls share the
+    code's own memory.
+    """
     addresses = {tensor.data_ptr() for tensor in one if tensor.numel()}
     if any(tensor.data_ptr() in addresses for tensor in other if tensor.numel()):
         return "it returns a tensor that it keeps, which the program could change"
@@ -288,7 +291,9 @@ class _Turn:
         return thread
 
     def run(self, make: Callable[[], None], name: str) -> None:
-        """The same, and wait. A terminal shows for how long, with the model's `name`, after two seconds."""
+        """Do the same and wait. After two seconds a terminal shows the model's `name` and the
+        time.
+        """
         thread, began, shown = self.start(make), time.monotonic(), False
         thread.join(SILENT_S)
         while thread.is_alive():

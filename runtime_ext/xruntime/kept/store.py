@@ -34,13 +34,13 @@ from xruntime.errors import PackageError
 from xruntime.kept.calls import Pattern, Served, Sizes
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
-"""Names the directory; 0: nothing is kept."""
+"""The variable that names the directory; with 0, nothing is kept."""
 
 CACHE: Final = "optimized"
 """The cache's name in ``xlaunch cache ls``."""
 
 MAX_SUITABLE: Final = 4096
-"""So many sizes of checked tensors are remembered."""
+"""Maximum number of remembered sizes of checked tensors."""
 
 LIBRARY: Final = "model.so"
 DESCRIPTION: Final = "description.json"
@@ -73,7 +73,7 @@ class Code:
         count = len(self.served.dims)
         self._inputs = Inputs(((None,) * count, {}), description.specs)
         self._suitable: set[Sizes] = set()
-        """Sizes of tensors that were checked, and are taken as they are."""
+        """Sizes for which tensors were checked before; they are not checked again."""
 
     def __call__(self, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
         """Raises PackageInputError for tensors of another layout; PackageError if the code fails.
@@ -172,12 +172,12 @@ class CodeStore:
 
 
 _paths: Final[set[str]] = set()
-"""Of unfinished work, which a daemon thread does not remove when the program ends."""
+"""Paths of unfinished work. A daemon thread does not remove them when the program ends."""
 
 
 @contextlib.contextmanager
 def _unfinished(path: str) -> Iterator[None]:
-    """Remove a file or a directory after the block, or when the program ends in it."""
+    """Remove a file or a directory after the block, or at the program's end if that comes first."""
     _paths.add(path)
     try:
         yield

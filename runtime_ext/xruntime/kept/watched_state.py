@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a module is as it was: the optimized form of a module holds for that state alone."""
+"""Detects changes of a module: its optimized form is valid only for the state that it was made
+from.
+"""
 
 from __future__ import annotations
 
@@ -112,13 +114,13 @@ class FrozenModel:
 
 
 class _Holder(NamedTuple):
-    """A container, and what was in it."""
+    """A container, and the values that were in it."""
 
     name: str
     container: Any
     size: int
     keys: list[Any] | None
-    """Those that matter of a mapping; None for another container."""
+    """The relevant keys of a mapping; None for another container."""
     read: Callable[[], Iterable[Any]]
     """Returns the values that matter, as they are now."""
     values: tuple[Any, ...]
@@ -163,7 +165,9 @@ def _reader(holder: Any) -> tuple[list[Any] | None, Callable[[], Iterable[Any]]]
 
 
 def contents(value: Any) -> Any:
-    """The container of what `value` holds; None for what is opaque, or is looked at elsewhere."""
+    """The container that `value` is or has; None for an opaque value, or one that is watched
+    elsewhere.
+    """
     if isinstance(value, (dict, list, set)):
         return value
     if isinstance(value, (torch.nn.Module, torch.Tensor, type, ModuleType)) or callable(value):

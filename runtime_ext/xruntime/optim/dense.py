@@ -34,7 +34,7 @@ class StateNames(NamedTuple):
     second: str | None
     steps: bool
     fresh: bool
-    """Whether the first state is set, not updated, by a parameter's first step."""
+    """Whether a parameter's first step sets the first state instead of updating it."""
     initial: float = 0.0
     """Of the first state."""
 
@@ -110,7 +110,9 @@ def _as_block(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
 
 
 def _layout(parameter: torch.Tensor) -> tuple[object, ...]:
-    """What must not change while a prepared entry is used; the gradient's address may."""
+    """The facts that must not change while a prepared entry is used. The gradient's address may
+    change.
+    """
     gradient = parameter.grad
     assert gradient is not None
     return (
@@ -158,7 +160,7 @@ class Entry:
         return self._layout == _layout(self.parameter)
 
     def gradient(self) -> torch.Tensor:
-        """What the kernel reads; the reference keeps it until the call."""
+        """The gradient that the kernel reads. The caller keeps a reference until the call."""
         gradient = self.parameter.grad
         assert gradient is not None
         if self.copies_gradient:

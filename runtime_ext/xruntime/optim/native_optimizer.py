@@ -315,7 +315,7 @@ class NativeOptimizer(Optimizer):
         self._forget()
 
     def _numbered(self, saved: dict[str, Any]) -> Iterator[tuple[Group, torch.Tensor, int]]:
-        """Yield each parameter with its group and its number in a state_dict."""
+        """Yield each parameter with its group and with its number in a state_dict."""
         ours = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         for (group, parameter), number in zip(ours, numbers, strict=False):
@@ -440,7 +440,9 @@ class NativeOptimizer(Optimizer):
         return {**super().__getstate__(), _GENERATOR: generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over groups from a pickle or a state_dict, whose options may be torch's."""
+        """Adopt groups from a pickle or a state_dict, whose options may be those of torch's
+        optimizer.
+        """
         state = dict(state)
         defaults = state.get("defaults", self.__dict__.get("defaults", {}))
         for group in state["param_groups"]:

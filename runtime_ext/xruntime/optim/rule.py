@@ -31,7 +31,8 @@ class OptimizerRule(NamedTuple):
     arguments: tuple[str, ...]
     """The options that the function takes after the tensors, in its order."""
     first: str
-    """A momentum is kept while the option is not 0, and its first step sets it."""
+    """The name of the first state. A momentum exists only if the option is not 0, and its first
+    step sets it."""
     second: str | None = None
     initial: str | None = None
     """The option with the first state's initial value. None: 0."""

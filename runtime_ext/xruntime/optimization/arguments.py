@@ -47,7 +47,7 @@ class OptimizeRequest(NamedTuple):
     tolerance: float | None = None
     keep_weights: bool = True
     call: Sample | None = None
-    """That of the sample, once it is checked."""
+    """The call that the sample describes, once it is checked."""
 
     def obstacle(self, name: str) -> str | None:
         """Why a pass is off; None if it is on."""

@@ -52,18 +52,20 @@ from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import can_resize_team, team_of
 
 START_AFTER_S: Final = 0.5
-"""Compiling begins when calls without code have taken so long, so that a short run is left alone."""
+"""Compiling begins when calls without code have taken this time in all, so nothing is compiled for
+short runs."""
 
 MAX_LANES: Final = 64
-"""A value that differs from call to call, such as a time step, would make a lane for each."""
+"""Maximum number of lanes: a value that differs from call to call, such as a time step, would make
+one for each."""
 
 MIN_CALLS: Final = 2
 
 MAX_RUNNERS: Final = 16
-"""Calls of one model that may run code at a time."""
+"""Maximum number of calls of one model that run code at the same time."""
 
 MAX_COMPARED_SIZES: Final = 4
-"""Calls of so many sizes are compared with the modules."""
+"""Maximum number of sizes for which a call is compared with the modules."""
 
 MODULES_TOLERANCE: Final = 4.0
 """Factor on the tolerance: the modules, which the code is compared with, have an error of their own. It is
@@ -74,7 +76,7 @@ PLAINLY_FASTER: Final = 0.7
 machine, too."""
 
 MAX_SIZES: Final = 4096
-"""So many sizes are remembered."""
+"""Maximum number of remembered sizes."""
 
 _log = logging.getLogger("xruntime")
 
@@ -104,7 +106,8 @@ class CompiledAside:
         self.first: Sizes | None = None
         self.wait = wait
         self.report: Callable[[str], None] | None = None
-        """Told in one line what runs from now on, and why; None: torch's way, a log and warnings."""
+        """Receives a line that says what runs from now on, and why; None: it goes to the log and to
+        warnings, as in torch."""
 
         self.notes: list[str] = []
         """The lines so far."""

@@ -50,7 +50,8 @@ PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
 }
 
 MIN_GAIN: Final = 1.05
-"""A model that is not compiled is returned as it was if its calls take so many times as long otherwise."""
+"""A model that is not compiled is returned unchanged if its optimized form is slower by this
+factor."""
 
 ROUNDS: Final = 7
 MIN_ROUND_S: Final = 0.02
@@ -238,7 +239,7 @@ class _Inference(Run):
         self.note("prepack", PassOutcome.SKIPPED, packing)
 
     def _not_compiled(self, outcome: PassOutcome, reason: str) -> None:
-        """Go on without a graph, with what `_compiled` has undone for one."""
+        """Continue without a graph, and apply again what `_compiled` has undone for one."""
         self._skip_graph(outcome, reason)
         self.run_passes({"join_linears": join_linears})
 

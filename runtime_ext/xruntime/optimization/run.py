@@ -250,7 +250,7 @@ class OutputCheck:
         return self.outputs_problem(outputs)
 
     def outputs_problem(self, outputs: Any) -> str | None:
-        """As `problem`, of outputs that were computed before."""
+        """The same for outputs that were computed before."""
         try:
             self.latest = difference(self._expected, comparable(outputs), self.tolerance)
         except CompilationError as error:

@@ -16,7 +16,7 @@ from xruntime.optimization.aside import CompiledAside
 
 
 class SkipPassError(Exception):
-    """A pass has nothing to do or cannot do it; the text is the reason."""
+    """Raised by a pass that has nothing to do or cannot do it. The text is the reason."""
 
 
 class PassOutcome(enum.Enum):
@@ -31,7 +31,8 @@ class PassOutcome(enum.Enum):
 class Step(NamedTuple):
     """One pass.
 
-    **Ex.:** ``Step("conv_bn", Outcome.APPLIED, "folded 2 batch norms into the convolutions before")``
+    **Ex.:** ``Step("conv_bn", PassOutcome.APPLIED, "folded 2 batch norms into the convolutions
+    before")``
     """
 
     name: str
@@ -87,7 +88,7 @@ class Explanation(NamedTuple):
     """Weights that only `state_dict` needs. They are the input's tensors, not copies."""
 
     difference: Difference | None
-    """The largest from the input's outputs on the sample; None without a sample."""
+    """The largest difference from the input's outputs on the sample; None without a sample."""
 
     timings: tuple[Timing, ...] = ()
 

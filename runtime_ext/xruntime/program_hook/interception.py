@@ -46,16 +46,16 @@ MAX_MODULES: Final = 8
 calls every block of a model as one."""
 
 MAX_FIRST_CALLS: Final = 3
-"""So many calls may change a module before it is left alone."""
+"""Maximum number of calls that may change a module; after that it is left alone."""
 
 MAX_LINES: Final = 40
 MAX_REFUSED_CALLS: Final = 100
-"""After so many calls that were refused, a module is left alone for good."""
+"""Maximum number of refused calls; after that a module is left alone for good."""
 
 
 class _Thread(threading.local):
     inside = False
-    """The thread is in the call of a module that was decided on."""
+    """Whether the thread is in the call of a module for which a decision was made."""
 
 
 class _Known:
@@ -65,10 +65,10 @@ class _Known:
         self.routed: Routed | None = None
         self.left = False
         self.parts = False
-        """It was left alone, and its parts are considered."""
+        """Whether it is left alone and its parts are considered instead."""
 
         self.fp32 = False
-        """bf16 was tried, and differs too much."""
+        """Whether bf16 was tried and differed too much."""
 
         self.refused_calls = 0
 
@@ -86,7 +86,7 @@ class Interception:
             weakref.WeakKeyDictionary()
         )
         self._parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        """Parts of modules that were decided on: their own calls run as they are."""
+        """Parts of modules for which a decision was made: their calls run unchanged."""
 
         self._deciding = threading.Lock()
         self._optimized = 0

@@ -26,7 +26,7 @@ COMPILERS = (
     "torch._dynamo",
     "torch._inductor",
 )
-"""Packages that call a module to compile it, or to compare it with what they made."""
+"""Packages that call a module to compile it, or to compare it with its compiled form."""
 
 Form = tuple[Any, ...]
 """What an optimized form is for: each argument's place, and its dtype and rank or plain value."""
@@ -69,7 +69,7 @@ class Refusal(NamedTuple):
 
 
 def module_refusal(module: torch.nn.Module) -> Refusal | None:
-    """Return why `module` is left alone, whatever it is called with; None if it need not be."""
+    """Return why `module` is left alone for all arguments; None if it can be optimized."""
     kind = kind_of(module)
     if kind is not CallableKind.EAGER:
         return Refusal(f"it is {kind.value} already", final=True)

@@ -32,10 +32,12 @@ from xruntime.threads.torch_modes import Autocast
 from xruntime.threads.worker import Submission, TaskFuture
 
 MAX_REMEMBERED: Final = 1024
-"""Groups and sizes of which the outcome of the first batch is remembered; at this number all are forgotten."""
+"""Maximum number of groups and sizes whose outcome is remembered; when it is reached, all are
+forgotten."""
 
 COMPARED_BATCHES: Final = 3
-"""So many batches of a shape and size run as single calls, too: all must agree, and their shortest times count."""
+"""Number of batches of each shape and size that also run as single calls. All must agree, and the
+shortest times are compared."""
 
 WORTHWHILE: Final = 0.97
 """A batch must take at most this share of the time of its single calls."""
@@ -46,7 +48,7 @@ _log = logging.getLogger("xruntime")
 
 
 class BatchGroup(NamedTuple):
-    """What calls have in common that may run as one."""
+    """What calls must have in common to run as one."""
 
     shape: Hashable
     """Nest, shapes, strides and dtypes of the tensors that are joined, and all other values."""
@@ -117,7 +119,7 @@ class Batching:
             self._prepare(module)
 
     def _prepare(self, module: CompiledForStreams) -> None:
-        """Have code made or loaded for batches of the shapes that the module was compiled for."""
+        """Make or load code for batches of the shapes that the module was compiled for."""
         self._compiled = set()
         for sample in module.samples:
             try:
@@ -167,7 +169,9 @@ class Batching:
         return taken
 
     def together(self, calls: list[Submission]) -> Submission:
-        """Return one call that makes all of these, which are of one group, and sets their futures."""
+        """Return a call that makes all of these calls, which are of one group, and sets their
+        futures.
+        """
         future: TaskFuture[None] = TaskFuture()
         # A context of its own: that of a call cannot be entered twice.
         return calls[0]._replace(

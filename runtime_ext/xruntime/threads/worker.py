@@ -56,7 +56,7 @@ class Submission(NamedTuple):
 
 
 class DrainRequest(NamedTuple):
-    """A request that the worker make calls which wait in another queue."""
+    """A request to make the calls that wait in another queue."""
 
     take: Callable[[Callable[[Submission], None]], None]
     """Called in the worker's thread with a function that makes a call. It must not raise."""
@@ -183,7 +183,7 @@ class Worker:
         return call.future
 
     def put(self, work: Submission | DrainRequest) -> None:
-        """Queue a submission or a turn. Raises ClosedError.
+        """Queue a submission or a request. Raises ClosedError.
 
         If a signal handler raises in here, the work is either queued or not, never in between.
         """

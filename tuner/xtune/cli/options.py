@@ -162,7 +162,7 @@ class SearchCommand(GroupedCommand):
 
 
 class Asked(NamedTuple):
-    """What a search is asked to do; how it is shown is not part of it."""
+    """What a search is asked to do, without how it is shown."""
 
     request: Request
     """The program and the fixed settings."""

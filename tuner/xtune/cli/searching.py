@@ -46,7 +46,7 @@ from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The first of these signals ends a search with the verdict so far, the second at once."""
+"""Signals that end a search: the first with the verdict so far, the second at once."""
 
 
 class Shown(NamedTuple):
@@ -271,7 +271,7 @@ def _left_out(count: int, why: str) -> str:
 
 
 def _keep_probe(task: SearchTask, store: StudyStore, probe: Launch) -> None:
-    """Count the launch that announced the objective: as this host's baseline, or as a control."""
+    """Count the launch that announced the objective as this host's baseline or as a control."""
     own = [one for one in store.records() if one.host == store.host]
     bare = sum(one.step.configuration == BARE for one in own)
     if not bare:

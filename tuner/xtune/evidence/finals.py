@@ -113,7 +113,9 @@ class FinalLaunch(NamedTuple):
 
 
 def _williams_design(count: int) -> list[list[int]]:
-    """A design in which each number has each place, and follows each other number, equally often."""
+    """A balanced order: each number has each place, and follows each other number, equally
+    often.
+    """
     first, low, high = [0], 1, count - 1
     while low <= high:
         first.append(low)
@@ -158,7 +160,7 @@ class Final:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to launch: the result is clear, or nobody is left."""
+        """Whether nothing is left to launch: the result is clear, or no finalist is left."""
         return bool(self._ended) or self._is_clear
 
     @property
@@ -168,7 +170,7 @@ class Final:
 
     @property
     def is_open_block(self) -> bool:
-        """Some launch of the next block was made."""
+        """Whether some launch of the next block was made."""
         return any(block == self.blocks for block, _ in self._made)
 
     @property
@@ -184,7 +186,7 @@ class Final:
         return FinalLaunch(self.blocks, candidate, self.plan.configurations[candidate])
 
     def record(self, turn: FinalLaunch, launch: Launch) -> None:
-        """Record the launch of a turn.
+        """Record one launch of the final.
 
         If a finalist's launch has no value, its pair of this block is left out; after the second one
         the finalist is out. If the baseline's has none, the block ends; two in a row end the final.

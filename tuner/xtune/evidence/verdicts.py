@@ -71,9 +71,10 @@ class Contender(NamedTuple):
     memory_bytes: float | None = None
     """Median of its launches' peak memory."""
     out: str = ""
-    """Why it is no candidate any more (it failed or broke a requirement), or empty."""
+    """Why it was excluded (it failed or broke a requirement), or empty."""
     dropped: str = ""
-    """Why it was not measured to the end (it was behind), or empty. It may still count as no gain."""
+    """Why it was not measured to the end (it was behind), or empty. It may still show that there is
+    no gain."""
     frozen: RatioInterval | None = None
     """Its interval when it was dropped."""
 
@@ -93,7 +94,7 @@ class Standing(NamedTuple):
     """Blocks, from 0, with an outlying pair: they count, and are reported."""
     is_gain: bool
     keeps_more: bool
-    """It meets requirements that the baseline breaks."""
+    """Whether it meets requirements that the baseline breaks."""
 
 
 class MoreBudget(NamedTuple):
@@ -370,7 +371,7 @@ MIN_SHARE = 0.39
 """The level at the end of a plan of so many blocks, and of up to 60, relative to the error."""
 
 ATTEMPT_SHARE = 0.91
-"""Factor for half the error: rarer crossings are less dependent."""
+"""Factor on the level for each halving of the error: rarer crossings are less dependent."""
 
 BEYOND = 0.05
 """The level just beyond the plan, relative to the error; at twice as many blocks it is half of that."""

@@ -101,7 +101,7 @@ def _percentiles(outputs: Sequence[str]) -> dict[str, dict[str, float]]:
 
 
 def _summary(name: str, kind: MetricKind, unit: str | None, value: float) -> Summary:
-    """Of a value that a generator summarized itself."""
+    """The summary of a value that the generator has computed itself."""
     return Summary(
         name,
         kind,

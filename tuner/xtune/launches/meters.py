@@ -39,7 +39,7 @@ class EnergyMeter:
         """`root`: root of the file tree to read."""
         self._tree = Tree(root)
         self._ranges_uj = dict(self._find())
-        """By directory; the counter wraps beyond it."""
+        """Each counter's maximum by its directory; above it the counter wraps."""
         self._last = {path: self._read(path) for path in self._ranges_uj}
         self._total_uj = 0
         self._is_lost = not self._last or None in self._last.values()
@@ -82,7 +82,7 @@ class _Counter(NamedTuple):
     """`KILLS` or `FULL`."""
     path: str
     name: str
-    """Of its line; empty: the file is one number."""
+    """The name at the beginning of its line; empty: the file is one number."""
 
 
 class MemoryWatch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search is given, how it measures and keeps its records, what it tells, and its result."""
+"""The interfaces of a search: its input, measurements, store, events and result."""
 
 from __future__ import annotations
 

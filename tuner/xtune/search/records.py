@@ -28,7 +28,7 @@ DIGEST_DIGITS = 8
 
 
 class Provenance(NamedTuple):
-    """What a launch was made with, and which earlier launches did not count then."""
+    """The program and variables of a launch, and the earlier launches that did not count then."""
 
     content: str = ""
     """Digest of the program's file; empty if there is none or it is very large."""
@@ -58,7 +58,9 @@ def digests(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def outdated(records: Sequence[Record], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The numbers, from 1, of the launches with a value and another provenance, and the differences."""
+    """The numbers, from 1, of the launches with a value and a different provenance, and what
+    differs.
+    """
     numbers: list[int] = []
     told: dict[str, None] = {}
     ended = [record for record in records if record.launch is not None]

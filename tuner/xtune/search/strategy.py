@@ -26,7 +26,8 @@ CONTROL_EVERY = 11
 """Launches between two controls."""
 
 FIRST_CONTROLS = (4, 4, 25)
-"""The same for the first controls: two come early, to learn the noise soon; the next comes late."""
+"""The distances of the first controls: two come early, to estimate the noise soon; the third comes
+late."""
 
 LAUNCHES_EACH = 2
 """Once every plan was launched, the best are repeated until there are so many launches for each plan."""
@@ -151,7 +152,7 @@ class Strategy:
         return None
 
     def checks_left(self, records: Sequence[Record]) -> int:
-        """The number of launches that `check` may still want."""
+        """The number of launches that `check` may still make."""
         best = self._clear_best(records)
         if best is None:
             return 0
@@ -364,7 +365,7 @@ def _final_of(record: Record) -> tuple[object, ...]:
 
 
 def _without_checks(records: Sequence[Record]) -> list[Record]:
-    """The records without the plans that only checks launched."""
+    """The records without plans that were only launched as ablations."""
     others = {r.step.plan_hash for r in records if r.step.stage is not Stage.ABLATION}
     return [record for record in records if record.step.plan_hash in others]
 

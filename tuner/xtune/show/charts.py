@@ -70,7 +70,7 @@ class Chart(NamedTuple):
     """In a narrower window the chart scrolls sideways."""
 
     def to_plain(self, name: str) -> dict[str, Any]:
-        """As the page's script reads it."""
+        """The chart as plain values for the page's script."""
         plain: dict[str, Any] = _plain({"name": name, "data": self.data, "layout": self.layout})
         return plain
 
@@ -244,7 +244,7 @@ def configuration_chart(result: SearchResult, ranking: Sequence[str]) -> Chart |
     which the page's policy forbids.
 
     ranking
-        Names of settings, the most important one first.
+        Names of settings, in descending order of importance.
     """
     medians = result.medians
     if len(medians) < 2:

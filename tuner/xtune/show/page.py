@@ -216,7 +216,7 @@ def _placement(result: SearchResult) -> dict[str, Any] | str:
 
 
 def _versions(result: SearchResult) -> dict[str, dict[str, str]]:
-    """What the latest launches were made with, or what is installed now if that was not kept."""
+    """The versions of the latest launches, or those installed now if they were not recorded."""
     kept = result.records[-1].made.installed
     found: Installed = kept or installed(_program(result.resolver))
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

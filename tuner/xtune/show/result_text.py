@@ -28,7 +28,7 @@ from xtune.show.words import (
 from xtune.space.parameters import BARE, Configuration
 
 MIN_EFFECT_SHOWN = 0.005
-"""Smaller effects get no line, however sure they are."""
+"""Minimum effect that gets a line, however certain it is."""
 
 MAX_CONFIGURATIONS_SHOWN = 8
 """Size of a space up to which all configurations are listed."""
@@ -39,7 +39,7 @@ MIN_DEGREES_SHOWN = 2
 """With one degree of freedom, the range of gains reaches several hundred percent."""
 
 MAX_MORE = 8
-"""More launches than this many times those made are not advised."""
+"""Advice is limited to this many times the launches made so far."""
 
 
 def result_lines(result: SearchResult) -> Iterator[str]:
@@ -88,7 +88,7 @@ def describe_interval(interval: RatioInterval, unit: str = "") -> str:
 
 
 def advice(result: SearchResult) -> str:
-    """What the resume command is for."""
+    """The purpose of the resume command."""
     more = result.verdict.more
     if more is None:
         return "to continue"

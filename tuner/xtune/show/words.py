@@ -80,7 +80,7 @@ def amount(value: float, objective: Objective) -> str:
 
 
 def ratios(*values: float) -> list[str]:
-    """Ratios with digits enough to tell them from each other and from 1.
+    """Ratios with enough digits to distinguish them from each other and from 1.
 
     **Ex.:** ``1.0436``, ``1.0004``, ``1.0886``; ``3.98``, ``3.90``, ``4.06``.
     """
@@ -295,6 +295,6 @@ def describe_failure(launch: Launch) -> str:
 
 
 def describe_step(step: NextLaunch, space: Space) -> str:
-    """What is launched and why."""
+    """The configuration of a launch and its purpose."""
     origin = f" ({step.origin})" if step.origin and step.configuration != BARE else ""
     return f"{settings(step.configuration, space)}{origin}"

@@ -41,7 +41,7 @@ class Condition(NamedTuple):
     """The parameters and derived values in it."""
     code: CodeType
     words: Mapping[str, Value]
-    """What its other words mean."""
+    """The meaning of its other words."""
 
     def holds(self, values: Values) -> bool:
         """Whether `values`, which must contain all of `names`, meet it.

@@ -18,7 +18,7 @@ from xtune.space.conditions import Condition, parse_condition
 from xtune.space.parameters import Configuration, Parameter, Value, Where
 
 MAX_COUNTED = 10_000
-"""A space with conditions is counted up to this size."""
+"""Maximum size up to which a space with conditions is counted."""
 
 MAX_CHECKS = 400_000
 """Maximum number of evaluations of conditions: some seconds."""

@@ -88,7 +88,7 @@ def _named(cpus: Collection[int]) -> str:
 
 
 class pin(_pin):  # noqa: N801 - it reads as a verb: `with pin(pool):`
-    """`xruntime.pin` with the name that its argument had."""
+    """`xruntime.pin` with the extension's name for its argument."""
 
     def __init__(self, cpu_pool: xruntime.CPUPool) -> None:
         super().__init__(cpu_pool)
@@ -96,7 +96,7 @@ class pin(_pin):  # noqa: N801 - it reads as a verb: `with pin(pool):`
 
 
 class Task(_Task[P, T]):
-    """`xruntime.Task` with the names that its arguments had."""
+    """`xruntime.Task` with the extension's names for its arguments."""
 
     def __init__(self, module: Callable[P, T], cpu_pool: xruntime.CPUPool) -> None:
         super().__init__(module, cpu_pool)
