@@ -35,7 +35,7 @@ environment."""
 class Leftovers:
     """The processes that were asked to end, with a deadline for all of one run.
 
-    `known`, below: all runs of all instances so far, those that still run first.
+    Methods take `known`: all runs of all instances so far, those that still run first.
     """
 
     def __init__(self, count: int, grace_s: float) -> None:
@@ -46,7 +46,7 @@ class Leftovers:
         self._unknown: dict[int, float] = {}
         """When each orphan of an unknown instance was first seen, while it exists."""
         self._deadlines: dict[InstanceRun | None, float] = {}
-        """Leftovers by run, because a process may fork others forever."""
+        """One deadline for all leftovers of a run, because a process may fork others forever."""
 
     @property
     def waiting(self) -> bool:

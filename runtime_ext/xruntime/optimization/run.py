@@ -150,7 +150,7 @@ class Run:
             del model.__dict__["_xruntime_optimized"]
 
     def become_optimized(self) -> None:
-        """Give the model that class for good. Raises OptimizationError."""
+        """Give the model that class permanently. Raises OptimizationError."""
         if self._class is None:
             self._class = optimized_class(self.runner.kind, self.own_dtype)
         self.model.__dict__["_xruntime_optimized"] = self.runner
