@@ -139,7 +139,7 @@ def table(directory: str | None = None) -> Iterator[bool]:
 
 
 def record(lease: Lease, directory: str | None = None) -> str | None:
-    """Write a record; its path, or None where there is no place for it.
+    """Write a record. Return its path, or None if there is no directory for it.
 
     Records of the user's ended launches are removed. A record needs no removal: see the module.
     """

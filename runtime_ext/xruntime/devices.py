@@ -72,7 +72,7 @@ class DeviceProperties(NamedTuple):
     cpus: str | None
     """The CPUs that this process may use, for the CPU. **Ex.:** ``0-3,8-11``."""
     instruction_set: str | None
-    """That torch's own kernels use on the CPU. **Ex.:** ``AVX512``."""
+    """The instruction set that torch's own kernels use on the CPU. **Ex.:** ``AVX512``."""
 
     def __str__(self) -> str:
         facts = self._asdict()

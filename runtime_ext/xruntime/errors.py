@@ -86,7 +86,7 @@ class ThreadCountError(XLaunchError, ValueError):
 
 
 class PackageError(XLaunchError, RuntimeError):
-    """A file is not a package, or not one that this process may or can run."""
+    """A file is not a package, or this process may not or cannot run it."""
 
 
 class PackageInputError(PackageError, ValueError):

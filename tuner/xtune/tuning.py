@@ -54,7 +54,7 @@ MIN_NOISE_DEGREES = 2
 """Degrees of freedom of the noise before the resolution is reported."""
 
 NOISE_KNOWN_AFTER = 12
-"""Launches after which it is reported with fewer degrees of freedom."""
+"""Number of launches after which the resolution is reported with fewer degrees of freedom, too."""
 
 Answer = TypeVar("Answer")
 

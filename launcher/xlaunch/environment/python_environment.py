@@ -185,7 +185,7 @@ def _existing(directories: list[str]) -> tuple[str, ...]:
 
 
 def _versions(prefix: str, interpreter: str | None) -> list[str]:
-    """Directory names such as ``python3.13``: the interpreter's, or all that exist."""
+    """Directory names such as ``python3.13``: that of the interpreter, or all that exist."""
     name = os.path.basename(os.path.realpath(interpreter)) if interpreter else ""
     if name.startswith("python3.") and name[8:].isdigit():
         return [name]

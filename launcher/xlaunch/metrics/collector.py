@@ -45,7 +45,7 @@ class InstanceMetric(NamedTuple):
     """Values over the whole run."""
     last: float | None
     mean: float | None
-    """Over the window of its `MetricTotal`; of a rate, weighted by time."""
+    """Mean over the window of its `MetricTotal`; for a rate it is weighted by time."""
 
 
 class MetricTotal(NamedTuple):

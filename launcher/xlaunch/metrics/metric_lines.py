@@ -101,7 +101,7 @@ class Metric(NamedTuple):
 
 
 def parse_metric(text: str) -> Metric:
-    """The metric of a value of `--metric`. Raises `UsageError`."""
+    """Parse a value of `--metric`. Raises `UsageError`."""
     kind, name = _kind_said(text)
     if not name.strip():
         raise UsageError(f"the metric {text!r} has no name; write for example 'sentences/s'")

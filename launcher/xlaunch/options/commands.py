@@ -212,7 +212,7 @@ def launch_command(
     hidden: Collection[str] = (),
     own: Sequence[Callable[[Command], Command]] = (),
 ) -> Callable[[Callable[[ResolvedOptions], int | None]], LaunchCommand]:
-    """Make a function of `ResolvedOptions` options a command with the options of a launch.
+    """Turn a function that takes `ResolvedOptions` into a command with the options of a launch.
 
     `without`: names of options that the command has not. `hidden`: of those that it takes and does
     not show: they change nothing, and are on command lines of `xlaunch` that become its own. `own`:

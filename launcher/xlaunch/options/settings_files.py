@@ -231,7 +231,7 @@ def _text(option: Option, value: Any) -> str:
 
 
 def _checked(text: str) -> str:
-    """`text`, if a program can be given it."""
+    """Return `text` if it can be an argument or a variable of a program."""
     try:
         whole = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

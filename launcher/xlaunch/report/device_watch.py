@@ -233,7 +233,7 @@ class KnownMessages:
             self._seen.append(message)
 
     def explanations(self) -> tuple[str, ...]:
-        """A line for each message that was seen, in their order."""
+        """A line for each known message that was found, in the order in which they appeared."""
         return tuple(
             [f'"{it.text.decode()}" is harmless: {it.meaning} ({it.source})' for it in self._seen]
         )

@@ -126,8 +126,9 @@ class CompiledCode:
     ) -> Any:
         """Return the outputs, or those of `otherwise()` where a call fails, for good for its shape.
 
-        `report` is told the reason, the first time. What `otherwise` raises passes, and the shape is tried
-        again: the module itself refuses such arguments. Raises CompilationError where a call fails after it
+        `report` is called with the reason, the first time. An error that `otherwise` raises is
+        passed on, and the shape is tried again later: the module itself refuses such arguments.
+        Raises CompilationError where a call fails after it
         has changed its arguments, so that it cannot be repeated.
         """
         entry, shape, key, plain_call = self._prepared(args, kwargs)

@@ -144,7 +144,9 @@ def _is_same(now: Any, old: Any) -> bool:
 
 
 def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any]]:
-    """Yield each container of what a forward call may depend on, once, with its name."""
+    """Yield, once and with its name, each container with values on which a forward call may
+    depend.
+    """
     met: set[int] = set()
     for name, part in modules:
         own = vars(part)
@@ -157,7 +159,7 @@ def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[s
 
 
 def _reader(holder: Any) -> tuple[list[Any] | None, Callable[[], Iterable[Any]]]:
-    """The keys that matter, and a function that returns their values, of a container."""
+    """Return the relevant keys of a container, and a function that returns their present values."""
     if not isinstance(holder, Mapping):
         return None, holder.__iter__
     keys = [key for key in holder if key not in _UNRELATED]

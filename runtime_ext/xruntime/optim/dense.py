@@ -70,7 +70,7 @@ def new_state(
 ) -> tuple[State, bool]:
     """Return the tensors that a step on `block` needs, and whether the first was missing in `state`.
 
-    Those in `state` are taken where they have the block's layout; others are copied or made.
+    Tensors in `state` with the block's layout are used as they are; others are copied or created.
     """
     made: State = {}
     for name in names.moments:

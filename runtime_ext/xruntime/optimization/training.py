@@ -167,7 +167,7 @@ PASSES: Final[Mapping[str, Callable[[_Training], str]]] = {
 def _converted(optimizer: Optimizer, made: Mapping[int, nn.Parameter]) -> NativeOptimizer:
     """Return our optimizer with the same options and state; `made` maps ids to new parameters.
 
-    Raises SkipPassError where it cannot compute the same.
+    Raises SkipPassError if our optimizer cannot compute the same.
     """
     kind: Any = type(optimizer) if isinstance(optimizer, NativeOptimizer) else None
     kind = kind or KINDS.get(type(optimizer))

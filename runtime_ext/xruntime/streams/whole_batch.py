@@ -27,7 +27,8 @@ _NORMS: Final = (
 
 
 def training_dependent(model: object) -> list[tuple[str, nn.Module]]:
-    """Return the layers of `model`, by name, whose output for a part of a batch differs in training.
+    """Return the names of the layers of `model` that, in training mode, give a part of a batch
+    other outputs than the whole batch.
 
     Batch norms compute statistics of their part only, and dropouts draw random numbers in each stream.
     """

@@ -84,7 +84,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _command(word: str) -> click.Command:
-    """The command of that name, or the one that searches."""
+    """The command with that name; for any other word, the command that searches."""
     command: click.Command = import_module(COMMANDS.get(word, "xtune.cli.tune")).command
     return command
 

@@ -259,7 +259,7 @@ def with_search_options(command: Command) -> Command:
 
 
 def parse_search(arguments: Sequence[str]) -> Asked:
-    """The request in the arguments of `xtune` that a study keeps. Raises as click does."""
+    """Parse the arguments of `xtune` that a study has stored. Raises what click raises."""
 
     @click.command()
     @with_search_options

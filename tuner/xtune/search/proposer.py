@@ -191,7 +191,9 @@ class Proposer:
         return np.array(found, dtype=np.intp).reshape(-1, len(self._parameters))
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
-        """(members,): the probability of success, by the counts of the setting that failed most."""
+        """(members,): the probability of success, from the counts of the setting with the most
+        failures.
+        """
         tried = self.rows([one.configuration for one in ratings])
         failed = np.array([one.is_failure for one in ratings], dtype=bool)
         found = np.ones(len(members))

@@ -134,8 +134,8 @@ class Strategy:
     def check(self, records: Sequence[Record]) -> NextLaunch | None:
         """The best without one of its changes, then without all that seem to do nothing.
 
-        None unless the best is clearly ahead, and after `MAX_CHECKS` changes. The launches tell what
-        mattered; only the last can change what is compared in the final.
+        None unless the best is clearly ahead, and after `MAX_CHECKS` changes. The launches show
+        which changes matter; only the last one can change what the final compares.
         """
         best = self._clear_best(records)
         if best is None:

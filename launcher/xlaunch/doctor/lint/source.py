@@ -195,7 +195,9 @@ def _is_python(path: str, name: str) -> bool:
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines as Python counts them; in `ast`'s UTF-8, whatever the file's encoding."""
+    """The lines as Python counts them, in UTF-8 as `ast` has them, whatever the file's encoding
+    is.
+    """
     import io
     import tokenize
 
