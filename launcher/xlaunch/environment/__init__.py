@@ -204,8 +204,8 @@ def _choose_allocator(
 ) -> _Allocator:
     """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
 
-    `auto` preloads into Python alone, and nothing where the user has chosen: by an allocator in
-    LD_PRELOAD, which is kept as it is, or by tunables of glibc's.
+    `auto` preloads into Python programs only. It preloads nothing if the user has chosen, by an
+    allocator in LD_PRELOAD, which is kept, or by glibc's tunables.
     """
     if asked == AUTO:
         if given.get("LD_PRELOAD"):

@@ -92,7 +92,9 @@ def gather(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
 
 
 def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
-    """Groups by majority of their members; a dissenting CPU keeps the rest of its own claim."""
+    """Groups on which most of their members agree; a CPU that disagrees keeps the free part of its
+    own claim.
+    """
     claims = {cpu: group for cpu in cpus if (group := claim(cpu)) is not None}
     votes: dict[CPUs, int] = {}
     for group in claims.values():

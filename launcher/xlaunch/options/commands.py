@@ -44,7 +44,7 @@ MIN_LIKENESS = 0.75
 
 
 class Parsed(ParamType):
-    """A value of a `OptionKind`."""
+    """A value of an `OptionKind`."""
 
     def __init__(self, kind: OptionKind) -> None:
         self.kind = kind

@@ -23,7 +23,8 @@ in between."""
 def send(pid: int, number: int, *, group: bool = False) -> bool:
     """Send a signal to a process or its whole group; False where the kernel does not permit it.
 
-    A program may change its user (`sudo`). One that has ended needs no signal: True.
+    It refuses for a program that has changed its user (`sudo`). For one that has ended the result
+    is True.
     """
     try:
         (os.killpg if group else os.kill)(pid, number)

@@ -107,7 +107,8 @@ def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
 class Inputs:
     """Finds the tensors of a call in the order that the code takes them, and checks them.
 
-    `form` is a nest (args, kwargs) like that of the exported call, with any leaves.
+    `form` is a nest (args, kwargs) of the same structure as in the exported call; its leaves do not
+    matter.
     """
 
     def __init__(self, form: Any, specs: tuple[InputSpec | None, ...] | None) -> None:

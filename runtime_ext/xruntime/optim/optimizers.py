@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGD, Adagrad, Adam, AdamW, Lamb and Lars: their signatures, and what the kernels call them.
 
-A class is its signature, from which the defaults of its groups come, and a `OptimizerRule`.
+A class consists of its signature, which gives the defaults of its groups, and of an
+`OptimizerRule`.
 """
 
 from __future__ import annotations

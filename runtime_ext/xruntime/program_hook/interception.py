@@ -297,7 +297,7 @@ def _optimized_form(
 
 
 def _precision(asked: str) -> tuple[bool, str]:
-    """Whether to compute in bf16, and the same for the report."""
+    """Whether to compute in bf16, and the reason for the report."""
     if asked != "auto":
         return asked == "bf16", asked
     found = cpu_bf16_flags()

@@ -240,7 +240,7 @@ def search(
 def open_store(task: SearchTask, study: Study, *, quiet: bool) -> StudyStore:
     """The launches of a study that `task` would start in the same way.
 
-    Reports the others, and those with another provenance.
+    Reports the launches that it leaves out, and those with another provenance.
     """
     now = current_provenance(task)
     store = StudyStore(study, plan_hash=task.resolver.plan_hash)

@@ -248,7 +248,7 @@ class ScoreScale:
         return score(value, self._objective) - self._bare_levels.get(record.host, 0.0)
 
     def _levels_of_hosts(self) -> dict[str, float]:
-        """The offset of each host from the average host, by its bare command."""
+        """The mean score of the bare command on each host, minus the mean of all hosts."""
         scores: dict[str, list[float]] = {}
         for record in _bare(self._records):
             assert record.launch is not None
