@@ -104,7 +104,9 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete options, but not after the program: they would be the program's."""
+        """Complete options, but not after the program's name: what follows it belongs to the
+        program.
+        """
         if ctx.params.get("program"):
             return [complete_files(incomplete)]
         return super().shell_complete(ctx, incomplete)

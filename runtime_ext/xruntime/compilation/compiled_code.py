@@ -124,7 +124,8 @@ class CompiledCode:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Return the outputs, or those of `otherwise()` where a call fails, for good for its shape.
+        """Return the outputs; if a call fails, those of `otherwise()`, also for later calls of its
+        shape.
 
         `report` is called with the reason, the first time. An error that `otherwise` raises is
         passed on, and the shape is tried again later: the module itself refuses such arguments.
