@@ -20,7 +20,7 @@ Path: TypeAlias = tuple[Any, ...]
 CONSTANT_TYPES: Final = frozenset(
     (
         *(type(None), bool, int, float, complex, str, bytes),
-        *(torch.dtype, torch.device, torch.Size, torch.memory_format),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
     )
 )
 """Types whose values cannot change: calls with equal ones may share compiled code, or run as one."""

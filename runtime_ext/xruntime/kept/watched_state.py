@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from xruntime.pytrees import constant_key
+
 SAMPLED: Final = 2
 """Words of each tensor's memory that are compared. Only changes that torch does not count need it: those
 through ``.data``, and of tensors made in inference mode."""
@@ -26,7 +28,6 @@ _UNRELATED: Final = frozenset(vars(torch.nn.Module())) - _RELATED
 """Torch's own attributes of a module that no forward call depends on."""
 
 
-_BY_VALUE: Final = frozenset((bool, int, float, complex, str, bytes, torch.Size))
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 _ROOT: Final = "the module"
 _NOTHING: Final = object()
@@ -140,7 +141,10 @@ class _Holder(NamedTuple):
 
 
 def _is_same(now: Any, old: Any) -> bool:
-    return now is old or (type(now) is type(old) and type(now) in _BY_VALUE and bool(now == old))
+    if now is old:
+        return True
+    key = constant_key(now)
+    return key is not None and key == constant_key(old)
 
 
 def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any]]:

@@ -10,12 +10,9 @@ import torch
 
 from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.optimization.optimized_module import OptimizedModule
-from xruntime.pytrees import described, leaves, place, tensor_leaves
+from xruntime.pytrees import CONSTANT_TYPES, described, leaves, place, tensor_leaves
 
-PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
-)
+PLAIN = tuple(CONSTANT_TYPES)
 """Types of arguments and outputs, besides tensors, that no call can change."""
 
 COMPILERS = (
