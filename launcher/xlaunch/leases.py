@@ -24,9 +24,8 @@ from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     pid_namespace,
-    proc_is_ours,
-    read_file,
     read_process,
+    start_ticks,
 )
 from xlaunch.machine.topology import CPUs
 
@@ -168,15 +167,6 @@ def own_lease(cpus: CPUs, program: str, **more: object) -> Lease | None:
     if ticks is None:
         return None
     return Lease(os.getpid(), ticks, os.geteuid(), cpus, program)._replace(**more)  # type: ignore[arg-type]
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks; None if it does not exist or is a zombie."""
-    text = read_file(f"/proc/{pid}/stat") if proc_is_ours() else None
-    if text is None:
-        return None
-    fields = text[text.rfind(b")") + 2 :].split()
-    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def _open_lock(path: str) -> int:

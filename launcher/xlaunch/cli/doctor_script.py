@@ -16,8 +16,7 @@ from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.running import LintResult, check_codes, check_paths
 from xlaunch.doctor.lint.source import ScriptFinding
 from xlaunch.errors import UsageError
-from xlaunch.options.precedence import nearest
-from xlaunch.text import counted
+from xlaunch.text import counted, did_you_mean
 
 SCHEMA_VERSION = 1
 FORMATS = ("text", "json", "github")
@@ -36,7 +35,7 @@ def check_scripts(
 ) -> int:
     """Print the findings in files and directories; return 1 if there are any."""
     if output_format not in FORMATS:
-        near = nearest(output_format, FORMATS, count=1)
+        near = did_you_mean(output_format, FORMATS, count=1)
         raise UsageError(f"--output-format {output_format!r} is none of {', '.join(FORMATS)}{near}")
     chosen = {"select": _codes("--select", select), "ignore": _codes("--ignore", ignore)}
     with _progress() as progress:
@@ -58,7 +57,7 @@ def explain_rule(code: str) -> int:
     by_name = {rule.name: rule for rule in BY_CODE.values()}
     rule = BY_CODE.get(code.upper()) or by_name.get(code.lower())
     if rule is None:
-        near = nearest(code.upper(), BY_CODE) or f"; they are {', '.join(BY_CODE)}"
+        near = did_you_mean(code.upper(), BY_CODE) or f"; they are {', '.join(BY_CODE)}"
         raise UsageError(f"there is no rule {code!r}{near}")
     kind = "A hint: looked for with --hints." if rule.is_hint else "A fault."
     for line in (

@@ -75,6 +75,12 @@ class ControlGroups:
         return hierarchies
 
 
+def read_counters(tree: Tree, path: str) -> dict[str, int]:
+    """The lines ``name number`` of a file such as ``cpu.stat``; empty if it cannot be read."""
+    rows = [line.split() for line in (tree.read(path) or "").splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+
 def _levels(tree: Tree, mount: Mount, path: str) -> list[ControlGroup]:
     """The directories from the process's group up to the mount point."""
     below = _below_mount(path, mount.root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from xlaunch.files import names_in
 from xlaunch.machine.topology import CPUs
 
 if TYPE_CHECKING:
@@ -77,10 +78,7 @@ class Tree:
 
     def names(self, path: str) -> list[str]:
         """The names in a directory, in no order."""
-        try:
-            return os.listdir(self._prefix + path)
-        except OSError:
-            return []
+        return names_in(self._prefix + path)
 
     def numbered(self, path: str, prefix: str) -> list[int]:
         """The numbers N of the entries `prefix` N of a directory, ascending.

@@ -22,6 +22,7 @@ from xlaunch.options.precedence import (
     variables_layer,
 )
 from xlaunch.options.settings_files import file_layers
+from xlaunch.text import did_you_mean
 
 Command = Callable[..., Any]
 
@@ -277,8 +278,10 @@ def words_for_help(words: Sequence[str], commands: Collection[str], program: str
 
 def no_command(word: str, commands: Collection[str], program: str) -> UsageError:
     """The error for a word that is not one of the commands."""
-    hint = _near_command(word, commands, program)
-    hint = hint or f"; the commands are {', '.join(sorted(commands))}"
+    hint = (
+        _near_command(word, commands, program)
+        or f"; the commands are {', '.join(sorted(commands))}"
+    )
     return UsageError(f"there is no command {word!r}{hint}")
 
 
@@ -296,10 +299,7 @@ def run_launch(
 
 
 def _near_command(word: str, commands: Collection[str], program: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, sorted(commands), n=1)
-    return f"; did you mean '{program} {near[0]}'?" if near else ""
+    return did_you_mean(word, sorted(commands), count=1, form=f"'{program} {{}}'")
 
 
 def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:

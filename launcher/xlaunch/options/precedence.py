@@ -16,6 +16,7 @@ from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS, Optio
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
 from xlaunch.planning.contradictions import find_contradiction
 from xlaunch.planning.request import Request
+from xlaunch.text import did_you_mean
 
 COMMAND_LINE = "command line"
 VARIABLES = OPTION_PREFIX
@@ -156,14 +157,6 @@ def shown(option: Option, value: Any) -> str:
     return str(value).lower() if option.kind is FLAG else str(plain(value))
 
 
-def nearest(name: str, names: Collection[str], *, count: int = 3, prefix: str = "") -> str:
-    """The most similar names, each after `prefix`, as the end of a sentence."""
-    import difflib
-
-    near = [f"{prefix}{one}" for one in difflib.get_close_matches(name, names, n=count)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
 def variable_of(name: str) -> str:
     """**Ex.:** ``"XLAUNCH_OPT_LOG_DIR"`` for ``"log-dir"``."""
     return f"{VARIABLES}{name.upper().replace('-', '_')}"
@@ -175,7 +168,9 @@ _BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
 
 def _unknown(variable: str) -> str:
     names = [option.key.upper() for option in OPTIONS]
-    near = nearest(variable.removeprefix(VARIABLES).upper(), names, count=1, prefix=VARIABLES)
+    near = did_you_mean(
+        variable.removeprefix(VARIABLES).upper(), names, count=1, form=f"{VARIABLES}{{}}"
+    )
     return f"{variable}: there is no such option{near or '; xlaunch --help lists the options'}"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.errors import RunWarning, WarningKind
+from xlaunch.files import names_in
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
 
@@ -233,9 +234,6 @@ def _process_ticks(root: str) -> dict[int, int]:
 
 def _last_cpus(root: str, pid: int) -> set[int]:
     """The CPUs on which the threads of a process ran last."""
-    try:
-        tasks = os.listdir(f"{root}/{pid}/task")
-    except OSError:
-        return set()
-    found = [read_status(f"{root}/{pid}/task/{task}") for task in tasks]
+    tasks = f"{root}/{pid}/task"
+    found = [read_status(f"{tasks}/{task}") for task in names_in(tasks)]
     return {status.last_cpu for status in found if status is not None}

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xlaunch import files
-from xlaunch.leases import start_ticks
-from xlaunch.machine.processes import pid_namespace
+from xlaunch.machine.processes import pid_namespace, start_ticks
 
 BEAT_S = 15.0
 """Interval between increments."""

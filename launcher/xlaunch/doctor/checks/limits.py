@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.cgroups import ControlGroups, read_counters
 from xlaunch.text import counted, size
 
 MIN_FILES = 1024
@@ -44,8 +44,7 @@ def _throttled(facts: Facts) -> str:
     for levels in ControlGroups(facts.tree).enclosing("cpu"):
         for group in levels:
             path = group.file("cpu", "stat") if group.prefixed else f"{group.directory}/cpu.stat"
-            rows = [line.split() for line in (facts.tree.read(path) or "").splitlines()]
-            stat = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+            stat = read_counters(facts.tree, path)
             if stat.get("nr_periods"):
                 share = stat.get("nr_throttled", 0) / stat["nr_periods"]
                 return f"; here in {share:.0%} of the periods so far (cpu.stat)"

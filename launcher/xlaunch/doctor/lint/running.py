@@ -27,6 +27,8 @@ from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
 from xlaunch.doctor.lint.torchfix import run_torchfix
 from xlaunch.errors import UsageError
+from xlaunch.options.settings_files import parse_project, project_files
+from xlaunch.text import did_you_mean
 
 CHECKS = (check_arguments, check_threads, check_replaced)
 TORCH_CHECKS = (check_tensors, check_hints)
@@ -44,8 +46,6 @@ _SPEED = ("XL1", "XL030", "XL041")
 
 _FEW_FILES = 48
 """Up to this many files are checked in this process: starting others would take longer."""
-
-_REPOSITORY_MARKS = (".git", ".hg", ".jj")
 
 
 class Selection(NamedTuple):
@@ -156,11 +156,8 @@ def check_codes(codes: Sequence[str]) -> None:
                 continue
             raise UsageError(f"{code!r} is not a code of TorchFix, such as TOR1 or TOR101")
         if not code or not any(one.startswith(code) for one in known):
-            import difflib
-
-            near = difflib.get_close_matches(code.upper(), known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"they are {', '.join(known)}"
-            raise UsageError(f"there is no rule {code!r}; {hint}")
+            hint = did_you_mean(code.upper(), known, count=2) or f"; they are {', '.join(known)}"
+            raise UsageError(f"there is no rule {code!r}{hint}")
 
 
 Outcome = tuple[list[ScriptFinding], int, str, bool]
@@ -206,37 +203,13 @@ def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:
 
 def _configured(directory: str) -> Selection:
     """The table [tool.xlaunch.doctor] of the nearest pyproject.toml that has one."""
-    while True:
-        path = os.path.join(directory, "pyproject.toml")
-        table = _table(path) if os.path.isfile(path) else None
-        if table is not None:
+    for path, data in project_files(directory):
+        table = (parse_project(data, path) or {}).get("doctor")
+        if isinstance(table, dict):
             return _read_table(table, path)
-        parent = os.path.dirname(directory)
-        top = any(os.path.lexists(os.path.join(directory, mark)) for mark in _REPOSITORY_MARKS)
-        if top or parent == directory:
-            return Selection()
-        directory = parent
-
-
-def _table(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    if b"xlaunch" not in data:
-        return None
-    import tomllib
-
-    try:
-        tools = tomllib.loads(data.decode()).get("tool")
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    ours = tools.get("xlaunch") if isinstance(tools, dict) else None
-    table = ours.get("doctor") if isinstance(ours, dict) else None
-    if table is not None and not isinstance(table, dict):
-        raise UsageError(f"{path}: tool.xlaunch.doctor must be a table: [tool.xlaunch.doctor]")
-    return table
+        if table is not None:
+            raise UsageError(f"{path}: tool.xlaunch.doctor must be a table: [tool.xlaunch.doctor]")
+    return Selection()
 
 
 def _read_table(table: dict[str, Any], path: str) -> Selection:
