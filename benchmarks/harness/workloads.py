@@ -255,6 +255,15 @@ MODELS: dict[str, Callable[[int, torch.dtype], Work]] = {
     "blocks": blocks,
 }
 """Works of one model and one batch, which the benchmarks also compile, quantize and serve."""
+
+
+def model_work(name: str, batch: int, dtype: torch.dtype) -> Work:
+    """One of MODELS, or a model of a library: `LIBRARY:MODEL`."""
+    if ":" in name:
+        return library_model(name, batch, dtype)
+    return MODELS[name](batch, dtype)
+
+
 OTHERS: dict[str, Callable[[int, torch.dtype], Training | Sentences | Generation]] = {
     "digits": digits,
     "bert-training": bert_training,
@@ -296,13 +305,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     dtype = DTYPES[options.dtype]
-    if ":" in options.work:
-        work_on(options.directory, library_model(options.work, options.batch, dtype).step)
-    elif options.work == "served":
+    if options.work == "served":
         serve(options.directory, resnet50(1, dtype).step, options.clients)
     else:
-        work = (MODELS | OTHERS)[options.work](options.batch, dtype)
-        work_on(options.directory, work.step)
+        make = OTHERS.get(options.work, partial(model_work, options.work))
+        work_on(options.directory, make(options.batch, dtype).step)
 
 
 if __name__ == "__main__":

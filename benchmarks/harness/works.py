@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 PARSED = re.compile(r"(?P<name>.+?)(-(?P<dtype>fp32|bf16))?(-(?P<batch>[1-9]\d*))?")
@@ -67,9 +68,10 @@ def named_work(text: str) -> NamedWork:
     return NamedWork(text, arguments, items * ITEMS_OF_AN_INPUT.get(name, 1))
 
 
-def model_name(text: str) -> str:
-    """Check the name of a work, for a parser of options."""
-    if text in MODULES or (text.partition(":")[0] in LIBRARIES and text.partition(":")[2]):
+def model_name(text: str, names: Iterable[str] = MODULES) -> str:
+    """Check the name of a work, one of `names` or of a library, for a parser of options."""
+    library, _, model = text.partition(":")
+    if text in names or (library in LIBRARIES and model):
         return text
-    known = ", ".join((*MODULES, *(f"{library}:MODEL" for library in LIBRARIES)))
+    known = ", ".join((*names, *(f"{library}:MODEL" for library in LIBRARIES)))
     raise argparse.ArgumentTypeError(f"there is no work {text!r}; there are {known}")

@@ -28,7 +28,7 @@ from benchmarks.harness.turns import (
     times,
     turn_parser,
 )
-from benchmarks.int8.works import FORMS
+from benchmarks.int8.works import FORMS, WORKS, work_name
 
 SCRIPT = ("-m", "benchmarks.int8.works")
 PYTHON = sys.executable
@@ -56,7 +56,13 @@ def contenders(work: str, batch: int, forms: list[str], *, launcher: bool) -> di
 
 def main() -> int:
     parser = turn_parser(__doc__, seconds=2.0)
-    parser.add_argument("--work", action="append", choices=["resnet50", "minilm", "bert"])
+    parser.add_argument(
+        "--work",
+        action="append",
+        type=work_name,
+        metavar="WORK",
+        help=f"{', '.join(WORKS)}, or LIBRARY:MODEL; default resnet50 and minilm",
+    )
     parser.add_argument("--batch", type=int, default=16, help="items of a batch; default 16")
     parser.add_argument("--form", action="append", choices=FORMS, help="default: all")
     parser.add_argument(

@@ -18,10 +18,17 @@ import torch
 from torch import nn
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.workloads import MODELS, Work, work_on
+from benchmarks.harness.workloads import Work, model_work, work_on
+from benchmarks.harness.works import model_name
 
+WORKS = ("resnet50", "minilm", "bert")
 FORMS = ("eager", "compiled", "torchao", "xruntime")
 CALIBRATION_BATCHES = 2
+
+
+def work_name(text: str) -> str:
+    """Check the name of a work, one of WORKS or `LIBRARY:MODEL`, for a parser of options."""
+    return model_name(text, WORKS)
 
 
 def eager(work: Work) -> Callable[[torch.Tensor], object]:
@@ -84,12 +91,12 @@ MAKERS = dict(zip(FORMS, (eager, compiled, by_hand, by_xruntime), strict=True))
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
-    parser.add_argument("work", choices=["resnet50", "minilm", "bert"])
+    parser.add_argument("work", type=work_name)
     parser.add_argument("--form", choices=FORMS, default="xruntime")
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     torch.manual_seed(0)
-    work = MODELS[options.work](options.batch, torch.float32)
+    work = model_work(options.work, options.batch, torch.float32)
     with torch.no_grad():
         run = MAKERS[options.form](work)
     with torch.inference_mode():

@@ -4,6 +4,7 @@
 
     python -m benchmarks.optimize --json optimize.json
     python -m benchmarks.optimize --work resnet50 --dtype bfloat16 --mode realtime --json optimize.json
+    python -m benchmarks.optimize --work timm:convnext_tiny --dtype bfloat16 --mode offline
     python -m benchmarks.optimize --work minilm --mode realtime --form eager --form optimize --launches 2
 
 Modes: `offline` is one process on all cores with large batches; `realtime` is as many processes of 4
@@ -35,7 +36,7 @@ from benchmarks.harness.turns import (
     take_turns,
     turn_parser,
 )
-from benchmarks.optimize.works import DTYPES, FORMS, WORKS
+from benchmarks.optimize.works import DTYPES, FORMS, WORKS, work_name
 
 SCRIPT = ("-m", "benchmarks.optimize.works")
 MODES = ("offline", "realtime")
@@ -95,7 +96,13 @@ def row(
 
 def main() -> int:
     parser = turn_parser(__doc__, seconds=1.0)
-    parser.add_argument("--work", action="append", choices=WORKS, help="default: all")
+    parser.add_argument(
+        "--work",
+        action="append",
+        type=work_name,
+        metavar="WORK",
+        help=f"{', '.join(WORKS)} (default: all of these), or LIBRARY:MODEL",
+    )
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: both")
     parser.add_argument("--mode", action="append", choices=MODES, help="default: both")
     parser.add_argument("--form", action="append", choices=FORMS, help="default: all")

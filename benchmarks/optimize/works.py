@@ -13,13 +13,15 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.workloads import DTYPES, MODELS, Work, work_on
+from benchmarks.harness.workloads import DTYPES, MODELS, Work, library_model, work_on
+from benchmarks.harness.works import model_name
 from xruntime import optimization, optimize
 
 FORMS = ("eager", "compile", "freeze", "optimize", "optimize-eager")
@@ -101,15 +103,22 @@ WORKS = {
 }
 
 
+def work_name(text: str) -> str:
+    """Check the name of a work, one of WORKS or `LIBRARY:MODEL`, for a parser of options."""
+    return model_name(text, WORKS)
+
+
 def step_of(form: str, work: Work, dtype: torch.dtype) -> tuple[Callable[[], object], str]:
     """Return a function that runs one step, and a text that explains the form."""
     model, batch = work
     if form.startswith("optimize"):
+        compiles = form == "optimize"
         fast = optimize(
             model,
             sample_input=batch,
             dtype=None if dtype is torch.float32 else dtype,
-            graph="none" if form == "optimize-eager" else "auto",
+            graph="auto" if compiles else "none",
+            wait=compiles,
         )
         return lambda: fast(batch), str(optimization.explain(fast))
     if form != "eager":
@@ -126,13 +135,14 @@ def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
     parser.add_argument("notes", type=Path, help="directory for notes on the preparation")
-    parser.add_argument("work", choices=WORKS)
+    parser.add_argument("work", type=work_name)
     parser.add_argument("--form", choices=FORMS, required=True)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     options = parser.parse_args()
     torch.manual_seed(0)
-    work = WORKS[options.work](options.batch, torch.float32)
+    make = WORKS.get(options.work, partial(library_model, options.work))
+    work = make(options.batch, torch.float32)
     if options.form == "freeze":
         # Dynamo reads the process's setting.
         import torch._inductor.config as settings

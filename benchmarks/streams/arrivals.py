@@ -129,7 +129,7 @@ def highest(trial: Callable[[float], Trial], start: float, bound_ms: float) -> l
     low, high, rate = 0.0, math.inf, start
     while len(trials) < MAX_TRIALS and high > low * PRECISION:
         trials.append(trial(rate))
-        if not trials[-1].keeps(bound_ms) and trials[-1].p99_ms < 2 * bound_ms:
+        if not trials[-1].keeps(bound_ms) and not trials[-1].overloaded:
             trials.append(trial(rate))  # a moment in which the machine did something else
         if trials[-1].keeps(bound_ms):
             low = rate

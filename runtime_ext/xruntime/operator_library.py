@@ -40,6 +40,20 @@ OLDEST_TORCH = (2, 11)
 
 BUILD_COMMAND = "python -m xruntime kernels --build"
 
+LINK_OPTIONS = ("-Wl,-Bsymbolic", "-Wl,--exclude-libs,libstdc++.a")
+"""By which a library that is compiled here uses its own copy of the functions that it defines.
+
+Templates of C++ headers, such as those of std::regex, are compiled into every library that uses them, under the
+same names. The loader binds all of them to the first that it finds; compiled by another version of GCC, that
+crashes (seen with GCC 13 and a torch 2.11 for CUDA 13, also in torch's own loader of packages). -Bsymbolic binds
+a library's calls to its own definitions.
+
+A compiler without a shared libstdc++ links the static one into the library. Its unique symbols are shared with
+the process in spite of -Bsymbolic: half of the library's locale would be the process's, and writing a number or
+parsing a name ends in half a message, bad_cast or a crash (seen on Ubuntu 24.04). So names from the static
+libstdc++ are hidden.
+"""
+
 
 class Loaded(NamedTuple):
     """What `load` did."""
@@ -116,7 +130,7 @@ def build() -> Path:
 def _arguments(torch_directory: Path, made: Path) -> list[str]:
     major, minor = OLDEST_TORCH
     return [
-        *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"),
+        *("-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *LINK_OPTIONS),
         f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#x}ULL",
         *("-isystem", f"{torch_directory / 'include'}", f"-I{native.installed_path('include')}"),
         *(f"{_source()}", "-o", f"{made}"),

@@ -86,7 +86,9 @@ def test_a_file_of_results_gives_its_table_again(tmp_path, capsys) -> None:
 
 
 PRINT_ALLOCATORS = """
-print([line.split()[-1] for line in open("/proc/self/maps") if "malloc" in line][:1])
+import sys
+found = [line.split()[-1] for line in open("/proc/self/maps") if "malloc" in line][:1]
+sys.stdout.write(f"{found}\\n")  # at once: two instances write to one pipe
 """
 
 

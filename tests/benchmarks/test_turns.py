@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,8 +20,7 @@ from benchmarks.harness.turns import (
     take_turns,
     times,
 )
-
-PATIENCE_S = 60.0
+from tests.launcher.launching import children_of, is_alive, wait_until
 
 WORKER = """\
 import sys, threading, time
@@ -59,6 +56,13 @@ def take_all(
     return measured
 
 
+def steps_of(log: Path) -> list[list[str]]:
+    """Name, start and end of each step, by its start."""
+    return sorted(
+        (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
+    )
+
+
 def turn_counts(measured: ContenderResults) -> list[int]:
     """Of each launch."""
     return [len(launch.rates) for launch in measured.launches]
@@ -73,9 +77,7 @@ def test_one_works_at_a_time(tmp_path: Path) -> None:
     )
     measured = take_all({"alone": alone, "many": many}, launches=2)
     assert turn_counts(measured["alone"]) == turn_counts(measured["many"]) == [3, 3]
-    steps = sorted(
-        (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
-    )
+    steps = steps_of(log)
     for (name, _, end), (following, start, _) in itertools.pairwise(steps):
         assert name == following == "many" or float(end) <= float(start)
     # No step takes less than it sleeps.
@@ -122,9 +124,7 @@ def test_what_one_that_died_left_behind_does_not_work_on(tmp_path: Path) -> None
     measured = take_all({"dies": dies, "works": works}, turns=15)
     assert turn_counts(measured["dies"]) == [0]
     assert turn_counts(measured["works"]) == [15]
-    steps = sorted(
-        (line.split() for line in log.read_text().splitlines()), key=lambda s: float(s[1])
-    )
+    steps = steps_of(log)
     assert {name for name, *_ in steps} == {"left", "works"}
     # What it was at when it was ended may not have been finished; nothing is begun after it.
     for (name, _, end), (following, start, _) in itertools.pairwise(steps):
@@ -145,23 +145,11 @@ def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     assert "killed, turn 1" in process.stderr.readline()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert len(children) == 1
+    (child,) = children_of(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    until = time.monotonic() + PATIENCE_S
-    while is_running(int(children[0])):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z" and os.path.exists(f"/proc/{pid}")
+    wait_until(lambda: not is_alive(child), "the end of the worker")
 
 
 def rated(*launches: tuple[float, ...]) -> ContenderResults:

@@ -76,55 +76,47 @@ def test_without_a_compiler_nothing_is_built_and_a_warning_says_so(
 
 
 @pytest.mark.long
-def test_asked_to_build_it_fails_without_a_compiler(configure: Configure) -> None:
-    done = configure(NO_COMPILER, "-DXKERNELS=ON")
-    assert done.returncode != 0
-    assert "libxkernels.so cannot be built" in done.stderr
-
-
-@pytest.mark.long
-def test_asked_not_to_build_it_does_not(configure: Configure, tmp_path: Path) -> None:
-    done = configure("-DXKERNELS=OFF")
-    assert done.returncode == 0, done.stderr
-    assert "XKERNELS=OFF" in done.stdout
-    assert compiler_chosen(tmp_path / "build") == ""
-
-
-@pytest.mark.long
-def test_a_cxx_that_is_not_there_gives_way_to_gxx(
-    configure: Configure, needs: Needs, tmp_path: Path
+@pytest.mark.parametrize(
+    ("options", "cxx", "chosen"),
+    [
+        (["-DXKERNELS=OFF"], None, ""),
+        # As under a Python that was built with a compiler which this machine has not.
+        (["-DXKERNELS=ON"], "/nowhere/clang++ -pthread", "g++"),
+        (["-DXKERNELS=ON"], "{directory}/clang++", "g++"),
+        (["-DXKERNELS=ON"], "{directory}/my-g++", "my-g++"),
+    ],
+    ids=["not to be built", "absent", "Clang", "another name of GCC"],
+)
+def test_the_compiler_is_gcc(
+    configure: Configure,
+    needs: Needs,
+    tmp_path: Path,
+    options: list[str],
+    cxx: str | None,
+    chosen: str,
 ) -> None:
-    """As under a Python that was built with a compiler which this machine has not."""
-    needs(shutil.which("g++"), "g++")
-    done = configure("-DXKERNELS=ON", CXX="/nowhere/clang++ -pthread")
-    assert done.returncode == 0, done.stderr
-    assert Path(compiler_chosen(tmp_path / "build")).name == "g++"
-
-
-@pytest.mark.long
-def test_clang_gives_way_to_gxx(configure: Configure, needs: Needs, tmp_path: Path) -> None:
-    needs(shutil.which("g++"), "g++")
-    done = configure("-DXKERNELS=ON", CXX=str(fake_clang(tmp_path)))
-    assert done.returncode == 0, done.stderr
-    assert Path(compiler_chosen(tmp_path / "build")).name == "g++"
-
-
-@pytest.mark.long
-def test_clang_named_on_purpose_is_refused(configure: Configure, tmp_path: Path) -> None:
-    done = configure("-DXKERNELS=ON", f"-DCMAKE_CXX_COMPILER={fake_clang(tmp_path)}")
-    assert done.returncode != 0
-    assert "is not a working GCC" in done.stderr
-
-
-@pytest.mark.long
-def test_a_cxx_that_is_gcc_is_taken(configure: Configure, needs: Needs, tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     needs(compiler, "g++")
-    other = tmp_path / "my-g++"
-    other.symlink_to(str(compiler))
-    done = configure("-DXKERNELS=ON", CXX=str(other))
+    fake_clang(tmp_path)
+    (tmp_path / "my-g++").symlink_to(str(compiler))
+    done = configure(*options, **({} if cxx is None else {"CXX": cxx.format(directory=tmp_path)}))
     assert done.returncode == 0, done.stderr
-    assert Path(compiler_chosen(tmp_path / "build")).name == "my-g++"
+    assert Path(compiler_chosen(tmp_path / "build")).name == chosen
+    assert ("XKERNELS=OFF" in done.stdout) == (chosen == "")
+
+
+@pytest.mark.long
+def test_a_compiler_that_was_asked_for_is_refused_if_it_cannot_build(
+    configure: Configure, tmp_path: Path
+) -> None:
+    for compiler, told in (
+        (NO_COMPILER, "libxkernels.so cannot be built"),
+        (f"-DCMAKE_CXX_COMPILER={fake_clang(tmp_path)}", "is not a working GCC"),
+    ):
+        done = configure("-DXKERNELS=ON", compiler)
+        assert done.returncode != 0
+        assert told in done.stderr
+        shutil.rmtree(tmp_path / "build")
 
 
 @pytest.mark.full

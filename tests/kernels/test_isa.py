@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -22,44 +23,61 @@ OPERATORS = sorted((KERNELS / "src" / "ops").glob("*/*.isa.inc"))
 Needs = Callable[[object, str], None]
 
 
-def report(*options: str, isa: str | None = None) -> subprocess.CompletedProcess[str]:
+REPORTS = """
+import json, os, sys
+from xruntime import operator_library
+from xruntime.cli import main
+operator_library.load()  # imports torch
+told = []
+for options, isa in json.loads(sys.argv[1]):
+    streams = [os.memfd_create(name) for name in ("out", "err")]
+    child = os.fork()
+    if child == 0:
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream, number)
+        if isa is not None:
+            os.environ["XKERNELS_ISA"] = isa
+        main(["kernels", *options])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told.append((code, *[os.pread(stream, 100_000, 0).decode() for stream in streams]))
+print(json.dumps(told))
+"""
+
+
+def reports(*cases: tuple[list[str], str | None]) -> list[tuple[int, str, str]]:
+    """Code, output and errors of `xruntime kernels` with options and XKERNELS_ISA, which may be unset.
+
+    Each runs in a fork of one interpreter that has imported torch.
+    """
     inherited = {name: value for name, value in os.environ.items() if name != native.ISA_VARIABLE}
-    return subprocess.run(
-        [sys.executable, "-m", "xruntime", "kernels", *options],
-        env=inherited if isa is None else inherited | {native.ISA_VARIABLE: isa},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTS, json.dumps(cases)],
+        env=inherited,
+        stdout=subprocess.PIPE,
+        check=True,
     )
+    return [tuple(told) for told in json.loads(done.stdout)]
 
 
-def test_the_best_supported_one_is_chosen(built_library: Path) -> None:
-    answer = json.loads(report("--json").stdout)
+def test_the_instruction_set_is_the_best_one_or_that_of_the_variable(
+    built_library: Path, needs: Needs
+) -> None:
+    needs(importlib.util.find_spec("torch"), "torch")
+    isas = native.supported_isas()
+    unset, empty, forced, unknown = reports(
+        (["--json"], None), (["--json"], ""), ([], isas[0]), ([], "v9")
+    )
+    answer = json.loads(unset[1])
     assert answer["path"] == str(built_library)
-    assert answer["isa"] == answer["isas_supported"][-1]
-    assert answer["isa_forced"] is False
-    assert answer["isas_supported"] == native.supported_isas()
-
-
-def test_a_supported_one_can_be_forced(built_library: Path) -> None:
-    worst = native.supported_isas()[0]
-    answer = report(isa=worst)
-    assert answer.returncode == 0, answer.stderr
-    assert f"{worst} (set by XKERNELS_ISA)" in answer.stdout
-
-
-def test_an_empty_variable_forces_nothing(built_library: Path) -> None:
-    assert json.loads(report("--json", isa="").stdout)["isa"] == native.supported_isas()[-1]
-
-
-def test_an_unknown_one_is_one_line_that_names_the_supported_ones(built_library: Path) -> None:
-    answer = report(isa="v9")
-    assert answer.returncode != 0
-    assert answer.stdout == ""
-    assert len(answer.stderr.splitlines()) == 1
-    assert f"XKERNELS_ISA=v9: this CPU supports {', '.join(native.supported_isas())};" in (
-        answer.stderr
-    )
+    assert (answer["isa"], answer["isa_forced"]) == (isas[-1], False)
+    assert answer["isas_supported"] == isas
+    assert json.loads(empty[1]) == answer
+    assert forced[0] == 0, forced
+    assert f"{isas[0]} (set by XKERNELS_ISA)" in forced[1]
+    code, out, err = unknown
+    assert code != 0
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"XKERNELS_ISA=v9: this CPU supports {', '.join(isas)};" in err
 
 
 def flags_by_isa() -> dict[str, list[str]]:

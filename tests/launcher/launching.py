@@ -30,13 +30,18 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+def state_of(pid: int) -> str:
+    """The letter that /proc has for the state of a process; X where there is none."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+    return status.rpartition(")")[2].split()[0]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    return state_of(pid) not in "ZX"
 
 
 def children_of(pid: int) -> list[int]:

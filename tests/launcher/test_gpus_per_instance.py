@@ -59,13 +59,16 @@ while time.monotonic() < end:
 """
 
 
+Run = Callable[..., Done]
+
+
 def without_choice(**more: str) -> dict[str, str]:
     kept = {name: v for name, v in clean_environment().items() if name not in CHOOSING}
     return kept | more
 
 
 @pytest.fixture
-def with_gpus(tmp_path: Path, needs: Callable[[object, str], None]) -> Callable[..., Done]:
+def with_gpus(tmp_path: Path, needs: Callable[[object, str], None]) -> Run:
     """Run a command on a machine with two made-up GPUs."""
     unshare = ("unshare", "--mount", "sh", str(SCRIPT), str(tmp_path), "2")
     found = shutil.which("unshare") and Path("/sys/bus/pci/drivers").is_dir()
@@ -92,27 +95,23 @@ def by_number(*names: str) -> list[dict[str, str]]:
 
 @pytest.mark.machine
 class TestMadeUp:
-    def test_each_instance_has_one(self, with_gpus: Callable[..., Done]) -> None:
+    def test_each_instance_has_one(self, with_gpus: Run) -> None:
         launch = (*XLAUNCH, "--gpus-per-instance", "1", *SHARED, "--instances", "2")
         assert gpus_of(with_gpus(*launch, SHOW)) == by_number("0", "1")
         turned = with_gpus(*launch, SHOW, CUDA_VISIBLE_DEVICES="1,0")
         assert gpus_of(turned) == by_number("1", "0")
 
-    def test_all_of_them_in_place(self, with_gpus: Callable[..., Done]) -> None:
+    def test_all_of_them_in_place(self, with_gpus: Run) -> None:
         done = with_gpus(*XLAUNCH, "--gpus-per-instance", "2", SHOW)
         assert gpus_of(done) == by_number("0,1")
         assert "warning" not in done.err
 
-    def test_without_the_option_variables_are_left_alone(
-        self, with_gpus: Callable[..., Done]
-    ) -> None:
+    def test_without_the_option_variables_are_left_alone(self, with_gpus: Run) -> None:
         assert gpus_of(with_gpus(*XLAUNCH, SHOW)) == [{}]
         own = {"CUDA_VISIBLE_DEVICES": "1,0"}
         assert gpus_of(with_gpus(*XLAUNCH, SHOW, **own)) == [own]
 
-    def test_a_launch_inside_keeps_and_divides_what_it_has(
-        self, with_gpus: Callable[..., Done]
-    ) -> None:
+    def test_a_launch_inside_keeps_and_divides_what_it_has(self, with_gpus: Run) -> None:
         outer = (*XLAUNCH, "--gpus-per-instance", "2")
         assert gpus_of(with_gpus(*outer, *XLAUNCH, SHOW)) == by_number("0,1")
         inner = (*XLAUNCH, "--gpus-per-instance", "1", "--instances", "2", *SHARED)
@@ -123,9 +122,7 @@ class TestMadeUp:
             "--gpus-per-instance 1"
         )
 
-    def test_report_and_table_name_them(
-        self, with_gpus: Callable[..., Done], tmp_path: Path
-    ) -> None:
+    def test_report_and_table_name_them(self, with_gpus: Run, tmp_path: Path) -> None:
         report = tmp_path / "run.json"
         options = ("--gpus-per-instance", "1", "--instances", "2", *SHARED, "--report", report)
         done = with_gpus(*XLAUNCH, *options, "true")
@@ -139,9 +136,7 @@ class TestMadeUp:
         assert head.endswith("GPUs")
         assert sum([line.endswith("0000:01:00.0") for line in lines]) == 1
 
-    def test_two_launches_have_different_ones(
-        self, with_gpus: Callable[..., Done], tmp_path: Path
-    ) -> None:
+    def test_two_launches_have_different_ones(self, with_gpus: Run, tmp_path: Path) -> None:
         one = " ".join([*XLAUNCH, "--gpus-per-instance 1 --instances 1 --allocator glibc"])
         script = program(
             tmp_path / "two.sh",
@@ -163,7 +158,7 @@ class TestMadeUp:
         assert running["gpus"] == ["0000:00:00.0"]
         assert "GPUs 0000:00:00.0)" in done.err
 
-    def test_shown_and_not_run(self, with_gpus: Callable[..., Done]) -> None:
+    def test_shown_and_not_run(self, with_gpus: Run) -> None:
         options = ("--gpus-per-instance", "1", "--instances", "2", *SHARED)
         shown = with_gpus(*XLAUNCH, "--dry-run", *options, SHOW).out.decode()
         assert "  CUDA_VISIBLE_DEVICES=0 1" in shown

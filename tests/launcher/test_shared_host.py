@@ -375,43 +375,24 @@ def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nnodes", "2", "--nproc-per-node", "2"], "--nnodes needs --rendezvous HOST:PORT"),
+        ("--nnodes 2 --nproc-per-node 2", "--nnodes needs --rendezvous HOST:PORT"),
         (
-            ["--nnodes", "2", "--nproc-per-node", "2", "--rendezvous", "a:1"],
+            "--nnodes 2 --nproc-per-node 2 --rendezvous a:1",
             "--nnodes 2 needs --node-rank, the number of this host: 0 to 1",
         ),
-        (["--node-rank", "0"], "--node-rank goes with --nproc-per-node"),
-        (["--nproc-per-node", "max"], "take a number, not max"),
-        (["--wait", "soon"], "'soon' is not a time"),
+        ("--node-rank 0", "--node-rank goes with --nproc-per-node"),
+        ("--nproc-per-node max", "take a number, not max"),
+        ("--wait soon", "'soon' is not a time"),
     ],
 )
-def test_contradictions_are_one_line(words, said):
-    assert said in ask(*words, "train.py").refused()
+def test_contradictions_are_one_line(words: str, said: str):
+    assert said in ask(*words.split(), "train.py").refused()
 
 
 def test_the_command_of_torchrun_is_shown():
-    words = [
-        "--nproc-per-node",
-        "2",
-        "--nnodes",
-        "3",
-        "--node-rank",
-        "1",
-        "--rendezvous",
-        "h0:29400",
-    ]
-    done = ask(
-        "--dry-run",
-        "--allocator",
-        "glibc",
-        *words,
-        "--synthetic",
-        "core:8",
-        "-m",
-        "train",
-        "--lr",
-        "1",
-    )
+    ranks = "--nproc-per-node 2 --nnodes 3 --node-rank 1 --rendezvous h0:29400"
+    words = f"--dry-run --allocator glibc {ranks} --synthetic core:8 -m train --lr 1"
+    done = ask(*words.split())
     assert done.code == 0, done.err
     first, second, *_ = done.out.decode().splitlines()
     assert "-m torch.distributed.run --nproc-per-node=2 --nnodes=3 --node-rank=1" in first

@@ -187,13 +187,14 @@ def test_the_unit_is_one(tmp_path: Path, needs: Callable[[object, str], None]) -
     assert (done.code, said) == (0, []), done.err
 
 
+Serve = Callable[..., subprocess.Popen[bytes]]
+
+
 class TestService:
     """The service of docs/instances.md, on ports of this test's choice."""
 
     @pytest.fixture
-    def serve(
-        self, tmp_path: Path, needs: Callable[[object, str], None]
-    ) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    def serve(self, tmp_path: Path, needs: Callable[[object, str], None]) -> Iterator[Serve]:
         needs(find_spec("uvicorn"), "uvicorn (the extra `examples`)")
         (script,) = [it for it in blocks_of("instances.md") if "uvicorn" in it.text and it.language == "python"]  # fmt: skip
         (tmp_path / "serve.py").write_text(script.text)
@@ -213,18 +214,14 @@ class TestService:
             process.kill()
             process.wait()
 
-    def test_all_instances_behind_one_port(
-        self, serve: Callable[..., subprocess.Popen[bytes]]
-    ) -> None:
+    def test_all_instances_behind_one_port(self, serve: Serve) -> None:
         (port,) = free_ports(1)
         process = serve("serve.py", str(port))
         assert both_answer(port)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) in (0, 128 + signal.SIGTERM)
 
-    def test_each_instance_on_its_own_port(
-        self, serve: Callable[..., subprocess.Popen[bytes]]
-    ) -> None:
+    def test_each_instance_on_its_own_port(self, serve: Serve) -> None:
         first, second = free_ports(2)
         serve("--substitute", "serve.py", f"{{{first}+index}}")
         assert answers_of(first, second) == ("0", "1")
@@ -237,9 +234,7 @@ class TestService:
         return re.findall(r"(?<= gunicorn ).*", text)
 
     @pytest.mark.full
-    def test_gunicorns_behind_one_port(
-        self, serve: Callable[..., subprocess.Popen[bytes]], arguments: list[str]
-    ) -> None:
+    def test_gunicorns_behind_one_port(self, serve: Serve, arguments: list[str]) -> None:
         (port,) = free_ports(1)
         process = serve(*GUNICORN, *arguments[0].replace("8000", str(port)).split())
         assert both_answer(port)
@@ -247,9 +242,7 @@ class TestService:
         assert process.wait(PATIENCE_S) == 0
 
     @pytest.mark.full
-    def test_each_gunicorn_on_its_own_port(
-        self, serve: Callable[..., subprocess.Popen[bytes]], arguments: list[str]
-    ) -> None:
+    def test_each_gunicorn_on_its_own_port(self, serve: Serve, arguments: list[str]) -> None:
         first, second = free_ports(2)
         words = arguments[1].replace("8000", str(first)).split()
         serve("--substitute", *GUNICORN, *words)

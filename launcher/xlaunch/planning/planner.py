@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import name_numbers
+from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.explanation import (
@@ -306,7 +306,7 @@ def _selected(request: LayoutRequest, instances: list[Instance]) -> tuple[Instan
     held = f"the plan has {name_numbers('instance', range(last + 1))}"
     wrong = [index for index in request.instance_index if not 0 <= index <= last]
     if wrong:
-        raise UsageError(f"--instance-index {','.join(map(str, sorted(wrong)))}: {held}")
+        raise UsageError(f"--instance-index {format_cpu_list(wrong)}: {held}")
     if not request.instance_index:
         raise UsageError(f"--instance-index names no instance; {held}")
     return tuple([instances[index] for index in sorted(set(request.instance_index))])

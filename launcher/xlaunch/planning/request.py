@@ -298,7 +298,11 @@ _TAKES: dict[Any, str] = {
 def _is_a(value: object, kind: Any) -> bool:
     """Whether a field takes the value; the lengths of tuples are not looked at."""
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_a(one, get_args(kind)[0]) for one in value)
+        element = get_args(kind)[0]
+        # The type is compared first: lists of CPUs may name a million.
+        return isinstance(value, tuple) and all(
+            type(one) is element or _is_a(one, element) for one in value
+        )
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -25,10 +25,9 @@ from xruntime.compilation.inductor import (
 )
 from xruntime.compilation.samples import Sample, check_threads, sample_call
 from xruntime.errors import CompilationError
+from xruntime.operator_library import LINK_OPTIONS
 from xruntime.pytrees import mapped
 from xruntime.threads.team import team_of
-
-_OPTIONS = "-Wl,-Bsymbolic -Wl,--exclude-libs,libstdc++.a"
 
 _SCRIPT = """\
 #!/bin/sh
@@ -117,16 +116,7 @@ def library_settings(linked: Path | None = None) -> dict[str, object]:
     """Return settings of Inductor for building a library, which needs the library `linked` if it uses it.
 
     torch's headers are not precompiled: that takes 8 seconds of CPU time in an empty cache, and would save 2 in
-    each later build. On Linux, each library uses its own copy of the functions that it defines.
-
-    A package's library parses a device's name with std::regex, whose code is compiled into every library
-    that uses it, under the same names. The loader binds all of them to the first that it finds; compiled by
-    another version of GCC, that crashes (seen with GCC 13 and a torch 2.11 for CUDA 13, also in torch's own
-    loader). -Bsymbolic binds a library's calls to its own definitions.
-
-    A compiler without a shared libstdc++ links the static one into the library. Its unique symbols are shared
-    with the process in spite of -Bsymbolic: half of the library's locale would be the process's, and parsing
-    the name ends in bad_cast or a crash (seen on Ubuntu 24.04). So names from the static libstdc++ are hidden.
+    each later build. On Linux, each library uses its own copy of the functions that it defines: LINK_OPTIONS.
 
     torch has no setting for linker options, but one for the compiler: a script that adds the options when a
     library is linked.
@@ -145,7 +135,7 @@ def library_settings(linked: Path | None = None) -> dict[str, object]:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     compiler = get_cpp_compiler()
-    options = _OPTIONS
+    options = " ".join(LINK_OPTIONS)
     if linked is not None:
         path = shlex.quote(str(linked))
         options += f" -Wl,--push-state,--as-needed {path} -Wl,--pop-state"

@@ -7,6 +7,7 @@ and the values of everything else. *Sizes* are the sizes of all its tensors, one
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +21,34 @@ from xruntime.pytrees import CONSTANT_TYPES, constant_key
 Sizes = tuple[tuple[int, ...], ...]
 
 
+class Structure:
+    """Torch's description of a nest, whose hash is computed once: each call looks its form up."""
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        self.spec = spec
+        self._hash = hash(spec)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Structure) and self.spec == other.spec)
+
+    def __str__(self) -> str:
+        return str(self.spec)
+
+
+@functools.cache
+def _of_arguments(count: int) -> Structure:
+    """The nest of a call with positional arguments alone, none of which is a container."""
+    return Structure(pytree.tree_structure(((None,) * count, {})))
+
+
 class Form(NamedTuple):
     """All of a call but the sizes of its tensors. Equal forms have equal hashes."""
 
-    nest: Any
-    """Torch's description of the nest (args, kwargs)."""
+    nest: Structure
+    """Of (args, kwargs)."""
 
     leaves: tuple[Any, ...]
     """For each leaf: (dtype, dimensions, memory format) of a tensor, or the `constant_key` of a value."""
@@ -52,7 +76,11 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     That is a call with tensors of another class or on another device, or with values other than
     numbers, texts and torch's own types.
     """
-    leaves, nest = pytree.tree_flatten((args, kwargs))
+    if not kwargs and all(type(it) is torch.Tensor for it in args):
+        leaves, nest = list(args), _of_arguments(len(args))  # what flattening gives, but faster
+    else:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        nest = Structure(spec)
     tensors: list[torch.Tensor] = []
     facts: list[Any] = []
     for leaf in leaves:

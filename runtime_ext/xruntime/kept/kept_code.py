@@ -194,7 +194,7 @@ class KeptCode(CompiledCode):
         """
         with torch.inference_mode(False):
             copies = [tensor.detach().clone() for tensor in call.tensors]
-        args, kwargs = Nest(call.leaves, call.form.nest).rebuilt(copies)
+        args, kwargs = Nest(call.leaves, call.form.nest.spec).rebuilt(copies)
         state = WatchedState(self.model)
         versions = [it._version for it in copies]  # noqa: SLF001 - nothing public tells
         expected = self.eager(args, kwargs)

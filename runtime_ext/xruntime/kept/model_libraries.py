@@ -85,7 +85,7 @@ class ModelCall:
         self.model = model
         self._forward = forward
         self._autocast = key.autocast
-        self._arguments = Nest(leaves, key.form.nest)
+        self._arguments = Nest(leaves, key.form.nest.spec)
 
     def __call__(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         args, kwargs = self._arguments.rebuilt(tensors)

@@ -53,12 +53,6 @@ class Call:
         return int(call(ctypes.byref(self.bags), *numbers, ctypes.byref(self.problem)))
 
 
-def test_sums(built_library: Path) -> None:
-    call = Call()
-    assert call.run() == 0
-    assert list(call.output) == [9, 11, 13, 6, 8, 10]
-
-
 WRONG: dict[str, tuple[dict[str, int | None], ArgumentProblem]] = {
     "a negative count": ({"count": -1}, ArgumentProblem.INVALID_SIZE),
     "no tables": ({"tables": None}, ArgumentProblem.INVALID_POINTER),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.cache.compiling import ONE_COMPILATION
 from tests.launcher.cache.entries import (
     CONTENT,
     HARDWARE,
@@ -796,7 +797,7 @@ def test_nothing_is_compiled_after_import(
 
     def run(path: str) -> list[str]:
         """The result, and how many entries were found in the cache and not found."""
-        environment = {**os.environ, BY_NAME[cache].variable: path}
+        environment = {**os.environ, **ONE_COMPILATION, BY_NAME[cache].variable: path}
         command = [sys.executable, str(tmp_path / "program.py")]
         return subprocess.check_output(command, env=environment, text=True).split()
 

@@ -38,16 +38,19 @@ place = pytest.fixture(open_directory)
 place_of_module = pytest.fixture(open_directory, scope="module")
 
 
-@pytest.fixture
-def as_nobody(place: Path, needs: Needs) -> tuple[str, ...]:
-    """The start of a command that runs as another user."""
+@pytest.fixture(scope="module")
+def nobody_can_start(place_of_module: Path, needs: Needs) -> None:
     needs(is_root() and shutil.which("setpriv"), "root, and setpriv (util-linux)")
-    words = (*opened(place), *AS_NOBODY)
     # In /: the current directory may be one that the other user cannot read.
-    version = [*words, *XLAUNCH, "--version"]
+    version = [*opened(place_of_module), *AS_NOBODY, *XLAUNCH, "--version"]
     done = subprocess.run(version, check=False, capture_output=True, text=True, cwd="/")
     needs(done.returncode == 0, f"a mount namespace: {done.stderr}")
-    return words
+
+
+@pytest.fixture
+def as_nobody(place: Path, nobody_can_start: None) -> tuple[str, ...]:
+    """The start of a command that runs as another user."""
+    return (*opened(place), *AS_NOBODY)
 
 
 class Image:

@@ -12,23 +12,7 @@ from tests.launcher.machine.trees import CPU, write_files
 from xlaunch.cli import run
 
 MANY_DIGITS = "9" * 5000
-COUNTS = (
-    "0",
-    "000",
-    "1048577",
-    "-1",
-    "1.5",
-    "one",
-    "MAXIMUM",
-    "",
-    " ",
-    "1 ",
-    "+1",
-    "0x2",
-    "1e1",
-    "٣",
-    MANY_DIGITS,
-)
+COUNTS = ("0", "000", "1048577", "-1", "1.5", "one", "MAXIMUM", "", " ", "1 ", "+1", "0x2", "1e1", "٣", MANY_DIGITS)  # fmt: skip
 LISTS = ("", " ", ",", "1-", "-1", "a", "0-", "0--1", "3-1", "0-3:0", "0:1:2", "0;1", "0,,1", "1.0", "0-3:", "٣", MANY_DIGITS)  # fmt: skip
 TIMES = ("", "soon", "-1", "1 x", "1x", "1hm", "nan", "inf", "-inf", "1e999", "s", "1,5", MANY_DIGITS)  # fmt: skip
 WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
@@ -181,16 +165,25 @@ def test_nothing_to_run(refused):
         assert "usage: xlaunch" in refused(words)
 
 
-def test_program_cannot_be_run(refused, tmp_path: Path):
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--supervise", "-q"), ("--instances", "2", "--ncores", "1", "--oversubscribe")],
+    ids=["in place", "supervised", "several"],
+)
+def test_program_cannot_be_run(refused, tmp_path: Path, options: tuple[str, ...]):
     plain = tmp_path / "plain"
     plain.write_text("#!/bin/sh\n")
-    loop = tmp_path / "loop"
-    loop.symlink_to("loop")
-    for name in ("", "no-such-program", "./gone", "gone.py", "plain/below", "plain/below.py"):
-        refused((name,), 127)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "directory.py").mkdir()
+    for name in (
+        *("", "no-such-program", "./gone", "gone.py", "plain/below", "plain/below.py"),
+        *("/bin/sh/below.py", "./loop.py/x", "x" * 5000),
+    ):
+        refused((*options, "--", name), 127)
         refused(("plan", "--", name), 127)
-    for name in (".", "./plain", str(plain), "/", "./loop", "./loop.py/x", f"./{'x' * 300}"):
-        refused((name,), 126 if name != "./loop.py/x" else 127)
+    too_long = f"./{'x' * 300}", f"/{'x' * 5000}"
+    for name in (".", "./plain", str(plain), "/", "./loop", "directory.py", *too_long):
+        refused((*options, name), 126)
 
 
 def test_message_names_what_is_wrong_and_what_would_do(refused):

@@ -141,6 +141,7 @@ def test_warm_passes_a_failure_on(base, compiler):
     assert "not warm" in done.err
 
 
+@pytest.mark.long
 def test_warm_of_a_service_ends_by_its_timeout(base, compiler):
     code = "import runpy, sys, time; runpy.run_path(sys.argv.pop()); time.sleep(600)"
     code = code.replace(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import XLAUNCH, ask, program, run, xlaunch
+from tests.launcher.cli.commands import XLAUNCH, program, run, xlaunch
 from tests.tiers import quick_first
 
 SEVERAL = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q")
@@ -51,22 +51,6 @@ def test_signal(options: tuple[str, ...], name: str):
 
 
 @HOW
-def test_program_that_does_not_exist(tmp_path: Path, options: tuple[str, ...]):
-    gone = str(tmp_path / "gone")
-    for name in ("no-such-program", gone, f"{gone}.py", f"{gone}/below", "/bin/sh/below.py", ""):
-        ask(*options, "--", name).refused(127)
-
-
-@HOW
-def test_program_that_cannot_be_run(tmp_path: Path, options: tuple[str, ...]):
-    plain = tmp_path / "plain"
-    plain.write_text("#!/bin/sh\n")
-    (tmp_path / "directory.py").mkdir()
-    for name in (plain, tmp_path, f"{tmp_path}/", tmp_path / "directory.py", "."):
-        ask(*options, name, cwd=tmp_path).refused(126)
-
-
-@HOW
 def test_interpreter_that_a_script_names_is_gone(tmp_path: Path, options: tuple[str, ...]):
     script = program(tmp_path / "script", "#!/no/such/interpreter\n")
     done = xlaunch(*options, script)
@@ -74,59 +58,58 @@ def test_interpreter_that_a_script_names_is_gone(tmp_path: Path, options: tuple[
     assert "the interpreter that it names" in done.err
 
 
-def test_name_too_long_for_the_system():
-    ask("x" * 5000).refused(127)
-    ask(f"/{'x' * 5000}").refused(126)
+STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
 
 
-def test_usage_is_2():
-    ask().refused(2)
-    ask("--instances", "nought", "true").refused(2)
-
-
-@pytest.mark.parametrize("options", [("-q",), SEVERAL])
-def test_timeout_is_124(options: tuple[str, ...]):
-    assert xlaunch(*options, "--timeout", "200ms", "sleep", "600").code == 124
-
-
-def test_timeout_kills_after_grace():
-    stubborn = ("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
-    done = xlaunch("--timeout", "300ms", "--grace", "200ms", *stubborn)
+@pytest.mark.parametrize(
+    ("options", "line", "said"),
+    [
+        (("-q", "--timeout", "200ms"), "exec sleep 600", ()),
+        ((*SEVERAL, "--timeout", "200ms"), "exec sleep 600", ()),
+        (
+            ("--timeout", "300ms", "--grace", "200ms"),
+            STUBBORN,
+            ("timeout after 0.3 s", "SIGKILL"),
+        ),
+        (("--timeout", "300ms", "--grace", "0", "-q"), STUBBORN, ()),
+    ],
+    ids=["one", "several", "killed after grace", "killed at once"],
+)
+def test_timeout_is_124(options: tuple[str, ...], line: str, said: tuple[str, ...]):
+    done = xlaunch(*options, "sh", "-c", line)
     assert done.code == 124
-    assert "timeout after 0.3 s" in done.err
-    assert "SIGKILL" in done.err
-
-
-def test_grace_of_nothing_kills_at_once():
-    stubborn = ("sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
-    assert xlaunch("--timeout", "300ms", "--grace", "0", "-q", *stubborn).code == 124
+    assert all(words in done.err for words in said)
 
 
 def test_program_that_ends_in_time_knows_no_timeout():
     assert xlaunch("--timeout", "1h", "-q", "sh", "-c", "exit 4").code == 4
 
 
-FIRST_FAILS = "test $XLAUNCH_INSTANCE_INDEX = 1 && exit 5; "
-
-
-def test_first_failure_ends_the_others_and_is_the_exit_code():
-    done = xlaunch(*SEVERAL, "sh", "-c", f"{FIRST_FAILS} sleep 600; exit 6")
-    assert done.code == 5
-
-
-def test_failure_that_ends_nobody(tmp_path: Path):
-    """The others end by themselves, well; the code is still that of the first failure."""
-    line = f"{FIRST_FAILS} until mkdir {tmp_path}/end 2>&-; do sleep 0.05; done; exit 0"
-    done = xlaunch(*SEVERAL, "--on-failure", "continue", "sh", "-c", line)
-    assert (done.code, (tmp_path / "end").is_dir()) == (5, True)
-
-
-def test_first_of_several_failures_is_the_exit_code(tmp_path: Path):
-    line = (
-        f"test $XLAUNCH_INSTANCE_INDEX = 1 && {{ mkdir {tmp_path}/first; exit 5; }};"
-        f"until test -d {tmp_path}/first; do sleep 0.05; done; sleep 0.2; exit 6"
-    )
-    assert xlaunch(*SEVERAL, "--on-failure", "continue", "sh", "-c", line).code == 5
+@pytest.mark.parametrize(
+    ("options", "instance_1", "instance_0", "ended_by_itself"),
+    [
+        ((), "exit 5", "sleep 600; exit 6", False),
+        # The others end by themselves, well or later; the code is still that of the first failure.
+        (("--on-failure", "continue"), "exit 5", "touch end", True),
+        (
+            ("--on-failure", "continue"),
+            "touch first; exit 5",
+            "until test -e first; do sleep 0.05; done; sleep 0.2; touch end; exit 6",
+            True,
+        ),
+    ],
+    ids=["the others are ended", "the other ends well", "the other fails later"],
+)
+def test_first_failure_is_the_exit_code(
+    tmp_path: Path,
+    options: tuple[str, ...],
+    instance_1: str,
+    instance_0: str,
+    ended_by_itself: bool,
+):
+    line = f"if test $XLAUNCH_INSTANCE_INDEX = 1; then {instance_1}; else {instance_0}; fi"
+    done = xlaunch(*SEVERAL, *options, "sh", "-c", line, cwd=tmp_path)
+    assert (done.code, (tmp_path / "end").exists()) == (5, ended_by_itself)
 
 
 def test_python_program_s_own(tmp_path: Path):

@@ -20,6 +20,7 @@ from tests.launcher.cli.commands import (
     program,
     run,
 )
+from tests.tiers import quick_first
 
 from xlaunch.supervision.syscalls import memory_policy_calls
 
@@ -30,7 +31,7 @@ SEVERAL = (*TWO, "-q", "--no-tag")
 Launch = Callable[..., Done]
 
 
-@pytest.fixture(params=["darwin", "win32"])
+@pytest.fixture(params=quick_first(["win32", "darwin"]))  # win32 lacks all that darwin lacks
 def system(request: pytest.FixtureRequest) -> str:
     return request.param
 

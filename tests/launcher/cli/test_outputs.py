@@ -207,13 +207,6 @@ def test_report_that_fails_at_the_end_is_told(tmp_path: Path):
 # The table and notes
 
 
-def test_table_and_notes_go_to_standard_error_only():
-    done = xlaunch("--instances", "2", "--ncores", "1", "--oversubscribe", "echo", "hello")
-    assert sorted(done.out.splitlines()) == [b"[0] hello", b"[1] hello"]
-    assert "2 instances succeeded" in done.err
-    assert "CPUs observed" in done.err
-
-
 @pytest.mark.parametrize("option", ["-v", "--explain"])
 def test_plan_is_shown_before_the_program_runs(option: str):
     command = (*XLAUNCH, option, "sh", "-c", "echo program >&2")

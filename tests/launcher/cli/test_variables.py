@@ -16,7 +16,6 @@ from tests.launcher.cli.commands import (
     XLAUNCH,
     ask,
     clean_environment,
-    program,
     run,
     two_cpus,
     xlaunch,
@@ -72,21 +71,6 @@ def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
     assert f"warning: {line}\n" in out
     told = xlaunch("-v", "--ncores", "1", "true", env=env).err
     assert told.count(line) == 1
-
-
-def test_program_that_starts_ranks_gets_no_thread_count(tmp_path: Path):
-    names = ("OMP_NUM_THREADS", "PYTHON_CPU_COUNT", "RAYON_NUM_THREADS")
-    torchrun = program(tmp_path / "torchrun", f'#!/bin/sh\nexec {sys.executable} {SHOW} "$@"\n')
-    for options in ((), ("--ncores", "1"), SEVERAL):
-        for told in xlaunch(*options, torchrun).shown():
-            assert not set(names) & set(told["env"])
-    env = clean_environment(OMP_NUM_THREADS="7")
-    assert xlaunch("--ncores", "1", torchrun, env=env).only()["env"]["OMP_NUM_THREADS"] == "7"
-    # A launcher around this one has set a number for one process.
-    told = xlaunch("--ncores", "1", "--", *XLAUNCH, torchrun).only()["env"]
-    assert "OMP_NUM_THREADS" not in told
-    out = ask("plan", "--explain", torchrun).out.decode()
-    assert "thread counts: left to the program, which starts ranks of its own" in out
 
 
 @pytest.mark.long
@@ -154,12 +138,3 @@ def test_launcher_inside_an_instance_takes_its_mask_as_the_machine(needs: Any):
         told = run((*outer, *how, "--", *XLAUNCH, "--instances", "max", "-q", SHOW)).only()
         assert told["cpus"] == [second]
         assert told["env"]["XLAUNCH_INSTANCE_CPUS"] == str(second)
-
-
-@pytest.mark.parametrize("own", [None, "7"])
-def test_outer_launcher_s_threads_are_not_the_user_s(needs: Any, own: str | None):
-    first, _ = two_cpus(needs)
-    env = clean_environment(**({} if own is None else {"OMP_NUM_THREADS": own}))
-    for outer in ((), (*XLAUNCH, "--")):
-        told = xlaunch("--", *outer, *XLAUNCH, "--cpus", str(first), SHOW, env=env).only()
-        assert told["env"]["OMP_NUM_THREADS"] == (own or "1")

@@ -183,13 +183,6 @@ def test_which_profile(asked, glibc, chosen):
     assert choose_profile(asked, glibc=glibc).name == chosen
 
 
-def test_path_gets_the_settings_of_the_allocator_that_it_names():
-    assert choose_profile("/x/libjemalloc.so.2", glibc=(2, 36)).variables == (
-        PROFILES["jemalloc"].variables
-    )
-    assert choose_profile("/x/libother.so", glibc=(2, 36)).variables == ()
-
-
 @pytest.mark.parametrize("asked", ["jemaloc", "", "glibc-tuned"])
 def test_profile_that_cannot_be_had(asked):
     with pytest.raises(UsageError, match="--allocator"):

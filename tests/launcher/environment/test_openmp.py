@@ -125,19 +125,6 @@ def test_name_that_is_no_profile(name: str):
     )
 
 
-def test_runtime_that_is_not_there_is_an_error_that_helps(tmp_path: Path, monkeypatch):
-    from xlaunch.environment import libraries
-
-    monkeypatch.setattr(libraries, "_system_directories", lambda _: [])
-    environment(tmp_path)
-    with pytest.raises(UsageError) as error:
-        choose_openmp("intel", ROOMY, python_in(str(tmp_path)), {})
-    assert str(error.value) == (
-        f"--omp intel: no such library in {tmp_path}/lib. "
-        "To install it: pip install intel-openmp (x86-64 only)"
-    )
-
-
 def test_runtime_of_the_user_s_stays_the_only_one(runtime):
     present = runtime("intel")
     choice = choose_openmp("llvm", ROOMY, python_in(sys.prefix), {"LD_PRELOAD": f"x.so:{present}"})

@@ -143,24 +143,21 @@ def test_library_that_is_not_there(tmp_path: Path, home):
     assert proof.refusal == "cannot be checked (No such file or directory)"
 
 
-def test_library_that_complains(compile_library, home):
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ('fputs("bad page size\\n", stderr)', "preloading it says: bad page size"),
+        ("_exit(7)", "when it is preloaded"),
+        ("*(volatile int *)0 = 0", "when it is preloaded"),
+    ],
+    ids=["complains", "exits", "crashes"],
+)
+def test_library_that_disturbs_the_program(compile_library, home, code: str, told: str):
     path = compile_library(
-        "#include <stdio.h>\n"
-        '__attribute__((constructor)) void f(void) { fputs("bad page size\\n", stderr); }'
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        f"__attribute__((constructor)) void f(void) {{ {code}; }}"
     )
-    assert prove_preload(path, sys.executable, home).refusal == (
-        "preloading it says: bad page size"
-    )
-
-
-@pytest.mark.parametrize("code", ["_exit(7)", "*(volatile int *)0 = 0"])
-def test_library_that_ends_the_program(compile_library, home, code: str):
-    path = compile_library(
-        "#include <unistd.h>\n__attribute__((constructor)) void f(void) { CODE; }".replace(
-            "CODE", code
-        )
-    )
-    assert "when it is preloaded" in (prove_preload(path, sys.executable, home).refusal or "")
+    assert told in (prove_preload(path, sys.executable, home).refusal or "")
 
 
 def test_library_that_needs_another_which_is_absent(compile_library, tmp_path: Path, home):

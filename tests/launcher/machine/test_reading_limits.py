@@ -13,19 +13,32 @@ from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Limits
 
 ALL = tuple(range(8))
-V2 = {"proc/self/mountinfo": "26 23 0:23 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate"}
+GROUPS = "sys/fs/cgroup"
 
 
-def limits(root: Path, *parts: dict[str, str]) -> Limits:
+def limits(root: Path, files: dict[str, str] | None = None) -> Limits:
     machine = {
         f"{CPU}/online": "0-7",
         **{f"{CPU}/cpu{cpu}/": "" for cpu in ALL},
         f"{NODE}/node0/cpulist": "0-3",
         f"{NODE}/node1/cpulist": "4-7",
     }
-    return read_machine(
-        write_files(root, {**machine, **{k: v for p in parts for k, v in p.items()}})
-    ).limits
+    return read_machine(write_files(root, machine | (files or {}))).limits
+
+
+def v2(own: str, *files: str) -> dict[str, str]:
+    """Version 2, and this process in the group `own`; `files` have a path below the mount and a text."""
+    return {
+        "proc/self/mountinfo": "26 23 0:23 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate",
+        "proc/self/cgroup": f"0::{own}",
+        **below(GROUPS, *files),
+    }
+
+
+def below(directory: str, *files: str) -> dict[str, str]:
+    """**Ex.:** ``below("dev/cpuset", "batch/cpus 5")``"""
+    found = (file.partition(" ") for file in files)
+    return {f"{directory}/{path}": text for path, _, text in found}
 
 
 def v1_mount(
@@ -47,21 +60,161 @@ def test_nothing_limits(tmp_path: Path) -> None:
     )
 
 
-# The affinity mask
+CASES: dict[str, tuple[dict[str, str], dict[str, object]]] = {
+    "the affinity mask of a captured process": (
+        {"proc/self/status": "Name:\tsh\nCpus_allowed:\tff\nCpus_allowed_list:\t2-3,9"},
+        {"allowed_cpus": (2, 3), "narrowed_by": ("affinity mask 2-3,9",)},
+    ),
+    "the mask of old kernels": (
+        {"proc/self/status": "Cpus_allowed:\t00000000,0000000c"},
+        {"allowed_cpus": (2, 3)},
+    ),
+    "v2: a level without the controller inherits": (
+        # Threaded groups, and groups below which the controller is not enabled, have no such files.
+        v2(
+            "/a/b",
+            *("a/b/cgroup.type threaded", "a/cpuset.cpus.effective 0-1", "a/memory.max 5000"),
+        ),
+        {"allowed_cpus": (0, 1), "memory_limit_bytes": 5000},
+    ),
+    "v2: the tightest of all levels": (
+        v2(
+            "/a/b/c",
+            *("a/b/c/cpu.max max 100000", "a/b/cpu.max 400000 50000", "a/cpu.max 300000 100000"),
+            *("a/b/c/memory.max 3000", "a/b/memory.max 2000", "a/memory.max max"),
+        ),
+        {
+            "cpu_quota": 3.0,
+            "cpu_quota_source": "cgroup v2 /sys/fs/cgroup/a",
+            "memory_limit_bytes": 2000,
+            "memory_limit_source": "cgroup v2 /sys/fs/cgroup/a/b",
+        },
+    ),
+    **{
+        f"v2: memory is taken back early from {high}": (
+            v2("/job", "job/memory.max 5000", f"job/memory.high {high}"),
+            {"memory_limit_bytes": expected},
+        )
+        for high, expected in (("3000", 3000), ("7000", 5000), ("max", 5000))
+    },
+    "v2: an empty effective set inherits": (
+        v2(
+            "/a/b",
+            *("a/b/cpuset.cpus.effective ", "a/b/cpuset.cpus ", "a/cpuset.cpus.effective 2-5"),
+        ),
+        {"allowed_cpus": (2, 3, 4, 5)},
+    ),
+    "v2: without an effective file, the set that was asked for": (
+        v2("/a", "a/cpuset.cpus 6-9"),
+        {"allowed_cpus": (6, 7)},
+    ),
+    "v2: what is in force rather than what was asked for": (
+        v2("/a", "a/cpuset.cpus 0-7", "a/cpuset.cpus.effective 4-5"),
+        {"allowed_cpus": (4, 5)},
+    ),
+    "v2: a partition owns what its parent lost": (
+        v2(
+            "/part",
+            *("cpuset.cpus.effective 0-3", "part/cpuset.cpus.partition root"),
+            "part/cpuset.cpus.effective 4-7",
+        ),
+        {"allowed_cpus": (4, 5, 6, 7)},
+    ),
+    "v2: a set that all levels share is the outermost's": (
+        v2(
+            "/a/b",
+            *("cpuset.cpus.effective 0-7", "a/cpuset.cpus.effective 0-1"),
+            "a/b/cpuset.cpus.effective 0-1",
+        ),
+        {"narrowed_by": ("cpuset 0-1 (cgroup v2 /sys/fs/cgroup/a)",)},
+    ),
+    "v2: a container with a namespace of its own": (
+        v2("/", "cpuset.cpus.effective 6-7", "cpu.max 50000 100000"),
+        {"allowed_cpus": (6, 7), "cpu_quota": 0.5},
+    ),
+    **{
+        f"v2: a path that leads nowhere, {path}, begins at the mount": (
+            v2(path, "../other/cpuset.cpus.effective 5", "cpuset.cpus.effective 0"),
+            {"allowed_cpus": (0,)},
+        )
+        for path in ("/../other", "/gone/deeper", "/docker/x")
+    },
+    "v2: a mount point with a space": (
+        {
+            "proc/self/mountinfo": "26 23 0:23 / /my\\040groups rw - cgroup2 cgroup2 rw",
+            "proc/self/cgroup": "0::/a",
+            "my groups/a/cpuset.cpus.effective": "1",
+        },
+        {"allowed_cpus": (1,)},
+    ),
+    "v2: the usual place without a mount table": (
+        {"proc/self/cgroup": "0::/a"}
+        | below(GROUPS, "cgroup.controllers cpuset cpu", "a/cpuset.cpus 1"),
+        {"allowed_cpus": (1,)},
+    ),
+    "v2: cpuset and mask together": (
+        v2("/a", "a/cpuset.cpus.effective 0-3") | {"proc/self/status": "Cpus_allowed_list:\t2-6"},
+        {
+            "allowed_cpus": (2, 3),
+            "narrowed_by": ("cpuset 0-3 (cgroup v2 /sys/fs/cgroup/a)", "affinity mask 2-6"),
+        },
+    ),
+    "v2: limits that leave nothing are left out": (
+        v2("/a", "a/cpuset.cpus.effective 64-71", "a/cpuset.mems.effective 9"),
+        {"allowed_cpus": ALL, "allowed_nodes": (0, 1), "narrowed_by": ()},
+    ),
+    "v1: the usual place without a mount table": (
+        {"proc/self/cgroup": "1:cpuset:/a"} | below(GROUPS, "cpuset/a/cpuset.cpus 2"),
+        {"allowed_cpus": (2,)},
+    ),
+    **{
+        f"v1: {number} is no limit": (
+            {"proc/self/mountinfo": v1_mount("memory"), "proc/self/cgroup": "4:memory:/"}
+            | below(GROUPS, f"memory/memory.limit_in_bytes {number}"),
+            {"memory_limit_bytes": None},
+        )
+        for number in ("9223372036854771712", "9223372036854710272", "18446744073709551615")
+    },
+    "v1: files without a prefix": (
+        {
+            "proc/self/mountinfo": v1_mount("cpuset", directory="/dev/cpuset", options=",noprefix"),
+            "proc/self/cpuset": "/batch",
+        }
+        | below("dev/cpuset/batch", "cpus 5", "mems 1"),
+        {"allowed_cpus": (5,), "allowed_nodes": (1,)},
+    ),
+    "v1: cpusets before control groups": (
+        {"proc/mounts": "none /dev/cpuset cpuset rw 0 0", "proc/self/cpuset": "/batch"}
+        | below("dev/cpuset/batch", "cpus 0-1"),
+        {"allowed_cpus": (0, 1), "narrowed_by": ("cpuset 0-1 (/dev/cpuset/batch)",)},
+    ),
+    "v1: a container that sees the host's path": (
+        # The mount shows /docker/x only, and the path is still the host's.
+        {
+            "proc/self/mountinfo": v1_mount("cpuset", mounted="/docker/x"),
+            "proc/self/cgroup": "1:cpuset:/docker/x/inner",
+        }
+        | below(f"{GROUPS}/cpuset", "inner/cpuset.cpus 3", "cpuset.cpus 2-3"),
+        {"allowed_cpus": (3,)},
+    ),
+    "v2 below unified, beside v1": (
+        {
+            "proc/self/mountinfo": v1_mount("cpuset")
+            + "\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+            "proc/self/cgroup": "1:cpuset:/one\n0::/two",
+        }
+        | below(GROUPS, "cpuset/one/cpuset.cpus 0-3")
+        | below(f"{GROUPS}/unified/two", "cpu.max 200000 100000", "memory.max 777"),
+        {"allowed_cpus": (0, 1, 2, 3), "cpu_quota": 2.0, "memory_limit_bytes": 777},
+    ),
+}
 
 
-def test_affinity_of_a_captured_process(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path, {"proc/self/status": "Name:\tsh\nCpus_allowed:\tff\nCpus_allowed_list:\t2-3,9"}
-    )
-    assert found.allowed_cpus == (2, 3)
-    assert found.narrowed_by == ("affinity mask 2-3,9",)
-
-
-def test_affinity_by_the_mask_of_old_kernels(tmp_path: Path) -> None:
-    assert limits(
-        tmp_path, {"proc/self/status": "Cpus_allowed:\t00000000,0000000c"}
-    ).allowed_cpus == (2, 3)
+@pytest.mark.parametrize("case", CASES)
+def test_what_limits(tmp_path: Path, case: str) -> None:
+    files, expected = CASES[case]
+    found = limits(tmp_path, files)
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_affinity_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,20 +238,14 @@ def test_a_job_that_slurm_confines_to_no_cpus_has_time_for_its_own(
     assert found.cpu_quota_source == ("SLURM_CPUS_ON_NODE" if quota else None)
 
 
-# Version 2
-
-
 def test_v2_effective_cpuset_quota_and_memory(tmp_path: Path) -> None:
     found = limits(
         tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/job",
-            "sys/fs/cgroup/job/cpuset.cpus.effective": "4-7",
-            "sys/fs/cgroup/job/cpuset.mems.effective": "1",
-            "sys/fs/cgroup/job/cpu.max": "150000 100000",
-            "sys/fs/cgroup/job/memory.max": "1073741824",
-        },
+        v2(
+            "/job",
+            *("job/cpuset.cpus.effective 4-7", "job/cpuset.mems.effective 1"),
+            *("job/cpu.max 150000 100000", "job/memory.max 1073741824"),
+        ),
     )
     assert found == Limits(
         allowed_cpus=(4, 5, 6, 7),
@@ -112,116 +259,6 @@ def test_v2_effective_cpuset_quota_and_memory(tmp_path: Path) -> None:
     )
 
 
-def test_v2_the_tightest_of_all_levels(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a/b/c",
-            "sys/fs/cgroup/a/b/c/cpu.max": "max 100000",
-            "sys/fs/cgroup/a/b/cpu.max": "400000 50000",
-            "sys/fs/cgroup/a/cpu.max": "300000 100000",
-            "sys/fs/cgroup/a/b/c/memory.max": "3000",
-            "sys/fs/cgroup/a/b/memory.max": "2000",
-            "sys/fs/cgroup/a/memory.max": "max",
-        },
-    )
-    assert (found.cpu_quota, found.cpu_quota_source) == (3.0, "cgroup v2 /sys/fs/cgroup/a")
-    assert (found.memory_limit_bytes, found.memory_limit_source) == (
-        2000,
-        "cgroup v2 /sys/fs/cgroup/a/b",
-    )
-
-
-def test_v2_memory_that_the_kernel_takes_back_early_is_a_limit_too(tmp_path: Path) -> None:
-    group = "sys/fs/cgroup/job"
-    files = {"proc/self/cgroup": "0::/job", f"{group}/memory.max": "5000"}
-    for high, expected in (("3000", 3000), ("7000", 5000), ("max", 5000)):
-        found = limits(tmp_path / high, V2, files | {f"{group}/memory.high": high})
-        assert found.memory_limit_bytes == expected
-
-
-def test_v2_a_level_without_the_controller_inherits(tmp_path: Path) -> None:
-    # Threaded groups, and groups below which the controller is not enabled, have no such files.
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a/b",
-            "sys/fs/cgroup/a/b/cgroup.type": "threaded",
-            "sys/fs/cgroup/a/cpuset.cpus.effective": "0-1",
-            "sys/fs/cgroup/a/memory.max": "5000",
-        },
-    )
-    assert found.allowed_cpus == (0, 1)
-    assert found.memory_limit_bytes == 5000
-
-
-def test_v2_an_empty_effective_set_inherits(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a/b",
-            "sys/fs/cgroup/a/b/cpuset.cpus.effective": "",
-            "sys/fs/cgroup/a/b/cpuset.cpus": "",
-            "sys/fs/cgroup/a/cpuset.cpus.effective": "2-5",
-        },
-    )
-    assert found.allowed_cpus == (2, 3, 4, 5)
-
-
-def test_v2_without_an_effective_file_the_set_that_was_asked_for(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path, V2, {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpuset.cpus": "6-9"}
-    )
-    assert found.allowed_cpus == (6, 7)
-
-
-def test_v2_what_is_in_force_rather_than_what_was_asked_for(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a",
-            "sys/fs/cgroup/a/cpuset.cpus": "0-7",
-            "sys/fs/cgroup/a/cpuset.cpus.effective": "4-5",
-        },
-    )
-    assert found.allowed_cpus == (4, 5)
-
-
-def test_v2_a_partition_owns_what_its_parent_lost(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/part",
-            "sys/fs/cgroup/cpuset.cpus.effective": "0-3",
-            "sys/fs/cgroup/part/cpuset.cpus.partition": "root",
-            "sys/fs/cgroup/part/cpuset.cpus.effective": "4-7",
-        },
-    )
-    assert found.allowed_cpus == (4, 5, 6, 7)
-
-
-def test_v2_a_set_that_all_levels_share_is_the_outermosts(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a/b",
-            "sys/fs/cgroup/cpuset.cpus.effective": "0-7",
-            "sys/fs/cgroup/a/cpuset.cpus.effective": "0-1",
-            "sys/fs/cgroup/a/b/cpuset.cpus.effective": "0-1",
-        },
-    )
-    assert found.narrowed_by == ("cpuset 0-1 (cgroup v2 /sys/fs/cgroup/a)",)
-
-
-# Version 1
-
-
 def test_v1_cpuset_quota_and_memory_on_the_way_up(tmp_path: Path) -> None:
     mounts = "\n".join(map(v1_mount, ("cpuset", "cpu,cpuacct", "memory")))
     found = limits(
@@ -229,163 +266,20 @@ def test_v1_cpuset_quota_and_memory_on_the_way_up(tmp_path: Path) -> None:
         {
             "proc/self/mountinfo": mounts,
             "proc/self/cgroup": "3:memory:/d/x\n2:cpu,cpuacct:/d/x\n1:cpuset:/d/x",
-            "sys/fs/cgroup/cpuset/d/x/cpuset.cpus": "1-9",
-            "sys/fs/cgroup/cpuset/d/x/cpuset.effective_cpus": "1-3",
-            "sys/fs/cgroup/cpuset/d/x/cpuset.mems": "0",
-            "sys/fs/cgroup/cpu,cpuacct/d/x/cpu.cfs_quota_us": "-1",
-            "sys/fs/cgroup/cpu,cpuacct/d/x/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/cpu,cpuacct/d/cpu.cfs_quota_us": "350000",
-            "sys/fs/cgroup/cpu,cpuacct/d/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/memory/d/x/memory.limit_in_bytes": "9223372036854771712",
-            "sys/fs/cgroup/memory/d/memory.limit_in_bytes": "4096",
+            **below(
+                GROUPS,
+                *("cpuset/d/x/cpuset.cpus 1-9", "cpuset/d/x/cpuset.effective_cpus 1-3"),
+                *("cpuset/d/x/cpuset.mems 0", "cpu,cpuacct/d/x/cpu.cfs_quota_us -1"),
+                *(
+                    "cpu,cpuacct/d/x/cpu.cfs_period_us 100000",
+                    "cpu,cpuacct/d/cpu.cfs_quota_us 350000",
+                ),
+                *("cpu,cpuacct/d/cpu.cfs_period_us 100000", "memory/d/memory.limit_in_bytes 4096"),
+                "memory/d/x/memory.limit_in_bytes 9223372036854771712",
+            ),
         },
     )
     assert found.allowed_cpus == (1, 2, 3)
     assert found.allowed_nodes == (0,)
     assert found.narrowed_by == ("cpuset 1-3 (cgroup v1 /sys/fs/cgroup/cpuset/d/x)",)
     assert (found.cpu_quota, found.memory_limit_bytes) == (3.5, 4096)
-
-
-def test_v1_largest_number_is_no_limit(tmp_path: Path) -> None:
-    for number in ("9223372036854771712", "9223372036854710272", "18446744073709551615"):
-        found = limits(
-            tmp_path,
-            {
-                "proc/self/mountinfo": v1_mount("memory"),
-                "proc/self/cgroup": "4:memory:/",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": number,
-            },
-        )
-        assert found.memory_limit_bytes is None
-
-
-def test_files_without_prefix(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        {
-            "proc/self/mountinfo": v1_mount("cpuset", directory="/dev/cpuset", options=",noprefix"),
-            "proc/self/cpuset": "/batch",
-            "dev/cpuset/batch/cpus": "5",
-            "dev/cpuset/batch/mems": "1",
-        },
-    )
-    assert (found.allowed_cpus, found.allowed_nodes) == ((5,), (1,))
-
-
-def test_cpusets_before_control_groups(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        {
-            "proc/mounts": "none /dev/cpuset cpuset rw 0 0",
-            "proc/self/cpuset": "/batch",
-            "dev/cpuset/batch/cpus": "0-1",
-        },
-    )
-    assert found.allowed_cpus == (0, 1)
-    assert found.narrowed_by == ("cpuset 0-1 (/dev/cpuset/batch)",)
-
-
-# Both, and containers
-
-
-def test_hybrid_version_2_below_unified(tmp_path: Path) -> None:
-    mounts = v1_mount("cpuset") + "\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
-    found = limits(
-        tmp_path,
-        {
-            "proc/self/mountinfo": mounts,
-            "proc/self/cgroup": "1:cpuset:/one\n0::/two",
-            "sys/fs/cgroup/cpuset/one/cpuset.cpus": "0-3",
-            "sys/fs/cgroup/unified/two/cpu.max": "200000 100000",
-            "sys/fs/cgroup/unified/two/memory.max": "777",
-        },
-    )
-    assert found.allowed_cpus == (0, 1, 2, 3)
-    assert (found.cpu_quota, found.memory_limit_bytes) == (2.0, 777)
-
-
-def test_container_that_sees_the_hosts_path(tmp_path: Path) -> None:
-    # The mount shows /docker/x only, and the path is still the host's.
-    found = limits(
-        tmp_path,
-        {
-            "proc/self/mountinfo": v1_mount("cpuset", mounted="/docker/x"),
-            "proc/self/cgroup": "1:cpuset:/docker/x/inner",
-            "sys/fs/cgroup/cpuset/inner/cpuset.cpus": "3",
-            "sys/fs/cgroup/cpuset/cpuset.cpus": "2-3",
-        },
-    )
-    assert found.allowed_cpus == (3,)
-
-
-def test_container_with_a_namespace_of_its_own(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/",
-            "sys/fs/cgroup/cpuset.cpus.effective": "6-7",
-            "sys/fs/cgroup/cpu.max": "50000 100000",
-        },
-    )
-    assert (found.allowed_cpus, found.cpu_quota) == ((6, 7), 0.5)
-
-
-@pytest.mark.parametrize("path", ["/../other", "/gone/deeper", "/docker/x"])
-def test_a_path_that_leads_nowhere_begins_at_the_mount(tmp_path: Path, path: str) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": f"0::{path}",
-            "sys/fs/other/cpuset.cpus.effective": "5",
-            "sys/fs/cgroup/cpuset.cpus.effective": "0",
-        },
-    )
-    assert found.allowed_cpus == (0,)
-
-
-def test_mount_points_with_spaces(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        {
-            "proc/self/mountinfo": "26 23 0:23 / /my\\040groups rw - cgroup2 cgroup2 rw",
-            "proc/self/cgroup": "0::/a",
-            "my groups/a/cpuset.cpus.effective": "1",
-        },
-    )
-    assert found.allowed_cpus == (1,)
-
-
-def test_without_a_mount_table_the_usual_places(tmp_path: Path) -> None:
-    v2 = {"proc/self/cgroup": "0::/a", "sys/fs/cgroup/cgroup.controllers": "cpuset cpu"}
-    assert limits(tmp_path / "2", v2, {"sys/fs/cgroup/a/cpuset.cpus": "1"}).allowed_cpus == (1,)
-    v1 = {"proc/self/cgroup": "1:cpuset:/a", "sys/fs/cgroup/cpuset/a/cpuset.cpus": "2"}
-    assert limits(tmp_path / "1", v1).allowed_cpus == (2,)
-
-
-def test_cpuset_and_mask_together(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a",
-            "sys/fs/cgroup/a/cpuset.cpus.effective": "0-3",
-            "proc/self/status": "Cpus_allowed_list:\t2-6",
-        },
-    )
-    assert found.allowed_cpus == (2, 3)
-    assert found.narrowed_by == ("cpuset 0-3 (cgroup v2 /sys/fs/cgroup/a)", "affinity mask 2-6")
-
-
-def test_limits_that_leave_nothing_are_left_out(tmp_path: Path) -> None:
-    found = limits(
-        tmp_path,
-        V2,
-        {
-            "proc/self/cgroup": "0::/a",
-            "sys/fs/cgroup/a/cpuset.cpus.effective": "64-71",
-            "sys/fs/cgroup/a/cpuset.mems.effective": "9",
-        },
-    )
-    assert (found.allowed_cpus, found.allowed_nodes, found.narrowed_by) == (ALL, (0, 1), ())

@@ -249,34 +249,32 @@ def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
     os.close(reader)
 
 
-def test_instance_that_prints_a_value_is_past_its_warm_up(measure: Start):
-    code = "if index == 1:\n print('5 x/s', flush=True); wait_for('0.passed')\nelse: barrier()"
-    run = measure(code)
+@pytest.mark.parametrize(
+    ("code", "options", "passed"),
+    [
+        (
+            "if index == 1:\n print('5 x/s', flush=True); wait_for('0.passed')\nelse: barrier()",
+            (),
+            {0},
+        ),
+        (
+            "if index == 1 and not os.path.exists('1.tried'): note('tried'); sys.exit(1)\nbarrier()",
+            ("--on-failure", "restart"),
+            {0, 1},
+        ),
+        ("barrier()\nbarrier()", (), {0, 1}),
+        ("barrier()", ("--instance-index", "1"), {1}),
+        ("pid = os.fork()\nbarrier()\nif pid: os.waitpid(pid, 0)", (), {0, 1}),
+    ],
+    ids=[
+        *("a printed value ends the warm-up", "one is started anew", "it is called twice"),
+        *("only one runs here", "children wait, too"),
+    ],
+)
+def test_barrier_lets_pass(measure: Start, code: str, options: tuple[str, ...], passed: set[int]):
+    run = measure(code, *options)
     assert run.end()[0] == 0
-
-
-def test_instance_that_is_started_anew_passes(measure: Start):
-    code = "if index == 1 and not os.path.exists('1.tried'): note('tried'); sys.exit(1)\nbarrier()"
-    run = measure(code, "--on-failure", "restart")
-    assert run.end()[0] == 0
-    assert run.told("passed") == {0, 1}
-
-
-def test_second_call_passes(measure: Start):
-    run = measure("barrier()\nbarrier()\nnote('twice')")
-    assert run.end()[0] == 0
-    assert run.told("twice") == {0, 1}
-
-
-def test_only_those_that_run_here_are_waited_for(measure: Start):
-    run = measure("barrier()", "--instance-index", "1", count=3)
-    assert run.end()[0] == 0
-    assert run.told("passed") == {1}
-
-
-def test_children_of_an_instance_may_wait_too(measure: Start):
-    run = measure("pid = os.fork()\nbarrier()\nif pid: os.waitpid(pid, 0)")
-    assert run.end()[0] == 0
+    assert run.told("passed") == passed
 
 
 HELD = "signal.signal(15, lambda *_: note('told'))\nnote('ready')\nif index: wait_for('go')\nbarrier()\nnote('on')"

@@ -101,6 +101,21 @@ DROPPED: list[tuple[Layers, dict[str, Any], list[str]]] = [
         {"cache_dir": "d"},
         ["no-cache true (user) is ignored: cache-dir d (command line) contradicts it"],
     ),
+    (
+        [(TYPED, {"module": True}), (PRESET, {"no_python": True})],
+        {"module": True},
+        ["no-python true (preset p.toml) is ignored: module true (command line) contradicts it"],
+    ),
+    (
+        [(TYPED, {"ncores": 2}), ("XLAUNCH_OPT_", {"mode": Mode.LATENCY})],
+        {"ncores": 2},
+        ["mode latency (XLAUNCH_OPT_MODE) is ignored: ncores 2 (command line) contradicts it"],
+    ),
+    (
+        [(TYPED, {"instances": 2}), (PRESET, {"instances": 4, "ncores": 2})],
+        {"instances": 2, "ncores": 2},
+        [],
+    ),
     ([(TYPED, {"pty": False}), (USER, {"log_dir": "d"})], {"pty": False, "log_dir": "d"}, []),
 ]
 

@@ -16,13 +16,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.launcher.cli.commands import XLAUNCH, Word, ask, run, xlaunch
 from tests.launcher.launching import PATIENCE_S, children_of, wait_until
 
 from xlaunch.output.logs import last_lines
 from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
 
-XLAUNCH = [sys.executable, "-m", "xlaunch"]
-TWO = [*XLAUNCH, "--instances", "2", "--ncores", "1", "--oversubscribe"]
+TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
+
+
+def launch(*words: Word) -> tuple[Word, ...]:
+    """The command of a launch of two instances."""
+    return (*XLAUNCH, *TWO, *words)
 
 
 def tagged(chunks: list[bytes], *, terminal: bool = False) -> bytes:
@@ -97,19 +102,15 @@ os.write(1, b"last of " + index.encode())
 
 
 def test_lines_of_four_instances_never_mix_and_streams_stay_apart():
-    layout = ["--instances", "4", "--ncores", "1", "--oversubscribe", "-q"]
-    done = subprocess.run(
-        [*XLAUNCH, *layout, "--", sys.executable, "-c", WRITER], capture_output=True, check=True
-    )
-    lines = done.stdout.decode().splitlines()
+    layout = ("--instances", "4", "--ncores", "1", "--oversubscribe", "-q")
+    done = xlaunch(*layout, "--", sys.executable, "-c", WRITER)
+    lines, all_errors = done.out.decode().splitlines(), done.err.splitlines()
     for index in range(4):
         mine = [line[4:] for line in lines if line.startswith(f"[{index}] ")]
         expected = [f"{index}:{n}:" + "x" * (n * 7 % 900) for n in range(400)]
         assert mine == [*expected, f"last of {index}"]
         errors = [f"[{index}] {index}:err:{n}" for n in range(400)]
-        assert [
-            e for e in done.stderr.decode().splitlines() if e.startswith(f"[{index}]")
-        ] == errors
+        assert [line for line in all_errors if line.startswith(f"[{index}]")] == errors
     assert len(lines) == 4 * 401
 
 
@@ -119,13 +120,12 @@ def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
     program = (
         "import os; os.write(1, bytes(range(256)) * 300 + b'no newline'); os.write(2, bytes([255]))"
     )
-    command = [*TWO, "--log-dir", str(logs), "-q", "--", sys.executable]
-    done = subprocess.run([*command, "-c", program], capture_output=True, check=True)
-    assert (done.stdout, done.stderr) == (b"", b"")
+    options = (*TWO, "--log-dir", logs, "-q", "--", sys.executable)
+    assert xlaunch(*options, "-c", program) == (0, b"", "")
     for index in (0, 1):
         assert (logs / f"instance-{index}.out").read_bytes() == data
         assert (logs / f"instance-{index}.err").read_bytes() == b"\xff"
-    subprocess.run([*command, "-c", "print('second')"], check=True)
+    assert xlaunch(*options, "-c", "print('second')").code == 0
     assert (logs / "instance-0.out").read_bytes() == b"second\n"
     assert (logs / "instance-0.out.1").read_bytes() == data
 
@@ -138,21 +138,14 @@ def test_a_failed_instance_shows_the_end_of_its_log(tmp_path):
         "if os.environ['XLAUNCH_INSTANCE_INDEX'] == '1': sys.exit('half\\rno data')\n"
         "import time; time.sleep(100)"
     )
-    command = [*TWO, "--log-dir", str(logs), "--", sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    options = (*TWO, "--log-dir", logs)
+    done = xlaunch(*options, sys.executable, "-c", program)
+    assert done.code == 1
     shown = [f"  line {n}" for n in range(11, 20)] + ["  no data"]
-    lines = done.stderr.splitlines()
+    lines = done.err.splitlines()
     begin = lines.index(f"xlaunch: the end of {logs}/instance-1.err:") + 1
     assert lines[begin : begin + 10] == shown
-    assert (
-        "the end of"
-        not in (
-            subprocess.run(
-                [*command[:-4], "-q", *command[-4:]], capture_output=True, text=True, check=False
-            )
-        ).stderr
-    )
+    assert "the end of" not in xlaunch(*options, "-q", sys.executable, "-c", program).err
 
 
 @pytest.mark.parametrize(
@@ -174,8 +167,11 @@ def test_last_lines_of_any_file(tmp_path, text, lines):
 
 def test_reader_that_leaves_ends_the_instances_as_sigpipe_would():
     code = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')"
-    command = [*TWO, "-q", "--", sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    with subprocess.Popen(
+        launch("-q", "--", sys.executable, "-c", code),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as run:
         run.stdout.readline()
         run.stdout.close()
         errors = run.stderr.read()
@@ -193,8 +189,11 @@ def waits_for_pipe(pid: int) -> bool:
 def test_slow_reader_does_not_make_the_supervisor_deaf():
     """Nobody reads its output, and it still ends its instances when told to."""
     code = "while True: print('x' * 1000)"
-    command = [*TWO, "-q", "--", sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+    with subprocess.Popen(
+        launch("-q", "--", sys.executable, "-c", code),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as run:
         run.stdout.readline()  # nothing more, so that every buffer on the way fills up
         (supervisor,) = children_of(run.pid)
         for instance in children_of(supervisor):
@@ -210,16 +209,8 @@ def test_slow_reader_does_not_make_the_supervisor_deaf():
 def test_signal_ends_the_wait_for_a_reader(tmp_path, name):
     """The instances have ended, and nobody takes what they wrote."""
     report = tmp_path / "report.json"
-    command = [
-        *TWO,
-        "--report",
-        str(report),
-        "-q",
-        "--",
-        sys.executable,
-        "-c",
-        "print('x' * 150_000)",
-    ]
+    code = "print('x' * 150_000)"
+    command = launch("--report", report, "-q", "--", sys.executable, "-c", code)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         os.read(run.stdout.fileno(), 1)  # no more of it
         (supervisor,) = children_of(run.pid)
@@ -236,7 +227,7 @@ def test_nobody_waits_for_a_reader_after_a_kill():
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "while True: print('x' * 1000)"
     )
-    command = [*TWO, "--grace", "100ms", "-q", "--", sys.executable, "-c", code]
+    command = launch("--grace", "100ms", "-q", "--", sys.executable, "-c", code)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         os.read(run.stdout.fileno(), 1)
         run.terminate()
@@ -246,10 +237,9 @@ def test_nobody_waits_for_a_reader_after_a_kill():
 def test_report_goes_to_a_file_and_the_table_to_stderr(tmp_path):
     report = tmp_path / "report.json"
     code = "import os, time\nwhile time.process_time() < 0.4: pass\nx = bytearray(64 << 20)"
-    command = [*TWO, "--report", str(report), "--", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, check=True)
-    assert done.stdout == b""
-    assert b"2 instances succeeded" in done.stderr
+    done = xlaunch(*TWO, "--report", report, "--", sys.executable, "-c", code)
+    assert done.out == b""
+    assert "2 instances succeeded" in done.err
     values = json.loads(report.read_text())
     assert values["exit_code"] == 0
     assert [instance["index"] for instance in values["instances"]] == [0, 1]
@@ -271,8 +261,7 @@ def test_report_says_when_a_program_moves_itself(tmp_path):
         f"import os, time; os.sched_setaffinity(0, {{{allowed[1]}}})\n"
         "while time.process_time() < 0.5: pass"
     )
-    command = [*XLAUNCH, "--cpus", str(allowed[0]), "--report", str(report), "-q", "--"]
-    subprocess.run([*command, sys.executable, "-c", code], check=True)
+    xlaunch("--cpus", str(allowed[0]), "--report", report, "-q", "--", sys.executable, "-c", code)
     values = json.loads(report.read_text())
     assert allowed[1] in values["instances"][0]["cpus_observed"]
     assert "changed its own affinity" in values["warnings"][-1]
@@ -284,55 +273,43 @@ TEE = ("--log-dir", "logs", "--tee", "--allocator", "glibc")
 @pytest.mark.parametrize("count", [1, 2])
 def test_tee_writes_to_the_files_and_shows_the_same(tmp_path: Path, count: int) -> None:
     program = "import sys; print('out', end=''); print('first\\nlast', file=sys.stderr)"
-    launch = TWO if count == 2 else XLAUNCH
-    done = subprocess.run(
-        [*launch, *TEE, "-q", sys.executable, "-c", program],
-        cwd=tmp_path, capture_output=True, check=True, timeout=PATIENCE_S * 3,
-    )  # fmt: skip
+    layout = TWO if count == 2 else ()
+    done = xlaunch(*layout, *TEE, "-q", sys.executable, "-c", program, cwd=tmp_path)
+    assert done.code == 0
     for index in range(count):
         assert (tmp_path / f"logs/instance-{index}.out").read_bytes() == b"out"
         assert (tmp_path / f"logs/instance-{index}.err").read_bytes() == b"first\nlast\n"
     tags = [b"[%d] " % index for index in range(count)] if count > 1 else [b""]
-    assert sorted(done.stdout.splitlines()) == [tag + b"out" for tag in tags]
-    shown = [tag + line for tag in tags for line in (b"first", b"last")]
-    assert sorted(done.stderr.splitlines()) == sorted(shown)
+    assert sorted(done.out.splitlines()) == [tag + b"out" for tag in tags]
+    shown = [tag.decode() + line for tag in tags for line in ("first", "last")]
+    assert sorted(done.err.splitlines()) == sorted(shown)
 
 
 def test_a_log_is_complete_when_the_reader_has_gone(tmp_path: Path) -> None:
     command = " ".join([*XLAUNCH, *TEE, "-q", "seq", "100000"])
-    shell = ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"]
-    done = subprocess.run(
-        shell, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S * 3
-    )
-    assert (done.returncode, done.stdout) == (0, b"1\n")
+    done = run(("bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"), cwd=tmp_path)
+    assert (done.code, done.out) == (0, b"1\n")
     lines = (tmp_path / "logs/instance-0.out").read_text().splitlines()
     assert (len(lines), lines[-1]) == (100_000, "100000")
 
 
 def test_a_file_that_cannot_grow_ends_the_log_and_not_the_run(tmp_path: Path) -> None:
-    launch = " ".join([*XLAUNCH, *TEE, "--no-cache", "seq", "1000"])
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -f 1; exec {launch}"],
-        cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S * 3,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[-1] == b"1000"
-    assert done.stderr.count(b"instance 0 is no longer logged") == 1
-    assert b"cannot write a log file: File too large" in done.stderr
+    command = " ".join([*XLAUNCH, *TEE, "--no-cache", "seq", "1000"])
+    done = run(("bash", "-c", f"ulimit -f 1; exec {command}"), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.split()[-1] == b"1000"
+    assert done.err.count("instance 0 is no longer logged") == 1
+    assert "cannot write a log file: File too large" in done.err
     assert (tmp_path / "logs/instance-0.out").stat().st_size == 1024
 
 
 def test_metrics_and_failures_under_tee(tmp_path: Path) -> None:
     program = "print('5.0 items/s'); raise SystemExit(3)"
     report = tmp_path / "run.json"
-    done = subprocess.run(
-        [*XLAUNCH, *TEE, "--metric", "items/s", "--report", report, sys.executable, "-c", program],
-        cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE_S * 3,
-    )  # fmt: skip
-    assert done.returncode == 3
+    options = (*TEE, "--metric", "items/s", "--report", report)
+    done = xlaunch(*options, sys.executable, "-c", program, cwd=tmp_path)
+    assert done.code == 3
     (instance,) = json.loads(report.read_text())["instances"]
     assert [metric["count"] for metric in instance["metrics"]] == [1]
-    assert b"the end of" not in done.stderr  # it was shown already
-    refused = subprocess.run([*XLAUNCH, "--tee", "true"], capture_output=True, check=False)
-    assert refused.returncode == 2
-    assert b"--tee shows what is written to log files" in refused.stderr
+    assert "the end of" not in done.err  # it was shown already
+    assert "--tee shows what is written to log files" in ask("--tee", "true").refused()

@@ -7,13 +7,14 @@ import itertools
 
 import pytest
 from tests.captures import read_capture
+from tests.launcher.options.settings import typed
 from tests.launcher.planning.shapes import make_machine, with_gpus
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import Gpu, Machine, Vendor
 from xlaunch.machine.usable_gpus import usable_gpus
-from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
+from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Place, Plan, plan
 from xlaunch.planning.ranks import Rank, share_of_rank
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request
@@ -38,12 +39,6 @@ def places(made: Plan) -> list[tuple[str, str]]:
         (",".join([gpu.name for gpu in instance.gpus]), format_cpu_list(instance.cpus))
         for instance in made.instances
     ]
-
-
-def error(wanted: LayoutRequest, machine: Machine) -> str:
-    with pytest.raises(UsageError) as raised:
-        plan(wanted, machine)
-    return str(raised.value)
 
 
 def test_an_instance_for_each_gpu_next_to_it():
@@ -134,9 +129,8 @@ def test_fewer_cores_than_gpus():
     made = plan(request(), machine)
     assert places(made) == [("0", "0"), ("1", "1")]
     assert made.warnings == ("1 GPU left over: 2",)
-    assert error(request(instances=3), machine).startswith(
-        "3 instances x 1 core need 3 cores and 2"
-    )
+    with pytest.raises(UsageError, match=r"^3 instances x 1 core need 3 cores and 2"):
+        plan(request(instances=3), machine)
     shared = plan(request(instances=3, oversubscribe=True), machine)
     assert [gpus for gpus, _ in places(shared)] == ["0", "1", "2"]
 
@@ -151,59 +145,38 @@ def test_a_gpu_far_from_all_allowed_cpus_comes_last_and_is_named():
     assert [gpus for gpus, _ in places(one)] == ["1"]
 
 
+def two_gpus(choice: str) -> Machine:
+    return with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES=choice)
+
+
 @pytest.mark.parametrize(
-    ("wanted", "machine", "text"),
+    ("machine", "options", "text"),
     [
-        (
-            request(instances=3),
-            with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="0,1"),
-            "3 instances x 1 GPU need 3 GPUs, and 2 GPUs may be used (CUDA_VISIBLE_DEVICES=0,1): "
-            "at most 2 instances",
-        ),
-        (
-            request(instances=3, gpus_per_instance=4),
-            EIGHT_GPUS,
-            "3 instances x 4 GPUs need 12 GPUs, and 8 GPUs may be used: at most 2 instances, or "
-            "--gpus-per-instance 2",
-        ),
-        (
-            request(gpus_per_instance=9),
-            EIGHT_GPUS,
-            "--gpus-per-instance 9: 8 GPUs may be used: at most --gpus-per-instance 8",
-        ),
-        (
-            request(),
-            TWO_PACKAGES,
-            "--gpus-per-instance 1: no driver has a GPU here; xlaunch doctor checks the machine",
-        ),
-        (
-            request(),
-            with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES=""),
-            "--gpus-per-instance 1: none of 2 GPUs may be used (CUDA_VISIBLE_DEVICES=)",
-        ),
-        (
-            request(),
-            with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="0,0"),
-            "--gpus-per-instance: CUDA_VISIBLE_DEVICES=0,0 names a GPU twice",
-        ),
-        (
-            request(mode=Mode.LATENCY),
-            EIGHT_GPUS,
-            "--mode contradicts --gpus-per-instance: a mode fixes the layout; drop one",
-        ),
-        (
-            request(instances=2, ncores=20),
-            EIGHT_GPUS,
-            "2 instances x 20 cores need 40 cores and 32 are allowed: at most 1 instance of 20 cores, "
-            "or 2 of 16; or --oversubscribe",
-        ),
-        (request(gpus_per_instance=0), EIGHT_GPUS, "--gpus-per-instance 0: must be at least 1; 8 GPUs may be used"),
+        (two_gpus("0,1"), "1 --instances 3", "3 instances x 1 GPU need 3 GPUs, and 2 GPUs may be "
+         "used (CUDA_VISIBLE_DEVICES=0,1): at most 2 instances"),
+        (EIGHT_GPUS, "4 --instances 3", "3 instances x 4 GPUs need 12 GPUs, and 8 GPUs may be used: "
+         "at most 2 instances, or --gpus-per-instance 2"),
+        (EIGHT_GPUS, "9", "--gpus-per-instance 9: 8 GPUs may be used: at most --gpus-per-instance 8"),
+        (EIGHT_GPUS, "0", "--gpus-per-instance 0: must be at least 1; 8 GPUs may be used"),
+        (EIGHT_GPUS, "1 --mode latency",
+         "--mode contradicts --gpus-per-instance: a mode fixes the layout; drop one"),
+        (EIGHT_GPUS, "1 --instances 2 --ncores 20", "2 instances x 20 cores need 40 cores and 32 are "
+         "allowed: at most 1 instance of 20 cores, or 2 of 16; or --oversubscribe"),
+        (TWO_PACKAGES, "1",
+         "--gpus-per-instance 1: no driver has a GPU here; xlaunch doctor checks the machine"),
+        (two_gpus(""), "1",
+         "--gpus-per-instance 1: none of 2 GPUs may be used (CUDA_VISIBLE_DEVICES=)"),
+        (two_gpus("0,0"), "1",
+         "--gpus-per-instance: CUDA_VISIBLE_DEVICES=0,0 names a GPU twice"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line_that_says_what_would(
-    wanted: LayoutRequest, machine: Machine, text: str
+    machine: Machine, options: str, text: str
 ):
-    assert error(wanted, machine) == text
+    words = ("--gpus-per-instance", *options.split())
+    with pytest.raises(UsageError) as raised:
+        plan(typed("--isolated", *words, "program").request.layout, machine)
+    assert str(raised.value) == text
 
 
 def test_every_plan_is_disjoint_and_whole():

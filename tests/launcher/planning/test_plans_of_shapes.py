@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tests.launcher.options.settings import typed
 from tests.launcher.planning.shapes import GIB, make_machine
 
 from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
-from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
+from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CoreKind, Machine
 from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
 
@@ -28,6 +31,61 @@ LAPTOP = make_machine(
     ),
 )
 PHONE = LAPTOP._replace(topology=LAPTOP.topology._replace(architecture="aarch64"))
+IRREGULAR = make_machine(packages=(7,), nodes=(4, 3), l3=(1, 3, 3))
+SMALL_NODES = make_machine(packages=(4, 4, 4), nodes=(2,) * 6)
+LARGE_NODES = make_machine(packages=(4,) * 4, nodes=(8, 8))
+APART = make_machine(packages=(4,), smt=2)
+ADJACENT = make_machine(packages=(4,), smt=2, adjacent_siblings=True)
+HALF_ALLOWED = make_machine(
+    packages=(8, 8), nodes=(8, 8), allowed=range(4, 12), narrowed_by=("cpuset 4-11",)
+)
+PARTS = make_machine(packages=(8, 8), nodes=(4,) * 4, l3=(2,) * 8)
+ODD_CACHES = make_machine(packages=(4, 4), l3=(2, 1, 1, 1, 1, 1, 1))
+LAPTOP_E_CORES = LAPTOP._replace(
+    limits=LAPTOP.limits._replace(allowed_cpus=(8, 9), narrowed_by=("cpuset 8-9",))
+)
+ONE, TWO, FOUR, EIGHT = (make_machine(packages=(count,)) for count in (1, 2, 4, 8))
+
+
+def with_kinds(machine: Machine, *kinds: CoreKind) -> Machine:
+    return machine._replace(topology=machine.topology._replace(core_kinds=kinds))
+
+
+def alternating_packages() -> Machine:
+    """Two packages of four cores: even CPUs in one, odd CPUs in the other."""
+    machine = make_machine(packages=(4, 4))
+    packages = tuple(
+        package._replace(cpus=cpus)
+        for package, cpus in zip(
+            machine.topology.packages, ((0, 2, 4, 6), (1, 3, 5, 7)), strict=True
+        )
+    )
+    return machine._replace(topology=machine.topology._replace(packages=packages))
+
+
+UNRANKED = [kind._replace(efficiency=-1, attributes=()) for kind in PHONE.topology.core_kinds]
+UNRANKED_OF_CAPACITIES = [
+    kind._replace(attributes=(("LinuxCapacity", capacity),))
+    for kind, capacity in zip(UNRANKED, ("280", "855", "855"), strict=True)
+]
+Attributes = tuple[tuple[str, str], ...]
+
+
+def two_kinds(slow: Attributes, fast: Attributes) -> Machine:
+    """Four cores each."""
+    return with_kinds(EIGHT, CoreKind((4, 5, 6, 7), 0, slow), CoreKind((0, 1, 2, 3), 1, fast))
+
+
+FAVOURED = two_kinds((("FrequencyMaxMHz", "4700"),), (("FrequencyMaxMHz", "5000"),))
+NAMED = two_kinds(
+    (("CoreType", "IntelAtom"), ("FrequencyMaxMHz", "4900")),
+    (("CoreType", "IntelCore"), ("FrequencyMaxMHz", "5000")),
+)
+
+
+def request_of(options: str) -> LayoutRequest:
+    """**Ex.:** ``--instances 2 --ncores 4``"""
+    return typed("--isolated", *options.split(), "program").request.layout
 
 
 def masks(request: LayoutRequest, machine: Machine) -> list[str]:
@@ -49,63 +107,99 @@ def error(request: LayoutRequest, machine: Machine) -> str:
     return str(raised.value)
 
 
+# The rows of a table are a machine, options of a layout, and the CPUs of each instance.
+PLACES = [
+    # Everything is one instance, however it is asked for.
+    (DESKTOP, "", "0,2,4,6,8,10,12,14"),
+    (DESKTOP, "--ncores max", "0,2,4,6,8,10,12,14"),
+    (DESKTOP, "--instances 1", "0,2,4,6,8,10,12,14"),
+    (DESKTOP, "--instances 1 --ncores max", "0,2,4,6,8,10,12,14"),
+    (DESKTOP, "--ncores 8", "0,2,4,6,8,10,12,14"),
+    (DESKTOP, "--mode throughput", "0,2,4,6,8,10,12,14"),
+    # Part of it, as many as fit, as large as fits; nodes of any size, the cores of their ends reserved.
+    (DESKTOP, "--ncores 3", "0,2,4"),
+    (DESKTOP, "--instances max --ncores 3", "0,2,4 6,8,10"),
+    (TWO_SOCKETS, "--instances 2 --ncores max", "0-7 8-15"),
+    (TWO_SOCKETS, "--mode latency", "0-3 4-7 8-11 12-15"),
+    (CLUSTERED, "--mode throughput", "0-42 43-85 86-127"),
+    (CLUSTERED, "--mode throughput --cpus 0-5,100-110", "0-5 100-110"),
+    (CLUSTERED, "--mode throughput --reserve-cores 3", "0-41 43-84 86-126"),
+    # Side by side, or far apart: over packages, then nodes, then caches.
+    (TWO_SOCKETS, "--instances 2 --ncores 4", "0-3 4-7"),
+    (alternating_packages(), "--instances 2 --ncores 2", "0,2 4,6"),
+    (TWO_SOCKETS, "--instances 2 --ncores 4 --place scatter", "0-3 8-11"),
+    (EPYC, "--instances 3 --ncores 4 --place scatter", "0-3 8-11 16-19"),
+    (PARTS, "--instances 6 --ncores 1 --place scatter", "0 2 4 8 10 12"),
+    # CPUs 0-1 alone share a cache; then package 1 is the less loaded one.
+    (ODD_CACHES, "--instances 2 --ncores 2 --place scatter", "0-1 4-5"),
+    # Cores are skipped rather than crossed; what is larger than a part touches as few as it must.
+    (EPYC, "--instances 2 --ncores 5", "0-4 8-12"),
+    (EPYC, "--instances 4 --ncores 16", "0-15 16-31 32-47 48-63"),
+    # The smaller node is taken whole if that breaks up only one.
+    (IRREGULAR, "--ncores 5", "1-2,4-6"),
+    # Three left-overs are worse than cutting in order.
+    (SMALL_NODES, "--instances 4 --ncores 3", "0-2 3-5 6-8 9-11"),
+    (LARGE_NODES, "--instances 2 --ncores 6", "0-5 8-13"),
+    (LARGE_NODES, "--instances 4", "0-3 4-7 8-11 12-15"),
+    # Without L3, other shared parts count.
+    (make_machine(packages=(9,), dies=(3, 3, 3)), "--instances 3 --ncores 2", "0-1 3-4 6-7"),
+    (make_machine(packages=(9,), clusters=(3, 3, 3)), "--instances 3 --ncores 2", "0-1 3-4 6-7"),
+    # Siblings: numbered apart, and adjacent.
+    (APART, "--instances 2", "0-1 2-3"),
+    (APART, "--instances 2 --smt", "0-1,4-5 2-3,6-7"),
+    (ADJACENT, "--instances 2", "0,2 4,6"),
+    (ADJACENT, "--instances 2 --smt", "0-3 4-7"),
+    # Second siblings are used alone, and left out beside first ones.
+    (TWO_SOCKETS, "--instances 2 --cpus 17,19,21,23", "17,19 21,23"),
+    (TWO_SOCKETS, "--cpus 0-3,16-19", "0-3"),
+    # A cpuset is the machine; nodes and CPUs meet.
+    (HALF_ALLOWED, "--instances 2", "4-7 8-11"),
+    (TWO_SOCKETS, "--numa-nodes 1 --instances 2", "8-11 12-15"),
+    (TWO_SOCKETS, "--numa-nodes 1 --cpus 6-9", "8-9"),
+    # E-cores are used if they are asked for, named, or all that there is.
+    (LAPTOP, "--ecores include", "0-11"),
+    (LAPTOP, "--ecores only", "4-11"),
+    (LAPTOP, "--cpus 2-5", "2-5"),
+    (LAPTOP, "--cpus 2-5 --ecores exclude", "2-3"),
+    (LAPTOP_E_CORES, "", "8-9"),
+    # Of three Arm designs only the slowest is left out. Capacities tell unranked ones apart.
+    (PHONE, "", "0-7"),
+    (with_kinds(PHONE, *UNRANKED_OF_CAPACITIES), "", "0-7"),
+    (with_kinds(PHONE, *UNRANKED), "", "0-11"),
+    # The kernel names Intel's types; favoured cores are no kind of their own.
+    (NAMED, "", "0-3"),
+    (FAVOURED, "", "0-7"),
+    # Oversubscribed, rounds are each disjoint. What fits is not shared.
+    (FOUR, "--instances 5 --ncores 2 --oversubscribe", "0-1 2-3 0-1 2-3 0-1"),
+    (TWO, "--instances 3 --oversubscribe", "0 1 0"),
+    (TWO_SOCKETS, "--instances 2 --oversubscribe", "0-7 8-15"),
+]
+
+
+@pytest.mark.parametrize(("machine", "options", "expected"), PLACES)
+def test_cpus_of_each_instance(machine: Machine, options: str, expected: str) -> None:
+    assert masks(request_of(options), machine) == expected.split()
+
+
 class TestLayout:
     def test_everything_is_one_instance(self) -> None:
         made = plan(LayoutRequest(), DESKTOP)
         assert masks(LayoutRequest(), DESKTOP) == ["0,2,4,6,8,10,12,14"]
         assert (made.count, made.bound, made.idle_cpus, threads(made)) == (1, True, (), [8])
 
-    @pytest.mark.parametrize(
-        "request_",
-        [
-            LayoutRequest(ncores=MAX),
-            LayoutRequest(instances=1),
-            LayoutRequest(instances=1, ncores=MAX),
-            LayoutRequest(ncores=8),
-            LayoutRequest(mode=Mode.THROUGHPUT),
-        ],
-    )
-    def test_many_ways_to_ask_for_everything(self, request_: LayoutRequest) -> None:
-        assert masks(request_, DESKTOP) == masks(LayoutRequest(), DESKTOP)
-
     def test_equal_shares_leave_spare_cores_idle(self) -> None:
         made = plan(LayoutRequest(instances=3), DESKTOP)
         assert [format_cpu_list(i.cpus) for i in made.instances] == ["0,2", "4,6", "8,10"]
         assert made.idle_cpus == (12, 13, 14, 15)
 
-    def test_ncores_alone_is_one_instance(self) -> None:
-        assert masks(LayoutRequest(ncores=3), DESKTOP) == ["0,2,4"]
-
     def test_as_many_as_fit(self) -> None:
         assert masks(LayoutRequest(instances=MAX, ncores=3), DESKTOP) == ["0,2,4", "6,8,10"]
         assert plan(LayoutRequest(instances=MAX), TWO_SOCKETS).count == 16
-
-    def test_as_large_as_fits(self) -> None:
-        assert masks(LayoutRequest(instances=2, ncores=MAX), TWO_SOCKETS) == ["0-7", "8-15"]
-
-    def test_latency(self) -> None:
-        assert masks(LayoutRequest(mode=Mode.LATENCY), TWO_SOCKETS) == [
-            "0-3",
-            "4-7",
-            "8-11",
-            "12-15",
-        ]
 
     def test_latency_on_few_cores_warns(self) -> None:
         made = plan(LayoutRequest(mode=Mode.LATENCY), make_machine(packages=(3,)))
         assert [i.cpus for i in made.instances] == [(0, 1, 2)]
         assert "there are 3: one instance of 3 cores" in made.warnings[0]
-
-    def test_throughput_takes_nodes_of_any_size(self) -> None:
-        assert masks(LayoutRequest(mode=Mode.THROUGHPUT), CLUSTERED) == ["0-42", "43-85", "86-127"]
-
-    def test_throughput_passes_over_nodes_without_allowed_cpus(self) -> None:
-        request = LayoutRequest(mode=Mode.THROUGHPUT, cpus=parse_cpu_list("0-5,100-110"))
-        assert masks(request, CLUSTERED) == ["0-5", "100-110"]
-
-    def test_throughput_reserves_from_the_largest_nodes_last_first(self) -> None:
-        request = LayoutRequest(mode=Mode.THROUGHPUT, reserve_cores=3)
-        assert masks(request, CLUSTERED) == ["0-41", "43-84", "86-126"]
 
     def test_one_instance_of_the_whole_plan(self) -> None:
         made = plan(LayoutRequest(instances=4, instance_index=(3, 1)), TWO_SOCKETS)
@@ -114,43 +208,8 @@ class TestLayout:
 
 
 class TestPlacement:
-    def test_compact_stays_side_by_side(self) -> None:
-        assert masks(LayoutRequest(instances=2, ncores=4), TWO_SOCKETS) == ["0-3", "4-7"]
-
-    def test_compact_stays_in_a_package_whose_cpus_alternate(self) -> None:
-        machine = alternating_packages()
-        assert masks(LayoutRequest(instances=2, ncores=2), machine) == ["0,2", "4,6"]
-
-    def test_scatter_goes_far_apart(self) -> None:
-        request = LayoutRequest(instances=2, ncores=4, place=Place.SCATTER)
-        assert masks(request, TWO_SOCKETS) == ["0-3", "8-11"]
-
-    def test_scatter_over_l3_groups(self) -> None:
-        request = LayoutRequest(instances=3, ncores=4, place=Place.SCATTER)
-        assert masks(request, EPYC) == ["0-3", "8-11", "16-19"]
-
-    def test_scatter_spreads_over_packages_before_nodes_before_caches(self) -> None:
-        machine = make_machine(packages=(8, 8), nodes=(4,) * 4, l3=(2,) * 8)
-        request = LayoutRequest(instances=6, ncores=1, place=Place.SCATTER)
-        assert masks(request, machine) == ["0", "2", "4", "8", "10", "12"]
-
-    def test_scatter_counts_instances_that_are_already_placed(self) -> None:
-        # CPUs 0-1 alone share a cache; then package 1 is the less loaded one.
-        machine = make_machine(packages=(4, 4), l3=(2, 1, 1, 1, 1, 1, 1))
-        request = LayoutRequest(instances=2, ncores=2, place=Place.SCATTER)
-        assert masks(request, machine) == ["0-1", "4-5"]
-
     def test_an_instance_larger_than_a_cache_group_touches_no_more_than_it_must(self) -> None:
-        assert masks(LayoutRequest(instances=4, ncores=16), EPYC) == [
-            "0-15",
-            "16-31",
-            "32-47",
-            "48-63",
-        ]
         assert [i.l3_touched for i in plan(LayoutRequest(ncores=20), EPYC).instances] == [3]
-
-    def test_instances_skip_cores_rather_than_cross(self) -> None:
-        assert masks(LayoutRequest(instances=2, ncores=5), EPYC) == ["0-4", "8-12"]
 
     def test_crossing_happens_only_where_the_count_demands_it(self) -> None:
         made = plan(LayoutRequest(instances=5, ncores=4), FOUR_SOCKETS)
@@ -161,37 +220,11 @@ class TestPlacement:
         made = plan(LayoutRequest(instances=3, ncores=8), FOUR_SOCKETS)
         assert sum(i.packages_touched - 1 for i in made.instances) == 3
 
-    def test_the_smaller_node_is_taken_whole_if_that_breaks_up_only_one(self) -> None:
-        machine = make_machine(packages=(7,), nodes=(4, 3), l3=(1, 3, 3))
-        assert masks(LayoutRequest(ncores=5), machine) == ["1-2,4-6"]
-
-    def test_three_left_overs_are_worse_than_cutting_in_order(self) -> None:
-        machine = make_machine(packages=(4, 4, 4), nodes=(2,) * 6)
-        assert masks(LayoutRequest(instances=4, ncores=3), machine) == ["0-2", "3-5", "6-8", "9-11"]
-
     def test_of_too_many_nodes_to_try_the_largest_and_the_smallest_that_suffices(self) -> None:
         sizes = tuple(range(10, 31))
         machine = make_machine(packages=(sum(sizes),), nodes=sizes)
         (instance,) = plan(LayoutRequest(ncores=32), machine).instances
         assert instance.nodes == (0, 20)
-
-    def test_nodes_larger_than_packages(self) -> None:
-        machine = make_machine(packages=(4,) * 4, nodes=(8, 8))
-        assert masks(LayoutRequest(instances=2, ncores=6), machine) == ["0-5", "8-13"]
-        assert masks(LayoutRequest(instances=4), machine) == ["0-3", "4-7", "8-11", "12-15"]
-
-    @pytest.mark.parametrize("level", ["dies", "clusters"])
-    def test_without_l3_other_shared_parts_count(self, level: str) -> None:
-        machine = make_machine(packages=(9,), **{level: (3, 3, 3)})
-        assert masks(LayoutRequest(instances=3, ncores=2), machine) == ["0-1", "3-4", "6-7"]
-
-    def test_smt_numbering_apart_and_adjacent(self) -> None:
-        apart = make_machine(packages=(4,), smt=2)
-        adjacent = make_machine(packages=(4,), smt=2, adjacent_siblings=True)
-        assert masks(LayoutRequest(instances=2), apart) == ["0-1", "2-3"]
-        assert masks(LayoutRequest(instances=2, smt=True), apart) == ["0-1,4-5", "2-3,6-7"]
-        assert masks(LayoutRequest(instances=2), adjacent) == ["0,2", "4,6"]
-        assert masks(LayoutRequest(instances=2, smt=True), adjacent) == ["0-3", "4-7"]
 
     def test_smt_has_a_thread_for_each_sibling(self) -> None:
         made = plan(LayoutRequest(ncores=3, smt=True), DESKTOP)
@@ -199,27 +232,6 @@ class TestPlacement:
 
 
 class TestPool:
-    def test_second_siblings_alone_are_used(self) -> None:
-        request = LayoutRequest(instances=2, cpus=parse_cpu_list("17,19,21,23"))
-        assert masks(request, TWO_SOCKETS) == ["17,19", "21,23"]
-
-    def test_second_siblings_beside_first_ones_are_left_out(self) -> None:
-        request = LayoutRequest(cpus=parse_cpu_list("0-3,16-19"))
-        assert masks(request, TWO_SOCKETS) == ["0-3"]
-
-    def test_a_cpuset_is_the_machine(self) -> None:
-        machine = make_machine(
-            packages=(8, 8), nodes=(8, 8), allowed=range(4, 12), narrowed_by=("cpuset 4-11",)
-        )
-        assert masks(LayoutRequest(instances=2), machine) == ["4-7", "8-11"]
-
-    def test_nodes(self) -> None:
-        assert masks(LayoutRequest(numa_nodes=(1,), instances=2), TWO_SOCKETS) == ["8-11", "12-15"]
-
-    def test_nodes_and_cpus_meet(self) -> None:
-        request = LayoutRequest(numa_nodes=(1,), cpus=parse_cpu_list("6-9"))
-        assert masks(request, TWO_SOCKETS) == ["8-9"]
-
     def test_reserved_cores_are_those_least_in_the_way(self) -> None:
         made = plan(LayoutRequest(instances=2, reserve_cores=2), TWO_SOCKETS)
         assert [format_cpu_list(i.cpus) for i in made.instances] == ["0-6", "8-14"]
@@ -240,50 +252,6 @@ class TestCoreKinds:
             "8 E-cores are left out (CPUs 4-11); use them too with --ecores include",
         )
 
-    def test_of_three_arm_designs_only_the_slowest_is_left_out(self) -> None:
-        assert masks(LayoutRequest(), PHONE) == ["0-7"]
-
-    def test_unranked_arm_designs_are_told_apart_by_capacity(self) -> None:
-        kinds = tuple(
-            kind._replace(efficiency=-1, attributes=(("LinuxCapacity", capacity),))
-            for kind, capacity in zip(PHONE.topology.core_kinds, ("280", "855", "855"), strict=True)
-        )
-        phone = PHONE._replace(topology=PHONE.topology._replace(core_kinds=kinds))
-        assert masks(LayoutRequest(), phone) == ["0-7"]
-
-    def test_kinds_that_nothing_ranks_are_all_used(self) -> None:
-        kinds = tuple(k._replace(efficiency=-1, attributes=()) for k in PHONE.topology.core_kinds)
-        phone = PHONE._replace(topology=PHONE.topology._replace(core_kinds=kinds))
-        assert masks(LayoutRequest(), phone) == ["0-11"]
-
-    def test_favoured_cores_are_no_kind_of_their_own(self) -> None:
-        kinds = (
-            CoreKind((4, 5, 6, 7), 0, (("FrequencyMaxMHz", "4700"),)),
-            CoreKind((0, 1, 2, 3), 1, (("FrequencyMaxMHz", "5000"),)),
-        )
-        assert masks(LayoutRequest(), make_machine(packages=(8,), kinds=kinds)) == ["0-7"]
-
-    def test_the_kernel_names_intel_core_types(self) -> None:
-        kinds = (
-            CoreKind((4, 5, 6, 7), 0, (("CoreType", "IntelAtom"), ("FrequencyMaxMHz", "4900"))),
-            CoreKind((0, 1, 2, 3), 1, (("CoreType", "IntelCore"), ("FrequencyMaxMHz", "5000"))),
-        )
-        assert masks(LayoutRequest(), make_machine(packages=(8,), kinds=kinds)) == ["0-3"]
-
-    def test_include_and_only(self) -> None:
-        assert masks(LayoutRequest(ecores=ECores.INCLUDE), LAPTOP) == ["0-11"]
-        assert masks(LayoutRequest(ecores=ECores.ONLY), LAPTOP) == ["4-11"]
-
-    def test_named_cpus_are_all_used(self) -> None:
-        assert masks(LayoutRequest(cpus=(2, 3, 4, 5)), LAPTOP) == ["2-5"]
-        assert masks(LayoutRequest(cpus=(2, 3, 4, 5), ecores=ECores.EXCLUDE), LAPTOP) == ["2-3"]
-
-    def test_efficiency_cores_alone_are_used(self) -> None:
-        machine = LAPTOP._replace(
-            limits=LAPTOP.limits._replace(allowed_cpus=(8, 9), narrowed_by=("cpuset 8-9",))
-        )
-        assert masks(LayoutRequest(), machine) == ["8-9"]
-
     def test_nothing_left(self) -> None:
         assert "all efficiency cores" in error(
             LayoutRequest(cpus=(8, 9), ecores=ECores.EXCLUDE), LAPTOP
@@ -294,6 +262,23 @@ class TestCoreKinds:
 
 
 class TestQuota:
+    @pytest.mark.parametrize(
+        ("quota", "more", "request_", "expected"),
+        [
+            (0.5, {}, LayoutRequest(), 1),
+            # Siblings count within the quota where nothing is bound.
+            (7.0, {"smt": 2}, LayoutRequest(ncores=2, smt=True), 4),
+            (7.0, {"smt": 2}, LayoutRequest(ncores=2), 2),
+            (7.0, {"smt": 2}, LayoutRequest(ncores=6, smt=True), 7),
+            (3.0, {"smt": 2, "narrowed_by": ("cpuset 0-15",)}, LayoutRequest(smt=True), 3),
+        ],
+    )
+    def test_threads_of_an_instance(
+        self, quota: float, more: dict[str, Any], request_: LayoutRequest, expected: int
+    ) -> None:
+        machine = make_machine(packages=(8,), quota=quota, **more)
+        assert threads(plan(request_, machine)) == [expected]
+
     def test_a_quota_binds_nothing(self) -> None:
         machine = make_machine(packages=(8, 8), nodes=(8, 8), quota=6.5)
         made = plan(LayoutRequest(instances=2), machine)
@@ -303,16 +288,6 @@ class TestQuota:
             (tuple(range(16)), 3, 3),
         ]
         assert made.idle_cpus == ()
-
-    def test_less_than_a_cpu_is_one_thread(self) -> None:
-        machine = make_machine(packages=(8,), quota=0.5)
-        assert threads(plan(LayoutRequest(), machine)) == [1]
-
-    def test_siblings_count_within_the_quota_where_nothing_is_bound(self) -> None:
-        machine = make_machine(packages=(8,), smt=2, quota=7.0)
-        assert threads(plan(LayoutRequest(ncores=2, smt=True), machine)) == [4]
-        assert threads(plan(LayoutRequest(ncores=2), machine)) == [2]
-        assert threads(plan(LayoutRequest(ncores=6, smt=True), machine)) == [7]
 
     def test_a_quota_of_all_cpus_limits_nothing(self) -> None:
         machine = make_machine(packages=(8,), quota=8.0)
@@ -347,12 +322,6 @@ class TestQuota:
         assert made.bound
         assert [i.cpus for i in made.instances] == [(0, 1), (2, 3)]
 
-    def test_threads_of_siblings_are_within_the_quota(self) -> None:
-        machine = make_machine(
-            packages=(8,), smt=2, narrowed_by=("cpuset 0-15",), allowed=range(16), quota=3.0
-        )
-        assert threads(plan(LayoutRequest(smt=True), machine)) == [3]
-
     def test_throughput_shares_the_quota_by_size(self) -> None:
         machine = make_machine(packages=(6,), nodes=(2, 4), quota=4.0)
         request = LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6)))
@@ -384,19 +353,10 @@ class TestQuota:
 
 
 class TestOversubscription:
-    def test_rounds_are_each_disjoint(self) -> None:
-        machine = make_machine(packages=(4,))
-        request = LayoutRequest(instances=5, ncores=2, oversubscribe=True)
-        assert masks(request, machine) == ["0-1", "2-3", "0-1", "2-3", "0-1"]
-
     def test_an_instance_larger_than_the_machine_gets_all_of_it(self) -> None:
         machine = make_machine(packages=(4,))
         made = plan(LayoutRequest(ncores=6, oversubscribe=True), machine)
         assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [((0, 1, 2, 3), 4, 6)]
-
-    def test_more_instances_than_cores(self) -> None:
-        machine = make_machine(packages=(2,))
-        assert masks(LayoutRequest(instances=3, oversubscribe=True), machine) == ["0", "1", "0"]
 
     def test_crossings_are_not_warned_of(self) -> None:
         """The instances share cores anyway, and were asked to."""
@@ -405,11 +365,8 @@ class TestOversubscription:
         assert [i.nodes_touched for i in made.instances] == [1, 2, 1, 1]
         assert made.warnings == ()
 
-    def test_what_fits_is_not_shared(self) -> None:
-        assert masks(LayoutRequest(instances=2, oversubscribe=True), TWO_SOCKETS) == ["0-7", "8-15"]
-
     def test_most_threads_of_a_core(self) -> None:
-        one, two = make_machine(packages=(1,)), make_machine(packages=(2,))
+        one, two = ONE, TWO
         most = plan(LayoutRequest(instances=2048, oversubscribe=True), two)
         assert [i.cpus for i in most.instances] == [(0,), (1,)] * 1024
         assert (
@@ -496,39 +453,30 @@ class TestMemoryShare:
 
 class TestErrors:
     @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ("--instances 5 --ncores 4", "5 instances x 4 cores need 20 cores and 16 are allowed: "
+             "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"),
+            ("--instances 17", "17 instances x 1 core need 17 cores and 16 are allowed: "
+             "at most 16 instances of 1 core; or --oversubscribe"),
+            ("--ncores 4 --numa-nodes 1 --reserve-cores 6", "1 instance x 4 cores needs 4 cores and 8 "
+             "are in --numa-nodes 1, 6 of them reserved: at most 1 instance of 2 cores; or "
+             "--oversubscribe"),
+            ("--reserve-cores 16", "--reserve-cores 16: nothing would be left of the 16 cores that "
+             "are allowed; at most --reserve-cores 15"),
+            ("--cpus 0,40", "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
+            ("--numa-nodes 2", "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1"),
+            ("--numa-nodes 0 --cpus 8,9", "--cpus 8-9 and --numa-nodes 0 have no CPU in common"),
+            ("--instances 2 --instance-index 0,2-4",
+             "--instance-index 2-4: the plan has instances 0-1"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_had(self, options: str, message: str) -> None:
+        assert error(request_of(options), TWO_SOCKETS) == message
+
+    @pytest.mark.parametrize(
         ("request_", "message"),
         [
-            (
-                LayoutRequest(instances=5, ncores=4),
-                (
-                    "5 instances x 4 cores need 20 cores and 16 are allowed: "
-                    "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"
-                ),
-            ),
-            (
-                LayoutRequest(instances=17),
-                (
-                    "17 instances x 1 core need 17 cores and 16 are allowed: "
-                    "at most 16 instances of 1 core; or --oversubscribe"
-                ),
-            ),
-            (
-                LayoutRequest(ncores=4, numa_nodes=(1,), reserve_cores=6),
-                (
-                    "1 instance x 4 cores needs 4 cores and 8 are in --numa-nodes 1, 6 of them reserved: "
-                    "at most 1 instance of 2 cores; or --oversubscribe"
-                ),
-            ),
-            (LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
-            (LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
-            (LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
-            (
-                LayoutRequest(reserve_cores=16),
-                (
-                    "--reserve-cores 16: nothing would be left of the 16 cores that are allowed; "
-                    "at most --reserve-cores 15"
-                ),
-            ),
             (
                 LayoutRequest(instances=MAX, ncores=MAX),
                 "--instances max contradicts --ncores max: only one of them can be max; drop one",
@@ -537,28 +485,18 @@ class TestErrors:
                 LayoutRequest(mode=Mode.LATENCY, ncores=2),
                 "--mode contradicts --ncores: a mode fixes the layout; drop one",
             ),
+            (LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
+            (LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
+            (LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
             (LayoutRequest(cpus=()), "--cpus names no CPU; allowed: 0-31"),
-            (LayoutRequest(cpus=(0, 40)), "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
             (LayoutRequest(numa_nodes=()), "--numa-nodes names no node; nodes to plan on: 0-1"),
-            (
-                LayoutRequest(numa_nodes=(2,)),
-                "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1",
-            ),
-            (
-                LayoutRequest(numa_nodes=(0,), cpus=(8, 9)),
-                "--cpus 8-9 and --numa-nodes 0 have no CPU in common",
-            ),
-            (
-                LayoutRequest(instances=2, instance_index=(0, 2)),
-                "--instance-index 2: the plan has instances 0-1",
-            ),
             (
                 LayoutRequest(instance_index=()),
                 "--instance-index names no instance; the plan has instance 0",
             ),
         ],
     )
-    def test_two_sockets(self, request_: LayoutRequest, message: str) -> None:
+    def test_what_options_would_not_say(self, request_: LayoutRequest, message: str) -> None:
         assert error(request_, TWO_SOCKETS) == message
 
     def test_cpus_that_cannot_be_had_are_named_with_the_limit(self) -> None:
@@ -605,15 +543,3 @@ class TestSystemsWithoutMasks:
         assert made.warnings == (
             "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts",
         )
-
-
-def alternating_packages() -> Machine:
-    """Two packages of four cores: even CPUs in one, odd CPUs in the other."""
-    machine = make_machine(packages=(4, 4))
-    packages = tuple(
-        package._replace(cpus=cpus)
-        for package, cpus in zip(
-            machine.topology.packages, ((0, 2, 4, 6), (1, 3, 5, 7)), strict=True
-        )
-    )
-    return machine._replace(topology=machine.topology._replace(packages=packages))

@@ -62,25 +62,8 @@ def test_table_shows_what_each_instance_did():
 def test_table_fits_80_columns():
     lines = render_report(RUN, width=80).splitlines()[1:]
     assert max(map(len, lines)) <= 80
-    assert lines[0].split() == (
-        [
-            "instance",
-            "CPUs",
-            "asked",
-            "CPUs",
-            "observed",
-            "exit",
-            "wall",
-            "s",
-            "CPU",
-            "s",
-            "CPU",
-            "%",
-            "peak",
-            "RSS",
-            "MiB",
-        ]
-    )
+    shown = " ".join(lines[0].split())
+    assert shown == "instance CPUs asked CPUs observed exit wall s CPU s CPU % peak RSS MiB"
     stacked = render_report(RUN, width=80, explain=True).splitlines()
     assert stacked[1] == "instance 0"
     assert "  migrations     1" in stacked

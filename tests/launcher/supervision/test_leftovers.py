@@ -12,10 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.launcher.launching import PATIENCE_S, is_alive, wait_until
+from tests.launcher.launching import PATIENCE_S, is_alive, state_of, wait_until
 from tests.launcher.supervision.conftest import Witnesses
 
-from xlaunch.machine.processes import read_status
 from xlaunch.supervision import leftovers
 
 PROGRAM = """
@@ -77,16 +76,10 @@ def test_supervisor_sleeps_while_leftovers_may_end(start: Callable[..., Witnesse
     run.send(signal.SIGUSR2)
     wait_until(lambda: not any(map(is_alive, instances)), "the end of the instance")
     for _ in range(20):  # one that polls without a pause is hardly ever found asleep
-        wait_until(lambda: _state(supervisor) == "S", "the supervisor to sleep")
+        wait_until(lambda: state_of(supervisor) == "S", "the supervisor to sleep")
     assert is_alive(daemon)
     os.kill(daemon, signal.SIGKILL)
     assert run.end()[0] == 0
-
-
-def _state(pid: int) -> str:
-    status = read_status(f"/proc/{pid}")
-    assert status is not None
-    return status.state
 
 
 class Run:

@@ -105,6 +105,56 @@ def test_others_run_where_more_than_this_process_is_runnable(proc: Proc, count: 
     assert anything_runs(str(proc.root)) == others
 
 
+OTHER = {43: ("other", 8, 0)}
+OF_OTHER = "CPU 0 is busy with other work (80%): other (PID 43)"
+
+
+@pytest.mark.parametrize(
+    ("cpus", "work", "processes", "told"),
+    [
+        # Only idle CPUs are offered instead.
+        ((0, 1, 2, 3), [8, 0, 0, 0], OTHER, OF_OTHER),
+        ((0,), [8, 8, 8, 8], OTHER, OF_OTHER),
+        ((0, 1), [8, 0, 8, 0], OTHER, f"{OF_OTHER}; CPU 3 is idle: --cpus 3"),
+        ((0,), [8, 0, 0, 0], OTHER, f"{OF_OTHER}; CPUs 1-3 are idle: --cpus 1-3"),
+        # Of ten ticks; two pass in waiting for a disk.
+        (
+            (0, 2, 3),
+            [0, 0, 8, 0],
+            {42: ("a b) c", 8, 2), 43: ("idler", 0, 2), 44: ("elsewhere", 8, 1)},
+            "CPU 2 is busy with other work (80%): a b) c (PID 42); CPU 1 is idle: --cpus 1",
+        ),
+        (
+            (0, 1, 2, 3),
+            [8, 6, 8, 0],
+            {pid: (f"p{pid}", pid - 40, pid % 3) for pid in range(43, 49)},
+            "CPUs 0-2 are busy with other work (73% on average): "
+            "p48 (PID 48), p47 (PID 47), p46 (PID 46), 3 more",
+        ),
+        # Other CPUs are not our business.
+        ((2, 3), [8, 8, 0, 0], {}, None),
+        # Nearly a third is busy.
+        ((1,), [0, 2, 0, 0], {}, None),
+        (
+            (1,),
+            [8, 3, 8, 8],
+            {43: ("other", 3, 1)},
+            "CPU 1 is busy with other work (30%): other (PID 43)",
+        ),
+    ],
+)
+def test_busy_cpus_and_their_occupants(
+    proc: Proc,
+    cpus: tuple[int, ...],
+    work: list[int],
+    processes: dict[int, tuple[str, int, int]],
+    told: str | None,
+):
+    proc.work, proc.processes = work, processes
+    proc.write()
+    assert proc.describe(*cpus) == told
+
+
 def test_work_of_the_run_itself_is_not_that_of_others(proc: Proc):
     proc.work = [8, 8, 8, 8]
     proc.processes = {42: ("ours", 8, 0), 43: ("other", 4, 1), 44: ("supervisor", 3, 1)}
@@ -112,25 +162,6 @@ def test_work_of_the_run_itself_is_not_that_of_others(proc: Proc):
     assert proc.describe(0, 1, 2, own=(8, 4, 6, 0), ours=(42, 44)) == (
         "CPU 1 is busy with other work (40%): other (PID 43)"
     )
-
-
-@pytest.mark.parametrize(
-    ("cpus", "work", "offered"),
-    [
-        ((0, 1, 2, 3), [8, 0, 0, 0], ""),
-        ((0,), [8, 8, 8, 8], ""),
-        ((0, 1), [8, 0, 8, 0], "; CPU 3 is idle: --cpus 3"),
-        ((0,), [8, 0, 0, 0], "; CPUs 1-3 are idle: --cpus 1-3"),
-    ],
-)
-def test_only_idle_cpus_are_offered_instead(
-    proc: Proc, cpus: tuple[int, ...], work: list[int], offered: str
-):
-    proc.work = work
-    proc.processes = {43: ("other", 8, 0)}
-    proc.write()
-    told = f"CPU 0 is busy with other work (80%): other (PID 43){offered}"
-    assert proc.describe(*cpus) == told
 
 
 def test_time_that_the_host_took_is_not_work_of_others(proc: Proc):
@@ -158,31 +189,6 @@ def test_short_run_is_told_of_what_one_sample_showed(proc: Proc, ended_at: float
     assert occupancy.look(ended_at, {}, (), at_end=True) is None
 
 
-def test_busy_cpu_is_named_with_its_share_and_its_occupant(proc: Proc):
-    proc.work[2] = 8  # of ten ticks; two pass in waiting for a disk
-    proc.processes = {42: ("a b) c", 8, 2), 43: ("idler", 0, 2), 44: ("elsewhere", 8, 1)}
-    proc.write()
-    assert proc.describe(0, 2, 3) == (
-        "CPU 2 is busy with other work (80%): a b) c (PID 42); CPU 1 is idle: --cpus 1"
-    )
-
-
-def test_several_busy_cpus(proc: Proc):
-    proc.work = [8, 6, 8, 0]
-    proc.processes = {pid: (f"p{pid}", pid - 40, pid % 3) for pid in range(43, 49)}
-    proc.write()
-    assert proc.describe(0, 1, 2, 3) == (
-        "CPUs 0-2 are busy with other work (73% on average): "
-        "p48 (PID 48), p47 (PID 47), p46 (PID 46), 3 more"
-    )
-
-
-def test_other_cpus_are_not_our_business(proc: Proc):
-    proc.work = [8, 8, 0, 0]
-    proc.write()
-    assert proc.describe(2, 3) is None
-
-
 @pytest.mark.parametrize(("work", "told"), [([8, 2, 0, 0], False), ([8, 5, 0, 0], True)])
 def test_unbound_run_avoids_busy_cpus_unless_they_are_many(proc: Proc, work: list[int], told: bool):
     proc.work = work
@@ -190,13 +196,6 @@ def test_unbound_run_avoids_busy_cpus_unless_they_are_many(proc: Proc, work: lis
     line = "CPUs 0-1 are busy with other work (65% on average): by processes that cannot be seen"
     assert str(proc.describe(0, 1, 2, 3, bound=False)).startswith(line) == told
     assert "--cpus" not in str(proc.describe(0, 1, 2, 3, bound=False))
-
-
-@pytest.mark.parametrize(("work", "told"), [(2, False), (3, True)])
-def test_nearly_a_third_is_busy(proc: Proc, work: int, told: bool):
-    proc.work[1] = work
-    proc.write()
-    assert (proc.describe(1) is not None) == told
 
 
 def test_occupants_of_another_container_cannot_be_named(proc: Proc):

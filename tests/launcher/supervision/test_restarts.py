@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.cli.commands import xlaunch
-from tests.launcher.launching import Launched, children_of, is_alive, wait_until
+from tests.launcher.launching import Launched, children_of, is_alive, state_of, wait_until
 
 from xlaunch.planning.request import MAX
 from xlaunch.supervision.restarts import Restart, Restarts
@@ -221,7 +221,7 @@ if run == 1:
 alive = os.path.exists(f"/proc/{open('child').read()}")
 sys.exit(9 if alive else 0)
 """
-    run = launch(code, "--grace", "1500ms", "--max-restarts", "1", "-q", count=1)
+    run = launch(code, "--grace", "300ms", "--max-restarts", "1", "-q", count=1)
     assert run.end()[0] == 0
     assert run.report()["instances"][0]["leftover_processes"] == 1
 
@@ -301,7 +301,7 @@ def test_suspended_launcher_starts_nothing(launch: Start):
     run = launch("sys.exit(run < 2)", count=1, delay_s=1)
     run.wait_for_failure()
     os.kill(run.process.pid, signal.SIGTSTP)
-    wait_until(lambda: state(run.process.pid) == "T", "the launcher to be stopped")
+    wait_until(lambda: state_of(run.process.pid) == "T", "the launcher to be stopped")
     with pytest.raises(subprocess.TimeoutExpired):
         run.process.wait(1.5)  # longer than the wait for the restart
     assert len(run.runs(0)) == 1
@@ -332,10 +332,6 @@ def test_limit_without_restarts_is_told():
     done = xlaunch("--max-restarts", "2", "true")
     line = "xlaunch: warning: --max-restarts does nothing without --on-failure restart\n"
     assert done.err == line
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_restarted_instance_gets_signals_like_any_other(launch: Start):

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.launcher.launching import children_of, wait_until
+from tests.launcher.launching import children_of, state_of, wait_until
 
-from xlaunch.machine.processes import read_status
 from xlaunch.supervision.sampling import (
     FIRST_INTERVAL_S,
     MAX_INTERVAL_S,
@@ -67,7 +66,7 @@ def test_threads_that_did_not_run_again_add_nothing(family: int):
 
 def test_process_that_has_gone_is_no_error_and_a_zombie_has_a_cpu():
     process = subprocess.Popen(["true"])
-    wait_until(lambda: _state(process.pid) == "Z", "the process to end")
+    wait_until(lambda: state_of(process.pid) == "Z", "the process to end")
     short, gone = Samples(process.pid), Samples(process.pid)
     short.look_at_zombie()
     assert len(short.cpus) == 1
@@ -104,10 +103,5 @@ def test_pauses_grow_with_the_run_and_with_the_cost(monkeypatch: pytest.MonkeyPa
         assert sampler.due - now_s == pytest.approx(pause_s)
 
 
-def _state(pid: int) -> str:
-    status = read_status(f"/proc/{pid}")
-    return "" if status is None else status.state
-
-
 def _is_idle(pid: int) -> bool:
-    return {_state(it) for it in (pid, *children_of(pid))} == {"S"}
+    return {state_of(it) for it in (pid, *children_of(pid))} == {"S"}

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tests.launcher.cli.commands import XLAUNCH
 from tests.launcher.cli.commands import run as run_command
-from tests.launcher.launching import children_of, is_alive, wait_until
+from tests.launcher.launching import children_of, is_alive, state_of, wait_until
 
 from xlaunch.supervision.signalling import signal_name
 
@@ -84,7 +84,7 @@ def test_two_interrupts_that_wait_for_the_supervisor_are_not_merged(start):
     run = start("--grace", "1h", witness=("--ignore", "SIGINT"), count=1)
     supervisor = run.supervisor
     os.kill(supervisor, signal.SIGSTOP)
-    wait_until(lambda: _state(supervisor) == "T", "the supervisor to be stopped")
+    wait_until(lambda: state_of(supervisor) == "T", "the supervisor to be stopped")
     for _ in range(2):
         run.send(signal.SIGINT)
         wait_until(lambda: not _is_pending(run.process.pid, signal.SIGINT), "the keeper to have it")
@@ -129,10 +129,10 @@ def test_suspend_and_continue(start):
     keeper, instances = run.process.pid, run.instances
     run.send(signal.SIGTSTP)
     for pid in (keeper, *instances):
-        wait_until(lambda pid=pid: _state(pid) == "T", f"{pid} stopped")
+        wait_until(lambda pid=pid: state_of(pid) == "T", f"{pid} stopped")
     run.send(signal.SIGCONT)
     for pid in (keeper, *instances):
-        wait_until(lambda pid=pid: _state(pid) != "T", f"{pid} continued")
+        wait_until(lambda pid=pid: state_of(pid) != "T", f"{pid} continued")
     run.wait_for(0, "SIGCONT")
     run.send(signal.SIGTERM)
     assert run.end()[0] == 143
@@ -141,7 +141,7 @@ def test_suspend_and_continue(start):
 def test_terminate_while_suspended(start):
     run = start()
     run.send(signal.SIGTSTP)
-    wait_until(lambda: _state(run.process.pid) == "T", "keeper stopped")
+    wait_until(lambda: state_of(run.process.pid) == "T", "keeper stopped")
     run.send(signal.SIGTERM)
     run.send(signal.SIGCONT)
     assert run.end()[0] == 143
@@ -193,11 +193,6 @@ def test_launcher_needs_two_small_processes(start):
     run = start()
     assert children_of(run.process.pid) == [run.supervisor]
     assert len(run.instances) == 2
-
-
-def _state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def _is_pending(pid: int, number: signal.Signals) -> bool:

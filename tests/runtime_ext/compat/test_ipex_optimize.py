@@ -118,6 +118,7 @@ def test_channels_last_is_switched_off_and_on(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.long
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.11's own
 def test_the_backend_of_torch_compile_is_inductor() -> None:
     model = small_model()
     with torch.no_grad():

@@ -132,6 +132,7 @@ def test_compiled_modules_are_updated_at_the_present_learning_rate(cls: type) ->
         (MergedEmbeddingBagWithSGD, {"lr": 0.1, "momentum": 0.9}),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch 2.11's compiler
 def test_modules_compiled_by_inductor_train_alike(cls: type, options: dict[str, Any]) -> None:
     module = cls(TABLES, **options)
     compare(module, compiled(module, "inductor"))

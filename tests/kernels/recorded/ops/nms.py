@@ -12,13 +12,13 @@ from tests.kernels.recorded.cases import Array, Case, Expectation
 GROUPS = ([0, 0], [0, 1], [0, 3], [0, 17], [0, 40, 40, 41, 130])
 LARGE_GROUPS = [0, 8501, 9000]
 """The first group is large enough for a team."""
-THRESHOLD = 0.3
+THRESHOLDS = (0.3, 0.0, 0.7, 1.0)
 
 
 def cases() -> Iterator[Case]:
     random = np.random.default_rng(1)
-    options = [*itertools.product(("<f4", "<f8"), GROUPS), ("<f4", LARGE_GROUPS)]
-    for type_of_boxes, starts in options:
+    options = [*itertools.product(("<f4", "<f8"), GROUPS, THRESHOLDS), ("<f4", LARGE_GROUPS, 0.3)]
+    for type_of_boxes, starts, threshold in options:
         count = starts[-1]
         corners = random.uniform(0, 12, (count, 2))
         boxes = np.hstack([corners, corners + random.uniform(0, 40, (count, 2))])
@@ -34,12 +34,12 @@ def cases() -> Iterator[Case]:
         }
         kept = np.zeros(count, dtype="u1")
         for begin, end in itertools.pairwise(starts):
-            kept[_kept(boxes.astype("<f8"), order[begin:end])] = 1
-        name = f"nms/{type_of_boxes[1:]}/{count}"
-        yield Case(name, {"threshold": THRESHOLD}, arrays, {"kept": Expectation(kept)})
+            kept[_kept(boxes.astype("<f8"), order[begin:end], threshold)] = 1
+        name = f"nms/{type_of_boxes[1:]}/{count}/{threshold}"
+        yield Case(name, {"threshold": threshold}, arrays, {"kept": Expectation(kept)})
 
 
-def _kept(boxes: Array, left: Array) -> list[int]:
+def _kept(boxes: Array, left: Array, threshold: float) -> list[int]:
     """The boxes of a group that are kept; `left` names them, the best first."""
     kept = []
     while left.size:
@@ -51,5 +51,5 @@ def _kept(boxes: Array, left: Array) -> list[int]:
         areas = np.prod(others[:, 2:] - others[:, :2], axis=1)
         with np.errstate(invalid="ignore"):
             overlap = common / (np.prod(one[2:] - one[:2]) + areas - common)
-        left = left[~(overlap > THRESHOLD)]
+        left = left[~(overlap > threshold)]
     return kept

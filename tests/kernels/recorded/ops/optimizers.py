@@ -18,7 +18,7 @@ from tests.kernels.recorded.cases import (
     values_of,
 )
 
-# Empty, odd, around the 256 elements of a block; one case of each optimizer is large enough for a
+# Empty, odd, around the 256 elements of a block; two cases of each optimizer are large enough for a
 # team, with tensors around the 8192 elements of a chunk.
 SIZES = (1, 0, 7, 255, 256, 257, 513)
 LARGE_SIZES = (8191, 3, 8193, 20_001)
@@ -44,9 +44,8 @@ def cases() -> Iterator[Case]:
     for name in NUMBERS:
         types = itertools.product(FORMATS, ("fp32", "bf16"), ("fp32", "bf16"))
         for number, (weights, gradient, state) in enumerate(types):
-            sizes = (
-                LARGE_SIZES if (weights, gradient, state) == ("split", "bf16", "fp32") else SIZES
-            )
+            large = (gradient, state) == ("bf16", "fp32") and weights != "fp32"
+            sizes = LARGE_SIZES if large else SIZES
             yield _case(name, weights, gradient, state, sizes, maximize=number % 4 == 3, of=random)
 
 
