@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -25,12 +26,24 @@ VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
 Here they have none: to find out which work, torch compiles six programs, for 10 seconds. The code blocks
 of docs/ and the example streams.py are compiled with vector instructions.
 """
-BEFORE = {name: os.environ.get(name) for name in (CACHE, VECTORS)}
-os.environ[VECTORS] = "0"
+WRAPPER = "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"
+"""How a library's code around its kernels is optimized; torch._inductor reads it when it is imported.
+
+Not at all here: optimizing it takes a seventh of a library's CPU time.
+"""
+BEFORE = {name: os.environ.get(name) for name in (CACHE, VECTORS, WRAPPER)}
+SETTINGS = {VECTORS: "0", WRAPPER: "O0"}
+os.environ.update(SETTINGS)
 
 
-def pytest_collection_modifyitems() -> None:
-    """Restore the variables for other tests; torch._inductor sets CACHE when it is imported."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Restore the variables for other tests; torch._inductor sets CACHE when it is imported.
+
+    In the tests here torch may warn of what it imports itself.
+    """
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.filterwarnings("ignore:.*torch.jit.*"), append=False)
     for name, value in BEFORE.items():
         if value is None:
             os.environ.pop(name, None)
@@ -57,7 +70,8 @@ def cache_variables(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XRUNTIME_CACHE_DIR", str(tmp_path_factory.mktemp("optimized")))
         patch.setenv(CACHE, str(inductor_cache))
-        patch.setenv(VECTORS, "0")
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
         yield
 
 
@@ -79,9 +93,13 @@ def native(needs: Needs) -> None:
 
 
 @pytest.fixture(scope="session")
-def compiler(native: None, needs: Needs) -> None:
-    """torch can compile here."""
+def compiler(native: None, needs: Needs, inductor_cache: Path) -> None:
+    """torch can compile here. What compiles is imported, or each child that compiles would import it."""
     needs(shutil.which(os.environ.get("CXX", "g++")), "g++")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**SETTINGS, CACHE: str(inductor_cache)}.items():
+            patch.setenv(name, value)
+        importlib.import_module("torch._inductor.compile_fx")
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -41,9 +42,17 @@ def call_in_thread(call: Callable[[], Any], *, team: int) -> Any:
     return result
 
 
+def in_threads(work: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    """What `work` returns of each value, all at once in threads; raises what one of them raises."""
+    arguments = list(values)
+    with ThreadPoolExecutor(len(arguments)) as threads:
+        return list(threads.map(work, arguments))
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    """What `call` returns, or raises, in a new thread."""
+    return in_threads(lambda _: call(), [None])[0]
+
+
 def count_of_a_new_thread() -> int:
-    counts: list[int] = []
-    thread = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    return counts[0]
+    return in_a_thread(torch.get_num_threads)

@@ -17,12 +17,7 @@ from xruntime.aoti.package import load_package
 from xruntime.compilation.gil import CallableKind, gil_enabled, kind_of
 from xruntime.streams.compiled_module import compile_for_streams
 
-pytestmark = [
-    pytest.mark.full,
-    # torch warns of what it imports itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
-    pytest.mark.usefixtures("compiler"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("compiler")]
 
 
 def test_torchs_default_holds_the_gil_and_this_does_not(needs: Needs) -> None:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from tests.runtime_ext.interpreters import python, start_python
 
 import xruntime
 
@@ -26,16 +24,10 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 def test_what_needs_no_torch_does_not_import_it() -> None:
     script = f"import sys; from xruntime import {', '.join(LIGHT)}; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"
+    assert python("-c", script) == "False\n"
 
 
 def test_without_torch_the_error_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; from xruntime import optimize"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    last = done.stderr.splitlines()[-1]
+    last = start_python("-c", script).stderr.splitlines()[-1]
     assert last.endswith("needs torch, which is not installed: pip install torch")

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.runtime_ext.conftest import Needs
 
 import xruntime
 from xlaunch.errors import XLaunchError
@@ -31,22 +31,22 @@ def test_absent_library_is_named_with_the_way_to_get_it(monkeypatch, tmp_path) -
         openmp_team()
 
 
-def test_named_library_that_is_not_there(monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "XRUNTIME_KERNELS={path}.*no such file"), ("not a library", "cannot be loaded")],
+)
+def test_named_file_that_is_no_library(
+    monkeypatch, tmp_path, content: str | None, said: str
+) -> None:
     path = tmp_path / "libxkernels.so"
+    if content is not None:
+        path.write_text(content)
     monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
-    with pytest.raises(KernelsUnavailableError, match=f"XRUNTIME_KERNELS={path}.*no such file"):
+    with pytest.raises(KernelsUnavailableError, match=said.format(path=path)):
         openmp_team()
 
 
-def test_file_that_is_no_library(monkeypatch, tmp_path) -> None:
-    path = tmp_path / "libxkernels.so"
-    path.write_text("not a library")
-    monkeypatch.setenv("XRUNTIME_KERNELS", str(path))
-    with pytest.raises(KernelsUnavailableError, match="cannot be loaded"):
-        openmp_team()
-
-
-def test_library_that_is_another(monkeypatch, needs: Callable[[object, str], None]) -> None:
+def test_library_that_is_another(monkeypatch, needs: Needs) -> None:
     torch = find_spec("torch")
     needs(torch, "torch")
     path = Path(torch.origin).parent / "lib" / "libgomp.so.1"
@@ -56,9 +56,7 @@ def test_library_that_is_another(monkeypatch, needs: Callable[[object, str], Non
         openmp_team()
 
 
-def test_library_of_another_release(
-    monkeypatch, tmp_path, needs: Callable[[object, str], None]
-) -> None:
+def test_library_of_another_release(monkeypatch, tmp_path, needs: Needs) -> None:
     compiler = shutil.which("gcc")
     needs(compiler, "gcc")
     source, path = tmp_path / "other.c", tmp_path / "libxkernels.so"
@@ -73,8 +71,3 @@ def test_library_of_another_release(
 
 def test_errors_are_of_the_projects_one_family() -> None:
     assert issubclass(KernelsUnavailableError, XLaunchError)
-
-
-def test_member_has_the_layout_of_the_header() -> None:
-    assert ctypes.sizeof(native.CTeamMember) == 12
-    assert [name for name, _ in native.CTeamMember._fields_] == ["openmp_id", "thread_id", "cpu"]

@@ -13,6 +13,8 @@ import pytest
 from tests.tuner.cli.commands import NAP, RATE, Desk
 from tests.tuner.postgresql import Server, binaries
 
+Needs = Callable[[object, str], None]
+
 
 @pytest.fixture(scope="package", autouse=True)
 def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -35,7 +37,7 @@ def desk(tmp_path: Path) -> Desk:
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    needs: Callable[[object, str], None] = request.getfixturevalue("needs")
+    needs: Needs = request.getfixturevalue("needs")
     found = binaries()
     needs(found, "PostgreSQL (Debian: postgresql)")
     needs(find_spec("psycopg"), "psycopg (psycopg[binary])")

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.libraries import find_library
+from tests.runtime_ext.conftest import Needs
 
 from xlaunch.machine.architecture import glibc_version
-
-Needs = Callable[[object, str], None]
 
 
 @pytest.fixture
@@ -25,7 +24,6 @@ def library(needs: Needs) -> Callable[[str], str | None]:
             return None
         found = find_library(name, sys.prefix, os.environ)
         needs(found, f"the library of {name}")
-        assert found is not None
         return found.path
 
     return find

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.runtime_ext.allocator.children import MIB, run
 
+from xruntime import cli
+
 COMMAND = [sys.executable, "-m", "xruntime"]
 LAUNCHER = [sys.executable, "-m", "xlaunch"]
 ALLOCATORS = ["glibc", "jemalloc", "tcmalloc", "mimalloc"]
@@ -75,19 +77,23 @@ def test_profile_of_the_launcher_is_told_under_glibc(glibc: None, tmp_path: Path
         (["--nothing"], "--nothing"),
     ],
 )
-def test_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
-    done = run([*COMMAND, *arguments])
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+def test_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
     assert line.startswith("xruntime: error: ")
     assert words in line
 
 
-def test_help_lists_the_commands() -> None:
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"], ["help"]):
-        done = run([*COMMAND, *arguments])
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "allocator" in done.stdout
+        assert cli.run(arguments) == 0
+        out, err = capsys.readouterr()
+        assert "allocator" in out
+        assert err == ""
 
 
 def test_output_that_cannot_be_written_is_one_line() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.runtime_ext.allocator.children import ask
 
 
@@ -48,54 +47,52 @@ tell(grown=heap.mallctl.read("stats.allocated", "size_t") - before)
     assert 15 << 20 <= answer["grown"] <= 20 << 20
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "values"),
-    [
+def test_what_is_written_is_read_back(jemalloc: str) -> None:
+    written = [
         ("background_thread", "bool", [True, False]),
         ("max_background_threads", "size_t", [2]),
         ("arenas.dirty_decay_ms", "ssize_t", [-1, 0, 5000]),
         ("arena.0.dss", "const char *", ["disabled", "secondary"]),
-    ],
-)
-def test_what_is_written_is_read_back(name: str, kind: str, values: list, jemalloc: str) -> None:
+    ]
     answer = ask(
         f"""
-read = []
-for value in {values!r}:
-    heap.mallctl.write({name!r}, value, {kind!r})
-    read.append(heap.mallctl.read({name!r}, {kind!r}))
-tell(read=read)
+def read_back(name, kind, value):
+    heap.mallctl.write(name, value, kind)
+    return heap.mallctl.read(name, kind)
+
+tell(read=[[read_back(name, kind, value) for value in values] for name, kind, values in {written!r}])
 """,
         jemalloc,
     )
-    assert answer["read"] == values
+    assert answer["read"] == [values for *_, values in written]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        ('read("stats.alocated", "size_t")', "UnknownSettingError", "no such name"),
-        ('read("stats.arenas.900.pactive", "size_t")', "UnknownSettingError", "no such name"),
-        ('read("stats.allocated", "uint32_t")', "SettingTypeError", "type is another"),
-        ('read("stats.allocated", "double")', "SettingTypeError", "there are bool, unsigned"),
-        ('write("opt.narenas", 4, "unsigned")', "ReadOnlySettingError", "jemalloc refuses"),
-        ('write("background_thread", 1, "bool")', "SettingTypeError", "neither True nor False"),
-        ('write("arenas.dirty_decay_ms", True, "ssize_t")', "SettingTypeError", "not an integer"),
-        ('write("arenas.dirty_decay_ms", 0.5, "ssize_t")', "SettingTypeError", "not an integer"),
-        ('write("arenas.dirty_decay_ms", -2, "ssize_t")', "SettingValueError", "jemalloc refuses"),
-        ('write("arenas.dirty_decay_ms", 1 << 70, "ssize_t")', "SettingValueError", "-9223372036"),
-        ('write("thread.arena", -1, "unsigned")', "SettingValueError", "are 0 to 4294967295"),
-        ('write("arena.0.dss", "sideways", "const char *")', "SettingValueError", "sideways"),
-        ('write("arena.0.dss", 3, "const char *")', "SettingTypeError", "not text"),
-        ('write("arena.0.dss", "a\\0b", "const char *")', "SettingTypeError", "null characters"),
-        ('call("arena.0.destroy")', "SettingValueError", "arena.0.destroy: jemalloc refuses"),
-    ],
-)
-def test_each_misuse_has_its_error(call: str, error: str, words: str, jemalloc: str) -> None:
-    name, text = ask(f"tell(refused=refusal(lambda: heap.mallctl.{call}))", jemalloc)["refused"]
-    assert name == error, text
-    assert words in text
-    assert "\n" not in text
+MISUSES = [
+    ('read("stats.alocated", "size_t")', "UnknownSettingError", "no such name"),
+    ('read("stats.arenas.900.pactive", "size_t")', "UnknownSettingError", "no such name"),
+    ('read("stats.allocated", "uint32_t")', "SettingTypeError", "type is another"),
+    ('read("stats.allocated", "double")', "SettingTypeError", "there are bool, unsigned"),
+    ('write("opt.narenas", 4, "unsigned")', "ReadOnlySettingError", "jemalloc refuses"),
+    ('write("background_thread", 1, "bool")', "SettingTypeError", "neither True nor False"),
+    ('write("arenas.dirty_decay_ms", True, "ssize_t")', "SettingTypeError", "not an integer"),
+    ('write("arenas.dirty_decay_ms", 0.5, "ssize_t")', "SettingTypeError", "not an integer"),
+    ('write("arenas.dirty_decay_ms", -2, "ssize_t")', "SettingValueError", "jemalloc refuses"),
+    ('write("arenas.dirty_decay_ms", 1 << 70, "ssize_t")', "SettingValueError", "-9223372036"),
+    ('write("thread.arena", -1, "unsigned")', "SettingValueError", "are 0 to 4294967295"),
+    ('write("arena.0.dss", "sideways", "const char *")', "SettingValueError", "sideways"),
+    ('write("arena.0.dss", 3, "const char *")', "SettingTypeError", "not text"),
+    ('write("arena.0.dss", "a\\0b", "const char *")', "SettingTypeError", "null characters"),
+    ('call("arena.0.destroy")', "SettingValueError", "arena.0.destroy: jemalloc refuses"),
+]
+
+
+def test_each_misuse_has_its_error(jemalloc: str) -> None:
+    calls = ", ".join(f"lambda: heap.mallctl.{call}" for call, *_ in MISUSES)
+    answer = ask(f"tell(refused=[refusal(call) for call in ({calls})])", jemalloc)
+    for (call, error, words), (name, text) in zip(MISUSES, answer["refused"], strict=True):
+        assert name == error, (call, text)
+        assert words in text
+        assert "\n" not in text
 
 
 def test_a_thread_without_a_cache_can_release(jemalloc: str) -> None:
@@ -149,9 +146,10 @@ tell(settings=heap.settings(), written=written, read=heap.read("arenas.dirty_dec
     ]
 
 
-@pytest.mark.parametrize("call", ['read("version", "const char *")', 'call("arena.0.purge")'])
-def test_what_needs_jemalloc_names_the_allocator_and_the_remedy(call: str, glibc: None) -> None:
-    name, text = ask(f"tell(refused=refusal(lambda: heap.mallctl.{call}))")["refused"]
-    assert name == "AllocatorUnsupportedError"
-    assert "glibc" in text
-    assert "xlaunch --allocator jemalloc" in text
+def test_what_needs_jemalloc_names_the_allocator_and_the_remedy(glibc: None) -> None:
+    asked = ('read("version", "const char *")', 'call("arena.0.purge")')
+    calls = ", ".join(f"lambda: heap.mallctl.{call}" for call in asked)
+    for name, text in ask(f"tell(refused=[refusal(call) for call in ({calls})])")["refused"]:
+        assert name == "AllocatorUnsupportedError"
+        assert "glibc" in text
+        assert "xlaunch --allocator jemalloc" in text

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime_ext.allocator.children import ask, run
+from tests.runtime_ext.conftest import Needs
 
 import xlaunch
 import xruntime
@@ -76,7 +77,6 @@ def test_allocator_is_named_with_file_and_version(
 def test_version_of_mimalloc_is_that_of_its_file(mimalloc: str) -> None:
     """libmimalloc.so.2.0 is of 2.0: the number that mi_version gives was taken apart rightly."""
     found = re.search(r"\.so\.(\d+)\.(\d+)", os.path.realpath(mimalloc))
-    assert found is not None
     assert ask(IDENTITY, mimalloc)["version"].split(".")[:2] == [found[1], found[2]]
 
 
@@ -99,7 +99,7 @@ def test_first_of_two_preloaded_allocators_serves(tcmalloc: str, jemalloc: str) 
 
 
 @pytest.fixture
-def build(needs: Callable[[object, str], None], tmp_path: Path) -> Callable[..., str]:
+def build(needs: Needs, tmp_path: Path) -> Callable[..., str]:
     """`build(before, inside, *flags)`: a Python made of `PROGRAM`."""
     compiler = shutil.which("gcc")
     directory, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY")

@@ -12,20 +12,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.runtime_ext.aoti.archives import Change, described, rewritten
+from tests.runtime_ext.conftest import Needs
 from torch.utils import _pytree as pytree
 
 from xruntime.aoti.package import load_package
 from xruntime.aoti.package_file import own_description
 from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.errors import ClosedError, PackageError, PackageInputError, ThreadCountError
-
-Needs = Callable[[object, str], None]
 
 # What torch compiled would have more functions; these are the ones that are called. `Run` hands its
 # input back.
@@ -103,7 +101,8 @@ def test_a_package_is_loaded_called_and_closed(file: Path, one_thread) -> None:
         )
         result = package(batch)["same"]
         assert result.data_ptr() == batch.data_ptr()
-    with pytest.raises(ClosedError):
+    package.close()
+    with pytest.raises(ClosedError, match="is closed: load it again"):
         package(batch)
 
 

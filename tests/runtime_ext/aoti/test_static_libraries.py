@@ -15,12 +15,7 @@ from tests.runtime_ext.stream_threads import call_in_thread
 from xruntime.aoti.compiling import compile_package
 from xruntime.aoti.package import load_package
 
-pytestmark = [
-    pytest.mark.full,
-    # torch warns of what it imports itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
-    pytest.mark.usefixtures("compiler"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("compiler")]
 
 
 def test_library_with_a_standard_library_of_its_own(tmp_path) -> None:

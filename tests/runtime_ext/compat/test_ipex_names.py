@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 
 import pytest
+from tests.runtime_ext.interpreters import python
 
 import xruntime.compat.ipex as ipex
 from xruntime.compat.ipex.replacements import REPLACEMENTS
@@ -101,7 +100,4 @@ def test_importing_it_is_cheap() -> None:
         "import sys, xruntime.compat.ipex, xruntime.compat.ipex.quantization\n"
         "print([name for name in ('torchao', 'transformers', 'torch._dynamo') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert python("-c", script) == "[]\n"

@@ -17,8 +17,6 @@ from xruntime.compat.ipex import optimizing, replacements, switches
 from xruntime.errors import CompatibilityWarning, OptimizationError
 from xruntime.optimization import PassOutcome
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*")
-
 BATCH = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -129,22 +127,6 @@ def test_the_backend_of_torch_compile_is_inductor() -> None:
             with pytest.warns(CompatibilityWarning, match=r"Inductor.* leave the backend out"):
                 outputs = compiled(BATCH)
             torch.testing.assert_close(outputs, model(BATCH))
-
-
-def test_a_trained_model_is_copied_and_optimized_for_evaluation() -> None:
-    model = small_model().train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trained, fused = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
-    average = torch.optim.swa_utils.AveragedModel(trained)
-    trained(BATCH).square().mean().backward()
-    fused.step()
-    average.update_parameters(trained)
-    assert {p.dtype for p in average.parameters()} == {torch.float32}
-    evaluated = ipex.optimize(trained.eval(), dtype=torch.bfloat16)
-    with torch.no_grad():
-        torch.testing.assert_close(evaluated(BATCH), trained(BATCH), atol=0.02, rtol=0)
-        best = ipex.optimize(average.module.eval(), dtype=torch.bfloat16)
-        torch.testing.assert_close(best(BATCH), trained(BATCH), atol=0.02, rtol=0)
 
 
 def test_a_torchscript_module_is_returned_as_it_is() -> None:

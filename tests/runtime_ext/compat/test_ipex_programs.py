@@ -6,15 +6,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.runtime_ext.compat.scripts import PROGRAMS, migrate, run
+from tests.runtime_ext.conftest import Needs
 from tests.tuner.cli.commands import Desk
-
-Needs = Callable[[object, str], None]
 
 pytestmark = pytest.mark.usefixtures("native")
 

@@ -7,12 +7,12 @@ import copy
 import importlib.util
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.conftest import Needs
 from torch import nn
 from torch.ao.quantization import (
     HistogramObserver,
@@ -39,7 +39,7 @@ PER_CHANNEL = PerChannelMinMaxObserver.with_args(
 
 
 @pytest.fixture
-def torchao(needs: Callable[[object, str], None]) -> None:
+def torchao(needs: Needs) -> None:
     needs(importlib.util.find_spec("torchao"), "torchao")
 
 
@@ -152,8 +152,7 @@ class Masked(nn.Module):
         self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.last(torch.relu(self.first(ids))) * mask
-        return outputs
+        return self.last(torch.relu(self.first(ids))) * mask
 
 
 @pytest.mark.long
@@ -282,7 +281,6 @@ class TestWithTorchao:
         torch.testing.assert_close(prepared(batch), copy.deepcopy(model).eval()(batch))
 
     @pytest.mark.usefixtures("compiler")
-    @pytest.mark.filterwarnings("ignore:.*torch.jit.*")
     def test_dynamic_quantization_without_an_example(self, tmp_path: Path) -> None:
         model = small_model()
         prepared = ipex.quantization.prepare(model, DYNAMIC)

@@ -87,12 +87,5 @@ def test_auto_is_one_stream_for_each_core_and_stays_so(two: xruntime.CPUPool) ->
         runtime.MultiStreamModule(model, 0, two)
 
 
-def test_streams_without_hints_equal_the_whole_batch(two: xruntime.CPUPool) -> None:
-    model = torch.nn.Linear(3, 3).eval()
-    batch = torch.rand(5, 3)
-    with runtime.MultiStreamModule(model, 2, two) as streams, torch.no_grad():
-        torch.testing.assert_close(streams(batch), model(batch))
-
-
 def test_runtime_is_enabled_without_a_preload() -> None:
     assert ipex.cpu.runtime.is_runtime_ext_enabled()

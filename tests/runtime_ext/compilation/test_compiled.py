@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -40,13 +39,9 @@ from xruntime.streams.compiled_module import CompiledForStreams, compile_for_str
 from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
-Needs = Callable[[object, str], None]
-
 pytestmark = [
     # `test_short_compilation` is among the short ones.
     pytest.mark.long,
-    # torch warns of what it imports itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
     pytest.mark.usefixtures("compiler"),
 ]
 
@@ -255,24 +250,19 @@ def test_it_cannot_be_changed(images: Made, change: Callable[[CompiledForStreams
     assert not images.compiled.training
 
 
-def test_streams_of_uneven_parts(images: Made, needs: Needs) -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-    needs(len(allowed) >= 2, "two CPUs")
+def test_streams_of_uneven_parts(images: Made, two: CPUPool) -> None:
     batch = torch.randn(2 * ITEMS + 1, 3, 24, 24)
-    with MultiStreamModule(images.compiled, 2, CPUPool(allowed[:2])) as streams:
+    with MultiStreamModule(images.compiled, 2, two) as streams:
         result = streams(batch)
     torch.testing.assert_close(result, eager(images.model, batch), rtol=1e-4, atol=1e-5)
 
 
-def test_streams_have_the_threads_that_code_was_made_for(layer: Made, needs: Needs) -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-    needs(len(allowed) >= 2, "two CPUs")
-    pool = CPUPool(allowed[:2])
-    with MultiStreamModule(layer.compiled, "auto", pool) as streams:
+def test_streams_have_the_threads_that_code_was_made_for(layer: Made, two: CPUPool) -> None:
+    with MultiStreamModule(layer.compiled, "auto", two) as streams:
         assert streams.num_streams == 1
-        assert f"CPUs {pool}, 2 threads" in streams.describe()
+        assert f"CPUs {two}, 2 threads" in streams.describe()
     with pytest.raises(StreamCountError, match=r"compiled for 2 threads.*room for at most 1"):
-        MultiStreamModule(layer.compiled, 2, pool)
+        MultiStreamModule(layer.compiled, 2, two)
 
 
 def test_keywords_autocast_and_sizes_that_vary(layer: Made, nothing_compiled: None) -> None:

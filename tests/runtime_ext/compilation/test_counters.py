@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.runtime_ext.interpreters import python
 
 PROGRAM = """
 import os, sys
@@ -29,20 +27,13 @@ print(os.getpid())
 def test_a_process_that_compiles_writes_its_counters_when_it_ends(
     native: None, tmp_path: Path, what: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, what],
-        env=os.environ | {"XLAUNCH_COMPILE_COUNTERS": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    out = python("-c", PROGRAM, what, XLAUNCH_COMPILE_COUNTERS=str(tmp_path))
     files = list(tmp_path.iterdir())
     if not what:
         assert files == []
         return
     (file,) = files
-    assert file.name == f"{done.stdout.strip()}.json"
+    assert file.name == f"{out.strip()}.json"
     assert json.loads(file.read_text()) == {
         "backend_compile_s": 0.0,
         "graph_hits": 3,

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from tests.runtime_ext.interpreters import python
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("compiler")]
 
@@ -33,11 +31,4 @@ for items in (5, 1):
     in_thread(lambda: made[0](torch.ones(items, 4)))
 print([tuple(output.shape) for output in made[1:]])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[(5, 2), (1, 2)]\n"
+    assert python("-c", program) == "[(5, 2), (1, 2)]\n"

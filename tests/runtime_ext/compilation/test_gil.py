@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 from xruntime.compilation.gil import CallableKind, kind_of
-
-# torch warns of what it imports itself.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 
 
 def test_eager_modules_and_functions() -> None:
@@ -46,7 +42,3 @@ def test_wrapped_in_cpp() -> None:
     module.compile(options=options)
     assert kind_of(module) is CallableKind.COMPILED_CPP
     assert not CallableKind.COMPILED_CPP.holds_gil
-
-
-def test_every_kind_reads_in_a_sentence() -> None:
-    assert all(kind.value.startswith(("a ", "an ")) for kind in CallableKind)

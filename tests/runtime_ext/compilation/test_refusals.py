@@ -17,12 +17,7 @@ from xruntime.errors import CompilationError, GILWarning, SampleError, ThreadCou
 from xruntime.kept.kept_code import KeptCode
 from xruntime.streams.compiled_module import compile_for_streams
 
-pytestmark = [
-    pytest.mark.long,
-    # torch warns of what it imports itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
-    pytest.mark.usefixtures("compiler"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiler")]
 
 
 def test_wrong_results_are_found(compiler: None) -> None:
@@ -89,7 +84,6 @@ def test_what_torch_wrapped_is_compiled_from_its_module() -> None:
     call_in_thread(lambda: limited(known), team=1)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_what_cannot_be_compiled() -> None:
     sample = torch.ones(3, 2)
     linear = nn.Linear(2, 2).eval()

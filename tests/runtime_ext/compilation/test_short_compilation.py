@@ -4,24 +4,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
 import torch
+from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.tiny_models import eager
 
 from xruntime.streams.compiled_module import compile_for_streams
 from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
-pytestmark = [
-    # torch warns of what it imports itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
-    pytest.mark.usefixtures("compiler"),
-]
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
-def test_streams_of_a_compiled_module(needs: Callable[[object, str], None]) -> None:
+def test_streams_of_a_compiled_module(needs: Needs) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     needs(len(allowed) >= 2, "two CPUs")
     model, batch = torch.nn.Linear(4, 3).eval(), torch.randn(4, 4)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.stream_threads import in_a_thread
 
 from xruntime import operator_library
 from xruntime.kept.calls import Pattern
@@ -69,19 +69,15 @@ def order(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> 
 
 def compiled(one: Order, directory: Path) -> NotCompiledError | None:
     """Compile as `xruntime.optimization.aside` does: in a thread of its own."""
-    errors: list[NotCompiledError] = []
 
-    def run() -> None:
+    def run() -> NotCompiledError | None:
         try:
             compile_in_child(one, str(directory), 0)
         except NotCompiledError as error:
-            errors.append(error)
+            return error
+        return None
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(300)
-    assert not thread.is_alive()
-    return errors[0] if errors else None
+    return in_a_thread(run)
 
 
 def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
@@ -90,7 +86,6 @@ def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
         return (values + 1 if values.sum() > 0 else values - 1,)
 
     error = compiled(order(branch, torch.ones(3)), tmp_path)
-    assert error is not None
     assert error.final
     assert str(error).startswith("torch.export cannot export Model: ")
 
@@ -101,7 +96,6 @@ def test_functions_that_compiled_code_leaves_out_are_not_baked_in(tmp_path: Path
         return values * 2
 
     error = compiled(order(lambda tensors: (outside(tensors[0]),), torch.ones(3)), tmp_path)
-    assert error is not None
     assert error.final
     assert "outside, which torch.compiler.disable keeps out of compiled code" in str(error)
 
@@ -113,7 +107,6 @@ def test_operators_without_a_c_interface_are_refused_for_good(
     error = compiled(
         order(lambda tensors: (torch.linalg.matrix_exp(tensors[0]),), torch.eye(3)), tmp_path
     )
-    assert error is not None
     assert error.final
     text = "Model calls operators that have no C interface: aten::linalg_matrix_exp"
     assert str(error) == text
@@ -144,13 +137,11 @@ def test_errors_of_the_model_and_ends_of_the_process_are_not_for_good(tmp_path: 
         os.kill(os.getpid(), signal.SIGKILL)
 
     error = compiled(order(fail, torch.ones(3)), tmp_path)
-    assert error is not None
     assert not error.final
     assert "no room" in str(error)
     for entry in tmp_path.iterdir():
         entry.rmdir()
     error = compiled(order(die, torch.ones(3)), tmp_path)
-    assert error is not None
     assert not error.final
     assert "ended early" in str(error)
 
@@ -184,7 +175,6 @@ def test_the_child_ends_with_the_program(tmp_path: Path, how: str) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, tmp_path, how], stdout=subprocess.PIPE, text=True
     )
-    assert program.stdout is not None
     if how == "killed":
         assert program.stdout.readline() == "ready\n"
         program.kill()

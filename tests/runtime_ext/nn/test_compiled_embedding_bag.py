@@ -7,28 +7,19 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from xruntime.nn import (  # noqa: E402
+from xruntime.nn import (
     MergedEmbeddingBag,
     MergedEmbeddingBagWithAdaGrad,
     MergedEmbeddingBagWithSGD,
 )
-from xruntime.nn.native_operators import LIBRARY  # noqa: E402
+from xruntime.nn.native_operators import LIBRARY
 
 TABLES = [(50, 33), (9, 4)]
 SUM, MEAN, MAX = range(3)
 
-pytestmark = [
-    pytest.mark.usefixtures("native"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
-]
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("native")
 
 
 def lookups(bags: int = 6) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

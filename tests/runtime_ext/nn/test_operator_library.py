@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime_ext.interpreters import python, start_python
 
-from xruntime import operator_library
+from xruntime import cli, operator_library
 from xruntime.native import LIBRARY_VARIABLE, library_path
 
 DIRECTORY = Path(__file__).parent
@@ -160,13 +159,7 @@ print(json.dumps(found), flush=True)
 
 
 def command(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "xruntime", "kernels", *options],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return start_python("-m", "xruntime", "kernels", *options, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -187,19 +180,6 @@ def variables(
     return variables
 
 
-def child(*arguments: str | Path, variables: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_without_it_the_command_says_how_to_build_it(native: None, tmp_path: Path) -> None:
     kernels = Path(shutil.copy(library_path(), tmp_path))
     answer = command(**{LIBRARY_VARIABLE: str(kernels)})
@@ -214,12 +194,18 @@ def test_without_it_the_command_says_how_to_build_it(native: None, tmp_path: Pat
     ],
 )
 def test_a_compiler_that_cannot_is_one_line(
-    native: None, tmp_path: Path, compiler: str, message: str
+    native: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compiler: str,
+    message: str,
 ) -> None:
     kernels = Path(shutil.copy(library_path(), tmp_path))
-    answer = command("--build", CXX=compiler, **{LIBRARY_VARIABLE: str(kernels)})
-    assert answer.returncode != 0
-    *_, line = answer.stderr.splitlines()
+    monkeypatch.setenv("CXX", compiler)
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(kernels))
+    assert cli.run(["kernels", "--build"]) != 0
+    *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("xruntime: error: ")
     assert message in line
     assert [path.name for path in tmp_path.iterdir()] == [kernels.name]
@@ -229,7 +215,7 @@ def test_a_compiler_that_cannot_is_one_line(
 def test_no_call_passes_python(variables: dict[str, str], tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    found: dict[str, Any] = json.loads(child(program, variables=variables).splitlines()[-1])
+    found: dict[str, Any] = json.loads(python(program, cwd=ROOT, **variables).splitlines()[-1])
     assert found["path"].startswith(str(Path(variables[LIBRARY_VARIABLE]).parent))
     # The C++ wrapper of torch 2.11 calls all operators but torch's own through Python.
     if TORCH_MINOR >= 13:
@@ -248,7 +234,7 @@ def test_libraries_that_are_kept_call_its_c_functions(
     store.mkdir(mode=0o700)
     for origin, further in (("compiled", {}), ("found", {"CXX": "/absent/g++"})):
         given = variables | {"XRUNTIME_CACHE_DIR": str(store)} | further
-        *printed, last = child(program, variables=given).splitlines()
+        *printed, last = python(program, cwd=ROOT, **given).splitlines()
         found: dict[str, Any] = json.loads(last)
         for text in found["said"]:
             assert f"{origin} graph 1, a library for ?x3, ?, " in text
@@ -277,7 +263,7 @@ def test_its_messages_are_whole_with_a_static_libstdcxx(
     program = tmp_path / "program.py"
     program.write_text(WRONG_INDEX)
     wrong = "table 1: index 50 at position 0 is invalid"
-    said = child(program, variables=variables)
+    said = python(program, cwd=ROOT, **variables)
     assert said == f"True merged_embedding_bag_packed: {wrong}\n"
 
 
@@ -289,8 +275,8 @@ def test_the_operators_pass_their_quick_tests_with_it(variables: dict[str, str])
         "test_compiled_embedding_bag.py",
     )
     options = ("-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not long and not full")
-    summary = child(
-        "-m", "pytest", *options, *(DIRECTORY / name for name in names), variables=variables
+    summary = python(
+        "-m", "pytest", *options, *(DIRECTORY / name for name in names), cwd=ROOT, **variables
     )
     assert " passed" in summary
 

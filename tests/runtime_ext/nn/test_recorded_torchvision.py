@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from tests.runtime_ext.conftest import Needs
 
 from xruntime import nn
 
 RECORD = Path(__file__).with_name("recorded_torchvision.npz")
 
-Needs = Callable[[object, str], None]
 Case = tuple[dict[str, Any], dict[str, torch.Tensor]]
 
 
@@ -68,8 +67,9 @@ def test_roi_align(
         given = images.to(dtype).clone(memory_format=memory_format).requires_grad_()
         names = ("output_size", "spatial_scale", "sampling_ratio", "aligned")
         pooled = nn.roi_align(given, boxes, **{name: options[name] for name in names})
+        assert pooled.is_contiguous(memory_format=memory_format)
         pooled.backward(arrays["gradient"].to(dtype))
-        assert given.grad is not None
+        assert pooled.dtype == given.grad.dtype == dtype
         for actual, wanted in ((pooled, arrays["pooled"]), (given.grad, arrays["to_images"])):
             scale = float(wanted.abs().max())
             torch.testing.assert_close(actual.float(), wanted, rtol=0, atol=tolerance * scale)

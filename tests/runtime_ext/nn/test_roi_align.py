@@ -28,28 +28,6 @@ def make_images(
     return images.contiguous(memory_format=memory_format).requires_grad_()
 
 
-@pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_results_and_gradients_are_those_of_fp64(
-    memory_format: torch.memory_format, dtype: torch.dtype
-) -> None:
-    images = make_images(memory_format, dtype)
-    exact = images.detach().double().requires_grad_()
-    wanted = roi_align_reference(exact, BOXES, (3, 2), 0.5, 2, True)
-    pooled = roi_align(images, BOXES, (3, 2), 0.5, 2, True)
-    assert pooled.dtype == dtype
-    assert pooled.is_contiguous(memory_format=memory_format)
-    tolerance = max(1e-5, 2 * torch.finfo(dtype).eps)
-    torch.testing.assert_close(pooled.double(), wanted, rtol=tolerance, atol=tolerance)
-    gradient = torch.randn(wanted.shape).to(dtype)
-    pooled.backward(gradient)
-    wanted.backward(gradient.double())
-    assert images.grad is not None
-    assert exact.grad is not None
-    assert images.grad.dtype == dtype
-    torch.testing.assert_close(images.grad.double(), exact.grad, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("size", [(3, 2), (8, 9)])
 def test_contiguous_images_are_computed_in_either_format(size: tuple[int, int]) -> None:
     """Where the regions are many, in a copy; the results are contiguous either way."""
@@ -62,8 +40,6 @@ def test_contiguous_images_are_computed_in_either_format(size: tuple[int, int]) 
     pooled = roi_align(images, boxes, size, 1.0, 2)
     pooled.backward(torch.ones_like(pooled))
     wanted.backward(torch.ones_like(wanted))
-    assert images.grad is not None
-    assert exact.grad is not None
     assert pooled.is_contiguous()
     assert images.grad.is_contiguous()
     torch.testing.assert_close(pooled.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -125,21 +101,14 @@ def test_no_boxes(memory_format: torch.memory_format) -> None:
 def test_second_derivatives(memory_format: torch.memory_format) -> None:
     """The sum of squares of the gradient depends on the regions' gradient."""
     images = make_images(memory_format)
-    exact = images.detach().double().requires_grad_()
     weights = torch.randn(4, 6, 3, 2, requires_grad=True)
-    exact_weights = weights.detach().double().requires_grad_()
-    results = []
-    for given, factors, function in (
-        (images, weights, roi_align),
-        (exact, exact_weights, roi_align_reference),
-    ):
-        pooled = function(given, BOXES, (3, 2), 0.5, 2, True)
-        (first,) = torch.autograd.grad((pooled * factors).sum(), given, create_graph=True)
-        results.append(torch.autograd.grad(first.square().sum(), factors)[0].double())
-    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    pooled = roi_align(images, BOXES, (3, 2), 0.5, 2, True)
+    (first,) = torch.autograd.grad((pooled * weights).sum(), images, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), weights)
+    wanted = 2 * roi_align(first, BOXES, (3, 2), 0.5, 2, True)
+    torch.testing.assert_close(second, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch's own imports
 def test_derivatives_in_forward_mode_are_refused_and_not_dropped() -> None:
     images, boxes = torch.rand(1, 3, 8, 8), torch.tensor([[0.0, 0, 0, 4, 4]])
     with pytest.raises(OperatorError, match="roi_align: derivatives in forward mode"):
@@ -193,7 +162,6 @@ def test_it_can_be_exported() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch's own imports
 @pytest.mark.parametrize("memory_format", FORMATS)
 def test_it_can_be_compiled(compiler: None, memory_format: torch.memory_format) -> None:
     model = Head().to(memory_format=memory_format)

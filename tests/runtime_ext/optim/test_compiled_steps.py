@@ -99,7 +99,6 @@ def test_a_compiled_step_draws_the_same_random_numbers() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_forward_backward_and_step_in_one_compiled_function(
     compiler: None, dtype: torch.dtype

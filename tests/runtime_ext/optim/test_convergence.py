@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
 
 import pytest
 from benchmarks.optimizers import training
 from benchmarks.optimizers.training import WAYS, Work, gap, losses
+from tests.runtime_ext.conftest import Needs
 from tests.tiers import quick_first
-
-Needs = Callable[[object, str], None]
 
 
 @pytest.fixture(scope="module")

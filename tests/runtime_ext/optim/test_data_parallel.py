@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.runtime_ext.conftest import Needs
 
 # The recipe of torch's documentation: make the model, wrap it, train. Prints how many of all fp32
 # weights differ between the processes.
@@ -54,14 +54,12 @@ print(int((both[0] != both[1]).sum()), "of", found.numel())
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param("split", marks=pytest.mark.long),
-        pytest.param("stochastic", marks=pytest.mark.full),
-        pytest.param("given weights", marks=pytest.mark.full),
-        pytest.param("optimize", marks=pytest.mark.long),
+        *(pytest.param(way, marks=pytest.mark.long) for way in ("split", "optimize")),
+        *(pytest.param(way, marks=pytest.mark.full) for way in ("stochastic", "given weights")),
     ],
 )
 def test_processes_of_different_seeds_train_the_same_weights(
-    native: None, needs: Callable[[object, str], None], tmp_path: Path, way: str
+    native: None, needs: Needs, tmp_path: Path, way: str
 ) -> None:
     needs(torch.distributed.is_available(), "torch with torch.distributed")
     processes = [

@@ -35,14 +35,12 @@ Parameters = list[torch.nn.Parameter]
 
 def ours(name: str, parameters: Any, **options: Any) -> NativeOptimizer:
     kind, defaults = EVERY[name]
-    made: NativeOptimizer = getattr(optim, kind)(parameters, **(defaults | options))
-    return made
+    return getattr(optim, kind)(parameters, **(defaults | options))
 
 
 def torchs(name: str, parameters: Any, **options: Any) -> torch.optim.Optimizer:
     kind, defaults = OPTIONS[name]
-    made: torch.optim.Optimizer = getattr(torch.optim, kind)(parameters, **(defaults | options))
-    return made
+    return getattr(torch.optim, kind)(parameters, **(defaults | options))
 
 
 def parameters_of(dtype: torch.dtype, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Parameters:

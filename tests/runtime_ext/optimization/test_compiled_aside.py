@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 import stat
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.interpreters import python
 from torch import Tensor, nn
 
 from xruntime.errors import OptimizationError
@@ -56,6 +56,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.mkdir(mode=0o700)
     monkeypatch.setenv(stores.VARIABLE, str(path))
     monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+    # On a busy machine a child of low priority may take minutes.
+    monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
     # What is measured here is no reason to leave the code that a test is about.
     monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
     return path
@@ -137,10 +139,7 @@ print(*{"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules))
 
 
 def test_the_first_call_does_not_wait_for_imports_of_the_compiler(store: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert done.stdout == "\n", done.stdout
+    assert python("-c", IMPORTING) == "\n"
 
 
 @pytest.mark.long
@@ -315,8 +314,7 @@ def test_code_that_is_slower_is_left_and_stays_kept(
 def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: Fingerprint = fingerprint(optimize(original, sample_input=SAMPLE), *others)
-        return found
+        return fingerprint(optimize(original, sample_input=SAMPLE), *others)
 
 
 @pytest.mark.long
@@ -484,7 +482,4 @@ def test_two_processes_compile_once(store: Path, tmp_path: Path) -> None:
         "compiled aside",
     ]
     # And a third one, in another directory, finds it at its first call.
-    third = subprocess.run(
-        command, cwd="/", env=dict(os.environ), capture_output=True, text=True, check=True
-    )
-    assert third.stdout.startswith("code that was kept for 8x64")
+    assert python(*command[1:], cwd="/").startswith("code that was kept for 8x64")

@@ -70,7 +70,6 @@ def test_models() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_modules_that_are_compiled_or_scripted() -> None:
     linear, sample = nn.Linear(2, 2).eval(), torch.ones(3, 2)
     with pytest.raises(CompilationError, match="is a TorchScript module"):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime_ext.optimization.test_optimized_modules import SAMPLE, Small, snapshot
+from tests.runtime_ext.stream_threads import in_threads
 from tests.runtime_ext.tiny_models import Scaled
 from torch import Tensor, nn
 
@@ -19,11 +19,7 @@ from xruntime.errors import CompilationError, OptimizationError
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain
 from xruntime.threads.team import team_of
 
-pytestmark = [
-    # torch warns of what it imports itself.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*"),
-    pytest.mark.usefixtures("compiler"),
-]
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture
@@ -102,8 +98,7 @@ def test_keyword_arguments_and_siblings() -> None:
         )
         assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
         agree(optimized(**call)["seen"], model(**call)["seen"], 0.05)
-        counted: int = counting.counters["inductor"]["extern_calls"]
-        return counted
+        return counting.counters["inductor"]["extern_calls"]
 
     # As one matrix product in place of three.
     assert calls(3, join=True) == calls(1, join=False) < calls(3, join=False)
@@ -387,19 +382,12 @@ def test_model_that_is_not_compiled_is_returned_as_it_was_if_that_is_faster(
 def test_threads_share_compiled_code() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout()).eval()
     optimized = optimize(model, sample_input=torch.randn(2, 4))
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         with team_of(1):
             for _ in range(50):
                 values = torch.randn(2, 4, generator=generator)
-                if not torch.allclose(optimized(values), model(values), atol=1e-5):
-                    wrong.append(seed)
+                assert torch.allclose(optimized(values), model(values), atol=1e-5)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(work, range(3))

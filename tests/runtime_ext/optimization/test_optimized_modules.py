@@ -6,13 +6,13 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tests.runtime_ext.optimization.test_folded_norms import randomized
+from tests.runtime_ext.stream_threads import in_threads
 from torch import Tensor, nn
 
 from xruntime import optimize
@@ -39,8 +39,7 @@ class Small(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features = self.wide_norm(self.wide(self.body(images).mean((2, 3))))
         parts = self.queries(features), self.keys(features), self.values(features)
-        scaled: Tensor = self.norm(torch.cat(parts, 1)) * self.scale
-        return scaled
+        return self.norm(torch.cat(parts, 1)) * self.scale
 
 
 SAMPLE = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -71,7 +70,6 @@ def test_all_passes_and_the_explanation() -> None:
     assert skipped == ["graph", "prepack"]
     assert f"compared with the input on the sample: {found.difference}" in str(found)
     assert found.bytes_after < found.bytes_before
-    assert found.difference is not None
     assert found.difference.allowed
     text = str(found)
     assert "join_linears: applied: joined 3 linears into 1" in text
@@ -266,21 +264,14 @@ def test_joined_linears_in_another_order_and_in_threads() -> None:
     torch.testing.assert_close(optimized.two(one), model.two(one))
     torch.testing.assert_close(optimized.one.weight, model.one.weight)
     torch.testing.assert_close(optimized.two.bias, model.two.bias)
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(200):
             values = torch.randn(3, 4, generator=generator)
-            if not torch.allclose(optimized(values), model(values), atol=1e-5):
-                wrong.append(seed)
+            assert torch.allclose(optimized(values), model(values), atol=1e-5)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    in_threads(work, range(4))
 
 
 @dataclass
@@ -347,8 +338,7 @@ def test_tied_weights_stay_tied() -> None:
             self.eval()
 
         def forward(self, ids: Tensor) -> Tensor:
-            scores: Tensor = self.head(self.tokens(ids))
-            return scores
+            return self.head(self.tokens(ids))
 
     model, ids = Tied(), torch.randint(0, 10, (2, 5))
     optimized = optimize(model, sample_input=ids, graph="none", dtype=torch.bfloat16)
@@ -383,7 +373,6 @@ def test_inference_mode_of_the_caller_does_not_matter() -> None:
     assert torch.equal(optimized.state_dict()["wide.weight"], model.wide.weight)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")  # torch's own imports
 def test_what_torch_compile_wrapped_is_optimized_itself() -> None:
     model = Small()
     optimized = optimize(torch.compile(model), sample_input=SAMPLE, graph="none")

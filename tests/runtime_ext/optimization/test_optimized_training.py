@@ -28,8 +28,7 @@ class Classifier(nn.Module):
         self.last = nn.Linear(8, 4)
 
     def forward(self, images: Tensor) -> Tensor:
-        scores: Tensor = self.last(torch.relu(self.norm(self.first(images))).mean((2, 3)))
-        return scores
+        return self.last(torch.relu(self.norm(self.first(images))).mean((2, 3)))
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
@@ -305,8 +304,7 @@ def test_tied_and_frozen_weights() -> None:
             self.head.weight = self.tokens.weight
 
         def forward(self, ids: Tensor) -> Tensor:
-            scores: Tensor = self.head(self.frozen(self.tokens(ids)))
-            return scores
+            return self.head(self.frozen(self.tokens(ids)))
 
     model = Tied()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
@@ -355,7 +353,6 @@ def test_refusals() -> None:
     refused(r"make the scheduler after optimize", optimizer=scheduled)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_what_was_compiled_or_scripted_is_refused() -> None:
     model, optimizer = made("sgd")
     for given, kind in (

@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
+from tests.runtime_ext.quantization.int8_models import Branches, Outlier, images
+from torch import nn
 
-torch = pytest.importorskip("torch")
-nn = torch.nn
-
-from tests.runtime_ext.quantization.int8_models import Branches, Outlier, images  # noqa: E402
-
-from xruntime.errors import QuantizationError  # noqa: E402
-from xruntime.quantization import (  # noqa: E402
+from xruntime.errors import QuantizationError
+from xruntime.quantization import (
     Autotuned,
     QuantConf,
     QuantizedModule,

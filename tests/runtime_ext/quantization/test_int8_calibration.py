@@ -5,32 +5,29 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-nn = torch.nn
-
-from tests.runtime_ext.aoti.archives import rewritten  # noqa: E402
-from tests.runtime_ext.quantization.int8_models import (  # noqa: E402
+import torch
+from tests.runtime_ext.aoti.archives import rewritten
+from tests.runtime_ext.interpreters import python
+from tests.runtime_ext.quantization.int8_models import (
     Branches,
     calibrated,
     images,
     residual,
 )
+from torch import nn
 
-from xruntime.errors import (  # noqa: E402
+from xruntime.errors import (
     CompilationError,
     QuantizationError,
     RecipeError,
     SampleError,
     UnobservedError,
 )
-from xruntime.quantization import (  # noqa: E402
+from xruntime.quantization import (
     Observed,
     QuantConf,
     QuantizedModule,
@@ -40,7 +37,7 @@ from xruntime.quantization import (  # noqa: E402
     prepare,
     save,
 )
-from xruntime.quantization.serialization import EXTRA_FILE  # noqa: E402
+from xruntime.quantization.serialization import EXTRA_FILE
 
 pytestmark = pytest.mark.usefixtures("torchao")
 
@@ -437,13 +434,7 @@ with torch.inference_mode():
 assert not {"xruntime", "xlaunch"} & set(sys.modules)
 print("equal")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "model.pt2", tmp_path / "expected.pt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "equal\n", done.stderr
+    assert python("-c", program, tmp_path / "model.pt2", tmp_path / "expected.pt") == "equal\n"
 
 
 def test_a_file_is_loaded_with_its_recipe_and_checks(
@@ -527,12 +518,10 @@ for Blocked.name, call in (
     except Exception as error:
         print(type(error).__name__, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    out = python("-c", program)
     line = "QuantizationError INT8 needs torchao, which is not installed: pip install 'torchao>=0.18'\n"
-    absent = done.stdout.removeprefix(line * 2)
-    assert absent != done.stdout, done.stderr
+    absent = out.removeprefix(line * 2)
+    assert absent != out
     assert absent.startswith("QuantizationError torchao ")
     assert "cannot be imported with torch" in absent
     assert "ModuleNotFoundError: No module named 'torchao.quantization.pt2e.quantizer" in absent

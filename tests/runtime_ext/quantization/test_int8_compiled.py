@@ -7,14 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
+from tests.runtime_ext.quantization.int8_models import calibrated, images, residual
 
-torch = pytest.importorskip("torch")
-
-from tests.runtime_ext.quantization.int8_models import calibrated, images, residual  # noqa: E402
-
-from xruntime import CPUPool, MultiStreamModule, compile_for_streams, pin  # noqa: E402
-from xruntime.compilation.gil import CallableKind, kind_of  # noqa: E402
-from xruntime.quantization import QuantConf, QuantizedModule, convert, load, prepare, save  # noqa: E402
+from xruntime import CPUPool, MultiStreamModule, compile_for_streams, pin
+from xruntime.compilation.gil import CallableKind, kind_of
+from xruntime.quantization import QuantConf, QuantizedModule, convert, load, prepare, save
 
 pytestmark = pytest.mark.usefixtures("compiler", "torchao")
 

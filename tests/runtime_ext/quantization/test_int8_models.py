@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from tests.runtime_ext.conftest import Needs
+from tests.runtime_ext.interpreters import python
 
-torch = pytest.importorskip("torch")
-
-from xruntime import CPUPool, pin  # noqa: E402
-from xruntime.quantization import QuantConf, calibrate, convert, load, save  # noqa: E402
+from xruntime import CPUPool, pin
+from xruntime.quantization import QuantConf, calibrate, convert, load, save
 
 pytestmark = pytest.mark.usefixtures("compiler", "torchao")
 
@@ -96,11 +93,7 @@ def test_sentences_find_their_paraphrases(mode: str, first: CPUPool, tmp_path: P
         "outputs = model(**dict.fromkeys(names, torch.ones_like(ids)) | {'input_ids': ids})\n"
         "print(outputs['last_hidden_state'].shape, 'transformers' in sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "minilm.pt2"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    assert (
+        python("-c", program, tmp_path / "minilm.pt2", OMP_NUM_THREADS="1")
+        == "torch.Size([1, 3, 384]) False\n"
     )
-    assert done.stdout == "torch.Size([1, 3, 384]) False\n", done.stderr

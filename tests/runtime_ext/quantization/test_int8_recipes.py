@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime_ext.interpreters import python
 
 from xruntime.errors import RecipeError
 from xruntime.quantization import Operator, QuantConf, Scale
@@ -167,7 +166,4 @@ def test_the_import_is_cheap() -> None:
         "import sys, xruntime.quantization as q; q.QuantConf(keep_float=['fc']).plain()\n"
         "print(sorted({'torch', 'torchao', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert python("-c", program) == "[]\n"

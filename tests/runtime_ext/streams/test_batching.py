@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.stream_threads import in_threads
 from tests.runtime_ext.streams.calls import Pair
 from torch import Tensor
 
@@ -432,25 +433,16 @@ def test_a_task_joins_calls_too(rows, two: CPUPool) -> None:
 
 def test_calls_of_many_threads(two: CPUPool) -> None:
     network = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    errors: list[BaseException] = []
+
+    def client(seed: int) -> None:
+        rows = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(seed))
+        with torch.inference_mode():
+            futures = [streams.submit(row) for row in rows]
+            for row, future in zip(rows, futures, strict=True):
+                torch.testing.assert_close(future.result(WAIT_S), network(row))
+
     with MultiStreamModule(network, 2, two, max_batch=4) as streams:
-
-        def client(seed: int) -> None:
-            try:
-                rows = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(seed))
-                with torch.inference_mode():
-                    futures = [streams.submit(row) for row in rows]
-                    for row, future in zip(rows, futures, strict=True):
-                        torch.testing.assert_close(future.result(WAIT_S), network(row))
-            except BaseException as error:  # noqa: BLE001 - it is shown below
-                errors.append(error)
-
-        clients = [threading.Thread(target=client, args=(seed,)) for seed in range(8)]
-        for it in clients:
-            it.start()
-        for it in clients:
-            it.join(WAIT_S)
-    assert errors == []
+        in_threads(client, range(8))
 
 
 def test_nothing_of_a_batch_is_kept(first: CPUPool) -> None:
@@ -523,7 +515,6 @@ def compiled(compiler: None) -> CompiledForStreams:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_compiled_modules_are_compiled_for_batches_when_streams_are_made(
     compiled: CompiledForStreams, two: CPUPool
 ) -> None:
@@ -551,7 +542,6 @@ def test_compiled_modules_are_compiled_for_batches_when_streams_are_made(
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*")
 def test_calls_of_a_shape_that_was_not_prepared_run_alone(
     compiled: CompiledForStreams, two: CPUPool
 ) -> None:

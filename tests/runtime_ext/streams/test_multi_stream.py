@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from tests.runtime_ext.stream_threads import in_a_thread, in_threads
 from tests.runtime_ext.teams import Team, read_team
 
 from xruntime.errors import BatchError, ClosedError, CPUPoolError, GILWarning, StreamCountError
@@ -26,7 +27,6 @@ from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams
 pytestmark = [
     pytest.mark.usefixtures("nothing_stays_changed"),
     pytest.mark.filterwarnings("ignore::xruntime.errors.GILWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
 
@@ -219,24 +219,14 @@ def test_streams_run_on_disjoint_cpus_with_teams_of_their_own(two: CPUPool) -> N
 
 
 def test_calls_from_many_threads_at_once_keep_apart(network, two: CPUPool) -> None:
-    errors: list[Exception] = []
+    def work(items: int) -> None:
+        batch = batch_of(items)
+        expected = network(batch)
+        for _ in range(20):
+            torch.testing.assert_close(multi(batch), expected)
+
     with MultiStreamModule(network, 2, two) as multi:
-
-        def work(items: int) -> None:
-            batch = batch_of(items)
-            expected = network(batch)
-            try:
-                for _ in range(20):
-                    torch.testing.assert_close(multi(batch), expected)
-            except Exception as error:  # noqa: BLE001 - told by the assertion below
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(items,)) for items in range(1, 9)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert errors == []
+        in_threads(work, range(1, 9))
 
 
 def test_no_batch_is_kept(network, two: CPUPool) -> None:
@@ -258,24 +248,6 @@ def test_weights_are_shared_and_gradients_flow(two: CPUPool) -> None:
         ]
         multi(torch.ones(4, 3)).sum().backward()
     torch.testing.assert_close(layer.weight.grad, torch.full((1, 3), 4.0))
-
-
-def test_modes_hold_in_the_streams(two: CPUPool) -> None:
-    module = Called(
-        lambda x: (
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.is_inference_mode_enabled(),
-        )
-    )
-    with MultiStreamModule(module, 2, two, concat_output=False) as multi:
-        x = torch.zeros(2)
-        assert multi(x) == [(True, False, False)] * 2
-        with torch.no_grad(), torch.autocast("cpu"):
-            assert multi(x) == [(False, True, False)] * 2
-        with torch.inference_mode():
-            assert multi(x) == [(False, False, True)] * 2
-        assert multi(x) == [(True, False, False)] * 2
 
 
 def test_exception_names_its_stream_and_leaves_the_rest_usable(two: CPUPool) -> None:
@@ -437,15 +409,9 @@ def test_a_call_may_close_its_own_streams(two: CPUPool, whole: bool) -> None:
         return x + 1
 
     multi = MultiStreamModule(close, 2, two)
-    call = threading.Thread(
-        target=lambda: results.append(multi.submit(x).result(60) if whole else multi(x)),
-        daemon=True,
-    )
-    results: list[torch.Tensor] = []
     x = torch.zeros(2)
-    call.start()
-    call.join(60)
-    assert [result.tolist() for result in results] == [[1.0, 1.0]]
+    result = in_a_thread(lambda: multi.submit(x).result(60) if whole else multi(x))
+    assert result.tolist() == [1.0, 1.0]
     with pytest.raises(ClosedError):
         multi.submit(x)
 

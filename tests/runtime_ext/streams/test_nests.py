@@ -6,13 +6,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.streams.calls import Pair, arange, assert_same
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -21,9 +21,6 @@ from xruntime.errors import BatchError
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.joining import join
 from xruntime.streams.splitting import split
-
-Needs = Callable[[object, str], None]
-
 
 X, Y, Z = arange(4, 3), arange(4, 2) + 100, arange(4, 3, 2) + 200
 

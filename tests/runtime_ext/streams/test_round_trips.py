@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.runtime_ext.stream_threads import in_threads
 from tests.runtime_ext.streams.calls import Pair, arange, assert_same, shares_storage
 from torch import Tensor
 
@@ -202,7 +203,6 @@ def test_nothing_of_a_call_is_kept() -> None:
 
 def test_threads_split_and_join_at_once() -> None:
     hint = Hint(0, {"a": 0})
-    wrong: list[int] = []
     start = threading.Barrier(4)
 
     def work(seed: int) -> None:
@@ -211,12 +211,7 @@ def test_threads_split_and_join_at_once() -> None:
             x = arange(2 + (seed + turn) % 5, 2) + seed
             parts = split((x, {"a": x + 1}), {}, hint, 3)
             left, right = join([(*args,) for args, _ in parts], hint)
-            if not (torch.equal(left, x) and torch.equal(right["a"], x + 1)):
-                wrong.append(seed)
+            assert torch.equal(left, x)
+            assert torch.equal(right["a"], x + 1)
 
-    threads = [threading.Thread(target=work, args=(100 * index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    in_threads(work, range(0, 400, 100))

@@ -15,6 +15,7 @@ import weakref
 import pytest
 import torch
 from tests.runtime_ext.conftest import Needs
+from tests.runtime_ext.stream_threads import in_threads
 from tests.runtime_ext.teams import Team, read_team
 
 from xruntime.errors import AffinityRefusedError, ClosedError, CPUPoolError
@@ -67,16 +68,6 @@ def test_function_of_a_module_and_keywords(network, second: CPUPool) -> None:
         torch.testing.assert_close(task(network, batch, factor=3.0).get(), network(batch) * 3)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_script_module(network, two: CPUPool, dtype: torch.dtype) -> None:
-    batch = torch.rand(2, 3, 8, 8).to(dtype)
-    scripted = torch.jit.freeze(torch.jit.trace(network.to(dtype), batch))
-    with Task(scripted, two) as task:
-        torch.testing.assert_close(task(batch).get(), network(batch))
-        torch.testing.assert_close(task.run_sync(batch), network(batch))
-
-
 def test_submissions_in_flight_keep_their_own_arguments(second: CPUPool) -> None:
     gate = Gate()
 
@@ -100,11 +91,7 @@ def test_many_submitters_at_once(second: CPUPool) -> None:
             for number in range(200):
                 task(who, number).result()
 
-        threads = [threading.Thread(target=submit, args=(who,)) for who in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(submit, range(8))
     assert len(seen) == 1600
     for who in range(8):
         assert [number for submitter, number in seen if submitter == who] == list(range(200))

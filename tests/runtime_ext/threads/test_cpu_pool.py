@@ -14,6 +14,7 @@ from itertools import repeat
 
 import pytest
 from tests.launcher.planning.shapes import make_machine
+from tests.runtime_ext.conftest import Needs
 
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.topology import CoreKind, Machine
@@ -78,7 +79,7 @@ class TestNaming:
         assert pool(given).cpus == cpus
         assert pool("0-3").cpus == pool(core_ids="0-3").cpus
 
-    def test_integers_of_numpy(self, needs: Callable[[object, str], None]) -> None:
+    def test_integers_of_numpy(self, needs: Needs) -> None:
         needs(find_spec("numpy"), "numpy")
         numpy = import_module("numpy")
         made = pool(numpy.arange(3))

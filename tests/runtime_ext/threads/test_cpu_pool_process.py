@@ -11,15 +11,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.runtimes import intel_runtime, llvm_runtime
+from tests.tiers import quick_first
 
 from xlaunch.environment.openmp import BINDING
-
-Needs = Callable[[object, str], None]
 
 BEGIN = """
 import json, os, pickle, sys, threading
@@ -219,22 +218,16 @@ class TestOpenMP:
 
     @pytest.mark.parametrize(
         ("runtime", "variable", "value"),
-        [
-            ("torch's libgomp", "OMP_PROC_BIND", "true"),
-            *(
-                pytest.param(*case, marks=pytest.mark.long)
-                for case in [
-                    # The list is taken as it is, beyond the mask of the process, too.
-                    ("torch's libgomp", "GOMP_CPU_AFFINITY", "{} {}"),
-                    (
-                        "libiomp5.so (PyPI's intel-openmp)",
-                        "KMP_AFFINITY",
-                        "granularity=fine,compact",
-                    ),
-                    ("libomp.so.5 (Debian's libomp5)", "OMP_PROC_BIND", "true"),
-                ]
-            ),
-        ],
+        quick_first(
+            pytest.param(*case)
+            for case in [
+                ("torch's libgomp", "OMP_PROC_BIND", "true"),
+                # The list is taken as it is, beyond the mask of the process, too.
+                ("torch's libgomp", "GOMP_CPU_AFFINITY", "{} {}"),
+                ("libiomp5.so (PyPI's intel-openmp)", "KMP_AFFINITY", "granularity=fine,compact"),
+                ("libomp.so.5 (Debian's libomp5)", "OMP_PROC_BIND", "true"),
+            ]
+        ),
     )
     def test_binding_does_not_make_the_process_smaller(
         self, runtime: str, variable: str, value: str, two: tuple[int, int], needs: Needs

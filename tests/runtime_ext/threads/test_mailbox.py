@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
+from tests.runtime_ext.interpreters import python
 
 from xruntime.native import quick_library
 from xruntime.threads import mailbox
@@ -24,10 +23,7 @@ def test_waiting_spins_only_if_the_other_side_can_run(
         f"import os; os.sched_setaffinity(0, {two.core_ids[:cpus]});"
         " from xruntime.threads.mailbox import SPIN_US; print(SPIN_US)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"{spin_us}\n"
+    assert python("-c", script) == f"{spin_us}\n"
 
 
 @pytest.fixture

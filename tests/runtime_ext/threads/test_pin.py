@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from tests.runtime_ext.stream_threads import count_of_a_new_thread
+from tests.runtime_ext.stream_threads import count_of_a_new_thread, in_a_thread, in_threads
 from tests.runtime_ext.teams import Team, read_team
 
 from xruntime import openmp_team
@@ -109,11 +109,7 @@ def test_one_decorator_used_by_many_threads_at_once(first: CPUPool, second: CPUP
         run()
         changed.append((os.sched_getaffinity(0), torch.get_num_threads()) != before)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(8))
     expected = [Team(1, [first.core_ids])] * 4 + [Team(1, [second.core_ids])] * 4
     assert sorted(teams) == sorted(expected)
     assert changed == [False] * 8
@@ -154,19 +150,8 @@ def test_pins_of_generators_side_by_side(first: CPUPool, second: CPUPool) -> Non
 
 def test_a_pin_is_left_in_the_thread_that_entered_it(first: CPUPool) -> None:
     entered = pin(first)
-    with entered:
-        errors: list[BaseException] = []
-
-        def leave() -> None:
-            try:
-                entered.__exit__(None, None, None)
-            except RuntimeError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=leave)
-        thread.start()
-        thread.join()
-    assert "was entered in another thread" in str(errors[0])
+    with entered, pytest.raises(RuntimeError, match="was entered in another thread"):
+        in_a_thread(lambda: entered.__exit__(None, None, None))
 
 
 def test_exception_passes_and_all_is_restored(second: CPUPool) -> None:
@@ -183,18 +168,12 @@ def test_counts_that_the_block_changes_are_restored(two: CPUPool) -> None:
         assert len(openmp_team().members) == 5
     assert read_team() == before
     # The block's own call leaks into new threads, as it does without a pin.
-    mender = threading.Thread(target=lambda: torch.set_num_threads(count))
-    mender.start()
-    mender.join()
+    in_a_thread(lambda: torch.set_num_threads(count))
 
 
 def test_threads_that_the_block_starts_are_on_the_pool(second: CPUPool) -> None:
-    masks: list[set[int]] = []
     with pin(second):
-        thread = threading.Thread(target=lambda: masks.append(os.sched_getaffinity(0)))
-        thread.start()
-        thread.join()
-    assert masks == [set(second.core_ids)]
+        assert in_a_thread(lambda: os.sched_getaffinity(0)) == set(second.core_ids)
 
 
 def test_anything_but_a_pool_is_refused() -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from tests.runtime_ext.interpreters import python
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_changed")
 
@@ -91,8 +91,6 @@ def run(script: str, *, code: int = 0, to_the_end: bool = False) -> list[str]:
     The process ends as an interpreter does, which takes a while, or right after the script.
     """
     process = interpreter()
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(json.dumps([textwrap.dedent(script), to_the_end]) + "\n")
     process.stdin.flush()
     returned, output, errors = json.loads(process.stdout.readline())
@@ -114,31 +112,25 @@ def test_interpreter_ends_with_tasks_open_and_finishes_their_work() -> None:
     assert lines[-1] == "did 4"
 
 
-@pytest.mark.long
-def test_interpreter_ends_by_an_exception_with_tasks_open() -> None:
-    run(
-        "task = Task(torch.add, pool); task(torch.ones(1), 1); raise SystemExit(7)",
-        code=7,
-        to_the_end=True,
-    )
+WAITER = """
+task = Task(time.sleep, pool)
+waiter = threading.Thread(target=lambda: print(task.run_sync(0.2)))
+waiter.start()
+"""
 
 
 @pytest.mark.long
-def test_interpreter_ends_with_an_idle_task() -> None:
-    run("task = Task(torch.add, pool)", to_the_end=True)
-
-
-@pytest.mark.long
-def test_sys_exit_in_a_thread_that_waits() -> None:
-    lines = run(
-        """
-        task = Task(time.sleep, pool)
-        waiter = threading.Thread(target=lambda: print(task.run_sync(0.2)))
-        waiter.start()
-    """,
-        to_the_end=True,
-    )
-    assert lines == ["None"]
+@pytest.mark.parametrize(
+    ("script", "code", "lines"),
+    [
+        ("task = Task(torch.add, pool)", 0, []),
+        ("task = Task(torch.add, pool); task(torch.ones(1), 1); raise SystemExit(7)", 7, []),
+        (WAITER, 0, ["None"]),
+    ],
+    ids=["an idle task", "an exception", "a thread that waits"],
+)
+def test_interpreter_ends_with(script: str, code: int, lines: list[str]) -> None:
+    assert run(script, code=code, to_the_end=True) == lines
 
 
 def test_ctrl_c_interrupts_a_wait() -> None:
@@ -287,12 +279,4 @@ def test_data_loader_workers_have_all_cpus(tmp_path: Path) -> None:
                     task.run_sync(torch.ones(1 << 17))
         """)
     )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=os.environ | {"PYTHONWARNINGS": "ignore"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    python(str(script), PYTHONWARNINGS="ignore")

@@ -42,8 +42,7 @@ class Done(NamedTuple):
     @property
     def found(self) -> dict[str, Any]:
         """What --json printed: one object and nothing else."""
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        return json.loads(self.out)
 
     @property
     def message(self) -> str:
@@ -92,6 +91,21 @@ class Desk(NamedTuple):
         ):
             code = main(words)
         return Done(code, out.getvalue(), err.getvalue())
+
+    def search(
+        self,
+        program: str,
+        *words: str,
+        n: str = "1,2",
+        budget: str = "30",
+        metric: str = "items/s",
+        may_fail: bool = False,
+    ) -> Done:
+        """Search the values `n` of the program's one argument."""
+        searched = ("--metric", metric, "--only-params", "--param", f"n={n}", "--budget", budget)
+        done = self.xtune(*searched, *words, program, "{n}")
+        assert may_fail or done.code == 0, done.err
+        return done
 
     def run(self, *command: str) -> Done:
         """Run any command, as a process."""

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import pytest
 from tests.tuner.cli.commands import Desk
+from tests.tuner.conftest import Needs
 
 from xtune.cli import main
 
@@ -77,7 +77,7 @@ def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.machine
 def test_wall_time_does_not_compare_layouts(
-    capsys: pytest.CaptureFixture[str], needs: Callable[[object, str], None]
+    capsys: pytest.CaptureFixture[str], needs: Needs
 ) -> None:
     from xlaunch.machine import read_machine
     from xlaunch.planning import Request, plan

@@ -33,14 +33,9 @@ def test_help_names_the_other_commands(
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_of_each_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"Usage: xtune {name}")
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_by_the_word(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", name]) == 0
-    assert capsys.readouterr().out.startswith(f"Usage: xtune {name}")
+    for words in ([name, "--help"], ["help", name]):
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith(f"Usage: xtune {name}")
 
 
 def test_misspelt_command(capsys: pytest.CaptureFixture[str]) -> None:

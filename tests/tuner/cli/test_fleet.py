@@ -9,12 +9,13 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk
+from tests.tuner.conftest import Needs
 
 pytestmark = pytest.mark.full
 
@@ -60,7 +61,7 @@ def launches(directory: Path) -> Counter[str]:
 
 
 def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
-    desk: Desk, url: str, needs: Callable[[object, str], None]
+    desk: Desk, url: str, needs: Needs
 ) -> None:
     needs(os.geteuid() == 0 and shutil.which("unshare"), "root and unshare (util-linux)")
     desk.write("marked.py", MARKED)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
-from tests.tuner.cli.commands import RATE, Desk
+from tests.tuner.cli.commands import RATE, Desk, Done
+from tests.tuner.conftest import Needs
 
 
 @pytest.mark.long
@@ -53,23 +53,19 @@ def warnings_of(told: str) -> list[str]:
 
 @pytest.mark.long
 def test_a_study_is_gone_on_with_and_an_edit_between_is_told(desk: Desk) -> None:
-    words = (
-        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2", "rate.py",
-        "{n}",
-    )  # fmt: skip
-    first = desk.xtune(*words)
-    assert first.code == 0, first.err
+    first = desk.search("rate.py", budget="2")
     assert first.out.startswith("inconclusive: neither a gain nor its absence is established\n")
     assert "to continue: xtune resume 'rate.py" in first.out
     assert not warnings_of(first.err)
-    unchanged = desk.xtune(*words).err
+    unchanged = desk.search("rate.py", budget="2").err
     assert "continuing study 'rate.py" in unchanged
     assert not warnings_of(unchanged)
     desk.write("rate.py", f"# edited\n{RATE}")
     told = "4 launches of this study were made with the program as it was before an edit"
-    assert f"xtune: warning: {told}; if that affects speed" in desk.xtune(*words).err
+    warned = f"xtune: warning: {told}; if that affects speed"
+    assert warned in desk.search("rate.py", budget="2").err
     # Each of the two was launched; two launches are too few for a final, and nothing else is left.
-    quiet = desk.xtune("-q", *words)
+    quiet = desk.search("rate.py", "-q", budget="2")
     assert quiet.err == ""
     assert "the budget was too small for a final; 9 more launches are enough for one" in quiet.out
     resumed = desk.xtune("resume", "--budget", "30", "--json")
@@ -86,26 +82,18 @@ def test_a_study_is_gone_on_with_and_an_edit_between_is_told(desk: Desk) -> None
 
 @pytest.mark.long
 def test_launches_under_other_variables_or_on_other_cpus_do_not_count(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, needs: Callable[[object, str], None]
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, needs: Needs
 ) -> None:
     cpus = [str(cpu) for cpu in sorted(os.sched_getaffinity(0))]
     needs(cpus[1:], "two CPUs")
-    words = [
-        "--cpus",
-        cpus[0],
-        "--metric",
-        "items/s",
-        "--only-params",
-        "--param",
-        "n=1,2",
-        "--budget",
-        "3",
-    ]
-    program = ["rate.py", "{n}"]
-    assert "count" not in desk.xtune(*words, *program).err
+
+    def search(cpu: str) -> Done:
+        return desk.search("rate.py", "--cpus", cpu, budget="3")
+
+    assert "count" not in search(cpus[0]).err
     monkeypatch.setenv("BATCH", "64")
     told = "xtune: 3 launches of this study do not count: "
-    other = desk.xtune(*words, *program)
+    other = search(cpus[0])
     assert f"{told}the inherited BATCH has changed" in other.err
     assert "  3 launches, " in other.out
     monkeypatch.delenv("BATCH")
@@ -114,20 +102,15 @@ def test_launches_under_other_variables_or_on_other_cpus_do_not_count(
     assert f"{told}they were started in another way" in report.err
     assert report.found["launches"] == 5
     # Only the bare command is not bound to CPUs.
-    words[1] = cpus[1]
-    other = desk.xtune(*words, *program)
-    assert "do not count: --cpus, --python, caches, the inherited BATCH or libraries" in other.err
+    changed = "do not count: --cpus, --python, caches, the inherited BATCH or libraries"
+    assert changed in search(cpus[1]).err
 
 
 @pytest.mark.long
 def test_a_study_looks_the_same_in_every_environment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = desk.xtune(
-        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "30", "rate.py",
-        "{n}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
+    desk.search("rate.py")
     report = desk.xtune("report")
     assert report.out.startswith("gain: 2.00 times as good")
     assert report.err == ""
@@ -144,11 +127,7 @@ def test_a_study_looks_the_same_in_every_environment(
 
 @pytest.mark.long
 def test_launches_count_in_a_shell_with_evaluated_variables(desk: Desk) -> None:
-    words = [
-        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "4", "rate.py",
-        "{n}",
-    ]  # fmt: skip
-    assert desk.xtune(*words).code == 0
+    desk.search("rate.py", budget="4")
     evaluated = 'eval "$("$0" -m xlaunch env)"; exec "$0" -m xtune resume --budget 2'
     done = subprocess.run(
         ["sh", "-c", evaluated, sys.executable],
@@ -170,11 +149,7 @@ if os.path.getsize("launches") == 3:
         program.write("# edited")
 """
     desk.write("rate.py", f"{RATE}{edit}")
-    done = desk.xtune(
-        "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "6", "rate.py",
-        "{n}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
+    done = desk.search("rate.py", budget="6")
     assert done.err.count("warning: the program was edited during the search") == 1
     assert desk.xtune("report", "--html", "page.html").code == 0
     page = (desk.directory / "page.html").read_text()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pexpect
@@ -19,10 +18,10 @@ LONG = ("--only-params", "--param", f"t={NAPS}", "--budget", "2000", "nap.py", "
 """A search that takes longer than any test, and many launches until its final begins."""
 
 
-def spawn(desk: Desk) -> pexpect.spawn[str]:
+def spawn(desk: Desk, *words: str) -> pexpect.spawn[str]:
     return pexpect.spawn(
         XTUNE[0],
-        [*XTUNE[1:], *LONG],
+        [*XTUNE[1:], *words],
         cwd=str(desk.directory),
         env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
         timeout=PATIENCE_S,
@@ -32,7 +31,7 @@ def spawn(desk: Desk) -> pexpect.spawn[str]:
 
 
 def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
-    child = spawn(desk)
+    child = spawn(desk, *LONG)
     child.expect("11 configurations")
     child.expect("of up to 2,000 launches, .* left")
     child.expect("running")
@@ -69,7 +68,6 @@ def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stderr is not None
         for line in process.stderr:
             if "searching" in line:
                 break
@@ -83,24 +81,8 @@ def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
 @pytest.mark.long
 def test_nothing_is_left_running(desk: Desk) -> None:
     desk.write("long.py", "import time\nprint('1 items/s', flush=True)\ntime.sleep(500)\n")
-    child = pexpect.spawn(
-        sys.executable,
-        [
-            "-m",
-            "xtune",
-            "--metric",
-            "items/s",
-            "--only-params",
-            "--param",
-            "n=1,2",
-            "long.py",
-            "{n}",
-        ],
-        cwd=str(desk.directory),
-        env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
-        timeout=PATIENCE_S,
-        encoding="utf-8",
-    )
+    searched = ("--metric", "items/s", "--only-params", "--param", "n=1,2")
+    child = spawn(desk, *searched, "long.py", "{n}")
     child.expect("the bare command, for [1-9]")
     running = _commands(desk)
     assert any("long.py\0001" in words for words in running)

@@ -72,11 +72,19 @@ def launch(
 Script = Callable[[FinalLaunch], Launch]
 
 
-def scripted(values: dict[Configuration, float], *, noise: float = 0.0, seed: int = 0) -> Script:
-    """An executor that gives each configuration its value, times noise."""
+def scripted(
+    values: dict[Configuration, float],
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
+    instead: Callable[[FinalLaunch], Launch | None] = lambda _: None,
+) -> Script:
+    """An executor that gives each configuration its value, times noise, or what `instead` gives."""
     rng = np.random.default_rng(seed)
 
     def execute(turn: FinalLaunch) -> Launch:
+        if (other := instead(turn)) is not None:
+            return other
         value = values[turn.configuration] * math.exp(noise * rng.standard_normal())
         return launch(turn.configuration, value)
 

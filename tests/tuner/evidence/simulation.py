@@ -59,20 +59,17 @@ class SimulatedWorkload:
         seed: int,
         goal: Goal = Goal.MAXIMIZE,
         launch_s: float = 10.0,
-        fails: Callable[[Configuration], bool] = lambda _: False,
     ) -> None:
         """A workload that does `speed(configuration)` items a second, or takes 1 / that many seconds.
 
         launch_s
             What a launch takes on the workload's clock, whatever its speed.
-        fails
-            Configurations of which every launch crashes.
         """
         self._speed = speed
         self._noise = noise
         self._goal = goal
         self._launch_s = launch_s
-        self._fails = fails
+
         self._generator = np.random.default_rng(seed)
         self._drifted = 0.0
         self._now_s = 0.0
@@ -83,10 +80,6 @@ class SimulatedWorkload:
     def now_s(self) -> float:
         return self._now_s
 
-    def true_gain(self, configuration: Configuration, baseline: Configuration) -> float:
-        """How many times better than the baseline it really is."""
-        return self._speed(configuration) / self._speed(baseline)
-
     def measure(
         self,
         configuration: Configuration,
@@ -94,22 +87,17 @@ class SimulatedWorkload:
         cut_at: float | None = None,
         limit_s: float | None = None,
     ) -> Launch:
-        """One launch. `cut_at` is left unheeded: a simulated launch costs nothing."""
+        """One launch. `cut_at` and `limit_s` are left unheeded: a simulated launch costs nothing."""
         began_s = self._now_s
-        takes_s = self._launch_s if limit_s is None else min(limit_s, self._launch_s)
-        self._now_s += takes_s
+        self._now_s += self._launch_s
         log = self._draw() + math.log(self._speed(configuration))
-        outcome = Outcome.CRASHED if self._fails(configuration) else Outcome.MEASURED
-        if takes_s < self._launch_s:
-            outcome = Outcome.TIMED_OUT
-        value = math.exp(log if self._goal is Goal.MAXIMIZE else -log)
         return Launch(
             configuration=configuration,
             plan_hash=repr(configuration),
-            outcome=outcome,
-            value=value if outcome is Outcome.MEASURED else None,
+            outcome=Outcome.MEASURED,
+            value=math.exp(log if self._goal is Goal.MAXIMIZE else -log),
             began_s=began_s,
-            secondary=Secondary(takes_s),
+            secondary=Secondary(self._launch_s),
         )
 
     def _draw(self) -> float:

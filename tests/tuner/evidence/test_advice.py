@@ -62,10 +62,8 @@ def ever_claims_a_gain(finalists: int, seed: int) -> bool:
 @pytest.mark.parametrize(
     ("runs", "finalists", "most"),
     [
-        (40, 1, 6),
-        pytest.param(200, 3, 10, marks=pytest.mark.long),
-        pytest.param(500, 1, 25, marks=pytest.mark.full),
-        pytest.param(500, 3, 25, marks=pytest.mark.full),
+        *quick_first([pytest.param(40, 1, 6), pytest.param(200, 3, 10)]),
+        *(pytest.param(500, count, 25, marks=pytest.mark.full) for count in (1, 3)),
     ],
 )
 def test_however_often_it_is_stopped_a_final_claims_no_gain_that_is_none(
@@ -96,9 +94,7 @@ def advice_comes_true(gains: tuple[float, ...], blocks: int, seed: int) -> bool 
     ("gains", "blocks", "runs"),
     [
         ((0.05,), 6, 30),
-        pytest.param((0.0,), 6, 100, marks=pytest.mark.long),
-        pytest.param((0.03,), 6, 100, marks=pytest.mark.long),
-        pytest.param((-0.02,), 6, 100, marks=pytest.mark.long),
+        *(pytest.param((gain,), 6, 100, marks=pytest.mark.long) for gain in (0.0, 0.03, -0.02)),
         pytest.param((0.04, 0.0, 0.0), 12, 100, marks=pytest.mark.long),
         pytest.param((0.0,), 6, 300, marks=pytest.mark.full),
         pytest.param((0.0, 0.0, 0.0), 12, 400, marks=pytest.mark.full),

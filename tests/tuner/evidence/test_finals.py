@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,7 @@ from tests.tuner.evidence.contenders import (
 )
 
 from xtune.evidence.finals import Final, Finalist, FinalLaunch, FinalPlan
-from xtune.evidence.verdicts import ClaimRule, VerdictKind
+from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
 
@@ -78,31 +80,28 @@ def test_asking_changes_nothing() -> None:
     final = Final(plan(ONE), RATE)
     first = final.next()
     assert final.next() == first
-    assert first is not None
     final.record(first, launch(first.configuration, 100.0))
     final.verdict()
     assert final.next() == final.next() != first
 
 
-def test_a_gain_ends_the_final_at_a_look() -> None:
-    values = {BARE: 100.0, ONE: 130.0, TWO: 90.0}
-    final, _ = play(plan(ONE, TWO), scripted(values, noise=0.02))
+@pytest.mark.parametrize(
+    ("values", "objective", "gain"),
+    [
+        ({BARE: 100.0, ONE: 130.0, TWO: 90.0}, RATE, 1.3),
+        ({BARE: 10.0, ONE: 8.0, TWO: 12.0}, Objective("wall", Goal.MINIMIZE), 1.25),
+    ],
+)
+def test_a_gain_ends_the_final_at_a_look(
+    values: dict[Configuration, float], objective: Objective, gain: float
+) -> None:
+    final, _ = play(plan(ONE, TWO), scripted(values, noise=0.02), objective=objective)
     verdict = final.verdict()
     assert final.is_over
     assert final.blocks == 4
     assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
-    assert verdict.gain == pytest.approx(1.3, rel=0.05)
-
-
-def test_less_is_better_where_that_is_the_goal() -> None:
-    seconds = {BARE: 10.0, ONE: 8.0, TWO: 12.0}
-    final, _ = play(
-        plan(ONE, TWO), scripted(seconds, noise=0.02), objective=Objective("wall", Goal.MINIMIZE)
-    )
-    verdict = final.verdict()
-    assert verdict.best == ONE
-    assert verdict.gain == pytest.approx(1.25, rel=0.05)
+    assert verdict.gain == pytest.approx(gain, rel=0.05)
 
 
 def test_who_is_behind_stops_and_the_others_go_on() -> None:
@@ -161,21 +160,15 @@ def test_when_none_can_gain_it_ends_early() -> None:
 
 
 def test_a_failed_launch_leaves_its_pair_out() -> None:
-    failed: list[FinalLaunch] = []
-    script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02)
+    def crash(turn: FinalLaunch) -> Launch | None:
+        fails = (turn.configuration, turn.block) == (ONE, 2)
+        return launch(ONE, None, outcome=Outcome.CRASHED) if fails else None
 
-    def execute(turn: FinalLaunch) -> Launch:
-        if turn.configuration == ONE and turn.block == 2:
-            failed.append(turn)
-            return launch(ONE, None, outcome=Outcome.CRASHED)
-        return script(turn)
-
-    final, _ = play(plan(ONE, TWO), execute, blocks=6)
-    assert len(failed) == 1
+    script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02, instead=crash)
+    final, turns = play(plan(ONE, TWO), script, blocks=6)
+    assert sum((turn.configuration, turn.block) == (ONE, 2) for turn in turns) == 1
     rows = {row.contender.configuration: row for row in final.verdict().standings}
     assert rows[ONE].contender.log_ratios[2] is None
-    assert rows[ONE].interval is not None
-    assert rows[TWO].interval is not None
     assert rows[ONE].interval.pairs == 5
     assert rows[TWO].interval.pairs == 6
 
@@ -190,12 +183,10 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
     ],
 )
 def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
-    script = scripted(EQUAL, noise=0.02)
-
-    def execute(turn: FinalLaunch) -> Launch:
-        return bad if turn.configuration == ONE else script(turn)
-
-    final, turns = play(plan(ONE, TWO), execute)
+    script = scripted(
+        EQUAL, noise=0.02, instead=lambda turn: bad if turn.configuration == ONE else None
+    )
+    final, turns = play(plan(ONE, TWO), script)
     assert Counter(turn.configuration for turn in turns)[ONE] == 2
     standing = final.verdict().standings[-1]
     assert standing.contender.configuration == ONE
@@ -204,47 +195,36 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
 
 
 def test_when_every_finalist_is_out_the_final_is_over() -> None:
-    def execute(turn: FinalLaunch) -> Launch:
-        if turn.configuration == BARE:
-            return launch(BARE, 100.0)
-        return launch(turn.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
+    def fail(turn: FinalLaunch) -> Launch | None:
+        failed = launch(turn.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
+        return None if turn.configuration == BARE else failed
 
-    final, turns = play(plan(ONE, TWO), execute)
+    final, turns = play(plan(ONE, TWO), scripted(EQUAL, instead=fail))
     assert final.blocks == 2
     assert len(turns) <= 6
     verdict = final.verdict()
     assert final.is_over
-    assert verdict.kind is VerdictKind.INCONCLUSIVE
-    assert verdict.best == BARE
+    assert (verdict.kind, verdict.best) == (VerdictKind.INCONCLUSIVE, BARE)
     assert "out of memory" in verdict.reason
 
 
+def bare_crashes_in(*blocks: int) -> Callable[[FinalLaunch], Launch | None]:
+    crashed = launch(BARE, None, outcome=Outcome.CRASHED)
+    return lambda turn: crashed if turn.configuration == BARE and turn.block in blocks else None
+
+
 def test_a_default_that_fails_once_costs_its_block_only() -> None:
-    script = scripted(EQUAL, noise=0.02)
-
-    def execute(turn: FinalLaunch) -> Launch:
-        if turn.configuration == BARE and turn.block in (1, 3):
-            return launch(BARE, None, outcome=Outcome.CRASHED)
-        return script(turn)
-
     made = plan(ONE, TWO)
-    final, turns = play(made, execute)
+    final, turns = play(made, scripted(EQUAL, noise=0.02, instead=bare_crashes_in(1, 3)))
     assert final.blocks == 12
     for block in (1, 3):
         cut = made.order(block).index(0) + 1
         assert sum(turn.block == block for turn in turns) == cut
-    interval = final.verdict().interval
-    assert interval is not None
-    assert interval.pairs == 10
+    assert final.verdict().interval.pairs == 10
 
 
 def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
-    def execute(turn: FinalLaunch) -> Launch:
-        if turn.configuration == BARE and turn.block >= 1:
-            return launch(BARE, None, outcome=Outcome.CRASHED)
-        return launch(turn.configuration, 100.0)
-
-    final, turns = play(plan(ONE), execute)
+    final, turns = play(plan(ONE), scripted(EQUAL, instead=bare_crashes_in(*range(1, 12))))
     assert turns[-1].block == 2
     verdict = final.verdict()
     assert final.is_over
@@ -276,7 +256,6 @@ def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
     verdict = final.verdict()
     assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
-    assert verdict.gain is not None
     assert verdict.gain < 1.0
 
 
@@ -321,46 +300,39 @@ def test_launches_in_any_order_and_more_than_asked_for_contradict_nothing(
     chance: random.Random, count: int
 ) -> None:
     """What was recorded is the state: in any order, also of finalists that were dropped by then."""
-    made = plan(ONE, TWO, THREE)
-    values = {BARE: 100.0, ONE: 103.0, TWO: 101.0, THREE: 80.0}
-    whole, turns = play(made, scripted(values, noise=0.03))
-    launches = {
-        (turn.block, turn.candidate): one
-        for turn, one in zip(turns, launched(whole, turns), strict=True)
-    }
+    made, verdict, launches = whole_final()
     kept = list(launches.items())[:count]
     chance.shuffle(kept)
     extra = {(block, 3): launch(THREE, 500.0) for block in range(6, 12)}
     again = Final(made, RATE, {**extra, **dict(kept)})
     while (turn := again.next()) is not None and turn.block < 12:
         again.record(turn, launches[turn.block, turn.candidate])
-    assert again.verdict() == whole.verdict()
+    assert again.verdict() == verdict
 
 
-def launched(final: Final, turns: list[FinalLaunch]) -> list[Launch]:
-    """The launches of these turns."""
-    by_key = dict(
-        zip(sorted((one.block, one.candidate) for one in turns), final.launches, strict=True)
-    )
-    return [by_key[turn.block, turn.candidate] for turn in turns]
+@functools.cache
+def whole_final() -> tuple[FinalPlan, Verdict, dict[tuple[int, int], Launch]]:
+    """A plan, its verdict, and the launches by block and candidate, in the order of their turns."""
+    made = plan(ONE, TWO, THREE)
+    values = {BARE: 100.0, ONE: 103.0, TWO: 101.0, THREE: 80.0}
+    whole, turns = play(made, scripted(values, noise=0.03))
+    keys = [(turn.block, turn.candidate) for turn in turns]
+    by_key = dict(zip(sorted(keys), whole.launches, strict=True))
+    return made, whole.verdict(), {key: by_key[key] for key in keys}
 
 
-def test_a_verdict_that_is_open_says_what_would_settle_it() -> None:
-    values = {BARE: 100.0, ONE: 103.0, TWO: 102.0}
-    final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=4))
+@pytest.mark.parametrize(
+    ("two", "seed", "block_launches"),
+    [(102.0, 4, 3), pytest.param(70.0, 2, 2, id="a dropped finalist takes no more launches")],
+)
+def test_a_verdict_that_is_open_says_what_would_settle_it(
+    two: float, seed: int, block_launches: int
+) -> None:
+    values = {BARE: 100.0, ONE: 103.0 if seed == 4 else 106.0, TWO: two}
+    final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=seed))
+    assert final.block_launches == block_launches
     more = final.verdict().more
-    assert more is not None
-    assert more.launches == 3 * more.blocks > 0
-    assert more.seconds == pytest.approx(10.0 * more.launches)
-
-
-def test_a_dropped_finalist_takes_no_more_launches() -> None:
-    values = {BARE: 100.0, ONE: 106.0, TWO: 70.0}
-    final, _ = play(plan(ONE, TWO, blocks=6), scripted(values, noise=0.04, seed=2))
-    assert final.block_launches == 2
-    more = final.verdict().more
-    assert more is not None
-    assert more.launches == 2 * more.blocks
+    assert more.launches == block_launches * more.blocks > 0
     assert more.seconds == pytest.approx(10.0 * more.launches)
 
 
@@ -369,11 +341,8 @@ def test_a_block_that_is_half_made_needs_the_other_half() -> None:
     final, _ = play(plan(ONE, blocks=12), script, blocks=5)
     whole = final.verdict().more
     turn = final.next()
-    assert turn is not None
     final.record(turn, script(turn))
     half = final.verdict().more
-    assert whole is not None
-    assert half is not None
     assert (half.blocks, half.launches) == (whole.blocks, whole.launches - 1)
 
 

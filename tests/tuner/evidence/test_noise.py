@@ -25,7 +25,6 @@ def test_the_spread_is_that_of_all_repeated_launches() -> None:
     rng = np.random.default_rng(0)
     groups = [list(np.exp(rng.normal(level, 0.04, 3))) for level in rng.normal(0.0, 1.0, 200)]
     pooled = pooled_spread([*groups, [5.0]])
-    assert pooled is not None
     assert pooled.spread == pytest.approx(0.04, rel=0.07)
     assert pooled.degrees == 400
     assert pooled_spread([[1.0], [2.0]]) is None

@@ -31,7 +31,6 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == verdict.leader == ONE
     assert verdict.gain == pytest.approx(1.10)
-    assert verdict.interval is not None
     # t of 8 degrees at 2.5 % is 2.306; 2.306 * 0.03 / 3.
     assert verdict.interval.low == pytest.approx(1.10 * math.exp(-0.02306), rel=1e-4)
     assert verdict.interval.high == pytest.approx(1.10 * math.exp(0.02306), rel=1e-4)
@@ -52,24 +51,28 @@ def test_a_gain_below_the_minimal_effect_is_none() -> None:
     assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is VerdictKind.GAIN
 
 
-def test_a_loss_is_no_gain() -> None:
-    verdict = judged(contender(ONE, around(0.9, 0.02, 8)))
-    assert verdict.kind is VerdictKind.NO_GAIN
-    assert verdict.reason.startswith(
-        "no finalist is ahead of the bare command: the best is at -10.0 %"
-    )
-
-
 @pytest.mark.parametrize(
-    ("ratio", "said"),
+    ("ratio", "spread", "kind", "said"),
     [
-        (1.03, "the best finalist is at +3.0 % (95 % confidence interval: -1.2 % to +7.4 %)"),
-        (0.99, "no finalist is ahead of the bare command: the best is at -1.0 % (95 % conf"),
+        (
+            *(1.03, 0.05, VerdictKind.INCONCLUSIVE),
+            "the best finalist is at +3.0 % (95 % confidence interval: -1.2 % to +7.4 %)",
+        ),
+        (
+            *(0.99, 0.05, VerdictKind.INCONCLUSIVE),
+            "no finalist is ahead of the bare command: the best is at -1.0 % (95 % conf",
+        ),
+        (
+            *(0.9, 0.02, VerdictKind.NO_GAIN),
+            "no finalist is ahead of the bare command: the best is at -10.0 %",
+        ),
     ],
 )
-def test_what_is_neither_says_where_the_best_is(ratio: float, said: str) -> None:
-    verdict = judged(contender(ONE, around(ratio, 0.05, 8)))
-    assert verdict.kind is VerdictKind.INCONCLUSIVE
+def test_without_a_gain_the_reason_says_where_the_best_is(
+    ratio: float, spread: float, kind: VerdictKind, said: str
+) -> None:
+    verdict = judged(contender(ONE, around(ratio, spread, 8)))
+    assert verdict.kind is kind
     assert (verdict.best, verdict.leader) == (BARE, ONE)
     assert verdict.reason.startswith(said)
 
@@ -81,8 +84,6 @@ def test_more_finalists_widen_the_interval() -> None:
         contender(TWO, around(1.0, 0.03, 9, seed=1)),
         contender(THREE, around(1.0, 0.03, 9, seed=2)),
     )
-    assert one.interval is not None
-    assert three.interval is not None
     assert three.interval.level == pytest.approx(0.025 / 3)
     assert three.interval.low < one.interval.low < one.interval.high < three.interval.high
 
@@ -99,7 +100,6 @@ def test_outliers_may_not_take_a_gain_back() -> None:
     """5 % faster in ten blocks, half as fast in two: the typical launch gains, the mean loses."""
     ratios = [*around(1.05, 0.004, 18), 0.5, 0.5]
     verdict = judged(contender(ONE, ratios))
-    assert verdict.interval is not None
     assert verdict.interval.low > 1.0
     assert verdict.interval.plain < 1.0
     assert verdict.kind is VerdictKind.INCONCLUSIVE
@@ -146,22 +146,19 @@ def test_a_finalist_that_is_out_claims_nothing() -> None:
     assert alone.best == BARE
 
 
-def test_keeping_what_the_default_breaks_is_a_gain() -> None:
-    """10 % slower, but within the 20 ms that the bare command misses in each block."""
-    kept = [True] * 8
-    row = contender(ONE, around(0.9, 0.02, 8), kept=kept)
-    verdict = judged(row, baseline_kept=[False] * 8)
+@pytest.mark.parametrize("both_keep", [0, 4])
+def test_keeping_what_the_default_breaks_is_a_gain(both_keep: int) -> None:
+    """10 % slower, but within the 20 ms that the bare command misses in eight blocks.
+
+    Blocks in which both keep it tell nothing.
+    """
+    blocks = 8 + both_keep
+    row = contender(ONE, around(0.9, 0.02, blocks), kept=[True] * blocks)
+    verdict = judged(row, baseline_kept=[False] * 8 + [True] * both_keep)
     assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
-    assert verdict.gain == pytest.approx(0.9)
+    assert verdict.gain == pytest.approx(0.9, rel=1e-4)
     assert "meets the requirements and the bare command does not" in verdict.reason
-
-
-def test_blocks_in_which_both_keep_it_tell_nothing() -> None:
-    row = contender(ONE, around(0.9, 0.02, 12), kept=[True] * 12)
-    verdict = judged(row, baseline_kept=[False] * 8 + [True] * 4)
-    assert verdict.kind is VerdictKind.GAIN
-    assert verdict.best == ONE
 
 
 def test_keeping_it_by_chance_is_none() -> None:
@@ -178,17 +175,8 @@ def test_keeping_it_by_chance_is_none() -> None:
 def test_blocks_without_a_pair_are_left_out() -> None:
     ratios: list[float | None] = [*around(1.1, 0.02, 8)]
     verdict = judged(contender(ONE, [None, *ratios[:4], None, *ratios[4:]]))
-    assert verdict.interval is not None
     assert verdict.interval.pairs == 8
     assert verdict.gain == pytest.approx(1.1)
-
-
-def test_the_same_contenders_get_the_same_verdict() -> None:
-    rows = [
-        contender(ONE, around(1.02, 0.03, 12)),
-        contender(TWO, around(1.01, 0.03, 12, seed=1)),
-    ]
-    assert judged(*rows, seed=4) == judged(*rows, seed=4)
 
 
 def test_without_a_final_the_default_stays() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests.tuner.conftest import Needs
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
@@ -30,7 +31,7 @@ MakeRunner = Callable[..., Runner]
 
 
 @pytest.fixture
-def two_cpus(needs: Callable[[object, str], None]) -> None:
+def two_cpus(needs: Needs) -> None:
     """Two instances of a core each can be started."""
     needs(len(os.sched_getaffinity(0)) > 1, "two CPUs")
 

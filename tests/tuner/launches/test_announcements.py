@@ -100,19 +100,18 @@ def test_number_follows_on_the_next_line():
     assert [one.times_s for one in announced.series] == [(3.0,), (7.0,)]
 
 
-def test_lines_between_do_not_confuse():
-    announced = read(LATENCY, "libgomp: a warning", "3 of 4 done", "12.5")
-    assert values(announced) == {("@hypertune latency (ms)", 0): (12.5,)}
-
-
-def test_scalars_of_torch_and_numpy_are_numbers():
-    announced = read(LATENCY, "tensor(0.25)", LATENCY, "tensor(0.5, dtype=torch.float64)")
-    assert values(announced) == {("@hypertune latency (ms)", 0): (0.25, 0.5)}
-
-
-def test_several_values_of_a_name_are_a_series():
-    announced = read(*[line for step in range(5) for line in (LATENCY, str(step))])
-    assert values(announced) == {("@hypertune latency (ms)", 0): (0, 1, 2, 3, 4)}
+@pytest.mark.parametrize(
+    ("lines", "numbers"),
+    [
+        ([LATENCY, "libgomp: a warning", "3 of 4 done", "12.5"], (12.5,)),
+        ([LATENCY, "tensor(0.25)", LATENCY, "tensor(0.5, dtype=torch.float64)"], (0.25, 0.5)),
+        ([line for step in range(5) for line in (LATENCY, str(step))], (0, 1, 2, 3, 4)),
+    ],
+    ids=["lines between", "scalars of torch", "a series"],
+)
+def test_numbers_of_one_name(lines: list[str], numbers: tuple[float, ...]):
+    announced = read(*lines)
+    assert values(announced) == {("@hypertune latency (ms)", 0): numbers}
     assert len(announced.announcements) == 1
 
 

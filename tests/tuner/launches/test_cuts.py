@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.launches.noise import NOISES, made_series
 
 from xlaunch.metrics.metric_lines import MetricKind
@@ -39,31 +40,32 @@ def lost(
 
 def test_steady_rate_far_below_is_cut():
     reason = lost(series(flat()), cut_at=120.0)
-    assert reason is not None
     assert reason.endswith("and the value to beat is 120")
     assert reason.startswith("steady at 10")
 
 
-def test_steady_time_far_above_is_cut():
-    assert lost(series(flat()), cut_at=80.0, kind=TIME, goal=MINIMIZE) is not None
-    assert lost(series(flat()), cut_at=120.0, kind=TIME, goal=MINIMIZE) is None
+INSTANCES = [series(flat(seed), instance=seed) for seed in range(3)]
 
 
-@pytest.mark.parametrize("cut_at", [50.0, 99.0, 100.0, 101.0])
-def test_what_may_win_goes_on(cut_at: float):
-    assert lost(series(flat()), cut_at=cut_at) is None
-
-
-def test_rates_of_instances_add_up():
-    told = [series(flat(seed), instance=seed) for seed in range(3)]
-    assert lost(*told, cut_at=299.0) is None
-    assert lost(*told, cut_at=330.0) is not None
+@pytest.mark.parametrize(
+    ("told", "kind", "goal", "cut_at", "is_lost"),
+    [
+        *(([series(flat())], RATE, MAXIMIZE, at, False) for at in (50.0, 99.0, 100.0, 101.0)),
+        ([series(flat())], TIME, MINIMIZE, 80.0, True),
+        ([series(flat())], TIME, MINIMIZE, 120.0, False),
+        (INSTANCES, RATE, MAXIMIZE, 299.0, False),  # rates of instances add up
+        (INSTANCES, RATE, MAXIMIZE, 330.0, True),
+    ],
+)
+def test_what_may_win_goes_on(
+    told: list[Series], kind: MetricKind, goal: Goal, cut_at: float, is_lost: bool
+):
+    assert (lost(*told, cut_at=cut_at, kind=kind, goal=goal) is not None) == is_lost
 
 
 def test_every_instance_has_to_have_come():
-    told = [series(flat(seed), instance=seed) for seed in range(3)]
-    assert lost(*told, cut_at=1e9, instances=4) is None
-    assert lost(*told, series(flat(count=5), instance=3), cut_at=1e9) is None
+    assert lost(*INSTANCES, cut_at=1e9, instances=4) is None
+    assert lost(*INSTANCES, series(flat(count=5), instance=3), cut_at=1e9) is None
     assert lost(cut_at=1e9, instances=1) is None
 
 
@@ -106,13 +108,7 @@ def test_only_rates_upwards_and_times_downwards_are_cut(kind: MetricKind, goal: 
     assert (lost(series(flat()), cut_at=cut_at, kind=kind, goal=goal) is not None) == cuttable
 
 
-@pytest.mark.parametrize(
-    "noise",
-    [
-        next(iter(NOISES)),
-        *(pytest.param(noise, marks=pytest.mark.long) for noise in list(NOISES)[1:]),
-    ],
-)
+@pytest.mark.parametrize("noise", quick_first(NOISES))
 @pytest.mark.parametrize(("kind", "goal"), [(RATE, MAXIMIZE), (TIME, MINIMIZE)])
 def test_what_equals_the_best_is_never_cut_at_any_moment(noise: str, kind: MetricKind, goal: Goal):
     for seed in range(8):

@@ -121,22 +121,30 @@ def test_any_text_is_read_or_refused(text: str):
 # What has to be measured for it
 
 
-def test_required_metrics_are_measured_too():
-    wanted = objective("images/s", "accuracy>=0.9", "rss<=8GiB", "p99(step time)<=20ms", "loss<=1")
-    assert metrics_to_read(wanted, ["loss", "images/s", "rate:total"]) == (
-        "images/s", "loss", "rate:total", "accuracy", "latency:step time",
-    )  # fmt: skip
-
-
-def test_wall_time_is_not_read_from_output():
-    assert metrics_to_read(objective("wall", "wall<=10s")) == ()
-
-
-def test_a_percentile_is_of_the_one_latency():
-    assert metrics_to_read(objective("images/s", "p99<=20ms"), ["step_ms"]) == (
-        "images/s", "step_ms",
-    )  # fmt: skip
-    assert metrics_to_read(objective("latency", "p99<=20ms", "p90<=10ms")) == ("latency",)
+@pytest.mark.parametrize(
+    ("wanted", "further", "read"),
+    [
+        (
+            ("images/s", "accuracy>=0.9", "rss<=8GiB", "p99(step time)<=20ms", "loss<=1"),
+            ["loss", "images/s", "rate:total"],
+            ("images/s", "loss", "rate:total", "accuracy", "latency:step time"),
+        ),
+        (("wall", "wall<=10s"), [], ()),  # it is not read from output
+        (("images/s", "p99<=20ms"), ["step_ms"], ("images/s", "step_ms")),  # the one latency
+        (("latency", "p99<=20ms", "p90<=10ms"), [], ("latency",)),
+        (("a_ms", "p99(b_ms)<=20ms"), ["b_ms"], ("a_ms", "b_ms")),
+        (
+            ("@hypertune latency (ms)", "@hypertune accuracy>=0.9", "p90<=1"),
+            [],
+            ("@hypertune",),  # announced values are read by their mark
+        ),
+        (("wall", "p90(total)<=3"), [], (f"{MetricKind.TIME.value}:total",)),
+    ],
+)
+def test_required_metrics_are_measured_too(
+    wanted: tuple[str, ...], further: list[str], read: tuple[str, ...]
+):
+    assert metrics_to_read(objective(*wanted), further) == read
 
 
 def test_a_percentile_of_nothing_is_refused():
@@ -147,18 +155,11 @@ def test_a_percentile_of_nothing_is_refused():
 def test_a_percentile_of_several_is_refused_with_the_choice():
     with pytest.raises(ObjectiveError, match=r"Write one of p99\(a_ms\), p99\(b_ms\)"):
         metrics_to_read(objective("a_ms", "p99<=20ms"), ["b_ms"])
-    named = objective("a_ms", "p99(b_ms)<=20ms")
-    assert metrics_to_read(named, ["b_ms"]) == ("a_ms", "b_ms")
 
 
 def test_metrics_that_cannot_be_read_are_refused():
     with pytest.raises(UsageError, match="put a group around the number"):
         metrics_to_read(objective("(?:x)/s"))
-
-
-def test_announced_values_are_read_by_their_mark():
-    wanted = objective("@hypertune latency (ms)", "@hypertune accuracy>=0.9", "p90<=1")
-    assert metrics_to_read(wanted) == ("@hypertune",)
 
 
 # What launches come to
@@ -197,21 +198,15 @@ def test_unit_that_nobody_told_is_not_guessed():
     assert "the unit of 'latency' is unknown" in notes[0]
 
 
-def test_resources_are_taken_as_recorded():
+def test_resources_and_metrics_are_compared_as_they_are():
     secondary = Secondary(wall_s=2.0, cpu_s=3.0, peak_rss_bytes=4 << 30, energy_j=5.0)
     found, notes = seen("wall<=1s", "cpu<=1s", "rss<=1GiB", "energy<=1J", secondary=secondary)
     assert (found, notes) == ([2.0, 3.0, float(4 << 30), 5.0], ())
-
-
-def test_what_this_system_does_not_tell_does_not_hold():
+    found, notes = seen("accuracy>=0.9", "images/s>=10", **{"accuracy": [0.95], "images/s": [9.0]})
+    assert (found, notes) == ([0.95, 9.0], ())
     found, notes = seen("energy<=1J")
     assert found == [None]
     assert notes == ("--require 'energy<=1J': energy cannot be read on this system",)
-
-
-def test_metrics_are_compared_as_printed():
-    found, notes = seen("accuracy>=0.9", "images/s>=10", **{"accuracy": [0.95], "images/s": [9.0]})
-    assert (found, notes) == ([0.95, 9.0], ())
 
 
 def test_what_was_not_printed_does_not_hold():
@@ -222,8 +217,3 @@ def test_what_was_not_printed_does_not_hold():
         "no latency was printed",
         "it was not printed",
     ]
-
-
-def test_kind_of_a_percentile_s_metric_is_a_time():
-    (text,) = metrics_to_read(objective("wall", "p90(total)<=3"))
-    assert text == f"{MetricKind.TIME.value}:total"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.binomial import binomial_upper_bound
+from tests.tiers import quick_first
 from tests.tuner.launches.noise import LEVEL, NOISES, made_series
 
 from xtune.launches.launch import Steadiness
@@ -176,13 +177,7 @@ def test_scale_does_not_matter(seed: int, power: int):
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize(
     ("count", "share"),
-    [
-        (12, 0.03),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [(40, 0.03), (150, 0.1), (250, 0.05)]
-        ),
-    ],
+    quick_first(pytest.param(*case) for case in [(12, 0.03), (40, 0.03), (150, 0.1), (250, 0.05)]),
 )
 def test_noise_alone_is_seldom_called_unsteady(noise: str, count: int, share: float):
     trials = 150

@@ -60,19 +60,17 @@ def test_a_rate_counts_for_as_long_as_it_lasted():
     assert two.value == pytest.approx(75 + 15)
     every_second = series(*[50.0, 150.0] * 4)
     assert summed_up(every_second, window=whole).value == pytest.approx(100)
+    # After a warm-up, too.
+    warm = paced([10.0] * 20 + [80.0, 120.0] * 30, [100.0] * 80)
+    summary = summed_up(warm, window=whole)
+    assert (summary.steadiness, summary.count) == (WARM_UP, 60)
+    assert summary.value == pytest.approx(96)
 
 
 def test_a_rate_counts_from_the_beginning_of_the_window():
     """9 of the 10 s of the first value lie before it."""
     found = Series(0, "x/s", (0.0, 10.0, 11.0), (1.0, 10.0, 20.0))
     assert summed_up(found, window=Window(9.0, math.inf)).value == pytest.approx(15)
-
-
-def test_rates_after_a_warm_up_are_weighted_too():
-    warm = paced([10.0] * 20 + [80.0, 120.0] * 30, [100.0] * 80)
-    summary = summed_up(warm, window=Window(0.0, math.inf))
-    assert (summary.steadiness, summary.count) == (WARM_UP, 60)
-    assert summary.value == pytest.approx(96)
 
 
 def test_rates_that_came_at_once_share_the_time_before_them():
@@ -100,19 +98,16 @@ def test_times_pool():
     assert summary.mean == pytest.approx(40 / 7)
     assert summary.p90 == pytest.approx(9.4)
     assert summary.p99 is None  # of seven values
-
-
-def test_hundred_values_have_a_99th_percentile():
     values = [float(n) for n in range(1, 102)]
-    summary = summed_up(
-        series(*values[:50], metric="ms"), series(*values[50:], metric="ms", instance=1)
-    )
-    assert summary.p99 == 100.0
+    halves = series(*values[:50], metric="ms"), series(*values[50:], metric="ms", instance=1)
+    assert summed_up(*halves).p99 == 100.0
 
 
 def test_other_values_are_averaged():
     summary = summed_up(series(1, metric="loss"), series(2, 4, metric="loss", instance=1))
     assert (summary.kind, summary.value) == (MetricKind.VALUE, 2.0)
+    said = summed_up(series(3, 1, 2, metric="total"), kind=MetricKind.TIME, unit="us")
+    assert (said.kind, said.unit, said.value) == (MetricKind.TIME, "us", 2)
 
 
 @given(st.floats(1e-9, 1e9), st.integers(1, 300))
@@ -124,11 +119,6 @@ def test_mean_of_equal_values_is_that_value(value: float, count: int):
 def test_values_near_the_largest_number_have_a_mean():
     values = [1.7e308, 1.5e308, 1.7e308]
     assert 1.5e308 <= summed_up(series(*values, metric="loss")).value <= 1.7e308
-
-
-def test_kind_and_unit_can_be_said():
-    summary = summed_up(series(3, 1, 2, metric="total"), kind=MetricKind.TIME, unit="us")
-    assert (summary.kind, summary.unit, summary.value) == (MetricKind.TIME, "us", 2)
 
 
 def test_nothing_is_no_summary():

@@ -60,8 +60,12 @@ class ScriptedMeasurer:
         plan: Callable[[Configuration], str | None] = repr,
         outcomes: Callable[[Configuration], Outcome] = lambda _: Outcome.MEASURED,
         on_launch: Callable[[int], None] = lambda _: None,
+        change: Callable[[Launch], Launch] = lambda launch: launch,
     ) -> None:
-        """`speed`: logarithms. `on_launch`: told the number of each launch before it is made."""
+        """`speed`: logarithms. `on_launch`: told the number of each launch before it is made.
+
+        `change`: what is seen of a launch.
+        """
         self._speed = speed
         self._noise = noise
         self._random = random.Random(seed)
@@ -70,6 +74,7 @@ class ScriptedMeasurer:
         self._plan = plan
         self._outcomes = outcomes
         self._on_launch = on_launch
+        self._change = change
         self.clock_s = 0.0
         self.measured: list[Configuration] = []
         self.cuts: list[float | None] = []
@@ -99,7 +104,7 @@ class ScriptedMeasurer:
         value = 100.0 * math.exp(log) if outcome is Outcome.MEASURED else None
         if cut_at is not None and value is not None and self._sign * (value - cut_at) < 0:
             outcome, value = Outcome.CUT, None
-        return Launch(
+        made = Launch(
             configuration,
             self._plan(configuration) or "",
             outcome,
@@ -109,6 +114,7 @@ class ScriptedMeasurer:
             exit_code=1 if outcome is Outcome.CRASHED else 0,
             stderr_tail="it cannot" if outcome is Outcome.CRASHED else "",
         )
+        return self._change(made)
 
 
 def follow(

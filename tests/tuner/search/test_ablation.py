@@ -78,7 +78,6 @@ def test_one_that_had_luck_is_no_finalist() -> None:
             records[-1] = records[-1]._replace(launch=measurer.measure(step.configuration))
     assert ablated
     final = one.final(records)
-    assert final is not None
     assert not {finalist.configuration for finalist in final.plan.finalists} & set(ablated)
 
 
@@ -115,7 +114,6 @@ def test_ratios_and_intervals_by_hand() -> None:
 def test_what_was_cut_or_failed_tells_nothing() -> None:
     measurer = ScriptedMeasurer()
     records = recorded(measurer, BEST) + recorded(measurer, without("thp"), cut=True)
-    assert records[1].launch is not None
     assert records[1].launch.outcome is Outcome.CUT
     assert ablations_of(BEST, SPACE, measurer.plan_hash, ScoreScale(records, RATE)) == ()
     broken = ScriptedMeasurer(outcomes=lambda _: Outcome.CRASHED)
@@ -143,7 +141,6 @@ def test_before_the_final_the_best_is_launched_without_each_change(seed: int) ->
     records = follow(one, measurer, 100, total=60)
     assert len(records) <= 60
     final = one.final(records)
-    assert final is not None
     best = final.plan.finalists[0].configuration
     assert gain(best) == pytest.approx(gain(BEST))
     first = stages(records).index(Stage.FINAL)
@@ -165,7 +162,6 @@ def finalists_of(measurer: ScriptedMeasurer, total: int, seed: int) -> list[Conf
     records = recorded(measurer, WITH_OMP, WITH_OMP)
     records = follow(one, measurer, total, total=total, records=records)
     final = one.final(records)
-    assert final is not None
     found = [finalist.configuration for finalist in final.plan.finalists]
     told = ablations_of(found[0], SPACE, measurer.plan_hash, ScoreScale(records, RATE))
     assert {"allocator", "batch", "thp"} <= {one.name for one in told}
@@ -213,5 +209,4 @@ def test_useless_changes_that_are_needed_together_stay() -> None:
     begins = next_step(one, records, Allowance(MIN_FINAL.launches, TOTAL))
     assert begins is not None
     final = one.final([*records, Record(len(records), begins, "here", None)])
-    assert final is not None
     assert [one.configuration for one in final.plan.finalists] == [best]

@@ -92,7 +92,6 @@ def test_launches_of_earlier_searches_count(earlier: int) -> None:
     fewest = min_launches_for_final(earlier)
     assert final_size(fewest - 1, earlier) is None
     size = final_size(fewest, earlier)
-    assert size is not None
     assert size.launches <= fewest
 
 

@@ -32,9 +32,7 @@ def test_each_launch_is_known_by_what_it_was_made_with(storage: Storage) -> None
     ):
         store = store_of(again(storage), worker=worker(host))
         store.made = made
-        claimed = store.claim(step(number))
-        assert claimed is not None
-        assert store.finish(claimed, launch(value))
+        assert store.finish(store.claim(step(number)), launch(value))
     records = store_of(again(storage)).records()
     assert [record.made for record in records] == [OLD, NEW, OLD, OLD]
     assert outdated(records, NEW) == ((1, 4), ("torch 2.11.0 (now 2.13.0)",)), "not the failed one"

@@ -169,13 +169,14 @@ def test_a_resumed_search_concludes_from_what_was_launched_before(first: int, se
     assert finals(again) == finals(result)
 
 
+def speed_by_smt(configuration: Configuration) -> float:
+    """Gains that a final of a few blocks may settle or not."""
+    return 0.0 if configuration == BARE else 0.06 if configuration.get("smt") else 0.03
+
+
 def settled_as_advised(seed: int) -> bool | None:
     """Whether the launches advised settled an open search; None: it was not open, or had no advice."""
-
-    def speed(configuration: Configuration) -> float:
-        return 0.0 if configuration == BARE else 0.06 if configuration.get("smt") else 0.03
-
-    measurer, store = ScriptedMeasurer(speed, noise=0.03, seed=seed), MemoryStore()
+    measurer, store = ScriptedMeasurer(speed_by_smt, noise=0.03, seed=seed), MemoryStore()
     before = make(measurer, Budget(launches=40), store=store).run()
     more = before.verdict.more
     if more is None:
@@ -186,7 +187,7 @@ def settled_as_advised(seed: int) -> bool | None:
     return after.verdict.kind is not VerdictKind.INCONCLUSIVE
 
 
-@pytest.mark.parametrize("searches", [3, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("searches", quick_first([3, 30]))
 def test_a_search_resumed_with_the_launches_advised_is_settled(searches: int) -> None:
     seen = [settled_as_advised(seed) for seed in range(searches)]
     known = [one for one in seen if one is not None]
@@ -203,10 +204,9 @@ def test_time_is_a_budget_too() -> None:
 
 
 def test_whichever_budget_ends_first_ends_it() -> None:
-    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
-    assert make(measurer, Budget(launches=30, time_s=100.0)).run().launches <= 10
-    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
-    assert make(measurer, Budget(launches=8, time_s=1000.0)).run().launches == 8
+    for budget, most in ((Budget(30, 100.0), 10), (Budget(8, 1000.0), 8)):
+        measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
+        assert make(measurer, budget).run().launches == most
 
 
 def test_a_search_without_an_end_is_refused() -> None:
@@ -242,17 +242,10 @@ def test_an_interruption_at_any_launch_gives_the_verdict_so_far(number: int) -> 
 def test_an_interrupted_search_goes_on_where_it_was() -> None:
     store = MemoryStore()
     first, measurer = interrupted_at(45, store)
-    assert first.final is not None
     measurer = ScriptedMeasurer(noise=0.05, seed=1)
     again = make(measurer, Budget(launches=5), store=store).run()
-    assert again.final is not None
     assert again.final.blocks > first.final.blocks
     assert len(again.records) == 45 + again.launches
-
-
-def speed_by_smt(configuration: Configuration) -> float:
-    """Gains that a final of a few blocks may settle or not."""
-    return 0.0 if configuration == BARE else 0.06 if configuration.get("smt") else 0.03
 
 
 @pytest.mark.parametrize("by_time", [False, True])
@@ -272,10 +265,7 @@ def test_a_search_interrupted_at_any_launch_can_be_resumed(
     for number in range(whole.launches + 1):
         store = MemoryStore()
         for record in whole.records[:number]:
-            claimed = store.claim(record.step)
-            assert claimed is not None
-            assert record.launch is not None
-            store.finish(claimed, record.launch)
+            assert store.finish(store.claim(record.step), record.launch)
         measurer = ScriptedMeasurer(speed_by_smt, noise=0.03, seed=seed + number)
         resumed = make(measurer, budget(3), store=store).run()
         assert resumed.launches <= 3
@@ -293,13 +283,10 @@ def interrupted_everywhere(finalists: int, seed: int) -> bool:
     step = strategy.first_of_final(records, FinalSize(finalists, 8))
     assert step is not None
     while True:
-        number = store.claim(step)
-        assert number is not None
-        store.finish(number, measurer.measure(step.configuration))
+        assert store.finish(store.claim(step), measurer.measure(step.configuration))
         # Another process: nothing but the records is left of the first one.
         again = Strategy(space, measurer.plan_hash, RATE, host="here", seed=seed)
         final = again.final(store.records())
-        assert final is not None
         assert len(final.launches) == sum(r.step.stage is Stage.FINAL for r in store.records())
         if final.verdict(in_full=False).kind is VerdictKind.GAIN:
             return True
@@ -316,19 +303,12 @@ def follow_into(
     for _ in range(count):
         made = store.records()
         step = next_step(strategy, made, Allowance(total - len(made), total))
-        assert step is not None
-        number = store.claim(step)
-        assert number is not None
-        store.finish(number, measurer.measure(step.configuration))
+        assert store.finish(store.claim(step), measurer.measure(step.configuration))
 
 
 @pytest.mark.parametrize(
     ("finalists", "searches", "most"),
-    [
-        (1, 25, 4),
-        pytest.param(1, 300, 15, marks=pytest.mark.long),
-        pytest.param(3, 300, 15, marks=pytest.mark.long),
-    ],
+    quick_first(pytest.param(*case) for case in [(1, 25, 4), (1, 300, 15), (3, 300, 15)]),
 )
 def test_a_search_interrupted_at_every_launch_claims_no_gain_that_is_none(
     finalists: int, searches: int, most: int
@@ -370,12 +350,9 @@ def test_a_program_that_cannot_be_measured_is_one_clear_line(
 
 
 def test_a_value_that_has_no_ratio_is_one_clear_line() -> None:
-    class Zero(ScriptedMeasurer):
-        def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
-            return super().measure(configuration)._replace(value=0.0)
-
+    zero = ScriptedMeasurer(change=lambda launch: launch._replace(value=0.0))
     with pytest.raises(ObjectiveError, match="values above 0"):
-        make(Zero(), Budget(launches=50)).run()
+        make(zero, Budget(launches=50)).run()
 
 
 def test_everything_is_told_in_order() -> None:
@@ -401,15 +378,7 @@ def test_which_gains_the_budget_shows_is_told_once_the_noise_is_known() -> None:
     assert len(told) == 2, "again with the final"
     assert diary.lines[: told[0]].count("launched") == 7
     assert "final" in "".join(diary.lines[: told[1]])
-    assert result.resolution is not None
     assert result.resolution.spread == pytest.approx(0.03, rel=0.5)
-
-
-def test_without_a_final_no_gain_can_be_shown() -> None:
-    diary = Diary()
-    result = make(ScriptedMeasurer(noise=0.03), Budget(launches=20), observer=diary).run()
-    assert result.resolution is None
-    assert not any(line.startswith("shows gains") for line in diary.lines)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -450,24 +419,36 @@ def test_nobody_else_launches_meanwhile() -> None:
 
 
 class Failing(MemoryStore):
-    """Keeps nothing for a while, or ever again."""
+    """Fails in some of the calls of one method."""
 
-    def __init__(self, first: int, times: float) -> None:
+    def __init__(self, method: str, first: int, times: float) -> None:
         super().__init__()
-        self._first = first
-        self._times = times
+        self._method, self._first, self._times = method, first, times
+        self._calls = 0
+
+    def _fail(self, method: str) -> None:
+        self._calls += method == self._method
+        if method == self._method and 0 <= self._calls - self._first < self._times:
+            raise StorageError("storage postgresql://node/x cannot be used: it went away")
+
+    def records(self) -> Sequence[Record]:
+        self._fail("records")
+        return super().records()
+
+    def claim(self, step: NextLaunch) -> int | None:
+        self._fail("claim")
+        return super().claim(step)
 
     def finish(self, number: int, launch: Launch) -> bool:
-        if number >= self._first and self._times > 0:
-            self._times -= 1
-            raise StorageError("storage postgresql://node/x cannot be used: it went away")
+        self._fail("finish")
         return super().finish(number, launch)
 
 
-def test_a_storage_that_is_away_for_a_while_loses_nothing() -> None:
+@pytest.mark.parametrize("method", ["records", "claim", "finish"])
+def test_a_storage_that_is_away_for_a_while_loses_nothing(method: str) -> None:
     diary = Diary()
     pauses: list[float] = []
-    store = Failing(first=3, times=2)
+    store = Failing(method, first=4, times=2)
     search = make(
         ScriptedMeasurer(), Budget(launches=6), store=store, observer=diary, sleep=pauses.append
     )
@@ -478,34 +459,8 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing() -> None:
     assert "trouble, again in 1 s" in diary.lines
 
 
-@pytest.mark.parametrize("lost", ["records", "claim"])
-def test_a_storage_that_is_away_while_it_is_read_is_asked_again(lost: str) -> None:
-    class Away(MemoryStore):
-        calls = 0
-
-        def records(self) -> Sequence[Record]:
-            self.fail("records")
-            return super().records()
-
-        def claim(self, step: NextLaunch) -> int | None:
-            self.fail("claim")
-            return super().claim(step)
-
-        def fail(self, name: str) -> None:
-            self.calls += name == lost
-            if name == lost and self.calls in (4, 5):
-                raise StorageError("storage postgresql://node/x cannot be used: it went away")
-
-    pauses: list[float] = []
-    store = Away()
-    result = make(ScriptedMeasurer(), Budget(launches=6), store=store, sleep=pauses.append).run()
-    assert result.ended is Ended.BUDGET
-    assert len(store.records()) == result.launches == 6
-    assert pauses == list(KEEP_PAUSES_S[:2])
-
-
 def test_a_storage_that_stays_away_ends_the_search_with_a_verdict() -> None:
-    store = Failing(first=4, times=math.inf)
+    store = Failing("finish", first=4, times=math.inf)
     pauses: list[float] = []
     measurer = ScriptedMeasurer()
     result = make(measurer, Budget(launches=50), store=store, sleep=pauses.append).run()
@@ -540,17 +495,13 @@ def test_a_search_in_which_all_but_the_bare_command_fails_says_so() -> None:
 
 
 def test_what_others_do_on_the_cpus_is_no_part_of_what_is_wrong() -> None:
-    class Silent(ScriptedMeasurer):
-        def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
-            launch = super().measure(configuration)
-            busy = "CPU 1 is busy with other work (100%): make (PID 7); --cpus takes others"
-            return launch._replace(
-                outcome=Outcome.NO_METRIC,
-                value=None,
-                notes=("no value of 'items/s' was seen",),
-                shared_cpus=(busy,),
-            )
-
+    silent = {
+        "outcome": Outcome.NO_METRIC,
+        "value": None,
+        "notes": ("no value of 'items/s' was seen",),
+        "shared_cpus": ("CPU 1 is busy with other work (100%): make (PID 7); --cpus takes others",),
+    }
+    measurer = ScriptedMeasurer(change=lambda launch: launch._replace(**silent))
     with pytest.raises(MetricNotSeenError) as caught:
-        make(Silent(), Budget(launches=5)).run()
+        make(measurer, Budget(launches=5)).run()
     assert str(caught.value) == "no value of 'items/s' was seen"

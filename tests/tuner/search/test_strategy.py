@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.search.scripted import (
     BEST,
     RATE,
@@ -135,7 +137,6 @@ def test_it_finds_what_is_best(goal: Goal) -> None:
     one = strategy(measurer, objective=Objective("items/s", goal))
     records = follow(one, measurer, 40)
     favourite = one.favourite(records)
-    assert favourite is not None
     assert gain(favourite.configuration) == gain(BEST)
     assert favourite.value == pytest.approx(
         100.0 * math.exp(gain(BEST) * (1 if goal is Goal.MAXIMIZE else -1)), rel=0.03
@@ -168,7 +169,6 @@ def test_hosts_of_different_speed_are_put_on_one_scale() -> None:
         records = follow(here, slow, 1, records=records, host="a")
         records = follow(there, fast, 1, records=records, host="b")
     favourite = here.favourite(records)
-    assert favourite is not None
     found = gain(favourite.configuration)
     assert found > 0.3
     assert favourite.ratio == pytest.approx(math.exp(found), rel=0.04)
@@ -191,79 +191,69 @@ def test_what_fails_is_never_best_and_tried_twice_at_most(outcome: Outcome) -> N
     assert 0 < len(failed) < 12
     assert max(Counter(failed).values()) <= 2
     favourite = one.favourite(records)
-    assert favourite is not None
     assert end(favourite.configuration) is Outcome.MEASURED
     assert gain(favourite.configuration) == pytest.approx(0.35)  # jemalloc, batch 8, thp always
 
 
-def bests_missed(searches: int, crashes: float, slow: float = 0.0) -> int:
+def bests_missed(
+    searches: int,
+    make: Callable[[int, random.Random], ScriptedMeasurer],
+    objective: Objective = RATE,
+) -> int:
     """Searches of 40 launches that do not name the best though it is far ahead."""
     missed = 0
     for seed in range(searches):
-        chance = random.Random(seed)
-
-        def end(one: Configuration, chance: random.Random = chance) -> Outcome:
-            bad = one != BARE and chance.random() < crashes
-            return Outcome.CRASHED if bad else Outcome.MEASURED
-
-        space = Space([SPACE.parameter("allocator"), SPACE.parameter("smt")])
-        measurer = ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
-        one = strategy(measurer, space=space, seed=seed)
+        measurer = make(seed, random.Random(seed))
+        one = strategy(measurer, space=SMALL, objective=objective, seed=seed)
         favourite = one.favourite(follow(one, measurer, 40, total=40))
-        assert favourite is not None
-        missed += (
-            favourite.configuration["allocator"] != "tcmalloc"
-            or favourite.configuration["smt"] is True
-        )
+        missed += dict(favourite.configuration) != {"allocator": "tcmalloc", "smt": False}
     return missed
 
 
-@pytest.mark.parametrize("searches", [20, pytest.param(150, marks=pytest.mark.long)])
-def test_random_crashes_do_not_eliminate_the_best(searches: int) -> None:
+@pytest.mark.parametrize("searches", quick_first([20, 150]))
+@pytest.mark.parametrize("crashes", [0.0, 0.05])
+def test_random_crashes_do_not_eliminate_the_best(searches: int, crashes: float) -> None:
     """One launch in 20 crashes, whatever it launches."""
-    assert bests_missed(searches, 0.0) == 0
-    assert bests_missed(searches, 0.05) <= searches // 50
+
+    def make(seed: int, chance: random.Random) -> ScriptedMeasurer:
+        def end(one: Configuration) -> Outcome:
+            bad = one != BARE and chance.random() < crashes
+            return Outcome.CRASHED if bad else Outcome.MEASURED
+
+        return ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
+
+    assert bests_missed(searches, make) <= (searches // 50 if crashes else 0)
 
 
-@pytest.mark.parametrize("searches", [20, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("searches", quick_first([20, 150]))
 def test_a_requirement_that_is_broken_now_and_then_does_not_eliminate_the_best(
     searches: int,
 ) -> None:
     """A p99 near its bound: one launch in 20 is above it."""
-    objective = Objective("items/s", Goal.MAXIMIZE, (Requirement("p99<=20ms", "p99", True, 0.02),))
-    missed = 0
-    for seed in range(searches):
+    bound = Requirement("p99<=20ms", "p99", True, 0.02)
 
-        class Near(ScriptedMeasurer):
-            chance = random.Random(seed)
+    def make(seed: int, chance: random.Random) -> ScriptedMeasurer:
+        def change(launch: Launch) -> Launch:
+            p99_s = 0.021 if chance.random() < 0.05 else 0.019
+            return launch._replace(requirements=((bound.text, p99_s),))
 
-            def measure(self, configuration: Configuration, **options: float | None) -> Launch:  # type: ignore[override]
-                p99_s = 0.021 if self.chance.random() < 0.05 else 0.019
-                launch = super().measure(configuration, **options)
-                return launch._replace(requirements=(("p99<=20ms", p99_s),))
+        return ScriptedMeasurer(seed=seed, noise=0.03, change=change)
 
-        measurer = Near(seed=seed, noise=0.03)
-        one = strategy(measurer, space=SMALL, objective=objective, seed=seed)
-        favourite = one.favourite(follow(one, measurer, 40, total=40))
-        assert favourite is not None
-        missed += favourite.configuration["allocator"] != "tcmalloc"
-    assert missed <= searches // 50
+    objective = Objective("items/s", Goal.MAXIMIZE, (bound,))
+    assert bests_missed(searches, make, objective) <= searches // 50
 
 
 def test_what_breaks_a_requirement_is_never_best() -> None:
     requirement = Requirement("rss<=1MiB", "rss", True, 2.0**20)
     objective = Objective("items/s", Goal.MAXIMIZE, (requirement,))
 
-    class Greedy(ScriptedMeasurer):
-        def measure(self, configuration: Configuration, **options: float | None):  # type: ignore[no-untyped-def, override]
-            launch = super().measure(configuration, **options)
-            rss = 2.0**21 if configuration.get("thp") == "always" else 2.0**19
-            return launch._replace(requirements=((requirement.text, rss),))
+    def change(launch: Launch) -> Launch:
+        rss = 2.0**21 if launch.configuration.get("thp") == "always" else 2.0**19
+        return launch._replace(requirements=((requirement.text, rss),))
 
-    measurer = Greedy(seed=2)
+    measurer = ScriptedMeasurer(seed=2, change=change)
     one = strategy(measurer, objective=objective)
     favourite = one.favourite(follow(one, measurer, 50))
-    assert favourite is not None
     assert favourite.configuration["thp"] != "always"
     assert gain(favourite.configuration) == pytest.approx(0.35)
 
@@ -296,7 +286,6 @@ def test_what_was_cut_is_not_best() -> None:
     records = follow(one, measurer, 30)
     assert any(r.launch and r.launch.outcome is Outcome.CUT for r in records)
     favourite = one.favourite(records)
-    assert favourite is not None
     assert favourite.configuration["smt"] is False
 
 
@@ -310,7 +299,6 @@ def test_the_final_gets_its_share_of_the_budget() -> None:
     first_final = stages(records).index(Stage.FINAL)
     assert set(stages(records)[first_final:]) == {Stage.FINAL}
     final = one.final(records)
-    assert final is not None
     assert final.plan.baseline == BARE
     assert final.verdict().best != BARE
 
@@ -326,7 +314,6 @@ def test_a_small_space_is_launched_twice_before_the_final() -> None:
     best = SMALL.complete({"allocator": "tcmalloc"})
     assert seen[best] == max(seen.values()) > 2
     final = one.final(records)
-    assert final is not None
     assert final.verdict().best == best
 
 
@@ -374,8 +361,6 @@ def test_the_same_records_lead_to_the_same_step() -> None:
         left = Allowance(50.0 - count, 50.0)
         again = next_step(strategy(measurer), records[:count], left)
         expected = records[count].step if count < 48 else next_step(one, records, left)
-        assert again is not None
-        assert expected is not None
         assert (again.stage, again.configuration) == (expected.stage, expected.configuration)
 
 
@@ -386,7 +371,6 @@ def test_a_final_goes_on_where_it_was_left() -> None:
     for count in range(began + 1, len(whole)):
         one = strategy(measurer)
         step = next_step(one, whole[:count], Allowance(50.0 - count, 50.0))
-        assert step is not None
         assert step.key == whole[count].step.key
         assert step.configuration == whole[count].step.configuration
 
@@ -394,17 +378,9 @@ def test_a_final_goes_on_where_it_was_left() -> None:
 def test_a_later_search_makes_another_final_that_may_err_less() -> None:
     measurer = ScriptedMeasurer(seed=5, noise=0.05)
     before = follow(strategy(measurer), measurer, 100, total=40.0)
-    one = strategy(measurer)
-    records = list(before)
-    for left in range(40, 0, -1):
-        step = next_step(one, records, Allowance(left, 40.0, since=len(before)))
-        if step is None:
-            break
-        launch = measurer.measure(step.configuration)
-        records.append(Record(len(records), step, "here", launch))
+    records, one = go_on(before, measurer, 40)
     assert Stage.SEARCH in stages(records)[len(before) :]
     final = one.final(records)
-    assert final is not None
     assert final.plan.attempt == 1
     assert final.plan.error == pytest.approx(final.plan.rule.error / 2)
 
@@ -433,18 +409,15 @@ def test_an_open_final_goes_on_in_the_next_search() -> None:
     measurer = ScriptedMeasurer(hardly, seed=5, noise=0.03)
     first = follow(strategy(measurer), measurer, 100, total=40.0)
     before = strategy(measurer).final(first)
-    assert before is not None
     assert before.verdict().kind is VerdictKind.INCONCLUSIVE
     records, one = go_on(first, measurer, 20)
     assert set(stages(records)[len(first) :]) == {Stage.FINAL}
     after = one.final(records)
-    assert after is not None
     assert after.plan.finalists == before.plan.finalists
     assert after.plan.attempt == 0
     assert after.blocks == before.blocks + 10
     assert set(before.launches) <= set(after.launches)
     again = strategy(measurer).final(records)
-    assert again is not None
     assert (again.plan, again.launches) == (after.plan, after.launches)
 
 
@@ -464,18 +437,14 @@ def test_the_noise_says_which_gains_a_budget_shows() -> None:
     assert one.resolution(records, allowance) is None, "nothing was launched twice"
     records = follow(one, measurer, 5, total=40.0, records=records)
     seen = one.resolution(records, allowance)
-    assert seen is not None
     assert seen.degrees == 3
     assert seen.gain == smallest_gain(seen.spread, 6, finalists=1)
     assert one.resolution(records, Allowance(10.0, 10.0)) is None, "no final"
     larger = one.resolution(records, Allowance(200.0, 200.0))
-    assert larger is not None
     assert larger.gain < seen.gain
     whole = follow(one, measurer, 40, total=40.0, records=records)
     final = one.final(whole)
-    assert final is not None
     after = one.resolution(whole, Allowance(0.0, 40.0))
-    assert after is not None
     assert after.gain == smallest_gain(after.spread, final.plan.planned, finalists=1)
     assert after.low < after.gain < after.high
     assert after.degrees > 2

@@ -92,7 +92,6 @@ def test_a_killed_search_loses_the_launch_that_it_was_making_and_no_other(
     url: str, tmp_path: Path, hang_at: int
 ) -> None:
     with worker(url, tmp_path, 30, 1, hang_at) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "hanging\n"
         process.kill()
         process.wait()
@@ -125,7 +124,6 @@ def test_two_workers_make_each_launch_once(url: str, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_one_of_two_workers_is_killed_and_nothing_is_lost(url: str, tmp_path: Path) -> None:
     with worker(url, tmp_path, 40, 1, hang_at=6) as first:
-        assert first.stdout is not None
         assert first.stdout.readline() == "hanging\n"
         with worker(url, tmp_path, 25, 2) as second:
             # It waits for its turn, and gets it when the kernel takes the lock from the first.
@@ -139,7 +137,6 @@ def test_one_of_two_workers_is_killed_and_nothing_is_lost(url: str, tmp_path: Pa
 @pytest.mark.long
 def test_an_interrupted_search_ends_with_a_verdict(url: str, tmp_path: Path) -> None:
     with worker(url, tmp_path, 40, 1, hang_at=6) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "hanging\n"
         process.send_signal(signal.SIGINT)
         assert output(process) == "made 6, inconclusive\n"

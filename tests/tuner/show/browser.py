@@ -96,8 +96,7 @@ class Browser:
             heard = self.receive()
             if heard.get("id") == number:
                 assert "error" not in heard, f"{method}: {heard['error']}"
-                result: dict[str, Any] = heard["result"]
-                return result
+                return heard["result"]
             self.events.append(heard)
 
     def receive(self) -> dict[str, Any]:
@@ -110,8 +109,7 @@ class Browser:
             assert piece, f"chromium ended with {self._process.poll()}"
             self._read += piece
         text, _, self._read = self._read.partition(b"\0")
-        message: dict[str, Any] = json.loads(text)
-        return message
+        return json.loads(text)
 
     def open(self, url: str, *, width: int, scheme: str = "light", height: int = 900) -> Tab:
         """A page in a window of that width, without any network, loaded."""

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from tests.tuner.conftest import Needs
 from tests.tuner.show.browser import Browser, find_chromium
 
 from xtune.show.page import require_libraries
@@ -18,7 +19,7 @@ def plotly() -> str:
 
 
 @pytest.fixture(scope="module")
-def browser(needs: Callable[[object, str], None]) -> Iterator[Browser]:
+def browser(needs: Needs) -> Iterator[Browser]:
     needs(find_chromium(), "chromium (Debian's package)")
     with Browser() as browser:
         yield browser

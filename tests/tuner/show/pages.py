@@ -39,17 +39,6 @@ SECTIONS = (
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
-class Measurer(ScriptedMeasurer):
-    """Launches that a test may change before they are seen."""
-
-    def __init__(self, change: Callable[[Launch], Launch] = lambda launch: launch, **how: Any):
-        super().__init__(**how)
-        self._change = change
-
-    def measure(self, configuration: Configuration, **how: Any) -> Launch:
-        return self._change(super().measure(configuration, **how))
-
-
 def findings(
     launches: int = 40,
     *,
@@ -65,7 +54,9 @@ def findings(
 ) -> SearchResult:
     """What a search of scripted launches found, as `xtune report` hands it to a page."""
     machine = read_machine()
-    measurer = Measurer(change, speed=speed, noise=noise, outcomes=outcomes, goal=objective.goal)
+    measurer = ScriptedMeasurer(
+        speed, noise=noise, outcomes=outcomes, goal=objective.goal, change=change
+    )
     strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=1)
     result = Search(
         space, strategy, measurer, MemoryStore(), objective, Budget(launches=launches)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.tiers import quick_first
+from tests.tuner.conftest import Needs
 from tests.tuner.show.browser import Browser, Tab
 from tests.tuner.show.cases import CASES, case
 from tests.tuner.show.pages import charts_of, read
@@ -96,7 +96,7 @@ COLOURS = """
 
 @pytest.mark.full
 def test_light_and_dark_and_paper(
-    browser: Browser, tmp_path: Path, plotly: str, needs: Callable[[object, str], None]
+    browser: Browser, tmp_path: Path, plotly: str, needs: Needs
 ) -> None:
     path = write(tmp_path, case("gain").found, plotly)
     light = see(browser, path, 1200, "light").evaluate(COLOURS)

@@ -7,17 +7,14 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from tests.tuner.cli.commands import XTUNE, Desk, Done
+from tests.tuner.conftest import Needs
 from tests.tuner.show.browser import Browser
 from tests.tuner.show.pages import SECTIONS, Element, read
 from tests.tuner.show.test_in_a_browser import see
-
-Needs = Callable[[object, str], None]
 
 SOMETIMES = """\
 import sys, time
@@ -49,11 +46,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory, needs: Needs) -> Searched
     needs(importlib.util.find_spec("plotly"), "plotly (the extra `report`)")
     desk = Desk(tmp_path_factory.mktemp("searched"))
     desk.write("sometimes.py", SOMETIMES)
-    done = desk.xtune(
-        "--metric", "items/s", "--only-params", "--param", "n=1,2,3,4", "--budget", "40",
-        "--study", "speeds", "sometimes.py", "{n}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
+    done = desk.search("sometimes.py", "--study", "speeds", n="1,2,3,4", budget="40")
     return Searched(desk, done)
 
 
@@ -154,11 +147,3 @@ def test_without_a_library_it_says_what_to_install(desk: Desk, missing: str) -> 
     assert done.code == 2
     assert done.message.endswith(": pip install plotly Jinja2")
     assert not (desk.directory / "page.html").exists()
-
-
-def test_a_study_without_launches_makes_no_page(desk: Desk, needs: Needs, tmp_path: Path) -> None:
-    needs(importlib.util.find_spec("plotly"), "plotly (the extra `report`)")
-    done = desk.xtune("report", "--html", "page.html")
-    assert done.code == 2
-    assert "there is no study in" in done.message
-    assert not (tmp_path / "page.html").exists()

@@ -131,7 +131,6 @@ def test_waiting_is_told_once_a_minute(said: list[str]) -> None:
 def test_work_of_others_is_told_once(said: list[str], screen: PlainScreen) -> None:
     for number in range(3):
         record = launched(number)
-        assert record.launch is not None
         busy = record.launch._replace(shared_cpus=("CPU 0 is busy with other work",))
         screen.launched(record._replace(launch=busy), PROGRESS)
     assert said[0] == "warning: CPU 0 is busy with other work"

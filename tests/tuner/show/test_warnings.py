@@ -11,7 +11,6 @@ from tests.tuner.show.pages import findings, read_page
 from xtune.launches.launch import Launch, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Stage
-from xtune.show.result_text import result_lines
 from xtune.show.results import SearchResult
 from xtune.show.warnings import warnings_of
 from xtune.space.parameters import BARE
@@ -38,13 +37,6 @@ def test_a_calm_study_warns_of_nothing() -> None:
     found = findings(60, noise=0.003)
     assert abouts(found) == []
     assert "None: the machine did not drift" in read_page(found).by_id("warnings").words
-
-
-def test_drift() -> None:
-    found = findings(90, change=counting(lambda at, value: value * (1.0 + 0.006 * at)))
-    assert "drift" in abouts(found)
-    assert any(line.startswith("  warning: the machine drifted") for line in result_lines(found))
-    assert "Drift The machine drifted" in read_page(found).by_id("warnings").words
 
 
 def test_a_search_that_was_luckier_than_the_final() -> None:

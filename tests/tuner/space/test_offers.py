@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from tests.launcher.cli.commands import clean_environment
 from tests.launcher.planning.shapes import make_machine
 from tests.libraries import find_library
+from tests.tuner.conftest import Needs
 
 import xlaunch
 from xlaunch.environment.huge_pages import SystemMode, system_mode
@@ -81,9 +81,7 @@ def test_every_allocator_that_a_launch_would_take_is_offered(plain_python: Path)
             assert (name in found.allocators) is (f"allocator={name}" not in left(found))
 
 
-def test_allocators_installed_here_are_offered(
-    plain_python: Path, needs: Callable[[object, str], None]
-) -> None:
+def test_allocators_installed_here_are_offered(plain_python: Path, needs: Needs) -> None:
     libraries = [find_library(n, None, {}) for n in ("jemalloc", "tcmalloc", "mimalloc")]
     needs(all(libraries), "jemalloc, tcmalloc and mimalloc")
     found = offered(plain_python)
@@ -92,21 +90,16 @@ def test_allocators_installed_here_are_offered(
     assert left(found)["allocator=tcmalloc"] == "the same as auto here"
 
 
-def test_tunables_of_the_user_s_keep_auto_at_glibc(
-    plain_python: Path, needs: Callable[[object, str], None]
-) -> None:
+def test_tunables_of_the_user_s_keep_auto_at_glibc(plain_python: Path, needs: Needs) -> None:
     found = offered(plain_python, GLIBC_TUNABLES="glibc.malloc.perturb=0")
     needs("glibc" in found.allocators, "programs on glibc")
     assert found.allocators[:4] == ("auto", "glibc", "glibc-one-arena", "glibc-frugal")
     assert left(found)["allocator=glibc-tuned"] == "the same as auto here"
 
 
-def test_an_allocator_that_is_preloaded_already_stays(
-    plain_python: Path, needs: Callable[[object, str], None]
-) -> None:
+def test_an_allocator_that_is_preloaded_already_stays(plain_python: Path, needs: Needs) -> None:
     library = find_library("tcmalloc", None, {})
     needs(library, "tcmalloc")
-    assert library is not None
     found = offered(plain_python, LD_PRELOAD=library.path)
     assert found.allocators == ("auto",)
     assert left(found)["allocator"] == f"LD_PRELOAD names {library.path}, which is kept"
@@ -218,11 +211,10 @@ def test_a_program_that_is_not_there_is_said_to_be_so() -> None:
 
 
 def test_the_runtime_that_torch_has_is_not_offered_in_its_own_place(
-    tmp_path: Path, needs: Callable[[object, str], None]
+    tmp_path: Path, needs: Needs
 ) -> None:
     torch = find_spec("torch")
     needs(torch, "torch")
-    assert torch is not None
     assert torch.origin is not None
     python = made_up_prefix(tmp_path, "torch")  # torch may lie outside of this Python's own
     (site,) = tmp_path.glob("lib/*/site-packages")

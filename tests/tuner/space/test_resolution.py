@@ -39,6 +39,8 @@ NOTHING_INSTALLED = Offers(
 WORK = Request.of(
     sys.executable, "-c", "print({batch})", "{mode}", env=(("RATE", "{batch}/{index}"),)
 )
+LIGHT = WORK.replace(words=("true", "{batch}", "{mode}"), no_cache=True)
+"""The same without Python and caches, which are looked up for each configuration."""
 TWO_NODES = make_machine(packages=(4, 4), nodes=(4, 4), l3=(2,) * 4, smt=2)
 
 
@@ -50,12 +52,14 @@ def refusal_of(resolver: Resolver, configuration: Configuration) -> str | None:
     return None
 
 
-def resolver_of(machine: Machine, offers: Offers = NOTHING_INSTALLED, **more: object) -> Resolver:
-    own = parse_parameters(["batch=1,2", "mode=a,b"], WORK)
-    space = make_space(WORK, machine, offers, own=own, **more).space  # type: ignore[arg-type]
+def resolver_of(
+    machine: Machine, offers: Offers = NOTHING_INSTALLED, request: Request = WORK
+) -> Resolver:
+    own = parse_parameters(["batch=1,2", "mode=a,b"], request)
+    space = make_space(request, machine, offers, own=own).space
     # If the user sets tunables, auto is glibc-tuned, whatever is installed.
     environment = clean_environment(GLIBC_TUNABLES="glibc.malloc.perturb=0")
-    return Resolver(space, WORK, environment, machine)
+    return Resolver(space, request, environment, machine)
 
 
 SMALL = NOTHING_INSTALLED._replace(
@@ -97,7 +101,7 @@ def started_as(resolver: Resolver, configuration: Configuration) -> object:
     ids=["one core", "two nodes"],
 )
 def test_equal_hashes_are_equal_starts_throughout_a_space(machine: Machine) -> None:
-    resolver = resolver_of(machine, SMALL)
+    resolver = resolver_of(machine, SMALL, LIGHT)
     starts: dict[str, object] = {}
     for configuration in resolver.space:
         plan_hash = resolver.plan_hash(configuration)
@@ -124,7 +128,7 @@ MACHINES = st.one_of(
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(MACHINES, st.randoms(use_true_random=False))
 def test_any_configuration_comes_to_a_plan_or_a_reason(machine: Machine, rng: object) -> None:
-    resolver = resolver_of(machine)
+    resolver = resolver_of(machine, request=LIGHT)
     space = resolver.space
     one = space.random(rng)  # type: ignore[arg-type]
     for other in (one, *space.neighbours(one)[:6], space.random(rng)):  # type: ignore[arg-type]

@@ -57,10 +57,6 @@ def test_holds_what_keeps_every_condition_in_the_order_of_the_parameters() -> No
     )
 
 
-def test_all_that_it_goes_through_are_in_it() -> None:
-    assert all(configuration in SPACE for configuration in SPACE)
-
-
 def test_what_is_not_named_has_its_default() -> None:
     assert SPACE.default == Configuration(
         {"layout": "1xall", "smt": False, "allocator": "auto", "threads": 4}
@@ -142,7 +138,6 @@ def test_every_configuration_is_drawn_as_often_as_any_other() -> None:
 
 def test_distances_of_places_say_how_alike_two_values_are() -> None:
     threads, layouts = SPACE.places("threads"), SPACE.places("layout")
-    assert threads is not None
     assert layouts is not None
     assert dist(threads[0], threads[1]) == pytest.approx(1 / 3)
     assert dist(threads[0], threads[3]) == pytest.approx(1)
@@ -258,7 +253,8 @@ def test_of_a_large_space_that_hardly_anything_is_in_the_first_ones_are_drawn() 
     assert all(space.random(rng) in space for _ in range(3))
 
 
-def test_conditions_that_take_too_long_say_so() -> None:
+def test_conditions_that_take_too_long_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xtune.space.spaces.MAX_CHECKS", 20_000)
     impossible = [" + ".join(f"p{i}" for i in range(12)) + " == 228", "p0 == 0"]
     with pytest.raises(SpaceError, match="combine too many parameters"):
         Space(TWELVE, impossible)
@@ -302,6 +298,5 @@ def test_any_space_agrees_with_going_through_all(texts: list[str]) -> None:
     assert space.size == len(expected)
     changed = [sum(one[name] != 0 for name in names) for one in expected]
     assert sum(space.default[name] != 0 for name in names) == min(changed)
-    for one in expected:
-        for other in space.neighbours(one):
-            assert one in space.neighbours(other)
+    neighbours = {one: space.neighbours(one) for one in expected}
+    assert all(one in neighbours[other] for one in expected for other in neighbours[one])
