@@ -129,7 +129,7 @@ BENCHMARKS = (
 )
 
 
-class Outcome(NamedTuple):
+class BenchmarkOutcome(NamedTuple):
     """How a benchmark went."""
 
     benchmark: Benchmark
@@ -141,7 +141,7 @@ class Outcome(NamedTuple):
     errors: str
 
 
-def run(benchmark: Benchmark, directory: Path, *, quick: bool) -> Outcome:
+def run(benchmark: Benchmark, directory: Path, *, quick: bool) -> BenchmarkOutcome:
     """Run one in a process group of its own, which is asked to end when its time is over."""
     arguments = (benchmark.quick if quick else benchmark.arguments).split()
     words = ["-m", f"benchmarks.{benchmark.module}", *arguments]
@@ -149,7 +149,7 @@ def run(benchmark: Benchmark, directory: Path, *, quick: bool) -> Outcome:
     if benchmark.has_json:
         words += ["--json", str(directory / f"{benchmark.name}.json")]
     if obstacle := benchmark.obstacle():
-        return Outcome(benchmark, shown, f"not run: {obstacle}", 0.0, "", "")
+        return BenchmarkOutcome(benchmark, shown, f"not run: {obstacle}", 0.0, "", "")
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -175,7 +175,7 @@ def run(benchmark: Benchmark, directory: Path, *, quick: bool) -> Outcome:
         raise
     if failure is None and process.returncode:
         failure = f"failed with exit code {process.returncode}"
-    return Outcome(benchmark, shown, failure, time.monotonic() - began, output, errors)
+    return BenchmarkOutcome(benchmark, shown, failure, time.monotonic() - began, output, errors)
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def versions() -> str:
     return ", ".join(found)
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
+def markdown(outcomes: Sequence[BenchmarkOutcome]) -> str:
     """Return the report: the machine, a line for each benchmark, then all that they printed."""
     lines = ["# Benchmarks", "", machine_line() + ".", ""]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -269,7 +269,7 @@ def main() -> int:
     asked = parser.parse_args()
     directory = asked.out.resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    outcomes: list[Outcome] = []
+    outcomes: list[BenchmarkOutcome] = []
     with until_stopped():
         for benchmark in BENCHMARKS:
             if benchmark.name not in asked.only:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from benchmarks.harness.measurement import command_parser
 from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.running import check_paths
-from xlaunch.doctor.lint.source import Finding
+from xlaunch.doctor.lint.source import ScriptFinding
 
 JUDGED = Path(__file__).with_name("judged.csv")
 COLUMNS = ("draw", "package", "version", "file", "line", "rule", "verdict", "reason")
@@ -39,7 +39,7 @@ VERDICTS = ("right", "false alarm")
 
 
 class Findings(NamedTuple):
-    by_rule: dict[str, list[Finding]]
+    by_rule: dict[str, list[ScriptFinding]]
     files: int
     seconds: float
 
@@ -55,28 +55,30 @@ def find(directories: Sequence[Path]) -> Findings:
     return Findings(by_rule, result.files, time.perf_counter() - start)
 
 
-def of_kind(by_rule: dict[str, list[Finding]], is_hint: bool) -> dict[str, list[Finding]]:
+def of_kind(
+    by_rule: dict[str, list[ScriptFinding]], is_hint: bool
+) -> dict[str, list[ScriptFinding]]:
     return {code: found for code, found in by_rule.items() if BY_CODE[code].is_hint is is_hint}
 
 
-def draw(by_rule: dict[str, list[Finding]], count: int, seed: int) -> list[Finding]:
+def draw(by_rule: dict[str, list[ScriptFinding]], count: int, seed: int) -> list[ScriptFinding]:
     """Draw findings in rounds, one of each rule that has any left."""
     generator = random.Random(seed)
     waiting = {code: generator.sample(found, len(found)) for code, found in sorted(by_rule.items())}
-    drawn: list[Finding] = []
+    drawn: list[ScriptFinding] = []
     while len(drawn) < count and any(waiting.values()):
         drawn += [found.pop() for found in waiting.values() if found]
     return sorted(drawn[:count], key=lambda finding: (finding.code, finding.path, finding.line))
 
 
-def place(finding: Finding, directories: Sequence[Path]) -> tuple[str, str, str]:
+def place(finding: ScriptFinding, directories: Sequence[Path]) -> tuple[str, str, str]:
     """Return the package, the version and the file of a finding."""
     top = next(one for one in directories if Path(finding.path).is_relative_to(one))
     package, _, version = top.name.rpartition("-")
     return package, version, str(Path(finding.path).relative_to(top))
 
 
-def print_with_context(finding: Finding, lines_around: int) -> None:
+def print_with_context(finding: ScriptFinding, lines_around: int) -> None:
     lines = Path(finding.path).read_text(errors="replace").splitlines()
     print(f"\n=== {finding.path}:{finding.line}: {finding.code} {finding.message}")
     first = max(finding.line - lines_around, 1)
@@ -101,7 +103,7 @@ def read_judged(draw: str) -> list[dict[str, str]]:
 
 
 def write_table(
-    path: Path, drawn: Sequence[Finding], directories: Sequence[Path], seed: int
+    path: Path, drawn: Sequence[ScriptFinding], directories: Sequence[Path], seed: int
 ) -> None:
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
@@ -111,7 +113,9 @@ def write_table(
             writer.writerow((seed, *where, finding.line, finding.code, "", ""))
 
 
-def print_judged(rows: Sequence[dict[str, str]], found: dict[str, list[Finding]] | None) -> None:
+def print_judged(
+    rows: Sequence[dict[str, str]], found: dict[str, list[ScriptFinding]] | None
+) -> None:
     """Print the Markdown table of docs/doctor-scripts.md, and the shares of false alarms."""
     verdicts = Counter((row["rule"], row["verdict"]) for row in rows)
     print("| rule | findings | judged | right | false alarms |\n|---|---|---|---|---|")
@@ -133,7 +137,7 @@ def print_judged(rows: Sequence[dict[str, str]], found: dict[str, list[Finding]]
 
 def print_still_found(
     rows: Sequence[dict[str, str]],
-    found: dict[str, list[Finding]],
+    found: dict[str, list[ScriptFinding]],
     directories: Sequence[Path],
 ) -> None:
     """Print how many of the judged findings the present rules report, by verdict."""

@@ -53,7 +53,7 @@ while time.monotonic() < end:
 """
 
 
-class Case(NamedTuple):
+class DeviceCase(NamedTuple):
     """A program, and what is to be said of it."""
 
     name: str
@@ -65,11 +65,11 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("healthy", "healthy", "worked"),
-    Case("starved", "starved", "waited"),
-    Case("idle", "idle", "allocated but idle"),
-    Case("cpu", "cpu", "unused"),
-    Case("two", "healthy", "waited or worked", companion=True),
+    DeviceCase("healthy", "healthy", "worked"),
+    DeviceCase("starved", "starved", "waited"),
+    DeviceCase("idle", "idle", "allocated but idle"),
+    DeviceCase("cpu", "cpu", "unused"),
+    DeviceCase("two", "healthy", "waited or worked", companion=True),
 )
 
 
@@ -115,7 +115,7 @@ def doctor(*words: str) -> dict[str, Any]:
     return document
 
 
-def row(case: Case, document: dict[str, Any]) -> list[str]:
+def row(case: DeviceCase, document: dict[str, Any]) -> list[str]:
     """The case in the table. Its GPU is the one that it used most, or the first."""
     uses = document["devices"]
     if not uses:

@@ -17,7 +17,7 @@ from xtune.evidence.ratios import student_quantile
 MIN_MEASURED_S = 0.2
 
 
-class Goal(NamedTuple):
+class RatioGoal(NamedTuple):
     """A ratio of times that ours should reach."""
 
     times_faster: float
@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
     ours: str
     """The name of the case that the others are compared with."""
     cases: list[Case]
-    goal: Goal | None = None
+    goal: RatioGoal | None = None
 
 
 def repeated(name: str, call: Callable[[], object]) -> Case:

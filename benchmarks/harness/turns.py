@@ -65,7 +65,7 @@ WORKLOADS = (str(Path(__file__).with_name("workloads.py")), DIRECTORY)
 """The program of most contenders, by its path, since run_cpu takes no modules."""
 
 
-class Launched(NamedTuple):
+class LaunchResults(NamedTuple):
     """The results of one launch, by turn; empty if it ended by itself."""
 
     rates: list[float]
@@ -78,10 +78,10 @@ class Launched(NamedTuple):
     """After each turn: peak and resting memory, over its processes."""
 
 
-class Measured(NamedTuple):
+class ContenderResults(NamedTuple):
     """The results of a contender's launches."""
 
-    launches: tuple[Launched, ...]
+    launches: tuple[LaunchResults, ...]
 
     def plain(self) -> dict[str, object]:
         """Return plain values for JSON."""
@@ -143,7 +143,7 @@ class Times(NamedTuple):
         return "met" if self.low >= least else "MISSED" if self.high < least else "open"
 
 
-def times(measured: Measured, base: Measured) -> Times | None:
+def times(measured: ContenderResults, base: ContenderResults) -> Times | None:
     """Compare rates by Welch's t on the logarithms of launches; None with fewer than two launches."""
     ours, theirs = (np.log(one.levels()) for one in (measured, base))
     if min(len(ours), len(theirs)) < 2:
@@ -159,7 +159,7 @@ def times(measured: Measured, base: Measured) -> Times | None:
     return Times(*(math.exp(difference + way * reach) for way in (0, -1, 1)))
 
 
-def rate_cell(measured: Measured, base: Measured, count: str = "") -> str:
+def rate_cell(measured: ContenderResults, base: ContenderResults, count: str = "") -> str:
     """Format a table cell: the rate, the count of processes if it is given, and the ratio to `base`."""
     rate = measured.rate()
     if rate is None:
@@ -203,12 +203,12 @@ def turn_parser(description: str | None, *, seconds: float) -> argparse.Argument
 
 def measure_rows(
     rows: Iterable[tuple[str, Mapping[str, Contender]]], options: argparse.Namespace, benchmark: str
-) -> dict[str, dict[str, Measured]]:
+) -> dict[str, dict[str, ContenderResults]]:
     """Let the contenders of each row take turns; return the results, also when it is stopped early.
 
     `options` are those of `turn_parser`.
     """
-    measured: dict[str, dict[str, Measured]] = {}
+    measured: dict[str, dict[str, ContenderResults]] = {}
     with until_stopped():
         for title, contenders in rows:
             for row in take_turns(
@@ -227,13 +227,13 @@ def measure_rows(
 
 def take_turns(
     contenders: Mapping[str, Contender], *, launches: int, turns: int, seconds: float, title: str
-) -> Iterator[dict[str, Measured]]:
+) -> Iterator[dict[str, ContenderResults]]:
     """Launch all, let them work in turns, and yield the results so far after each turn.
 
     A launch that cannot be started, or ends, is reported on stderr and has no rates.
     """
     measured = {
-        name: Measured(tuple(Launched([], [], [], []) for _ in range(launches)))
+        name: ContenderResults(tuple(LaunchResults([], [], [], []) for _ in range(launches)))
         for name in contenders
     }
     with contextlib.ExitStack() as stack:
@@ -271,7 +271,7 @@ def take_turns(
             yield measured
 
 
-def _shown(measured: Measured) -> str:
+def _shown(measured: ContenderResults) -> str:
     """Format the latest turn of each launch."""
     latest = [f"{launch.rates[-1]:.1f}" for launch in measured.launches if launch.rates]
     return " ".join(latest) or "-"

@@ -22,7 +22,7 @@ from benchmarks.harness.turns import (
     DIRECTORY,
     LAUNCHER,
     Contender,
-    Measured,
+    ContenderResults,
     Times,
     measure_rows,
     times,
@@ -88,7 +88,7 @@ def main() -> int:
     return 0
 
 
-def _row(form: str, row: Mapping[str, Measured]) -> list[str]:
+def _row(form: str, row: Mapping[str, ContenderResults]) -> list[str]:
     one = row[form]
     ratios = [_times(row, form, base) for base in ("eager", "compiled", "torchao")]
     p50, _ = one.percentiles_ms()
@@ -96,7 +96,7 @@ def _row(form: str, row: Mapping[str, Measured]) -> list[str]:
     return [TITLES[form], _shown(one.rate()), *shown, _shown(p50)]
 
 
-def _goal_lines(work: str, row: Mapping[str, Measured]) -> Iterator[str]:
+def _goal_lines(work: str, row: Mapping[str, ContenderResults]) -> Iterator[str]:
     """Judge by the 95 % confidence intervals."""
     against = _times(row, "xruntime", "torchao")
     if against is not None:
@@ -109,7 +109,7 @@ def _goal_lines(work: str, row: Mapping[str, Measured]) -> Iterator[str]:
         yield f"goal {verdict}: {work}: xruntime is {against} times eager fp32, at least {least:g}"
 
 
-def _times(row: Mapping[str, Measured], form: str, base: str) -> Times | None:
+def _times(row: Mapping[str, ContenderResults], form: str, base: str) -> Times | None:
     if form == base or form not in row or base not in row:
         return None
     return times(row[form], row[base])

@@ -41,8 +41,8 @@ from benchmarks.harness.turns import (
     LAUNCHER,
     WORKLOADS,
     Contender,
-    Launched,
-    Measured,
+    ContenderResults,
+    LaunchResults,
     installed_library,
     rate_cell,
     take_turns,
@@ -60,7 +60,7 @@ PEERS = (
 )
 MIN_OF_TCMALLOC = 0.97
 
-Rows = dict[str, dict[str, Measured]]
+Rows = dict[str, dict[str, ContenderResults]]
 """By work and contender."""
 
 
@@ -150,8 +150,8 @@ def measure(works: Sequence[NamedWork], peers: Peers, asked: argparse.Namespace)
                 *_, measured = turns
                 row = rows[work.name]
                 for name, one in measured.items():
-                    before = row.get(name, Measured(())).launches
-                    row[name] = Measured((*before, *one.launches))
+                    before = row.get(name, ContenderResults(())).launches
+                    row[name] = ContenderResults((*before, *one.launches))
                 plain = {w: {n: m.plain() for n, m in row.items()} for w, row in rows.items()}
                 values = {"machine": machine_line(), "absent": peers.absent, "raw": plain}
                 write_raw(asked.json, "peers", values)
@@ -165,7 +165,9 @@ def read_rows(path: Path) -> tuple[str, dict[str, str], Rows]:
     content = json.loads(path.read_text())
     rows = {
         work: {
-            name: Measured(tuple(Launched(one["rates"], [], [], []) for one in values["launches"]))
+            name: ContenderResults(
+                tuple(LaunchResults(one["rates"], [], [], []) for one in values["launches"])
+            )
             for name, values in row.items()
         }
         for work, row in content["raw"].items()
@@ -173,9 +175,9 @@ def read_rows(path: Path) -> tuple[str, dict[str, str], Rows]:
     return content["machine"], content["absent"], rows
 
 
-def best_of(row: Mapping[str, Measured]) -> dict[str, tuple[str, Measured]]:
+def best_of(row: Mapping[str, ContenderResults]) -> dict[str, tuple[str, ContenderResults]]:
     """Return for each peer its fastest contender, with the count of instances."""
-    best: dict[str, tuple[str, Measured]] = {}
+    best: dict[str, tuple[str, ContenderResults]] = {}
     for name, measured in row.items():
         peer, _, count = name.partition("=")
         if peer not in best or (measured.rate() or 0) > (best[peer][1].rate() or 0):
@@ -205,9 +207,9 @@ def print_rows(rows: Rows, absent: Mapping[str, str]) -> None:
                 )
 
 
-def cell(row: Mapping[str, tuple[str, Measured]], peer: str, base: str) -> str:
+def cell(row: Mapping[str, tuple[str, ContenderResults]], peer: str, base: str) -> str:
     """Format the rate, the number of instances, and the ratio."""
-    count, measured = row.get(peer, ("", Measured(())))
+    count, measured = row.get(peer, ("", ContenderResults(())))
     return rate_cell(measured, row[base][1] if base in row else measured, count)
 
 

@@ -11,7 +11,7 @@ from benchmarks.harness.turns import (
     LAUNCHER,
     WORKLOADS,
     Contender,
-    Measured,
+    ContenderResults,
     measure_rows,
     rate_cell,
     times,
@@ -93,7 +93,7 @@ def compare_profiles(
 
 
 def judgements(
-    measured: Mapping[str, Mapping[str, Measured]], auto: str, least: float
+    measured: Mapping[str, Mapping[str, ContenderResults]], auto: str, least: float
 ) -> list[str]:
     """List where `auto` is not `least` times as fast as another, where that is open, and count the rest.
 
@@ -135,7 +135,7 @@ def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespa
     return parser.parse_args()
 
 
-def _cell(measured: Measured, base: Measured) -> str:
+def _cell(measured: ContenderResults, base: ContenderResults) -> str:
     memory = measured.memory_mib()
     if memory is None:
         return "-"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, Goal, repeated
+from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, RatioGoal, repeated
 from benchmarks.harness.measurement import Case
 from benchmarks.harness.other_python import cases_of
 from xruntime.nn import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
@@ -164,8 +164,8 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         exact = dtype == "float32"
         ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "forward")
         cases = forward_cases(loop, data, compiled=not options.no_compile, ipex=ipex)
-        yield Comparison(f"forward, {sizes}", "merged", cases, Goal(1.3) if exact else None)
+        yield Comparison(f"forward, {sizes}", "merged", cases, RatioGoal(1.3) if exact else None)
         ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "training")
         cases = training_cases(loop, data, ipex=ipex)
-        goal = Goal(2.0, (f"{LOOP}, sparse=True, torch SGD",)) if exact else None
+        goal = RatioGoal(2.0, (f"{LOOP}, sparse=True, torch SGD",)) if exact else None
         yield Comparison(f"training, {sizes}", "merged, updated in backward", cases, goal)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, Goal, repeated
+from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, RatioGoal, repeated
 from benchmarks.harness.measurement import Case
 from benchmarks.harness.other_python import cases_of
 from xruntime.nn import interaction
@@ -74,4 +74,6 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
                 words = [kind, name, *map(str, shape), str(MIN_MEASURED_S)]
                 cases += cases_of(["IPEX"], [options.ipex_python, "-m", module, *words])
             title = f"interaction, {kind}, {shape[0]} of {shape[1]:,} x {shape[2]}, {name}"
-            yield Comparison(title, "xruntime", cases, Goal(1.2) if kind == "training" else None)
+            yield Comparison(
+                title, "xruntime", cases, RatioGoal(1.2) if kind == "training" else None
+            )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, Goal, repeated
+from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, RatioGoal, repeated
 from benchmarks.harness.measurement import Case
 from benchmarks.harness.other_python import cases_of
 from xruntime import nn
@@ -89,7 +89,7 @@ def roi_align_comparisons(options: argparse.Namespace, peers: Any) -> Iterator[C
     height, width = (side // STRIDE for side in options.image)
     torch.manual_seed(0)
     images, boxes = torch.randn(2, options.channels, height, width), draw_regions(options)
-    goal = Goal(6.0 if torch.get_num_threads() >= 8 else 1.7, ("torchvision, fp32",))
+    goal = RatioGoal(6.0 if torch.get_num_threads() >= 8 else 1.7, ("torchvision, fp32",))
     for ratio in (2, 0):
         calls: dict[str, dict[str, Callable[[], object]]] = {}
         for name, memory_format in FORMATS.items():

@@ -31,7 +31,7 @@ from benchmarks.harness.turns import (
     DIRECTORY,
     LAUNCHER,
     Contender,
-    Measured,
+    ContenderResults,
     rate_cell,
     take_turns,
     turn_parser,
@@ -79,7 +79,7 @@ def notes_of(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def row(
-    name: str, form: str, measured: Measured, base: Measured, note: dict[str, Any]
+    name: str, form: str, measured: ContenderResults, base: ContenderResults, note: dict[str, Any]
 ) -> list[str]:
     """Format one form of a cell."""
     memory = measured.memory_mib()

@@ -59,7 +59,7 @@ CURVE_STEPS = 1_000
 CURVE_GOAL = 0.01
 
 
-class Kind(NamedTuple):
+class OptimizerKind(NamedTuple):
     """One optimizer with the way its weights are stored, and the bytes of a step for each element."""
 
     name: str
@@ -82,60 +82,62 @@ def bytes_of(weight: int, gradient: int, states: int, *, norms: str | None = Non
     return one_pass + (weight + gradient if norms == "weights" else 0)
 
 
-def kinds() -> list[Kind]:
+def kinds() -> list[OptimizerKind]:
     momentum = {"lr": 1e-3, "momentum": 0.9}
     full, half = torch.float32, torch.bfloat16
     return [
-        Kind(
+        OptimizerKind(
             "torch SGD, fp32",
             partial(torch.optim.SGD, fused=True, **momentum),
             full,
             bytes_of(4, 4, 4),
             None,
         ),
-        Kind(
+        OptimizerKind(
             "SGD, split", partial(optim.SGD, **momentum), half, bytes_of(4, 2, 4), "torch SGD, fp32"
         ),
-        Kind(
+        OptimizerKind(
             "Lars, split",
             partial(optim.Lars, **momentum),
             half,
             bytes_of(4, 2, 4, norms="weights"),
             "torch SGD, fp32",
         ),
-        Kind(
+        OptimizerKind(
             "Lars, fp32",
             partial(optim.Lars, **momentum),
             full,
             bytes_of(4, 4, 4, norms="weights"),
             "torch SGD, fp32",
         ),
-        Kind(
+        OptimizerKind(
             "torch Adagrad, fp32",
             partial(torch.optim.Adagrad, fused=True),
             full,
             bytes_of(4, 4, 4),
             None,
         ),
-        Kind("Adagrad, split", optim.Adagrad, half, bytes_of(4, 2, 4), "torch Adagrad, fp32"),
-        Kind(
+        OptimizerKind(
+            "Adagrad, split", optim.Adagrad, half, bytes_of(4, 2, 4), "torch Adagrad, fp32"
+        ),
+        OptimizerKind(
             "torch AdamW, fp32",
             partial(torch.optim.AdamW, fused=True),
             full,
             bytes_of(4, 4, 8),
             None,
         ),
-        Kind("AdamW, split", optim.AdamW, half, bytes_of(4, 2, 8), "torch AdamW, fp32"),
-        Kind(
+        OptimizerKind("AdamW, split", optim.AdamW, half, bytes_of(4, 2, 8), "torch AdamW, fp32"),
+        OptimizerKind(
             "Lamb, split", optim.Lamb, half, bytes_of(4, 2, 8, norms="moments"), "torch AdamW, fp32"
         ),
-        Kind(
+        OptimizerKind(
             "Lamb, fp32", optim.Lamb, full, bytes_of(4, 4, 8, norms="moments"), "torch AdamW, fp32"
         ),
     ]
 
 
-def ipex_kinds() -> list[Kind]:
+def ipex_kinds() -> list[OptimizerKind]:
     """IPEX's optimizers. A step counts the bytes of ours, which has the same result."""
     full, half = torch.float32, torch.bfloat16
     sgd, adagrad, adamw = "torch SGD, fp32", "torch Adagrad, fp32", "torch AdamW, fp32"
@@ -143,17 +145,17 @@ def ipex_kinds() -> list[Kind]:
     split_lamb = bytes_of(4, 2, 8, norms="moments")
     lamb = bytes_of(4, 4, 8, norms="moments")
     return [
-        Kind("IPEX SGD, split", None, half, bytes_of(4, 2, 4), sgd),
-        Kind("IPEX Lars, fp32", None, full, lars, sgd),
-        Kind("IPEX Adagrad, split", None, half, bytes_of(4, 2, 4), adagrad),
-        Kind("IPEX Adam, split", None, half, bytes_of(4, 2, 8), adamw),
-        Kind("IPEX AdamW, fp32 and bf16 copy", None, half, bytes_of(4, 2, 8), adamw),
-        Kind("IPEX Lamb, split", None, half, split_lamb, adamw),
-        Kind("IPEX Lamb, fp32", None, full, lamb, adamw),
+        OptimizerKind("IPEX SGD, split", None, half, bytes_of(4, 2, 4), sgd),
+        OptimizerKind("IPEX Lars, fp32", None, full, lars, sgd),
+        OptimizerKind("IPEX Adagrad, split", None, half, bytes_of(4, 2, 4), adagrad),
+        OptimizerKind("IPEX Adam, split", None, half, bytes_of(4, 2, 8), adamw),
+        OptimizerKind("IPEX AdamW, fp32 and bf16 copy", None, half, bytes_of(4, 2, 8), adamw),
+        OptimizerKind("IPEX Lamb, split", None, half, split_lamb, adamw),
+        OptimizerKind("IPEX Lamb, fp32", None, full, lamb, adamw),
     ]
 
 
-def case_of(kind: Kind, sizes: Sequence[int], absent: bool) -> Case:
+def case_of(kind: OptimizerKind, sizes: Sequence[int], absent: bool) -> Case:
     """A case that repeats steps for MIN_MEASURED_S and returns the seconds of one.
 
     absent

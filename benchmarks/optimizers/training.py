@@ -171,7 +171,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.characters = nn.Embedding(characters, width)
         self.positions = nn.Embedding(LENGTH, width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self.layers = nn.ModuleList(TransformerLayer(width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.scores = nn.Linear(width, characters)
 
@@ -183,7 +183,7 @@ class Transformer(nn.Module):
         return self.scores(self.norm(values))
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention of four heads and two linear layers, each after a norm and added to its input."""
 
     def __init__(self, width: int, heads: int = 4) -> None:

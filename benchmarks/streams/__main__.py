@@ -32,7 +32,7 @@ from benchmarks.harness.turns import (
     ROOT,
     WORKLOADS,
     Contender,
-    Measured,
+    ContenderResults,
     environment,
     measure_rows,
     times,
@@ -174,13 +174,15 @@ def main() -> int:
     return 0
 
 
-def _best_processes(row: Mapping[str, Measured]) -> Measured:
+def _best_processes(row: Mapping[str, ContenderResults]) -> ContenderResults:
     """Return the fastest processes of all splits."""
     found = [one for name, one in row.items() if name.endswith(f" {PROCESSES}")]
     return max(found, key=lambda one: one.rate() or 0.0)
 
 
-def _row(name: str, measured: Measured, plain: Measured, processes: Measured) -> list[str]:
+def _row(
+    name: str, measured: ContenderResults, plain: ContenderResults, processes: ContenderResults
+) -> list[str]:
     ratios = [None if measured is base else times(measured, base) for base in (plain, processes)]
     shown_ratios = ["-" if ratio is None else str(ratio) for ratio in ratios]
     peak, _ = measured.memory_mib() or (None, None)
@@ -188,7 +190,9 @@ def _row(name: str, measured: Measured, plain: Measured, processes: Measured) ->
     return [name, _shown(measured.rate()), *shown_ratios, *shown]
 
 
-def _goal_lines(title: str, row: Mapping[str, Measured], splits: list[Split]) -> Iterator[str]:
+def _goal_lines(
+    title: str, row: Mapping[str, ContenderResults], splits: list[Split]
+) -> Iterator[str]:
     """Judge the largest number of compiled streams of one core, if there is one."""
     split = max((one for one in splits if one.cores == 1), default=None)
     streams = None if split is None else row.get(f"{split} compiled")

@@ -337,7 +337,7 @@ class Launched:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class Case(NamedTuple):
+class ArrivalCase(NamedTuple):
     """A contender with a split, and how a trial of it is made: from rate, seconds, bound in s, seed."""
 
     name: str
@@ -346,13 +346,13 @@ class Case(NamedTuple):
 
 
 @contextlib.contextmanager
-def started(work: str, options: argparse.Namespace) -> Iterator[tuple[float, list[Case]]]:
+def started(work: str, options: argparse.Namespace) -> Iterator[tuple[float, list[ArrivalCase]]]:
     """Start all contenders of a work, and end them; yield the latency of an idle process in ms, and cases."""
     common = ["--works", work, "--dtype", options.dtype, "--max-batch", str(options.max_batch)]
     splits: list[Split] = options.split or [Split(len(os.sched_getaffinity(0)), 1)]
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         where = Path(directory)
-        cases: list[Case] = []
+        cases: list[ArrivalCase] = []
         idle: list[float] = []
 
         def start(
@@ -370,10 +370,10 @@ def started(work: str, options: argparse.Namespace) -> Iterator[tuple[float, lis
             idle.append(group.idle_ms())
             for name, size in ((PROCESSES, 1), (BY_HAND, options.max_batch)):
                 trial = partial(_trial_of_processes, group, size)
-                cases.append(Case(f"{split} {name}", split.count, trial))
+                cases.append(ArrivalCase(f"{split} {name}", split.count, trial))
         for name in (STREAMS, BATCHING):
             trial = partial(_trial_of_streams, link, name)
-            cases.append(Case(f"{splits[0]} {name}", splits[0].count, trial))
+            cases.append(ArrivalCase(f"{splits[0]} {name}", splits[0].count, trial))
         yield idle[0], cases
 
 
@@ -394,7 +394,9 @@ def _trial_of_streams(
     return Trial(*json.loads(answer))
 
 
-def measure(idle: float, cases: Sequence[Case], options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    idle: float, cases: Sequence[ArrivalCase], options: argparse.Namespace
+) -> dict[str, Any]:
     """Measure all contenders of a work; `idle` is the latency of an idle process in ms."""
     bound_ms = options.bound_ms or options.bound * idle
     print(f"an idle process takes {idle:.1f} ms; bound {bound_ms:.1f} ms", file=sys.stderr)
@@ -403,7 +405,7 @@ def measure(idle: float, cases: Sequence[Case], options: argparse.Namespace) -> 
     for case in cases:
         seeds = iter(range(1000))
 
-        def trial(rate: float, case: Case = case, seeds: Iterator[int] = seeds) -> Trial:
+        def trial(rate: float, case: ArrivalCase = case, seeds: Iterator[int] = seeds) -> Trial:
             done = case.trial(rate, options.seconds, bound_ms / 1e3, next(seeds))
             print(f"{case.name}: {done}", file=sys.stderr, flush=True)
             return done

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xtune.launches.launch import Launch
-from xtune.search.records import Record, Step
+from xtune.search.records import NextLaunch, Record
 
 
 class MemoryStore:
@@ -24,7 +24,7 @@ class MemoryStore:
     def records(self) -> Sequence[Record]:
         return tuple(self._records.values())
 
-    def claim(self, step: Step) -> int | None:
+    def claim(self, step: NextLaunch) -> int | None:
         if any(record.step.key == step.key for record in self._records.values()):
             return None
         self._made += 1

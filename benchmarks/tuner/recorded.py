@@ -53,7 +53,7 @@ class Header(NamedTuple):
     """Of the kernel, Python and what the program uses."""
 
 
-class Plan(NamedTuple):
+class RecordedPlan(NamedTuple):
     """One way to start the workload."""
 
     plan_hash: str | None
@@ -71,7 +71,7 @@ class Recording:
     """A recorded space; immutable."""
 
     def __init__(
-        self, header: Header, plans: Sequence[Plan], launches: Sequence[RecordedLaunch]
+        self, header: Header, plans: Sequence[RecordedPlan], launches: Sequence[RecordedLaunch]
     ) -> None:
         self.header = header
         self.plans = tuple(plans)
@@ -194,7 +194,7 @@ def _ended(launch: Launch, outcome: Outcome, wall_s: float) -> Launch:
     )
 
 
-def write_header(stream: TextIO, header: Header, plans: Iterable[Plan]) -> None:
+def write_header(stream: TextIO, header: Header, plans: Iterable[RecordedPlan]) -> None:
     """Begin a recording."""
     stream.write(_line(_encode_header(header)))
     stream.writelines(_line(_encode_plan(plan, header.space)) for plan in plans)
@@ -226,12 +226,12 @@ def read_recording(path: Path) -> Recording:
 def _read(path: Path, stream: TextIO) -> Recording:
     lines = _plain_lines(path, stream)
     header = _decode_header(path, next(lines, {}))
-    plans: list[Plan] = []
+    plans: list[RecordedPlan] = []
     launches: list[RecordedLaunch] = []
     for plain in lines:
         if "configurations" in plain:
             configurations = [_completed(one, header.space) for one in plain["configurations"]]
-            plans.append(Plan(plain["plan"], tuple(configurations)))
+            plans.append(RecordedPlan(plain["plan"], tuple(configurations)))
         else:
             plain["configuration"] = _completed(plain["configuration"], header.space)
             launches.append(RecordedLaunch(plain["round"], decode_launch(plain)))
@@ -287,7 +287,7 @@ def _decode_header(path: Path, plain: Plain) -> Header:
     )
 
 
-def _encode_plan(plan: Plan, space: Space) -> Plain:
+def _encode_plan(plan: RecordedPlan, space: Space) -> Plain:
     configurations = [changes(one, space.parameters) for one in plan.configurations]
     return {"plan": plan.plan_hash, "configurations": configurations}
 

@@ -21,8 +21,8 @@ from typing import NamedTuple, TextIO
 from benchmarks.harness.measurement import machine_line
 from benchmarks.tuner.recorded import (
     Header,
-    Plan,
     RecordedLaunch,
+    RecordedPlan,
     Recording,
     read_recording,
     write_header,
@@ -30,7 +30,7 @@ from benchmarks.tuner.recorded import (
 )
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
-from xtune.cli.preparation import Task, prepare
+from xtune.cli.preparation import SearchTask, prepare
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.space.parameters import BARE, Configuration
 
@@ -80,15 +80,15 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
             )
 
 
-def number_of(plan: Plan) -> int:
+def number_of(plan: RecordedPlan) -> int:
     """0 for the bare command's plan, 1 for others."""
     return int(plan.configurations[0] != BARE)
 
 
-def launch_order(plans: Sequence[Plan], options: Options) -> list[tuple[int, Plan]]:
+def launch_order(plans: Sequence[RecordedPlan], options: Options) -> list[tuple[int, RecordedPlan]]:
     """Every launch in order: round by round, all plans once in each, drawn by the seed."""
     bare = plans[0]
-    order: list[tuple[int, Plan]] = []
+    order: list[tuple[int, RecordedPlan]] = []
     for round_number in range(options.rounds):
         rest = [plan for plan in plans if plan.plan_hash is not None]
         random.Random(f"{options.seed} round {round_number}").shuffle(rest)
@@ -103,7 +103,7 @@ def say(text: str) -> None:
     print(f"record: {text}", file=sys.stderr, flush=True)
 
 
-def _header(task: Task, options: Options) -> Header:
+def _header(task: SearchTask, options: Options) -> Header:
     versions = {"kernel": platform.release(), "python": platform.python_version()}
     for name in ("torch", "numpy", "xlaunch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -118,7 +118,7 @@ def _header(task: Task, options: Options) -> Header:
     )
 
 
-def _plans(task: Task) -> list[Plan]:
+def _plans(task: SearchTask) -> list[RecordedPlan]:
     """Return the bare command's plan, then those of the space: few changed settings first.
 
     The last one, without a hash, has the configurations that cannot be planned.
@@ -128,14 +128,17 @@ def _plans(task: Task) -> list[Plan]:
     for configuration in by_changes:
         found.setdefault(task.resolver.plan_hash(configuration), []).append(configuration)
     impossible = found.pop(None, [])
-    plans = [Plan(plan_hash, tuple(members)) for plan_hash, members in found.items()]
-    plans.insert(0, Plan(task.resolver.plan_hash(BARE), (BARE,)))
-    return [*plans, Plan(None, tuple(impossible))] if impossible else plans
+    plans = [RecordedPlan(plan_hash, tuple(members)) for plan_hash, members in found.items()]
+    plans.insert(0, RecordedPlan(task.resolver.plan_hash(BARE), (BARE,)))
+    return [*plans, RecordedPlan(None, tuple(impossible))] if impossible else plans
 
 
 @contextlib.contextmanager
 def _opened(
-    path: Path, header: Header, plans: Sequence[Plan], order: Sequence[tuple[int, Plan]]
+    path: Path,
+    header: Header,
+    plans: Sequence[RecordedPlan],
+    order: Sequence[tuple[int, RecordedPlan]],
 ) -> Iterator[tuple[TextIO, int]]:
     """The file, ready for the next launch, and how many it holds."""
     if path.suffix == ".gz":
@@ -163,8 +166,8 @@ def _require_same(
     path: Path,
     recording: Recording,
     header: Header,
-    plans: Sequence[Plan],
-    order: Sequence[tuple[int, Plan]],
+    plans: Sequence[RecordedPlan],
+    order: Sequence[tuple[int, RecordedPlan]],
 ) -> None:
     """Raise UsageError unless the file is an earlier part of what is to be recorded."""
     theirs = recording.header

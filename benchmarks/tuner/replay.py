@@ -34,11 +34,11 @@ from benchmarks.tuner.memory import MemoryStore
 from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from benchmarks.tuner.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Outcome, Secondary
 from xtune.search.budget import Budget
-from xtune.search.events import Allowance, Measurer, Result
-from xtune.search.records import Rating, Record, Scale, Stage, Step
+from xtune.search.events import Allowance, Measurer, SearchOutcome
+from xtune.search.records import NextLaunch, Rating, Record, ScoreScale, Stage
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search, next_step
@@ -206,7 +206,7 @@ def _in_order(recording: Recording) -> list[float]:
     return [next(left[plan_hash]) for plan_hash in plans if plan_hash in left]
 
 
-def search(recording: Recording, launches: int, seed: int, measurer: Measurer) -> Result:
+def search(recording: Recording, launches: int, seed: int, measurer: Measurer) -> SearchOutcome:
     """One of our searches."""
     space, objective = recording.header.space, recording.header.objective
     strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
@@ -214,9 +214,9 @@ def search(recording: Recording, launches: int, seed: int, measurer: Measurer) -
     return Search(space, strategy, measurer, MemoryStore(), objective, budget).run()
 
 
-def recommended(result: Result) -> Configuration:
+def recommended(result: SearchOutcome) -> Configuration:
     """What a reader of the verdict would try."""
-    if result.verdict.kind is Kind.INCONCLUSIVE and result.favourite is not None:
+    if result.verdict.kind is VerdictKind.INCONCLUSIVE and result.favourite is not None:
         return result.favourite.configuration
     return result.verdict.best
 
@@ -260,9 +260,9 @@ def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) ->
         configuration = proposer.propose(ratings)
         if configuration is not None:
             plan_hash = measurer.plan_hash(configuration) or ""
-            step = Step(Stage.SEARCH, configuration, plan_hash, str(number))
+            step = NextLaunch(Stage.SEARCH, configuration, plan_hash, str(number))
             record = Record(number, step, "here", measurer.measure(configuration))
-            (rating,) = Scale([record], objective).ratings
+            (rating,) = ScoreScale([record], objective).ratings
             ratings.append(rating)
             if rating.score is not None and rating.score > best_score:
                 best, best_score = configuration, rating.score

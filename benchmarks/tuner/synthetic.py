@@ -12,7 +12,7 @@ import itertools
 import random
 from typing import NamedTuple
 
-from benchmarks.tuner.recorded import Header, Plan, RecordedLaunch, Recording
+from benchmarks.tuner.recorded import Header, RecordedLaunch, RecordedPlan, Recording
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
@@ -143,20 +143,20 @@ class _Maker:
                     found.append(((one.name, values[0]), (other.name, values[1])))
         return found
 
-    def _plans(self) -> list[Plan]:
+    def _plans(self) -> list[RecordedPlan]:
         names = [parameter.name for parameter in self._space]
-        plans = [Plan("bare", (BARE,))]
+        plans = [RecordedPlan("bare", (BARE,))]
         numbered = enumerate(itertools.product(*(p.values for p in self._space)))
         for number, values in numbered:
             configuration = Configuration(dict(zip(names, values, strict=True)))
             if len(plans) > 1 and self._random.random() < self._shape.same_plan:
                 last = plans.pop()
-                plans.append(Plan(last.plan_hash, (*last.configurations, configuration)))
+                plans.append(RecordedPlan(last.plan_hash, (*last.configurations, configuration)))
             else:
-                plans.append(Plan(f"{number:04x}", (configuration,)))
+                plans.append(RecordedPlan(f"{number:04x}", (configuration,)))
         return plans
 
-    def _launch(self, plan: Plan, sign: float) -> Launch:
+    def _launch(self, plan: RecordedPlan, sign: float) -> Launch:
         configuration = plan.configurations[0]
         settings = set(configuration.items())
         began_s = 0.0

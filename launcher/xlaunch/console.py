@@ -16,7 +16,7 @@ from xlaunch.errors import UsageError, XLaunchError
 def report_errors(
     dispatch: Callable[[list[str]], int], arguments: Sequence[str], program: str = "xlaunch"
 ) -> int:
-    """The exit code of `dispatch`; an error is printed as one line."""
+    """Run `dispatch` and return its exit code; print an error as one line."""
     try:
         return dispatch(list(arguments))
     except XLaunchError as error:
@@ -48,7 +48,9 @@ def say(text: str, program: str = "xlaunch") -> None:
 
 
 def terminal_width(descriptor: int) -> int | None:
-    """The columns of the terminal that a descriptor is; None if it is none or has no size."""
+    """The width of the terminal on a descriptor, in columns; None if it is not a terminal or has no
+    size.
+    """
     try:
         return os.get_terminal_size(descriptor).columns or None
     except OSError:

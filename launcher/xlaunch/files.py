@@ -63,6 +63,14 @@ def is_special_file(path: str) -> bool:
     return re.fullmatch("/dev/std(out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None
 
 
+def names_in(directory: str) -> list[str]:
+    """The names in a directory; none if it cannot be read."""
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
 def make_private(directory: str) -> None:
     """Create a directory and its missing parents, each for this user only. Raises OSError."""
     if os.path.isdir(directory):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["check_startable", "launch", "run_plan", "start"]
 
 
-class Prepared(NamedTuple):
+class PreparedLaunch(NamedTuple):
     """A plan for a machine, and what its instances are started with."""
 
     machine: Machine
@@ -47,7 +47,7 @@ def prepare(
     synthetic: str | None = None,
     placed: Placed | None = None,
     make_directories: bool = False,
-) -> Prepared:
+) -> PreparedLaunch:
     """Plan `request` for the machine that the options name, and choose its environment.
 
     `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program; see `prepare_environment`.
@@ -59,11 +59,11 @@ def prepare(
         with machine_of(sysroot, synthetic) as machine:
             made = plan(request.layout, machine)
     if not request.program.words and not make_directories:
-        return Prepared(machine, made, None)
+        return PreparedLaunch(machine, made, None)
     environment = prepare_environment(
         made, request.program, inherited, run=request.run, make_directories=make_directories
     )
-    return Prepared(machine, made, environment)
+    return PreparedLaunch(machine, made, environment)
 
 
 def launch(
@@ -149,7 +149,7 @@ def run_plan(
     explain: bool = False,
     lease: Lease | None = None,
 ) -> int:
-    """Run the instances of `plan`; the exit code for this process.
+    """Run the instances of `plan`; return the exit code for this process.
 
     Does not return when the one instance replaces this process. `note` takes lines for the user.
     `table` prints the report on standard error at the end, `explain` what its columns mean.
@@ -202,7 +202,7 @@ def check_startable(plan: Plan, run: RunRequest) -> None:
 
 @contextlib.contextmanager
 def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
-    """During the block, let child processes open as many files as supervising `plan` takes.
+    """During the block, raise the limit of open files to what supervising `plan` needs.
 
     The soft limit (RLIMIT_NOFILE) is raised no further than that. Raises `UsageError` where the hard
     limit forbids it.
@@ -249,7 +249,7 @@ def _environment_of(
 
 
 def _run_on_other_system(environment: Environment, note: Callable[[str], None]) -> int:
-    """Start the one program with its variables, and nothing else; its exit code."""
+    """Run the single program with its variables, without supervision; return its exit code."""
     note(
         f"on {sys.platform} only thread counts and variables are set: instances are not bound to CPUs "
         "or NUMA nodes, nor supervised (no --timeout, --report, --log-dir, --metric, --verify-device, --tag, "

@@ -24,9 +24,8 @@ from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     pid_namespace,
-    proc_is_ours,
-    read_file,
     read_process,
+    start_ticks,
 )
 from xlaunch.machine.topology import CPUs
 
@@ -122,7 +121,8 @@ def sharing(
 
 @contextlib.contextmanager
 def table(directory: str | None = None) -> Iterator[bool]:
-    """Hold the lock of the table, so that no other launch reads before this one has written.
+    """Hold the lock of the records, so that no other launch reads them before this one has added
+    its own.
 
     Yields False if the lock could not be had within `MAX_LOCK_WAIT_S`: then the block runs without.
     """
@@ -138,7 +138,7 @@ def table(directory: str | None = None) -> Iterator[bool]:
 
 
 def record(lease: Lease, directory: str | None = None) -> str | None:
-    """Write a record; its path, or None where there is no place for it.
+    """Write a record. Return its path, or None if there is no directory for it.
 
     Records of the user's ended launches are removed. A record needs no removal: see the module.
     """
@@ -167,15 +167,6 @@ def own_lease(cpus: CPUs, program: str, **more: object) -> Lease | None:
     if ticks is None:
         return None
     return Lease(os.getpid(), ticks, os.geteuid(), cpus, program)._replace(**more)  # type: ignore[arg-type]
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started; None if there is none, or only its remains (a zombie)."""
-    text = read_file(f"/proc/{pid}/stat") if proc_is_ours() else None
-    if text is None:
-        return None
-    fields = text[text.rfind(b")") + 2 :].split()
-    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def _open_lock(path: str) -> int:

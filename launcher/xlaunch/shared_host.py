@@ -32,11 +32,11 @@ class Placed(NamedTuple):
     request: Request
     plan: Plan
     machine: Machine
-    """What may be used; of a rank, its share."""
+    """The machine, or the share of it that a rank may use."""
     environment: Mapping[str, str]
-    """What the program inherits, without what torchrun itself put there."""
+    """The variables that the program inherits, without those that torchrun set."""
     lease: Lease | None
-    """Its record; None where there is no place for one."""
+    """The record of its cores; None if none could be written."""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

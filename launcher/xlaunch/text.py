@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts with their nouns, and columns of text, for every message and table of the launcher."""
+"""Counts with their nouns, columns of text, and likely words, for every message and table of the launcher."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ def counted(number: int, noun: str) -> str:
 def plural(number: int, noun: str) -> str:
     """The noun alone, with an s unless the number is 1."""
     return noun if number == 1 else f"{noun}s"
+
+
+def did_you_mean(word: str, known: Collection[str], *, count: int = 3, form: str = "{}") -> str:
+    """The end of a message about an unknown word: similar words, each in `form`; empty if none is.
+
+    **Ex.:** ``; did you mean latency or throughput?``
+    """
+    import difflib  # only messages about mistakes need it
+
+    near = [form.format(one) for one in difflib.get_close_matches(word, known, n=count)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def printable(text: str) -> str:

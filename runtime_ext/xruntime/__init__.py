@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from xruntime.devices import DeviceProperties, describe_device, device, device_option
     from xruntime.optimization.front_end import optimize
     from xruntime.reporting import report
-    from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
+    from xruntime.streams.compiled_module import CompiledForStreams, compile_for_streams
     from xruntime.streams.hints import MultiStreamModuleHint
-    from xruntime.streams.module import MultiStreamModule
+    from xruntime.streams.multi_stream_module import MultiStreamModule
     from xruntime.streams.task import Task
     from xruntime.threads.cpu_pool import (
         CPUPool,
@@ -95,11 +95,11 @@ _MODULES = {
     "openmp_team": "threads.team",
     "pin": "threads.pinning",
     "report": "reporting",
-    "CompiledForStreams": "streams.compiling",
-    "compile_for_streams": "streams.compiling",
+    "CompiledForStreams": "streams.compiled_module",
+    "compile_for_streams": "streams.compiled_module",
     "optimize": "optimization.front_end",
     "MultiStreamModuleHint": "streams.hints",
-    "MultiStreamModule": "streams.module",
+    "MultiStreamModule": "streams.multi_stream_module",
     "StreamPackage": "aoti.package",
     "compile_package": "aoti.compiling",
     "load_package": "aoti.package",

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from xlaunch.machine.architecture import parse_cpuinfo
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
+from xlaunch.machine.tree import Tree
 from xlaunch.text import align, size
 from xruntime.errors import DeviceError
 
@@ -39,7 +39,7 @@ KINDS = ("cuda", "xpu", "mps", "cpu")
 
 SPELLINGS = "auto, cpu, cuda[:N], xpu[:N] or mps"
 VENDORS = {"cuda": (Vendor.NVIDIA, Vendor.AMD), "xpu": (Vendor.INTEL,)}
-"""Whose GPUs are of a kind; torch calls AMD's cuda too."""
+"""The vendors of the GPUs of each kind; torch calls AMD's "cuda", too."""
 
 BF16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 """Instructions for bf16 as /proc/cpuinfo names them; the last is Arm's."""
@@ -50,14 +50,16 @@ Target = TypeVar("Target")
 
 
 class DeviceProperties(NamedTuple):
-    """What a device is. `str()` makes a text of some lines; None is unknown or not applicable."""
+    """The properties of a device. `str()` gives a text of a few lines. None: unknown or not
+    applicable.
+    """
 
     device: str
     """**Ex.:** ``cuda:0``."""
     name: str
     """**Ex.:** ``NVIDIA H100 80GB HBM3``."""
     memory_bytes: int | None
-    """Of a GPU its own; for the CPU what this process may use of the machine's."""
+    """Memory of a GPU; for the CPU, the part of the machine's memory that this process may use."""
     free_bytes: int | None
     """Memory of a GPU that no process has taken."""
     compute_capability: str | None
@@ -70,7 +72,7 @@ class DeviceProperties(NamedTuple):
     cpus: str | None
     """The CPUs that this process may use, for the CPU. **Ex.:** ``0-3,8-11``."""
     instruction_set: str | None
-    """That torch's own kernels use on the CPU. **Ex.:** ``AVX512``."""
+    """The instruction set that torch's own kernels use on the CPU. **Ex.:** ``AVX512``."""
 
     def __str__(self) -> str:
         facts = self._asdict()

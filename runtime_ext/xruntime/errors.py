@@ -38,7 +38,7 @@ class LostInForkError(XLaunchError, RuntimeError):
 
 
 class HintError(XLaunchError, TypeError):
-    """A hint contains something else than dimensions, None, and nests of these."""
+    """A hint contains anything other than dimensions, None, and nests of these."""
 
 
 class BatchError(XLaunchError, ValueError):
@@ -58,7 +58,7 @@ class UncheckedInputWarning(UserWarning):
 
 
 class CompatibilityError(UsageError, ValueError):
-    """An argument of Intel's extension that is not possible here."""
+    """An argument of Intel's extension that is not supported here."""
 
 
 class CompatibilityWarning(UserWarning):
@@ -82,11 +82,11 @@ class DeviceError(UsageError, RuntimeError):
 
 
 class ThreadCountError(XLaunchError, ValueError):
-    """An impossible number of threads, or another than the compiled code's."""
+    """An impossible number of threads, or one that the code was not compiled for."""
 
 
 class PackageError(XLaunchError, RuntimeError):
-    """A file is not a package, or not one that this process may or can run."""
+    """A file is not a package, or this process may not or cannot run it."""
 
 
 class PackageInputError(PackageError, ValueError):

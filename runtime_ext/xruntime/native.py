@@ -52,7 +52,7 @@ NO_ISA = -6
 """XK_NO_ISA: the operators have no instruction set to run on; `isa_name` raises the reason."""
 
 
-class Problem(enum.IntEnum):
+class ArgumentProblem(enum.IntEnum):
     """What operators return for a wrong argument; nothing was done. XK_... of xkernels/library.h."""
 
     INVALID_TYPE = -10
@@ -70,7 +70,7 @@ class Problem(enum.IntEnum):
     INVALID_ORDER = -22
 
 
-def check(result: int, refusal: Callable[[Problem], Exception]) -> None:
+def check(result: int, refusal: Callable[[ArgumentProblem], Exception]) -> None:
     """Raise what an operator's function has returned, if it is not 0.
 
     refusal
@@ -84,7 +84,7 @@ def check(result: int, refusal: Callable[[Problem], Exception]) -> None:
         isa_name()  # raises
     if result == REFUSED:
         raise MemoryError("no memory for a native operator")
-    raise refusal(Problem(result))
+    raise refusal(ArgumentProblem(result))
 
 
 FLOAT32 = 0
@@ -194,7 +194,9 @@ _QUICK: dict[str, _Signature] = {
 
 
 def declare(*names: str, arguments: tuple[Any, ...]) -> None:
-    """Declare operators of the library, in the module that calls them. They return 0 or a code."""
+    """Declare operators of the library. The module that calls them does this. They return 0 or a
+    code.
+    """
     signatures: dict[str, _Signature] = dict.fromkeys(names, (_INT32, arguments))
     _WAITING.update(signatures)
     if library.cache_info().currsize:  # it was loaded before

@@ -32,7 +32,7 @@ C_FUNCTIONS = {
         f"{_HANDLES}, {_HANDLES}, {_HANDLES}, {_HANDLES}, int64_t, int32_t, AtenTensorHandle*)"
     ),
 }
-"""By operator, the declaration of the C function by which a library of AOTInductor calls it."""
+"""The declaration of the C function with which an AOTInductor library calls each operator."""
 
 VARIABLE = "XRUNTIME_OPERATORS"
 OLDEST_TORCH = (2, 11)
@@ -66,7 +66,7 @@ class Loaded(NamedTuple):
 
 @functools.cache
 def loaded() -> Loaded:
-    """Return what of the library this process uses; load it at the first call."""
+    """Return the part of the library that this process uses; load it at the first call."""
     return load()
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import copy
 import reprlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -16,6 +16,14 @@ from xruntime.errors import BatchError
 
 Path: TypeAlias = tuple[Any, ...]
 """The name of a root, then the indices and keys that lead to a value: ("args", 0, "mask")."""
+
+CONSTANT_TYPES: Final = frozenset(
+    (
+        *(type(None), bool, int, float, complex, str, bytes),
+        *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+    )
+)
+"""Types whose values cannot change: calls with equal ones may share compiled code, or run as one."""
 
 
 def place(path: Path) -> str:
@@ -114,6 +122,14 @@ def described(value: Any) -> str:
     if isinstance(value, (bool, int, float, complex, str, bytes)):
         return f"{named} ({reprlib.repr(value)})"
     return named
+
+
+def constant_key(value: Any) -> Hashable | None:
+    """Return a key that two constants share if they give the same results; None for other types."""
+    kind = type(value)
+    if kind is float or kind is complex:
+        return (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
+    return (kind, value) if kind in CONSTANT_TYPES else None
 
 
 def shape_of(tensor: torch.Tensor) -> str:

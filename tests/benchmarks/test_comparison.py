@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.harness.comparison import Comparison, Goal, report, times_faster
+from benchmarks.harness.comparison import Comparison, RatioGoal, report, times_faster
 from benchmarks.harness.measurement import Case, Result
 
 
@@ -29,7 +29,7 @@ def test_a_goal_is_judged_by_the_fastest_peer(capsys: pytest.CaptureFixture[str]
         Result("fast", (1.5, 1.5)),
     ]
     cases = [Case(result.name, lambda: 0.0) for result in results]
-    for goal, verdict in ((Goal(2.0), "MISSED"), (Goal(2.0, ("slow",)), "met")):
+    for goal, verdict in ((RatioGoal(2.0), "MISSED"), (RatioGoal(2.0, ("slow",)), "met")):
         (line,) = report(Comparison("work", "ours", cases, goal), results)
         assert line.startswith(f"goal {verdict}: work: ")
     assert "3.00 [3.00, 3.00]" in capsys.readouterr().out

@@ -11,11 +11,11 @@ from benchmarks.doctor.__main__ import draw as draw_findings
 from benchmarks.doctor.__main__ import place, read_judged
 
 from xlaunch.doctor.lint.rules import BY_CODE
-from xlaunch.doctor.lint.source import Finding
+from xlaunch.doctor.lint.source import ScriptFinding
 
 
-def findings(code: str, count: int) -> list[Finding]:
-    return [Finding(f"p/t-1.2/{n}.py", 1, 1, 1, 2, code, "message") for n in range(count)]
+def findings(code: str, count: int) -> list[ScriptFinding]:
+    return [ScriptFinding(f"p/t-1.2/{n}.py", 1, 1, 1, 2, code, "message") for n in range(count)]
 
 
 def test_each_rule_has_the_same_share_as_far_as_there_are_findings():

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.harness.turns import DIRECTORY, Launched, Measured
+from benchmarks.harness.turns import DIRECTORY, ContenderResults, LaunchResults
 from benchmarks.harness.works import MODULES, named_work
 from benchmarks.launching.peers import PEERS, Peers, best_of, cell, print_rows, read_rows
 from tests.libraries import find_library
@@ -21,8 +21,8 @@ def asked(**given) -> argparse.Namespace:
     return argparse.Namespace(**{**defaults, "ipex_python": None, **given})
 
 
-def measured(*rates: float) -> Measured:
-    return Measured(tuple(Launched([rate], [], [], []) for rate in rates))
+def measured(*rates: float) -> ContenderResults:
+    return ContenderResults(tuple(LaunchResults([rate], [], [], []) for rate in rates))
 
 
 def test_a_work_is_read_from_its_name() -> None:

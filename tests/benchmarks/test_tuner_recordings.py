@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from benchmarks.tuner.recorded import (
     Header,
-    Plan,
     RecordedLaunch,
     RecordedMeasurer,
+    RecordedPlan,
     Recording,
     read_recording,
     write_header,
@@ -80,10 +80,10 @@ def launch(plan: str, value: float | None, **fields: object) -> Launch:
 def recording(values: dict[str, list[float | None]]) -> Recording:
     """Of plan `a`, the defaults, `b` and `bare`."""
     plans = [
-        Plan("bare", (BARE,)),
-        Plan("a", (DEFAULT, DEFAULT.with_value("batch", 4))),
-        Plan("b", (DEFAULT.with_value("batch", 1),)),
-        Plan(None, (DEFAULT.with_value("allocator", "glibc"),)),
+        RecordedPlan("bare", (BARE,)),
+        RecordedPlan("a", (DEFAULT, DEFAULT.with_value("batch", 4))),
+        RecordedPlan("b", (DEFAULT.with_value("batch", 1),)),
+        RecordedPlan(None, (DEFAULT.with_value("allocator", "glibc"),)),
     ]
     rows = [
         RecordedLaunch(number, launch(plan, value))

@@ -7,7 +7,7 @@ import math
 import statistics
 
 import pytest
-from benchmarks.tuner.recorded import Header, Plan, RecordedLaunch, Recording
+from benchmarks.tuner.recorded import Header, RecordedLaunch, RecordedPlan, Recording
 from benchmarks.tuner.replay import ResampledMeasurer, levelled, noise_of, share
 
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
@@ -29,7 +29,10 @@ def recording(goal: Goal = Goal.MAXIMIZE) -> Recording:
     """Three plans and the bare command, three launches each."""
     ways = Parameter("way", tuple(VALUES), "steady", Where.OPTION, False)
     header = Header("ways", Space((ways,)), "made up", ("ways.py",), Objective("images/s", goal))
-    plans = [Plan("bare", (BARE,)), *(Plan(name, (configuration(name),)) for name in VALUES)]
+    plans = [
+        RecordedPlan("bare", (BARE,)),
+        *(RecordedPlan(name, (configuration(name),)) for name in VALUES),
+    ]
     launches = [
         RecordedLaunch(number, launch_of(plan, value))
         for number in range(3)
@@ -41,7 +44,7 @@ def recording(goal: Goal = Goal.MAXIMIZE) -> Recording:
     return Recording(header, plans, launches)
 
 
-def launch_of(plan: Plan, value: float | None) -> Launch:
+def launch_of(plan: RecordedPlan, value: float | None) -> Launch:
     outcome = Outcome.CRASHED if value is None else Outcome.MEASURED
     hashed = plan.plan_hash or ""
     return Launch(plan.configurations[0], hashed, outcome, value, 0.0, secondary=Secondary(1.0))

@@ -15,8 +15,8 @@ from benchmarks.harness.turns import (
     DIRECTORY,
     ROOT,
     Contender,
-    Launched,
-    Measured,
+    ContenderResults,
+    LaunchResults,
     take_turns,
     times,
 )
@@ -51,7 +51,7 @@ def worker(log: Path, name: str, seconds: float, slots: int = 1) -> list[str]:
 
 def take_all(
     contenders: dict[str, Contender], turns: int = 3, launches: int = 1
-) -> dict[str, Measured]:
+) -> dict[str, ContenderResults]:
     *_, measured = take_turns(contenders, launches=launches, turns=turns, seconds=0.1, title="test")
     return measured
 
@@ -63,7 +63,7 @@ def steps_of(log: Path) -> list[list[str]]:
     )
 
 
-def turn_counts(measured: Measured) -> list[int]:
+def turn_counts(measured: ContenderResults) -> list[int]:
     """Of each launch."""
     return [len(launch.rates) for launch in measured.launches]
 
@@ -152,8 +152,8 @@ def test_workers_end_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(child), "the end of the worker")
 
 
-def rated(*launches: tuple[float, ...]) -> Measured:
-    return Measured(tuple(Launched(list(rates), [], [], []) for rates in launches))
+def rated(*launches: tuple[float, ...]) -> ContenderResults:
+    return ContenderResults(tuple(LaunchResults(list(rates), [], [], []) for rates in launches))
 
 
 def test_times_holds_what_differs_from_launch_to_launch() -> None:
@@ -180,8 +180,12 @@ def test_times_of_launches_that_do_not_differ_and_of_a_single_one() -> None:
 
 
 def test_percentiles_are_of_enough_steps() -> None:
-    few = Measured((Launched([1.0], [0.001] * 50, [], []), Launched([1.0], [0.001] * 49, [], [])))
+    few = ContenderResults(
+        (LaunchResults([1.0], [0.001] * 50, [], []), LaunchResults([1.0], [0.001] * 49, [], []))
+    )
     assert few.percentiles_ms() == (pytest.approx(1.0), None)
-    many = Measured((Launched([1.0], [0.001] * 50, [], []), Launched([1.0], [0.001] * 50, [], [])))
+    many = ContenderResults(
+        (LaunchResults([1.0], [0.001] * 50, [], []), LaunchResults([1.0], [0.001] * 50, [], []))
+    )
     assert many.percentiles_ms() == (pytest.approx(1.0), pytest.approx(1.0))
     assert rated((1.0,)).percentiles_ms() == (None, None)

@@ -64,7 +64,7 @@ def test_python_declares_every_function_once() -> None:
 
 def test_python_knows_every_answer_below_zero() -> None:
     declared = dict(re.findall(r"#define XK_(\w+) \((-\d+)\)", DECLARATIONS))
-    problems = {problem.name: problem.value for problem in native.Problem}
+    problems = {problem.name: problem.value for problem in native.ArgumentProblem}
     others = {name: getattr(native, name) for name in declared.keys() - problems.keys()}
     assert len(others) == 6
     assert others | problems == {name: int(value) for name, value in declared.items()}

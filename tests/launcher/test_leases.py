@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from xlaunch import leases
-from xlaunch.leases import Lease, own_lease, read_leases, record, start_ticks
+from xlaunch.leases import Lease, own_lease, read_leases, record
+from xlaunch.machine.processes import start_ticks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 

@@ -19,6 +19,7 @@ from tests.launcher.planning.shapes import make_machine
 
 from xlaunch import leases
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.processes import start_ticks
 from xlaunch.planning.request import Mode, Request
 from xlaunch.shared_host import plan_beside_others
 
@@ -36,7 +37,7 @@ def others(tmp_path):
     def start(*cpus: int, **more: object) -> leases.Lease:
         process = subprocess.Popen(["sleep", "1000"])
         started.append(process)
-        ticks = leases.start_ticks(process.pid)
+        ticks = start_ticks(process.pid)
         assert ticks is not None
         lease = leases.Lease(process.pid, ticks, os.geteuid(), cpus, "train.py")._replace(**more)  # type: ignore[arg-type]
         assert leases.record(lease, str(tmp_path))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that fit a terminal."""
+"""Tables that fit a terminal, and hints at misspelt words."""
 
 from __future__ import annotations
 
 import pytest
 
-from xlaunch.text import fit
+from xlaunch.text import did_you_mean, fit
 
 ROWS = [("name", "size", "where", "use"), ("a", "10", "here", "x"), ("bb", "9", "there", "y")]
 
@@ -42,3 +42,10 @@ def test_rows_are_stacked_where_no_table_fits():
         "  where  there",
         "  use    y",
     ]
+
+
+def test_similar_words_are_named_each_in_its_form():
+    known = ["latency", "throughput", "lateness"]
+    assert did_you_mean("latenc", known) == "; did you mean latency or lateness?"
+    assert did_you_mean("latenc", known, count=1, form="--{}") == "; did you mean --latency?"
+    assert did_you_mean("zebra", known) == ""

@@ -14,8 +14,8 @@ from tests.runtime_ext.tiny_models import Waves
 
 from xruntime.aoti.compiling import compile_package
 from xruntime.aoti.package import load_package
-from xruntime.compilation.gil import Kind, gil_enabled, kind_of
-from xruntime.streams.compiling import compile_for_streams
+from xruntime.compilation.gil import CallableKind, gil_enabled, kind_of
+from xruntime.streams.compiled_module import compile_for_streams
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("compiler")]
 
@@ -41,7 +41,7 @@ def test_torchs_runner_holds_the_gil_and_this_does_not(tmp_path, needs: Needs) -
     sample = torch.randn(1 << 21)
     path = compile_package(Waves(), sample, tmp_path / "waves.pt2", threads=1)
     theirs = torch._inductor.aoti_load_package(str(path))
-    assert kind_of(theirs) is Kind.PACKAGE_UNDER_GIL
+    assert kind_of(theirs) is CallableKind.PACKAGE_UNDER_GIL
     with load_package(path, runners=2) as ours:
         held, free = call_in_thread(
             lambda: (gil_held_share(lambda: theirs(sample)), gil_held_share(lambda: ours(sample))),

@@ -27,11 +27,11 @@ from xtune.search.events import (
     Observer,
     Outline,
     Progress,
-    Result,
+    SearchOutcome,
     Store,
     require_baseline,
 )
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -54,7 +54,7 @@ MIN_NOISE_DEGREES = 2
 """Degrees of freedom of the noise before the resolution is reported."""
 
 NOISE_KNOWN_AFTER = 12
-"""Launches after which it is reported with fewer degrees of freedom."""
+"""Number of launches after which the resolution is reported with fewer degrees of freedom, too."""
 
 Answer = TypeVar("Answer")
 
@@ -62,7 +62,9 @@ Turn = Callable[[], AbstractContextManager[object]]
 """Context of each launch that excludes other launches on this host."""
 
 
-def next_step(strategy: Strategy, records: Sequence[Record], allowance: Allowance) -> Step | None:
+def next_step(
+    strategy: Strategy, records: Sequence[Record], allowance: Allowance
+) -> NextLaunch | None:
     """The next launch. None: finished, or other workers must finish theirs first."""
     if allowance.left < 1:
         return None
@@ -163,7 +165,7 @@ class Search:
         self._idle_looks = 0
         """Consecutive polls at which no worker had a launch under way."""
 
-    def run(self) -> Result:
+    def run(self) -> SearchOutcome:
         """Search, and conclude.
 
         Raises MetricNotSeenError, ObjectiveError or TunerError if the bare command cannot be measured,
@@ -203,7 +205,7 @@ class Search:
             self._observer.waiting_for_others(busy)
             self._sleep(WAIT_S)
 
-    def _launch(self, step: Step, allowance: Allowance) -> None:
+    def _launch(self, step: NextLaunch, allowance: Allowance) -> None:
         number = self._patiently(lambda: self._store.claim(step))
         if number is None:
             return  # another worker was faster
@@ -229,7 +231,7 @@ class Search:
         if type(self._observer) is not Observer:  # somebody listens
             self._tell(step)
 
-    def _is_of_others(self, step: Step) -> bool:
+    def _is_of_others(self, step: NextLaunch) -> bool:
         """Whether a launch belongs to a final that another machine runs."""
         if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
             return False
@@ -257,7 +259,7 @@ class Search:
             self._stage = stage
             self._observer.stage_changed(stage)
 
-    def _tell(self, step: Step) -> None:
+    def _tell(self, step: NextLaunch) -> None:
         """Report another favourite, and the resolution: once the noise is known, and with the final."""
         before = self._favourite
         if step.configuration != BARE:
@@ -298,10 +300,10 @@ class Search:
         ]
         return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self._budget.time_s
 
-    def _conclude(self, ended: Ended) -> Result:
+    def _conclude(self, ended: Ended) -> SearchOutcome:
         final = self._strategy.final(self._records)
         verdict = undecided(BARE, self._no_final(ended)) if final is None else final.verdict()
-        return Result(
+        return SearchOutcome(
             verdict,
             self._strategy.favourite(self._records),
             final,
@@ -328,7 +330,7 @@ class Search:
         return f"the budget was too small for a final; {more} more launches are enough for one"
 
     def _nothing_to_compare(self) -> str:
-        """Why there was no finalist."""
+        """The reason why there was no finalist."""
         made = [one.launch for one in self._records if one.step.configuration != BARE]
         tried = [launch for launch in made if launch is not None]
         if not tried:

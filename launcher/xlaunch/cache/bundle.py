@@ -93,8 +93,8 @@ def export(
 ) -> Exported:
     """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
 
-    It is compressed if its name ends in ``.gz`` or ``.tgz``. `sign`: the file of a
-    private SSH key. Raises `UsageError`.
+    It is compressed if its name ends in ``.gz`` or ``.tgz``. `sign`: path of a private SSH key to
+    sign it with. Raises `UsageError`.
     """
     if len({it.cache for it in directories}) < len(directories):
         raise UsageError("a bundle holds one directory of each cache; export the others separately")

@@ -47,10 +47,10 @@ class Imported(NamedTuple):
     kept: int
     """Files of the bundle that were not added, because others are in their place."""
     size_bytes: int
-    """Of the files that were added."""
+    """Total size of the added files."""
     caches: tuple[CacheDirectory, ...]
     signer: str | None
-    """Who has signed; None if no signature was required."""
+    """The signer's identity; None if no signature was required."""
 
 
 def import_bundle(
@@ -112,7 +112,8 @@ def _require_usable(base: str, directories: Sequence[CacheDirectory] = ()) -> No
 
 
 class _Header(tarfile.TarInfo):
-    """Accepts headers of regular files and of long names only: tarfile would read others into memory.
+    """Accepts headers of regular files and of long names only; tarfile reads the data of others
+    into memory.
 
     tarfile of every Python version calls this private method for each header. Some, such as 3.12.3 of
     Ubuntu 24.04, no longer call the public `frombuf`.
@@ -203,7 +204,7 @@ def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], 
 
 
 def _runs_on(own: str, theirs: str) -> bool:
-    """Whether libraries linked against the C library `theirs` run with `own`, this machine's.
+    """Whether libraries linked against the C library `theirs` also run with this machine's, `own`.
 
     **Ex.:** libraries for ``glibc 2.31`` run with ``glibc 2.36``, not the other way round.
     """
@@ -255,7 +256,7 @@ def _sha256(path: str) -> str:
 
 
 def _place(directory: CacheDirectory, files: Mapping[str, ImportedFile], staging: str) -> list[int]:
-    """Move staged files into place, unless something is there; return the sizes of those moved."""
+    """Move staged files to places that are free; return the sizes of the moved files."""
     descriptor = store.hold(directory)
     try:
         new = _choose(directory, files)

@@ -75,7 +75,7 @@ def is_temporary(relative: str) -> bool:
 
 
 def unit_of(cache: str, relative: str) -> str:
-    """The part of a path that all files of a unit share; see `Cache.unit`."""
+    """The text that the paths of all files of one unit share; see `Cache.unit`."""
     unit = BY_NAME[cache].unit
     found = None if unit is None else re.match(unit, relative)
     return relative if found is None else found.group()

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from xlaunch.cache.table import CACHES, Cache, Part
 from xlaunch.machine.architecture import glibc_version, parse_cpuinfo
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Gpu, gpu_models, read_driver_version, read_gpus
+from xlaunch.machine.tree import Tree
 
 UNKNOWN = "unknown"
 ABSENT = "absent"

@@ -24,10 +24,10 @@ RECORD = ".json"
 """Suffix of the record beside a cache's directory."""
 
 MIN_DESCRIPTOR = 100
-"""Lowest number of the descriptors of `hold`, unless RLIMIT_NOFILE is lower."""
+"""The descriptors of `hold` have this number or a higher one, unless RLIMIT_NOFILE is lower."""
 
 HOLD_TIMEOUT_S = 2.0
-"""Maximum wait of a launch for a pruner that works in a cache."""
+"""Maximum time that a launch waits while a pruner works in a cache."""
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -45,7 +45,9 @@ class CacheDirectory(NamedTuple):
 
     @property
     def last_use_s(self) -> float:
-        """Start of the last launch that used it, in seconds since the epoch; else its last change."""
+        """When the last launch that used it began, in seconds since the epoch; without one, its
+        last change.
+        """
         for path in (self.record, self.path):
             with contextlib.suppress(OSError):
                 return os.stat(path).st_mtime
@@ -125,7 +127,7 @@ def open_below(base: str, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def remove_below(base: str, path: str) -> bool:
-    """Remove a file below `base`, or a directory with everything in it; whether it is gone.
+    """Remove a file or a whole directory below `base`. Returns whether it is gone.
 
     No link below `base` is followed.
     """
@@ -243,9 +245,9 @@ def hold(directory: CacheDirectory) -> int | None:
 
 @contextlib.contextmanager
 def not_in_use(directory: CacheDirectory, named: frozenset[str] | None = None) -> Iterator[bool]:
-    """Whether a directory is unused; if so, no launch can begin to use it during the block.
+    """Yield whether a directory is unused. If so, no launch can begin to use it during the block.
 
-    `named`: the result of `named_by_processes`; None: determined here.
+    `named`: the result of `named_by_processes`; None: it is called here.
     """
     descriptor = _lock(directory)
     try:
@@ -280,7 +282,9 @@ def named_by_processes() -> frozenset[str]:
 
 
 def _lock(directory: CacheDirectory, *, shared: bool = False, timeout_s: float = 0.0) -> int | None:
-    """Open the record and lock it; None if that is not possible, or a pruner has removed it meanwhile."""
+    """Open and lock the record. None if that fails, or if a pruner has removed the record
+    meanwhile.
+    """
     try:
         descriptor = os.open(directory.record, os.O_RDONLY | os.O_NOFOLLOW)
     except (OSError, AttributeError):  # Windows has no O_NOFOLLOW

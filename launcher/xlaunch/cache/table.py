@@ -72,7 +72,7 @@ class Cache(NamedTuple):
     entries: tuple[Entries, ...] = ()
     """The first kind that matches a file is its kind; others are ``other files``."""
     vendor: Vendor | None = None
-    """The cache is set up only where a GPU of this vendor is."""
+    """The cache is set up only on machines with a GPU of this vendor."""
     switches: tuple[Variable, ...] = ()
     """Variables with fixed values that the cache needs to be useful."""
     changes_behaviour: bool = False

@@ -47,13 +47,13 @@ class CacheSettings(NamedTuple):
     """To be set, unless the user has set them."""
     used: tuple[UsedCache, ...] = ()
     base: str | None = None
-    """The directory of all caches; None: they stay where they are."""
+    """The directory of all caches; None: each library uses its own default directory."""
     warnings: tuple[str, ...] = ()
 
     def hold(self) -> list[str]:
         """Protect the caches from pruning while this process or one of its children runs.
 
-        Returns a line for the user if that fails.
+        Returns a warning for each cache that cannot be protected.
         """
         paths = [used.directory.path for used in self.used if hold(used.directory) is None]
         if not paths:
@@ -99,10 +99,10 @@ def cache_settings(
     They are below `asked` (`--cache-dir`, see `store.private_base`): a failure is then a `UsageError`. By
     default they are below XDG_CACHE_HOME: a failure is then a warning, and no cache is moved.
 
-    `environment`: the user's own variables; a cache that one of them moves is left there, unless
-    `--cache-dir` moves it. `fixed`: names of those that not even `--cache-dir` replaces (`--env`).
-    `everything`: also the caches that change what programs do. `make`: create the directories, for this
-    user only. `hardware`: None: this machine's.
+    `environment`: the user's own variables; a cache that one of them moves stays there, unless
+    `--cache-dir` is given. `fixed`: names of variables that not even `--cache-dir` replaces (those
+    of `--env`). `everything`: also set up caches that change what programs do. `make`: create the
+    directories, for this user only. `hardware`: None: that of this machine.
     """
     headers, warnings = _header_settings(environment, make=make)
     stay = "compile caches stay where they are"

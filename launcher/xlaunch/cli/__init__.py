@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; its exit code."""
+    """Run the command line; return its exit code."""
     return report_errors(_dispatch, arguments)
 
 

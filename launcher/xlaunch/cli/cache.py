@@ -36,7 +36,7 @@ from xlaunch.text import align, counted, fit, size
 SETTINGS = {**CONTEXT, "allow_interspersed_args": True}
 
 MAX_SIZE_VARIABLE = "XLAUNCH_CACHE_MAX_SIZE"
-"""The size that launches keep the caches within; 20 GiB if it is not set."""
+"""Maximum size of all caches, which launches enforce; 20 GiB if it is not set."""
 
 DIRECTORY = click_option(BY_KEY["cache_dir"])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")

@@ -8,12 +8,12 @@ from xlaunch.console import say
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.text import counted
 
 MAX_RUNS = 3
 TIMED_OUT = 124
-"""Exit code of a run that `--timeout` ended, as services are."""
+"""Exit code of a run that `--timeout` ended. Services are ended this way."""
 
 
 @launch_command(
@@ -32,7 +32,7 @@ TIMED_OUT = 124
     ),
     hidden=("optimize-wait", "supervise"),
 )
-def warm_command(asked: Resolved) -> int:
+def warm_command(asked: ResolvedOptions) -> int:
     """Run PROGRAM until a run compiles nothing new.
 
     It runs as a launch with these options would, so that later launches find all that they need.

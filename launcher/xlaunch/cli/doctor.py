@@ -11,7 +11,7 @@ from xlaunch.errors import UsageError
 
 
 class DoctorCommand(click.Command):
-    """Says where `--` is missing when an option of the program was taken for one of this command."""
+    """Reports a missing `--` when an option of the program was read as one of this command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words."""
@@ -124,7 +124,7 @@ def command(
 
 
 def _refuse(what: str, *groups: Mapping[str, object]) -> None:
-    """Raise `UsageError` if an option of another instrument was given."""
+    """Raise `UsageError` if an option was given that is for another kind of check."""
     given = [name for group in groups for name, value in group.items() if value]
     if given:
         raise UsageError(f"{what}; {given[0]} does not go with that")

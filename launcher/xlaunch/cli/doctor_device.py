@@ -19,7 +19,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
@@ -27,11 +27,11 @@ from xlaunch.report import Report
 NAME = "xlaunch doctor"
 USAGE = f"{NAME} --device -- PROGRAM ARGS"
 OTHERS = ("sysroot", "synthetic", "dry-run", "json", "explain", "save-preset", "verify-device")
-"""Options of a launch that run nothing, or that this command is."""
+"""Options of a launch that this command does not take: they run nothing, or it implies them."""
 
 
 def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool) -> int:
-    """Run the program and print where it worked; its exit code.
+    """Run the program, print where it worked, and return its exit code.
 
     What follows `--` is a launch, as after `xlaunch`: options, then the program. The verdict goes to
     standard error, because standard output is the program's. With `as_json` the document goes to
@@ -59,11 +59,13 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
 
 
 def _parse(words: tuple[str, ...]) -> Request:
-    """The request that the words of a launch make, with what variables and files set."""
-    found: list[Resolved] = []
+    """The request of a launch with these words, and with the options that variables and files
+    set.
+    """
+    found: list[ResolvedOptions] = []
 
     @launch_command(program_required=True, without=OTHERS)
-    def launch(asked: Resolved) -> None:
+    def launch(asked: ResolvedOptions) -> None:
         """Run PROGRAM, and say which devices worked."""
         found.append(asked)
 
@@ -77,7 +79,7 @@ def _parse(words: tuple[str, ...]) -> Request:
 
 
 def _warn_without_counters() -> None:
-    """Say before a run, which may take hours, what its verdict will lack."""
+    """Warn before the run, which may take hours, of counters that cannot be read."""
     from xlaunch.report.nvidia_counters import NvidiaCounters
 
     problem = NvidiaCounters({}).problem

@@ -13,14 +13,14 @@ from typing import Any
 import click
 
 from xlaunch.cli.topology import show
-from xlaunch.doctor.checks import Result, run_checks
+from xlaunch.doctor.checks import CheckResult, run_checks
 from xlaunch.doctor.checks.findings import Facts, Severity
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
+from xlaunch.machine.tree import Tree
 from xlaunch.planning.drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
 from xlaunch.text import counted
 
@@ -43,7 +43,7 @@ def check_machine(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Print the checks; 1 if something serious was found."""
+    """Print the findings; return 1 if one of them is serious."""
     for name in imports:
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
             raise UsageError(
@@ -78,7 +78,9 @@ def facts_of(
     interpreter: str | None = None,
     imports: tuple[str, ...] = (),
 ) -> Facts:
-    """What the checks of `machine` read; of a captured one (`sysroot`) nothing of this process."""
+    """The facts that the checks of `machine` read; for a captured machine (`sysroot`), none of this
+    process.
+    """
     live = sysroot is None and sys.platform == "linux"
     return Facts(
         machine=machine,
@@ -91,7 +93,7 @@ def facts_of(
     )
 
 
-def draw(results: Sequence[Result], unavailable: Sequence[str], *, verbose: bool) -> Drawing:
+def draw(results: Sequence[CheckResult], unavailable: Sequence[str], *, verbose: bool) -> Drawing:
     """The findings in lines of 80 columns; commands can be copied."""
     counts = {
         severity: [it.finding.severity for it in results].count(severity) for severity in Severity
@@ -128,7 +130,7 @@ def draw(results: Sequence[Result], unavailable: Sequence[str], *, verbose: bool
 
 
 def _lines(text: str, width: int = WIDTH - len(INDENT)) -> list[str]:
-    """The text in lines; a path that is longer than one stays whole, to be copied."""
+    """The text, wrapped to lines. Long paths are not broken, so that they can be copied."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
@@ -138,7 +140,9 @@ def _wrapped(command: str) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
-def _to_dict(facts: Facts, results: Sequence[Result], unavailable: Sequence[str]) -> dict[str, Any]:
+def _to_dict(
+    facts: Facts, results: Sequence[CheckResult], unavailable: Sequence[str]
+) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "interpreter": facts.interpreter,
@@ -146,10 +150,8 @@ def _to_dict(facts: Facts, results: Sequence[Result], unavailable: Sequence[str]
             {
                 "group": result.group,
                 "check": result.check,
+                **result.finding._asdict(),
                 "severity": result.finding.severity.value,
-                "found": result.finding.found,
-                "why": result.finding.why,
-                "advise": result.finding.advise,
             }
             for result in results
         ],

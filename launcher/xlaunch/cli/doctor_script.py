@@ -13,11 +13,10 @@ from typing import Any
 import click
 
 from xlaunch.doctor.lint.rules import BY_CODE
-from xlaunch.doctor.lint.running import Result, check_codes, check_paths
-from xlaunch.doctor.lint.source import Finding
+from xlaunch.doctor.lint.running import LintResult, check_codes, check_paths
+from xlaunch.doctor.lint.source import ScriptFinding
 from xlaunch.errors import UsageError
-from xlaunch.options.layers import nearest
-from xlaunch.text import counted
+from xlaunch.text import counted, did_you_mean
 
 SCHEMA_VERSION = 1
 FORMATS = ("text", "json", "github")
@@ -34,9 +33,9 @@ def check_scripts(
     ignore: str | None,
     output_format: str,
 ) -> int:
-    """Print the findings in files and directories; 1 if there are any."""
+    """Print the findings in files and directories; return 1 if there are any."""
     if output_format not in FORMATS:
-        near = nearest(output_format, FORMATS, count=1)
+        near = did_you_mean(output_format, FORMATS, count=1)
         raise UsageError(f"--output-format {output_format!r} is none of {', '.join(FORMATS)}{near}")
     chosen = {"select": _codes("--select", select), "ignore": _codes("--ignore", ignore)}
     with _progress() as progress:
@@ -58,7 +57,7 @@ def explain_rule(code: str) -> int:
     by_name = {rule.name: rule for rule in BY_CODE.values()}
     rule = BY_CODE.get(code.upper()) or by_name.get(code.lower())
     if rule is None:
-        near = nearest(code.upper(), BY_CODE) or f"; they are {', '.join(BY_CODE)}"
+        near = did_you_mean(code.upper(), BY_CODE) or f"; they are {', '.join(BY_CODE)}"
         raise UsageError(f"there is no rule {code!r}{near}")
     kind = "A hint: looked for with --hints." if rule.is_hint else "A fault."
     for line in (
@@ -84,13 +83,16 @@ def _codes(option: str, text: str | None) -> tuple[str, ...]:
     return codes
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: ScriptFinding) -> str:
     return f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}"
 
 
-def _annotation(finding: Finding) -> str:
+_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = _MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
+
+
+def _annotation(finding: ScriptFinding) -> str:
     """A workflow command of GitHub Actions, escaped as its toolkit does."""
-    message = finding.message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     values = {
         "file": finding.path,
         "line": finding.line,
@@ -99,24 +101,12 @@ def _annotation(finding: Finding) -> str:
         "endColumn": finding.end_column,
         "title": finding.code,
     }
-    shown = ",".join(f"{key}={_property(str(value))}" for key, value in values.items())
-    return f"::error {shown}::{message}"
+    shown = ",".join(f"{key}={str(value).translate(_PROPERTY)}" for key, value in values.items())
+    return f"::error {shown}::{finding.message.translate(_MESSAGE)}"
 
 
-def _property(text: str) -> str:
-    for character, escape in (
-        ("%", "%25"),
-        ("\r", "%0D"),
-        ("\n", "%0A"),
-        (":", "%3A"),
-        (",", "%2C"),
-    ):
-        text = text.replace(character, escape)
-    return text
-
-
-def _document(result: Result) -> dict[str, Any]:
-    hints = sum(_is_hint(one) for one in result.findings)
+def _document(result: LintResult) -> dict[str, Any]:
+    hints = sum(one.code in BY_CODE and BY_CODE[one.code].is_hint for one in result.findings)
     return {
         "schema_version": SCHEMA_VERSION,
         "findings": [
@@ -142,11 +132,7 @@ def _document(result: Result) -> dict[str, Any]:
     }
 
 
-def _is_hint(finding: Finding) -> bool:
-    return finding.code in BY_CODE and BY_CODE[finding.code].is_hint
-
-
-def _summary(result: Result) -> str:
+def _summary(result: LintResult) -> str:
     """**Ex.:** ``3 findings in 12 files; 1 file skipped: larger than 1 MiB; 2 hints with --hints``."""
     parts = [f"{counted(len(result.findings), 'finding')} in {counted(result.files, 'file')}"]
     parts += [f"{counted(n, 'file')} skipped: {why}" for why, n in sorted(result.skipped.items())]
@@ -157,7 +143,9 @@ def _summary(result: Result) -> str:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """What shows how many files are done: on a terminal, after a second."""
+    """Yield a function that shows how many files are done, on a terminal and after a second; or
+    None.
+    """
     if not sys.stderr.isatty():
         yield None
         return

@@ -20,15 +20,15 @@ from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.preload import VARIABLE as PRELOAD
 from xlaunch.environment.program import find_interpreter
-from xlaunch.environment.variables import OURS, Setting, split_inherited, without_names
+from xlaunch.environment.variables import OURS, VariableSetting, split_inherited, without_names
 from xlaunch.errors import UsageError
+from xlaunch.machine import machine_of
 from xlaunch.machine.architecture import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.other_machine import machine_of
 from xlaunch.options.commands import Parsed, launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, ProgramRequest, Request
@@ -37,7 +37,7 @@ SCHEMA_VERSION = 1
 """Version of ``--format json``; raised when a key changes its meaning or is removed."""
 
 
-class Format(enum.Enum):
+class OutputFormat(enum.Enum):
     """The form in which the environment is printed."""
 
     SH = "sh"
@@ -55,15 +55,18 @@ class Surroundings(NamedTuple):
     plan: Plan
     request: ProgramRequest
     instance: Instance
-    settings: tuple[Setting, ...]
+    settings: tuple[VariableSetting, ...]
     changed: dict[str, str]
-    """Variables that differ from the user's own, whatever an outer launcher or ``eval`` has set."""
+    """Variables that differ from the user's own. What an outer launcher or ``eval`` has set is not
+    the user's."""
     removed: tuple[str, ...]
     """Inherited variables that the instance does not get."""
 
     @property
     def alone(self) -> dict[str, str]:
-        """The variables that it needs if nothing is inherited, also relevant ones that the user set."""
+        """The variables that it needs if nothing is inherited, including those of the user that
+        matter.
+        """
         return {setting.name: setting.value for setting in self.settings} | self.changed
 
 
@@ -84,15 +87,15 @@ class Surroundings(NamedTuple):
     own=[
         click.option(
             "--format",
-            type=Parsed(one_of(Format)),
+            type=Parsed(one_of(OutputFormat)),
             help="sh (default): export lines; systemd: lines for a unit; docker: flags; json.",
         ),
     ],
 )
-def command(asked: Resolved) -> None:
+def command(asked: ResolvedOptions) -> None:
     """Print the variables that an instance would get.
 
-    They are those beyond the inherited ones. Nothing is run.
+    Variables that it would inherit anyway are left out. Nothing is run.
 
     \b
     eval "$(xlaunch env --ncores 4)"
@@ -107,8 +110,8 @@ def command(asked: Resolved) -> None:
     if not request.program.words:
         interpreter, _ = find_interpreter(request.program.python, os.environ)
         request = request.replace(words=(interpreter,), module=False)
-    chosen = options.get("format", Format.SH)
-    if chosen is Format.DOCKER and request.program.allocator == AUTO:
+    chosen = options.get("format", OutputFormat.SH)
+    if chosen is OutputFormat.DOCKER and request.program.allocator == AUTO:
         # Settings that need no library: what the image has is not known here.
         profile = choose_profile(AUTO, glibc=glibc_version())
         request = request.replace(allocator=profile.name)
@@ -122,10 +125,10 @@ def command(asked: Resolved) -> None:
         )
     found = _surroundings(made, request, os.environ)
     writer = {
-        Format.SH: _sh,
-        Format.SYSTEMD: _systemd,
-        Format.DOCKER: _docker,
-        Format.JSON: _json,
+        OutputFormat.SH: _sh,
+        OutputFormat.SYSTEMD: _systemd,
+        OutputFormat.DOCKER: _docker,
+        OutputFormat.JSON: _json,
     }[chosen]
     # Written as bytes: a variable's value need not be valid text.
     click.echo(os.fsencode(writer(found)))

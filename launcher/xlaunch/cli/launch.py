@@ -15,7 +15,7 @@ from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import BY_KEY, COMMANDS, RESERVED
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
 from xlaunch.shared_host import plan_beside_others
 
@@ -32,7 +32,7 @@ from xlaunch.shared_host import plan_beside_others
         click.help_option("-h", "--help", help="Show this message and exit."),
     ],
 )
-def command(asked: Resolved) -> int:
+def command(asked: ResolvedOptions) -> int:
     """Run PROGRAM pinned to cores and NUMA nodes, with tuned threads and allocator.
 
     \b
@@ -128,7 +128,7 @@ command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
 
 
 def misplaced_options(program: Sequence[str]) -> list[str]:
-    """Options of xlaunch among the arguments of a script that does not know them.
+    """The options of xlaunch that were typed after a script which does not mention them.
 
     **Ex.:** ``infer.py --instances 4``, where infer.py nowhere says ``instances``.
     """

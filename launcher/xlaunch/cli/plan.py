@@ -11,19 +11,19 @@ import click
 
 from xlaunch.console import terminal_width
 from xlaunch.environment import Environment
-from xlaunch.environment.variables import Setting
-from xlaunch.launching import Prepared, prepare
+from xlaunch.environment.variables import VariableSetting
+from xlaunch.launching import PreparedLaunch, prepare
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, Group
-from xlaunch.options.layers import Resolved, request_from
+from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, OptionGroup
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request
 from xlaunch.shared_host import plan_beside_others
 
 OF_A_RUN = (
-    *[option.name for option in OPTIONS if option.group is Group.SUPERVISION],
+    *[option.name for option in OPTIONS if option.group is OptionGroup.SUPERVISION],
     *("log-dir", "tee", "tag", "pty", "metric", "report"),
 )
 """Options that change what happens while a program runs."""
@@ -34,7 +34,7 @@ OF_A_RUN = (
     without=(*OF_TORCHRUN, "wait"),
     hidden=(*OF_A_RUN, "dry-run", "verbose"),
 )
-def command(asked: Resolved) -> None:
+def command(asked: ResolvedOptions) -> None:
     """Show which instance would run where, and run nothing.
 
     xlaunch shows the same with --dry-run. PROGRAM may be left out. All options of xlaunch are
@@ -43,7 +43,7 @@ def command(asked: Resolved) -> None:
     print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
 
 
-def prepare_unrecorded(request: Request, asked: Resolved) -> Prepared:
+def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaunch:
     """What a launch with these options would do now, without leaving a record of it."""
     options = asked.values
     sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
@@ -60,7 +60,7 @@ def prepare_unrecorded(request: Request, asked: Resolved) -> Prepared:
     return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed)
 
 
-def print_plan(found: Prepared, asked: Resolved) -> None:
+def print_plan(found: PreparedLaunch, asked: ResolvedOptions) -> None:
     """Print a plan on standard output, as text or JSON."""
     if asked.values.get("json"):
         click.echo(_as_json(found.plan, found.environment))
@@ -84,7 +84,7 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
     return json.dumps(values, indent=1)
 
 
-def describe(found: Prepared, asked: Resolved) -> str:
+def describe(found: PreparedLaunch, asked: ResolvedOptions) -> str:
     """The plan and the environment as text; with --explain with the reasons and the options."""
     machine, made, environment = found
     explain = asked.values.get("explain", False)
@@ -111,7 +111,7 @@ def describe(found: Prepared, asked: Resolved) -> str:
     return "\n".join(lines)
 
 
-def _variables(settings: Sequence[Sequence[Setting]], *, explain: bool) -> Iterator[str]:
+def _variables(settings: Sequence[Sequence[VariableSetting]], *, explain: bool) -> Iterator[str]:
     """A line for each variable. Variables with the same reason follow it, if reasons are shown."""
     # An instance may lack a variable that another one has: their thread counts differ.
     values: dict[str, list[str]] = {}
@@ -132,5 +132,5 @@ def _variables(settings: Sequence[Sequence[Setting]], *, explain: bool) -> Itera
 
 
 def _printable(words: tuple[str, ...]) -> list[str]:
-    """The words as valid text: bytes that are none are written escaped."""
+    """The words as valid text: bytes that cannot be decoded are escaped."""
     return [word.encode(errors="backslashreplace").decode() for word in words]

@@ -28,15 +28,16 @@ WATCH_S = 2.0
 STDOUT = 1
 
 
-class Running(NamedTuple):
+class LaunchUsage(NamedTuple):
     """A launch and what its processes use."""
 
     lease: Lease
     user: str
     cpu_percent: float
-    """100 for each CPU that is kept busy; of processes that may be read."""
+    """CPU time of the processes that may be read; 100 is one busy CPU."""
     rss_bytes: int
-    """Resident memory of all processes; pages that several share are counted for each."""
+    """Resident memory of all processes. A page that several of them share is counted several
+    times."""
 
 
 @click.command(context_settings=CONTEXT)
@@ -63,7 +64,7 @@ def command(*, as_json: bool, watch: bool) -> None:
         time.sleep(WATCH_S)
 
 
-def look() -> list[Running]:
+def look() -> list[LaunchUsage]:
     """The launches that run now, the oldest first. Takes `SAMPLE_S`."""
     import psutil
 
@@ -83,7 +84,7 @@ def look() -> list[Running]:
             with contextlib.suppress(psutil.Error):
                 rss_bytes += process.memory_info().rss
         used_s = max(0.0, _cpu_s(tree) - before[lease])
-        found.append(Running(lease, user, 100 * used_s / elapsed_s, rss_bytes))
+        found.append(LaunchUsage(lease, user, 100 * used_s / elapsed_s, rss_bytes))
     return found
 
 
@@ -108,7 +109,7 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
     return total_s
 
 
-def table(found: Sequence[Running]) -> list[str]:
+def table(found: Sequence[LaunchUsage]) -> list[str]:
     """The launches as lines of text, without columns that are empty for all."""
     if not found:
         return ["no launch runs on this host"]
@@ -143,7 +144,7 @@ def uptime(seconds: float) -> str:
     return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
 
 
-def _to_dict(one: Running) -> dict[str, object]:
+def _to_dict(one: LaunchUsage) -> dict[str, object]:
     lease = one.lease
     return {
         "pid": lease.pid,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.options.commands import (
     CONTEXT,
     GroupedCommand,
@@ -18,8 +18,8 @@ from xlaunch.options.commands import (
     click_options,
     with_options,
 )
-from xlaunch.options.definitions import BY_KEY, Group
-from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
+from xlaunch.options.definitions import BY_KEY, OptionGroup
+from xlaunch.options.precedence import COMMAND_LINE, Layer, request_from, resolve, variables_layer
 from xlaunch.planning.drawing import Drawing, draw_machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
@@ -37,7 +37,7 @@ from xlaunch.planning.request import Request
         click_option(BY_KEY["sysroot"]),
         click_option(BY_KEY["synthetic"]),
     ],
-    click_options(Group.LAYOUT),
+    click_options(OptionGroup.LAYOUT),
 )
 def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
     """Show packages, NUMA nodes, L3 caches and cores.

@@ -14,15 +14,15 @@ import click
 from xlaunch.environment.program import find_interpreter
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
-from xlaunch.options.layers import Resolved
 from xlaunch.options.migration import split
+from xlaunch.options.precedence import ResolvedOptions
 from xlaunch.planning.request import Max, Request
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""
 
 
-def run_torchrun(request: Request, asked: Resolved, typed: Sequence[str]) -> None:
+def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str]) -> None:
     """Replace this process by torchrun, or with --dry-run print its command and the plan of all ranks.
 
     `typed`: the command line. Its options go to every rank. Raises `UsageError` for options that

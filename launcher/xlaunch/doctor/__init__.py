@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: checks of the machine, faults in scripts, and where a program really works."""
+"""The doctor: checks of the machine, faults in scripts, and the devices that a program really
+uses.
+"""

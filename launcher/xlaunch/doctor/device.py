@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
-from xlaunch.report.devices import DevicesReport, DeviceUse, Verdict
+from xlaunch.report.device_use import DevicesReport, DeviceUse, DeviceVerdict
 from xlaunch.report.json_file import report_to_dict
 from xlaunch.report.run_table import describe_total
 from xlaunch.text import size
@@ -19,12 +19,12 @@ _CAUSES = ("XL01", "XL00", "XL03", "XL04", "XL10")
 _MAX_FINDINGS = 5
 
 FULL_SHARE = 0.9
-"""Memory that a larger batch may fill; the rest is for what an allocator cannot use."""
+"""Share of the memory that a larger batch may fill; the rest allows for fragmentation."""
 NEAR_ALL_CPUS = 0.8
 
 
 class Advice(NamedTuple):
-    """What may be behind the verdict on one device, and what to try."""
+    """Possible causes of the verdict on one device, and what to try."""
 
     device: str
     causes: tuple[str, ...]
@@ -33,7 +33,7 @@ class Advice(NamedTuple):
 
 
 def script_of(request: Request) -> str | None:
-    """The program's Python script; None of a module or another executable."""
+    """The program's Python script; None for a module or another executable."""
     words = request.program.words
     is_script = (
         bool(words)
@@ -44,7 +44,7 @@ def script_of(request: Request) -> str | None:
 
 
 def script_findings(script: str) -> tuple[str, ...]:
-    """What the rules for scripts find in `script`, hints too, a line each, once a rule.
+    """The findings in `script`, hints included: one line for each rule.
 
     Nothing for a script that is missing or does not parse.
     """
@@ -75,9 +75,9 @@ def _advise_one(
 ) -> Advice:
     check = f"xlaunch doctor {script}" if script else "xlaunch doctor SCRIPT"
     larger = _larger_batch(use)
-    if use.verdict == Verdict.WORKED.value:
+    if use.verdict == DeviceVerdict.WORKED.value:
         return Advice(use.name, (), larger)
-    if use.verdict == Verdict.WAITED.value:
+    if use.verdict == DeviceVerdict.WAITED.value:
         if use.cpus_used >= NEAR_ALL_CPUS * devices.cpus:
             cause = f"all {devices.cpus} CPUs prepare data, and that is not enough: decoding or augmentation is slow"
             steps = [
@@ -99,7 +99,7 @@ def _advise_one(
         )
         tune = "xtune --param workers=... --param batch=... finds both (docs/tuning.md)"
         return Advice(use.name, causes, (*steps, *larger, tune))
-    if use.verdict == Verdict.IDLE.value:
+    if use.verdict == DeviceVerdict.IDLE.value:
         causes = (
             *findings,
             "the model or the data was moved to the device and the other was not, or the result of "
@@ -111,7 +111,7 @@ def _advise_one(
             f"{check} finds such faults in the source",
         ]
         return Advice(use.name, causes, tuple(steps))
-    if use.verdict == Verdict.UNUSED.value:
+    if use.verdict == DeviceVerdict.UNUSED.value:
         causes = (
             *findings,
             "torch is built for CPUs only, or does not fit the driver",

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from xlaunch.doctor.device import script_of
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Vendor, read_gpus
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.machine.tree import Tree
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
 from xlaunch.text import align, counted, number
 
 VENDORS = {"cuda": (Vendor.NVIDIA, Vendor.AMD), "xpu": (Vendor.INTEL,)}
-"""Whose GPUs torch calls so."""
+"""The vendors of the GPUs that torch gives this name."""
 
 VARIABLE = "XLAUNCH_DEVICE"
 PLACEHOLDER = "{device}"
@@ -52,18 +52,18 @@ class Estimate(NamedTuple):
         return f"{number(self.mean)} [{number(self.low)}, {number(self.high)}]"
 
 
-class Comparison(NamedTuple):
+class DeviceComparison(NamedTuple):
     """The throughput of each device, in the order of `--compare`."""
 
     what: str
     """What is compared. **Ex.:** ``images/s``, ``time of the whole program, s``."""
     larger_is_better: bool
     basis: str
-    """What the intervals are over."""
+    """What the confidence intervals were computed from."""
     devices: tuple[str, ...]
     estimates: tuple[Estimate, ...]
     speedups: tuple[Estimate, ...]
-    """How many times as fast as the first device each of the others is."""
+    """The speed of each other device relative to the first."""
 
     def lines(self) -> list[str]:
         """For the terminal."""
@@ -139,7 +139,7 @@ def request_for(request: Request, device: str) -> Request:
 
 
 def _heeds(request: Request) -> bool:
-    """Whether the program's arguments or its script take the device from the launcher."""
+    """Whether the program's arguments or its script use the device that the launcher names."""
     if any(PLACEHOLDER in word for word in request.program.words):
         return True
     script = script_of(request)
@@ -169,7 +169,7 @@ def run_all(
     return reports, None
 
 
-def compare(reports: dict[str, list[Report]]) -> Comparison:
+def compare(reports: dict[str, list[Report]]) -> DeviceComparison:
     """Compare the runs of each device: by the first metric that all printed, else by time."""
     runs = [run for found in reports.values() for run in found]
     position = next(
@@ -194,13 +194,13 @@ def compare(reports: dict[str, list[Report]]) -> Comparison:
     else:
         metric = runs[0].metrics[position]
         unit = f" {metric.unit}" if metric.unit and metric.unit != metric.name else ""
-        what, larger = f"{metric.name}{unit}", metric.kind != Kind.TIME.value
+        what, larger = f"{metric.name}{unit}", metric.kind != MetricKind.TIME.value
         values = [[_value(run, position) or 0.0 for run in found] for found in reports.values()]
     basis = (
         f"over {counted(rounds, 'interleaved run')} of each" if rounds > 1 else "one run of each"
     )
     first, *rest = values
-    return Comparison(
+    return DeviceComparison(
         what=what,
         larger_is_better=larger,
         basis=basis + note,

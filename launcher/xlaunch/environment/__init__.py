@@ -26,7 +26,7 @@ from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (
     Inherited,
     Proposal,
-    Setting,
+    VariableSetting,
     choose_settings,
     inherited_notes,
     instance_variables,
@@ -39,7 +39,7 @@ from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest
 
-__all__ = ["Environment", "Program", "Setting", "prepare_environment"]
+__all__ = ["Environment", "Program", "VariableSetting", "prepare_environment"]
 
 
 class Environment(NamedTuple):
@@ -48,7 +48,7 @@ class Environment(NamedTuple):
     program: Program
     """Before `--substitute`."""
     programs: tuple[Program, ...]
-    settings: tuple[tuple[Setting, ...], ...]
+    settings: tuple[tuple[VariableSetting, ...], ...]
     variables: tuple[dict[str, str], ...]
     warnings: tuple[str, ...] = ()
     """One line each."""
@@ -204,8 +204,8 @@ def _choose_allocator(
 ) -> _Allocator:
     """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
 
-    `auto` preloads into Python alone, and nothing where the user has chosen: by an allocator in
-    LD_PRELOAD, which is kept as it is, or by tunables of glibc's.
+    `auto` preloads into Python programs only. It preloads nothing if the user has chosen, by an
+    allocator in LD_PRELOAD, which is kept, or by glibc's tunables.
     """
     if asked == AUTO:
         if given.get("LD_PRELOAD"):

@@ -28,7 +28,7 @@ class ElfError(Exception):
     """A file is not a complete ELF file. The text continues a sentence that begins with its name."""
 
 
-class Target(NamedTuple):
+class ElfTarget(NamedTuple):
     """What a file was built for. Only files with equal targets can share a process."""
 
     bits: int
@@ -44,7 +44,7 @@ class Target(NamedTuple):
 class Elf(NamedTuple):
     """A shared library or program."""
 
-    target: Target
+    target: ElfTarget
     shared: bool
     """It is a library or a position-independent program."""
     soname: str | None
@@ -128,17 +128,17 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _target(header: bytes) -> Target:
+def _target(header: bytes) -> ElfTarget:
     if header[:4] != b"\x7fELF" or len(header) < 20:
         raise ElfError("is not an ELF file")
     bits = {1: 32, 2: 64}.get(header[4])
     order = {1: "<", 2: ">"}.get(header[5])
     if bits is None or order is None:
         raise ElfError("is an ELF file of an unknown class")
-    return Target(bits, order, struct.unpack_from(f"{order}H", header, 18)[0])
+    return ElfTarget(bits, order, struct.unpack_from(f"{order}H", header, 18)[0])
 
 
-def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
+def _read(reader: _Reader, header: bytes, target: ElfTarget) -> Elf:
     order, wide = target.byte_order, target.bits == 64
     (kind,) = struct.unpack_from(f"{order}H", header, 16)
     if wide:
@@ -175,7 +175,7 @@ def _read(reader: _Reader, header: bytes, target: Target) -> Elf:
 
 
 def _names(
-    reader: _Reader, target: Target, dynamic: tuple[int, int], loaded: list[tuple[int, int, int]]
+    reader: _Reader, target: ElfTarget, dynamic: tuple[int, int], loaded: list[tuple[int, int, int]]
 ) -> tuple[str | None, tuple[str, ...]]:
     entry = struct.Struct(f"{target.byte_order}{'qQ' if target.bits == 64 else 'iI'}")
     content = reader.at(*dynamic)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.elf import Elf, ElfError, read_elf
 from xlaunch.environment.python_environment import base_of, site_directories
 from xlaunch.errors import UsageError
+from xlaunch.files import names_in
 from xlaunch.ownership import inspect_ownership
 
 
@@ -129,15 +130,17 @@ def find_libraries(
             raise UsageError(f"unknown library {name!r}; there are {', '.join(NAMES)}")
     wanted = re.compile("|".join(f"(?P<{name}>{_KINDS[name].pattern})" for name in names))
     found: dict[tuple[str, str], Library] = {}
-    for origin, directory, file in _files(wanted, prefix, environment, root):
-        match = wanted.fullmatch(file)
-        name = str(match.lastgroup) if match else ""
-        if not match or name not in names:
-            continue
-        path = os.path.join(directory, file)
-        real = os.path.realpath(path)
-        if (name, real) not in found and os.path.exists(real):
-            found[name, real] = inspect_library(name, path, loads, origin=origin)
+    for origin, directory in places(prefix, environment, root=root):
+        matches = [match for file in names_in(directory) if (match := wanted.fullmatch(file))]
+        # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
+        # first, because the others belong to development packages.
+        for match in sorted(
+            matches, key=lambda it: ("_minimal" not in it[0], it[0].endswith(".so"), it[0])
+        ):
+            name, path = str(match.lastgroup), os.path.join(directory, match[0])
+            real = os.path.realpath(path)
+            if (name, real) not in found and os.path.exists(real):
+                found[name, real] = inspect_library(name, path, loads, origin=origin)
     order = {name: index for index, name in enumerate(names)}
     return tuple(sorted(found.values(), key=lambda it: (order[it.name], it.refusal is not None)))
 
@@ -190,26 +193,9 @@ def places(
     return tuple(found.values())
 
 
-def _files(
-    wanted: re.Pattern[str], prefix: str | None, environment: Mapping[str, str], root: str
-) -> Iterator[tuple[str, str, str]]:
-    """Origin, directory and name of each file whose name matches."""
-    seen: set[str] = set()
-    for origin, directory in _directories(prefix, environment, root):
-        real = os.path.realpath(directory)
-        if real in seen:
-            continue
-        seen.add(real)
-        found = [name for name in _listed(directory) if wanted.fullmatch(name)]
-        # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
-        # first, because the others belong to development packages.
-        for name in sorted(found, key=lambda n: ("_minimal" not in n, n.endswith(".so"), n)):
-            yield origin, directory, name
-
-
 def _directories(
     prefix: str | None, environment: Mapping[str, str], root: str
-) -> Iterator[tuple[str, str]]:
+) -> list[tuple[str, str]]:
     """Origin and path of each existing directory, in the order of preference."""
     conda = environment.get("CONDA_PREFIX")
     candidates: list[tuple[str, str]] = []
@@ -221,7 +207,9 @@ def _directories(
     for site in sites:
         candidates += [("a package's lib directory", f"{site}/{name}") for name in _LIB_DIRECTORIES]
         candidates += [
-            ("a wheel's .libs", f"{site}/{n}") for n in sorted(_listed(site)) if n.endswith(".libs")
+            ("a wheel's .libs", f"{site}/{n}")
+            for n in sorted(names_in(site))
+            if n.endswith(".libs")
         ]
     if conda and os.path.isabs(conda):
         candidates.append(("conda", f"{conda}/lib"))
@@ -238,7 +226,7 @@ def _directories(
         if os.path.isabs(directory):
             candidates.append(("LD_LIBRARY_PATH", directory))
     candidates += [("a system directory", directory) for directory in _system_directories(root)]
-    return iter([entry for entry in candidates if os.path.isdir(entry[1])])
+    return [entry for entry in candidates if os.path.isdir(entry[1])]
 
 
 _LIB_DIRECTORIES = ("torch/lib", "jemalloc/lib", "mimalloc/lib", "intel_openmp/lib")
@@ -249,26 +237,19 @@ def _system_directories(root: str) -> list[str]:
     """The directories of /etc/ld.so.conf.d, see ldconfig(8), then the common ones."""
     base = root.rstrip("/")
     directories = []
-    for name in sorted(_listed(f"{base}/etc/ld.so.conf.d")):
+    for name in sorted(names_in(f"{base}/etc/ld.so.conf.d")):
         if name.endswith(".conf"):
             words = _content(f"{base}/etc/ld.so.conf.d/{name}").decode(errors="replace").split()
             directories += [f"{base}{word}" for word in words if word.startswith("/")]
     for library in ("/usr/local/lib", "/usr/lib", "/lib"):
-        names = sorted(_listed(base + library))
+        names = sorted(names_in(base + library))
         directories += [f"{base}{library}/{name}" for name in names if _MULTIARCH.fullmatch(name)]
         directories += [f"{base}{library}64", f"{base}{library}"]
-    llvm = [name for name in _listed(f"{base}/usr/lib") if re.fullmatch(r"llvm-\d+", name)]
+    llvm = [name for name in names_in(f"{base}/usr/lib") if re.fullmatch(r"llvm-\d+", name)]
     llvm.sort(key=lambda name: -int(name[5:]))
     directories += [f"{base}/usr/lib/{name}/lib" for name in llvm]
     directories.append(f"{base}/opt/intel/oneapi/compiler/latest/lib")
     return directories
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 def _version(name: str, path: str) -> str | None:
@@ -301,10 +282,10 @@ def _packaged_version(prefix: str, distribution: str) -> str | None:
     """The version of a pip or conda package, from the name of its metadata."""
     normal = distribution.replace("-", "_")
     for site in site_directories(prefix) if os.path.isdir(f"{prefix}/bin") else ():
-        for name in _listed(site):
+        for name in names_in(site):
             if name.lower().startswith(f"{normal}-") and name.endswith(".dist-info"):
                 return name[len(normal) + 1 : -len(".dist-info")]
-    for name in _listed(f"{prefix}/conda-meta"):
+    for name in names_in(f"{prefix}/conda-meta"):
         match = re.fullmatch(rf"{re.escape(distribution)}-([^-]+)-[^-]+\.json", name)
         if match:
             return match[1]

@@ -17,6 +17,7 @@ What no profile sets, and why:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -195,7 +196,7 @@ def _runtime(
             continue
         if present == kind and "/" not in asked:
             return profile, None, ()
-        if "/" in asked and _same_file(entry, asked):
+        if "/" in asked and os.path.realpath(entry) == os.path.realpath(asked):
             return profile, None, ()
         warning = (
             f"--omp {asked}: LD_PRELOAD names {entry} already, which is kept: two OpenMP "
@@ -237,8 +238,6 @@ def program_runtime(prefix: str | None, interpreter: str | None = None) -> str |
 
 def _kind_of_file(path: str) -> str | None:
     """Which runtime a file is, by its soname or name. Raises `UsageError` for any other file."""
-    import os
-
     from xlaunch.environment.elf import ElfError, read_elf
     from xlaunch.environment.libraries import OPENMP, kind_of
 
@@ -254,9 +253,3 @@ def _kind_of_file(path: str) -> str | None:
         raise UsageError(f"--omp: {path} is not an OpenMP runtime: it has no omp_get_max_threads")
     kinds = (kind_of(soname or ""), kind_of(os.path.realpath(path)), kind_of(path))
     return next((kind for kind in kinds if kind in OPENMP), None)
-
-
-def _same_file(one: str, other: str) -> bool:
-    import os
-
-    return os.path.realpath(one) == os.path.realpath(other)

@@ -60,7 +60,7 @@ class Judged(NamedTuple):
 
     library: Library
     chosen: bool
-    """The profile of its name preloads this file."""
+    """Whether the allocator or OpenMP profile of this name would preload this file."""
     verdict: str
     """Why it is used or not."""
 

@@ -134,7 +134,9 @@ def _starts_ranks(argv: tuple[str, ...]) -> bool:
 
 
 def _script_starts_ranks(script: str) -> bool:
-    """Whether a shell's script names such a program anywhere: a thread count too few does less harm."""
+    """Whether a shell's script names such a program anywhere. If in doubt, it does: a missing
+    thread count does less harm.
+    """
     words = [word.strip("'\"()") for word in re.split(r"[\s;&|]+", script)]
     modules = {after for before, after in pairwise(words) if before == "-m"}
     names = {os.path.basename(word) for word in words}

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from xlaunch.cache.key import UNKNOWN, Packages
+from xlaunch.files import names_in
 
 
 def interpreter_of(executable: str, environment: Mapping[str, str]) -> str | None:
@@ -80,12 +81,8 @@ def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, 
 
 def _named_by(site: str) -> list[str]:
     """The paths in the ``.pth`` files of a site-packages directory."""
-    try:
-        names = sorted(os.listdir(site))
-    except OSError:
-        return []
     found = []
-    for name in names:
+    for name in sorted(names_in(site)):
         if name.endswith(".pth") and not name.startswith("."):
             with contextlib.suppress(OSError):
                 with open(os.path.join(site, name), "rb") as stream:
@@ -131,11 +128,7 @@ def find_installed(
         sites += [own, *_named_by(own)]
     found: dict[str, str] = {}
     for site in [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sites]:
-        try:
-            names = os.listdir(site)
-        except OSError:
-            continue
-        for name in names:
+        for name in names_in(site):
             stem, dot, kind = name.rpartition(".")
             if dot and kind in ("dist-info", "egg-info", "egg-link"):
                 package, _, version = stem.partition("-")
@@ -185,14 +178,11 @@ def _existing(directories: list[str]) -> tuple[str, ...]:
 
 
 def _versions(prefix: str, interpreter: str | None) -> list[str]:
-    """Directory names such as ``python3.13``: the interpreter's, or all that exist."""
+    """Directory names such as ``python3.13``: that of the interpreter, or all that exist."""
     name = os.path.basename(os.path.realpath(interpreter)) if interpreter else ""
     if name.startswith("python3.") and name[8:].isdigit():
         return [name]
-    try:
-        names = os.listdir(os.path.join(prefix, "lib"))
-    except OSError:
-        return []
+    names = names_in(os.path.join(prefix, "lib"))
     return sorted([n for n in names if n.startswith("python3.")], reverse=True)
 
 

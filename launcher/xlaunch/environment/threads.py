@@ -125,11 +125,7 @@ def thread_settings(
             continue
         if row.since_python and (installed.python or row.since_python) < row.since_python:
             continue
-        if row.follows_openmp and not _differs(environment, row.name, threads):
+        if row.follows_openmp and environment.get(row.name) in (None, "", str(threads)):
             continue
         proposals.append(Proposal(row.name, str(threads), row.reason, option=option))
     return tuple(proposals)
-
-
-def _differs(environment: Mapping[str, str], name: str, threads: int) -> bool:
-    return environment.get(name) not in (None, "", str(threads))

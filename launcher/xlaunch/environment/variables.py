@@ -45,7 +45,7 @@ MAX_BYTE_DIGITS = 20
 """Longer values of `MEMORY` are ignored."""
 
 
-class Setting(NamedTuple):
+class VariableSetting(NamedTuple):
     """One environment variable of one instance."""
 
     name: str
@@ -66,7 +66,7 @@ class Proposal(NamedTuple):
     value: str
     reason: str
     merged: bool = False
-    """The value contains the inherited one, so it replaces it."""
+    """The value is the inherited one with ours added, so it takes its place."""
     option: str | None = None
     """The option that asks for this value. **Ex.:** ``"--ncores 2"``."""
 
@@ -75,9 +75,10 @@ class Inherited(NamedTuple):
     """The environment that a launcher starts in, split by who set each variable."""
 
     users_own: dict[str, str]
-    """Without what an outer launcher set, unless it was changed since, and without the instance's place."""
+    """Without the variables of the instance's place, and without those that an outer launcher set
+    and nobody changed."""
     chosen: dict[str, str]
-    """What an outer launcher set and nobody changed."""
+    """The variables that an outer launcher set and nobody changed since."""
     memory_share_bytes: int | None
     """The memory share of the instance that this launcher runs in; None if unknown or in no instance."""
 
@@ -116,14 +117,14 @@ def choose_settings(
     *,
     piped: bool,
     starts_ranks: bool = False,
-) -> tuple[Setting, ...]:
+) -> tuple[VariableSetting, ...]:
     """Choose the variables that `instance` gets in addition to what it inherits.
 
     `asked`: the variables of --env. `inherited`: the user's own variables (see `split_inherited`).
     `proposals`: variables that do not depend on the instance. `piped`: its output goes to a pipe or a log file. `starts_ranks`: it
     divides its CPUs among processes of its own, so no thread count is set.
     """
-    settings: list[Setting] = []
+    settings: list[VariableSetting] = []
 
     def choose(proposal: Proposal) -> None:
         name, value = proposal.name, proposal.value
@@ -131,17 +132,17 @@ def choose_settings(
         if proposal.merged:
             if name in asked:
                 value = substitute(value, words_of(plan, instance))
-            settings.append(Setting(name, value, proposal.reason))
+            settings.append(VariableSetting(name, value, proposal.reason))
         elif own is None:
-            settings.append(Setting(name, value, proposal.reason))
+            settings.append(VariableSetting(name, value, proposal.reason))
         elif own == value:
-            settings.append(Setting(name, own, "already set", users_own=True))
+            settings.append(VariableSetting(name, own, "already set", users_own=True))
         elif proposal.option is not None and name not in asked:
             reason = f"{proposal.option} asks for it; {own} was inherited"
-            settings.append(Setting(name, value, reason, lost=own, option=proposal.option))
+            settings.append(VariableSetting(name, value, reason, lost=own, option=proposal.option))
         else:
             reason = f"already set; not changed to {value}"
-            settings.append(Setting(name, own, reason, users_own=True, lost=value))
+            settings.append(VariableSetting(name, own, reason, users_own=True, lost=value))
 
     if not starts_ranks:
         choose(
@@ -172,7 +173,9 @@ def layout_option(request: LayoutRequest) -> str | None:
     return "--smt" if request.smt else None
 
 
-def inherited_notes(settings: Sequence[Setting], asked: Mapping[str, str]) -> tuple[str, ...]:
+def inherited_notes(
+    settings: Sequence[VariableSetting], asked: Mapping[str, str]
+) -> tuple[str, ...]:
     """Notes on the inherited variables that options replaced, and on those that were kept."""
     replaced: dict[str, list[str]] = {}
     kept = []
@@ -192,7 +195,7 @@ def instance_variables(
     plan: Plan,
     instance: Instance,
     asked: Mapping[str, str],
-    settings: tuple[Setting, ...],
+    settings: tuple[VariableSetting, ...],
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """The complete environment of an instance. `inherited`: the user's own variables."""
@@ -227,7 +230,7 @@ def without_names(listed: str, names: Collection[str]) -> str:
     return _SEPARATOR.join(kept)
 
 
-def _entry(setting: Setting, before: str | None) -> str:
+def _entry(setting: VariableSetting, before: str | None) -> str:
     """`setting` as `OURS` lists it."""
     value = setting.value
     entry = f"{_escaped(setting.name)}={_listed(value)}"

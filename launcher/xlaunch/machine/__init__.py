@@ -6,14 +6,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.files import Tree, is_live
 from xlaunch.machine.topology import Limits, Machine, Package, Topology
+from xlaunch.machine.tree import Tree, is_live, scratch_directory
 
-__all__ = ["read_machine"]
+__all__ = ["machine_of", "read_machine"]
 
 
 def read_machine(root: str = "/") -> Machine:
@@ -46,6 +48,29 @@ def read_machine(root: str = "/") -> Machine:
     found = read_gpus(tree, captured=not live)
     gpus = usable_gpus(openable(found), os.environ) if live else usable_gpus(found, {})
     return Machine(root, topology, read_limits(root, topology), notes, gpus._replace(found=found))
+
+
+@contextlib.contextmanager
+def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
+    """The machine that the options name; this one if they name none.
+
+    What had to be unpacked or made up is in a temporary directory, which is removed at the end.
+    Raises `UsageError` if it cannot be read.
+    """
+    if synthetic is not None:
+        from xlaunch.machine.synthetic import parse_levels, write_tree
+
+        levels = parse_levels(synthetic)
+        with scratch_directory() as directory:
+            write_tree(levels, directory)
+            yield read_machine(directory)
+    elif sysroot is not None and os.path.isfile(sysroot):
+        from xlaunch.machine.capture import unpacked
+
+        with unpacked(sysroot) as directory:
+            yield read_machine(directory)
+    else:
+        yield read_machine("/" if sysroot is None else sysroot)
 
 
 def flat_machine(cpu_count: int, platform: str) -> Machine:

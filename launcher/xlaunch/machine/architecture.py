@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 
-from xlaunch.machine.files import Tree
+from xlaunch.machine.tree import Tree
 
 UNKNOWN = "unknown"
 
 
 def read_architecture(tree: Tree, *, live: bool) -> str:
-    """The name from uname; of a captured tree from the kernel's own file, else from other files."""
+    """The name that uname gives; for a captured tree, the one in the kernel's file, else a guess
+    from other files.
+    """
     if live:
         return os.uname().machine
     return (

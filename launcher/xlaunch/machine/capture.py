@@ -22,8 +22,8 @@ from xlaunch.errors import UsageError
 from xlaunch.files import write_whole
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
-from xlaunch.machine.files import Tree, is_live, scratch_directory
 from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
+from xlaunch.machine.tree import Tree, is_live, scratch_directory
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MAX_BYTES = 1 << 30

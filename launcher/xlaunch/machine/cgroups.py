@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree
+from xlaunch.machine.tree import Tree
 
 CPUSET_FILE_SYSTEM = "cpuset"
 """The file system type before control groups: a cpuset hierarchy, file names without a prefix."""
@@ -31,7 +31,7 @@ class Mount(NamedTuple):
     """Whether files are called ``cpuset.cpus`` rather than ``cpus``."""
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """One level of the hierarchy above this process."""
 
     version: int
@@ -56,13 +56,13 @@ class ControlGroups:
         self.mounts = _mounts(tree)
         self._paths = _own_paths(tree)
 
-    def enclosing(self, controller: str) -> list[list[Group]]:
+    def enclosing(self, controller: str) -> list[list[ControlGroup]]:
         """The groups of this process in each hierarchy with `controller`, innermost first.
 
         There are several hierarchies if versions 1 and 2 are mounted together. A controller is in
         one of them; its files do not exist in the other.
         """
-        hierarchies: list[list[Group]] = []
+        hierarchies: list[list[ControlGroup]] = []
         for mount in self.mounts:
             if mount.version == 1 and controller not in mount.controllers:
                 continue
@@ -75,7 +75,13 @@ class ControlGroups:
         return hierarchies
 
 
-def _levels(tree: Tree, mount: Mount, path: str) -> list[Group]:
+def read_counters(tree: Tree, path: str) -> dict[str, int]:
+    """The lines ``name number`` of a file such as ``cpu.stat``; empty if it cannot be read."""
+    rows = [line.split() for line in (tree.read(path) or "").splitlines()]
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+
+def _levels(tree: Tree, mount: Mount, path: str) -> list[ControlGroup]:
     """The directories from the process's group up to the mount point."""
     below = _below_mount(path, mount.root)
     # The path may be outside the mounted part: begin where directories exist.
@@ -86,7 +92,7 @@ def _levels(tree: Tree, mount: Mount, path: str) -> list[Group]:
         directories.append(f"{mount.directory}/{below}")
     directories.append(mount.directory)
     return [
-        Group(mount.version, directory, mount.prefixed, mount.directory)
+        ControlGroup(mount.version, directory, mount.prefixed, mount.directory)
         for directory in directories
     ]
 

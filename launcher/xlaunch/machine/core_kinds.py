@@ -8,12 +8,11 @@ computed, and the maximum and base frequency.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree, number, parse_list
 from xlaunch.machine.groups import sample_cores
 from xlaunch.machine.topology import CoreKind, CPUs
+from xlaunch.machine.tree import Tree, number, parse_list
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 INTEL_MONITORS = ("cpu_lowpower", "cpu_atom", "cpu_core")
@@ -73,7 +72,7 @@ class _TraitReader:
                 self._monitor[cpu] = rank
         ends = {online[0], online[-1]}
         self._names = {
-            name: self._present(ends, name)
+            name: any(tree.read(f"{CPU_DIRECTORY}/cpu{cpu}/{name}") for cpu in ends)
             for name in (
                 "cpu_capacity",
                 "cpufreq/cpuinfo_max_freq",
@@ -99,9 +98,6 @@ class _TraitReader:
             base_khz=base_khz,
             midr=self._number(cpu, "regs/identification/midr_el1"),
         )
-
-    def _present(self, cpus: Iterable[int], name: str) -> bool:
-        return any(self._tree.read(f"{CPU_DIRECTORY}/cpu{cpu}/{name}") for cpu in cpus)
 
     def _number(self, cpu: int, name: str) -> int:
         if not self._names[name]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import Gpu, Vendor
+from xlaunch.machine.tree import Tree
 
 __all__ = ["PCI_DRIVERS", "Gpu", "Vendor", "gpu_models", "read_driver_version", "read_gpus"]
 
@@ -69,7 +69,7 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
 
 
 def gpu_models(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
-    """Each model once, sorted by vendor and model."""
+    """The distinct models, sorted by vendor and model."""
     models = {Gpu(gpu.vendor, gpu.model) for gpu in gpus}
     return tuple(sorted(models, key=lambda gpu: (gpu.vendor.value, gpu.model)))
 
@@ -82,7 +82,9 @@ def nvidia_facts(tree: Tree, address: str) -> dict[str, str]:
 
 
 def _rocm_order(tree: Tree) -> dict[str, int]:
-    """The numbers of the nodes that ROCm counts its GPUs by; by PCI address."""
+    """The node number of each AMD GPU by its PCI address; ROCm numbers GPUs in the order of
+    these.
+    """
     nodes = "/sys/class/kfd/kfd/topology/nodes"
     order = {}
     for number in tree.numbered(nodes, ""):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs
+from xlaunch.machine.tree import Tree, parse_list, parse_mask
 
 MANY_CORES = 64
 """A machine with more cores is regular enough to be judged by a sample of them."""
@@ -92,7 +92,9 @@ def gather(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
 
 
 def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
-    """Groups by majority of their members; a dissenting CPU keeps the rest of its own claim."""
+    """Groups on which most of their members agree; a CPU that disagrees keeps the free part of its
+    own claim.
+    """
     claims = {cpu: group for cpu in cpus if (group := claim(cpu)) is not None}
     votes: dict[CPUs, int] = {}
     for group in claims.values():

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from xlaunch.machine.cgroups import ControlGroups, Group
+from xlaunch.machine.cgroups import ControlGroup, ControlGroups
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import Tree, is_live, parse_list, parse_mask
 from xlaunch.machine.nodes import read_memory_total
 from xlaunch.machine.topology import CPUs, Limits, Topology
+from xlaunch.machine.tree import Tree, is_live, parse_list, parse_mask
 
 UNLIMITED_BYTES = 1 << 62
 """Version 1 writes "no limit" as the largest whole number of pages, a little below 2**63."""
@@ -64,7 +64,7 @@ class _CPULimit(NamedTuple):
 
     kind: str
     cpus: CPUs
-    group: Group | None
+    group: ControlGroup | None
     """The control group that sets it."""
 
 
@@ -81,8 +81,8 @@ def _cpu_limits(tree: Tree, groups: ControlGroups, *, live: bool) -> list[_CPULi
 
 
 def _cpuset(
-    tree: Tree, levels: list[Group], names: dict[int, tuple[str, str]]
-) -> tuple[CPUs, Group] | None:
+    tree: Tree, levels: list[ControlGroup], names: dict[int, tuple[str, str]]
+) -> tuple[CPUs, ControlGroup] | None:
     """The set in force and the group that sets it; None if no group has one.
 
     The kernel keeps the innermost effective set within all outer ones, except for CPUs that a
@@ -96,7 +96,7 @@ def _cpuset(
     return None
 
 
-def _origin(tree: Tree, levels: list[Group], name: str, numbers: CPUs) -> Group:
+def _origin(tree: Tree, levels: list[ControlGroup], name: str, numbers: CPUs) -> ControlGroup:
     """The outermost of `levels` with the same set, which is where it was limited."""
     origin = levels[0]
     for group in levels[1:]:
@@ -179,10 +179,10 @@ def _tightest(limits: list[tuple[float, str]]) -> tuple[float | None, str | None
     return min(limits, key=lambda limit: limit[0], default=(None, None))
 
 
-def _describe(group: Group) -> str:
+def _describe(group: ControlGroup) -> str:
     return f"cgroup v{group.version} {group.directory}" if group.prefixed else group.directory
 
 
-def _mount_of(group: Group) -> str:
+def _mount_of(group: ControlGroup) -> str:
     kind = f"cgroup v{group.version} cpuset" if group.prefixed else "cpuset"
     return f"{kind} at {group.mount_directory}"

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from xlaunch.machine.files import Tree, parse_list, parse_mask
 from xlaunch.machine.topology import CPUs, NumaNode
+from xlaunch.machine.tree import Tree, parse_list, parse_mask
 
 NODE_DIRECTORY = "/sys/devices/system/node"
 MIN_SHARE = 0.5

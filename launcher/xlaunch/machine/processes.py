@@ -9,6 +9,8 @@ import functools
 import os
 from typing import NamedTuple
 
+from xlaunch.files import names_in
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
@@ -26,6 +28,8 @@ class TaskStatus(NamedTuple):
     """User and system time so far, in `TICKS_PER_SECOND`."""
     children_ticks: int
     """The same for children that it has waited for; 0 for a thread."""
+    start_ticks: int
+    """When it started, in `TICKS_PER_SECOND` since the machine did."""
     rss_bytes: int
     last_cpu: int
     """The CPU where it runs or last ran."""
@@ -45,6 +49,7 @@ def read_status(path: str) -> TaskStatus | None:
         session=int(fields[3]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         children_ticks=int(fields[13]) + int(fields[14]),
+        start_ticks=int(fields[19]),
         rss_bytes=int(fields[21]) * PAGE_BYTES,
         last_cpu=int(fields[36]),
     )
@@ -68,14 +73,15 @@ def read_process(pid: int) -> TaskStatus | None:
     return read_status(f"/proc/{pid}") if proc_is_ours() else None
 
 
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks; None if it does not exist or is a zombie."""
+    status = read_process(pid)
+    return None if status is None or status.state == "Z" else status.start_ticks
+
+
 def threads(pid: int) -> list[int]:
     """Kernel thread ids of a process; empty when it has ended."""
-    if not proc_is_ours():
-        return []
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
+    return [int(name) for name in names_in(f"/proc/{pid}/task")] if proc_is_ours() else []
 
 
 def children(pid: int) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.groups import Groups, SharingReader, gather
 from xlaunch.machine.topology import CPUs
+from xlaunch.machine.tree import Tree
 
 SHARED = ("shared_cpu_list", "shared_cpu_map")
 

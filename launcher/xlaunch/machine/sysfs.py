@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from xlaunch.machine.architecture import parse_cpuinfo, read_architecture
 from xlaunch.machine.core_kinds import read_core_kinds
-from xlaunch.machine.files import Tree, is_live, parse_list
 from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
 from xlaunch.machine.nodes import read_numa_nodes
 from xlaunch.machine.shared_caches import CacheReader
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
+from xlaunch.machine.tree import Tree, is_live, parse_list
 from xlaunch.text import plural
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"

@@ -120,7 +120,7 @@ class Gpu(NamedTuple):
     numa_node: int | None = None
     """The node that it is next to; None when unknown, as in most virtual machines."""
     uuid: str = ""
-    """NVIDIA's name of it. **Ex.:** ``GPU-5c1f...``. Empty when unknown."""
+    """The UUID that NVIDIA's driver gives it. **Ex.:** ``GPU-5c1f...``. Empty when unknown."""
     variable: str = ""
     """The variable by which a program sees chosen GPUs only. **Ex.:** ``CUDA_VISIBLE_DEVICES``."""
     name: str = ""

@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import DEVICES, nvidia_facts
 from xlaunch.machine.topology import Gpu, Gpus, Vendor
+from xlaunch.machine.tree import Tree
 
 CUDA, CUDA_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -59,7 +59,8 @@ def usable_gpus(found: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
 def openable(found: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
     """Those of the GPUs `found` whose device nodes this process may open; a container has some of them.
 
-    NVIDIA's whose nodes cannot be told apart are as many as nodes, without an address.
+    Where the device nodes of NVIDIA's GPUs cannot be matched to them, there is a GPU without an
+    address for each node.
     """
     tree, prefix = Tree(root), root.rstrip("/")
 

@@ -37,20 +37,20 @@ class Barrier:
         self._gone: set[int] = set()
         self._first_came: float | None = None
         self.came = False
-        """Some instance has reached the barrier."""
+        """Whether some instance has reached the barrier."""
         self._interval = FIRST_INTERVAL_S
         self.due = now
         self.released_at: float | None = None
         """When it opened; None while it is closed."""
         self.overdue: list[int] = []
-        """Instances that were missing when it opened after `MAX_HOLD_S`."""
+        """The instances that had not arrived when it opened after `MAX_HOLD_S`."""
 
     def path(self, index: int) -> str:
         """The value of XLAUNCH_BARRIER for an instance."""
         return self._paths[index]
 
     def look(self, now: float, past_first: Iterable[int], cost_s: float) -> None:
-        """See which instances have come, and open when none is missing.
+        """Look which instances have arrived, and open the barrier when all have.
 
         `past_first`: instances that have printed a value. `cost_s`: CPU time of the last look.
         """
@@ -68,14 +68,14 @@ class Barrier:
         self.due = now + max(self._interval, cost_s / SHARE_OF_ONE_CPU)
 
     def gone(self, index: int) -> None:
-        """An instance has ended: do not wait for it."""
+        """Do not wait for an instance that has ended."""
         self._gone.add(index)
         descriptor = self._held.pop(index, None)
         if descriptor is not None:
             os.close(descriptor)
 
     def back(self, index: int) -> None:
-        """An instance was restarted: wait for it again."""
+        """Wait again for an instance that was restarted."""
         self._gone.discard(index)
 
     def release(self, now: float) -> None:

@@ -19,18 +19,19 @@ from typing import NamedTuple
 
 from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.metrics.live import LiveLine, LiveValue, LiveWriter
-from xlaunch.metrics.metric_lines import Kind, LineSplitter, Metric, convert
+from xlaunch.metrics.metric_lines import LineSplitter, Metric, MetricKind, convert
 from xlaunch.text import plural
 
 PERCENTILES = (50, 90, 99)
 MIN_FOR_P99 = 100
-"""Minimum number of values for a p99, which of fewer would be little more than the largest."""
+"""Minimum number of values for a p99: with fewer it would be little more than the maximum."""
 
 AT_ONCE_S = 0.005
-"""Values closer than this came at once: printed together, not at the pace of the program."""
+"""Values that arrive within this time of each other were printed together."""
 
 MAX_KEPT = 1 << 17
-"""Maximum number of values kept of one metric of one instance: beyond it, half of them go."""
+"""Maximum number of values kept of one metric of one instance; above it, every second one is
+dropped."""
 
 LINES_TO_SHOW = 3
 SHOWN_WIDTH = 80
@@ -44,7 +45,7 @@ class InstanceMetric(NamedTuple):
     """Values over the whole run."""
     last: float | None
     mean: float | None
-    """Over the window of its `MetricTotal`; of a rate, weighted by time."""
+    """Mean over the window of its `MetricTotal`; for a rate it is weighted by time."""
 
 
 class MetricTotal(NamedTuple):
@@ -99,11 +100,11 @@ class Values(NamedTuple):
 
     values: list[float]
     durations_s: list[float] | None
-    """For how long each of them holds; None where that is unknown, or the same for all."""
+    """The time that each value stands for; None where that is unknown, or the same for all."""
 
-    def mean(self, kind: Kind) -> float | None:
+    def mean(self, kind: MetricKind) -> float | None:
         """The mean; of a rate, weighted by time."""
-        if kind is not Kind.RATE or self.durations_s is None:
+        if kind is not MetricKind.RATE or self.durations_s is None:
             return _mean(self.values)
         weighted = zip(self.values, self.durations_s, strict=True)
         return sum(value * weight for value, weight in weighted) / sum(self.durations_s)
@@ -141,7 +142,7 @@ class Series:
     def after(self, start: float | None, end: float | None = None) -> Values:
         """The values that arrived after `start`, until `end`.
 
-        Of several that were read exactly at `start`, all but the first count.
+        If several were read exactly at `start`, the first of them does not count.
         """
         kept = [
             (at, value)
@@ -182,7 +183,7 @@ class Collector:
         """Instances that have printed or reported a value."""
 
     def feed(self, index: int, stream: str, data: bytes, now: float) -> None:
-        """Take bytes of a stream of an instance: out, err or metrics."""
+        """Process bytes that were read from a stream of an instance: out, err or metrics."""
         splitter = self._splitters.setdefault((index, stream), LineSplitter())
         for line in splitter.feed(data):
             self._read(index, stream, line, now)
@@ -280,7 +281,7 @@ def durations(
     after_s: float | None,
     rates: Sequence[float] = (),
 ) -> list[float] | None:
-    """For how long each kept value of an instance holds, in seconds.
+    """The time that each kept value of an instance stands for, in seconds.
 
     Values that came at once share the time since those before them. When the first values of all
     began is not known: they get the median of the other durations, or, if the values are rates over
@@ -343,7 +344,7 @@ class _Window(NamedTuple):
 def _steady(
     series: Mapping[int, Series], ends: Mapping[int, float], released_at: float | None
 ) -> tuple[_Window, dict[int, Values], list[str]]:
-    """The window, the values that count, and reservations about them."""
+    """The window, the values that count, and caveats about them."""
     notes = []
     printed = {index: one for index, one in series.items() if one.first_at is not None}
     missing = sorted(series.keys() - printed.keys())
@@ -383,9 +384,9 @@ def _total(
         window_s=window.length_s, count=len(pooled),
         sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
     )  # fmt: skip
-    if pooled and metric.kind is Kind.RATE:
+    if pooled and metric.kind is MetricKind.RATE:
         total = total._replace(sum=sum(means))
-    elif pooled and metric.kind is Kind.VALUE:
+    elif pooled and metric.kind is MetricKind.VALUE:
         total = total._replace(mean=_mean(means))
     elif pooled:
         p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)

@@ -52,7 +52,7 @@ _CLASSES = {one.__name__: one for one in (LiveStart, LiveValue, LiveLine)}
 
 
 class LiveWriter:
-    """The end that the supervisor writes to: a line of JSON for each event."""
+    """The write end of the pipe, for the supervisor: a line of JSON for each event."""
 
     def __init__(self, descriptor: int, mark: str | None) -> None:
         """`mark`: see `LiveLine`."""
@@ -86,7 +86,7 @@ class LiveWriter:
 
 
 class LiveReader:
-    """The end that the caller reads from. `close` it."""
+    """The read end of the pipe, for the caller, which must `close` it."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

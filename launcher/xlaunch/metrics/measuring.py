@@ -62,7 +62,9 @@ class Measuring:
         live: LiveWriter | None,
         poll: select.poll,
     ) -> None:
-        """`directory`: to be made for FIFOs. `live`: gets each value. `poll`: the supervisor's."""
+        """`directory`: created for FIFOs. `live`: receives each value. `poll`: the supervisor's
+        poll object.
+        """
         self._log_directory = None if run.tee else run.log_dir
         self._directory = directory
         self._poll = poll
@@ -109,7 +111,7 @@ class Measuring:
         return found
 
     def started(self, index: int, now: float) -> None:
-        """An instance was started or restarted at `now`."""
+        """Note that an instance was started or restarted at `now`."""
         if self._live is not None:
             self._live.write(LiveStart(index, now))
         if self._barrier is not None:
@@ -119,7 +121,9 @@ class Measuring:
                 self._logs.setdefault((index, stream), 0)
 
     def ended(self, index: int) -> None:
-        """An instance has ended, for good or to be restarted. Its output was handed over before."""
+        """Note that an instance has ended, whether or not it is restarted. Its output was passed on
+        before.
+        """
         self._read_logs(index)
         for descriptor, owner in self._pipes.items():
             if owner == index:
@@ -135,11 +139,11 @@ class Measuring:
             self._barrier.release(time.monotonic())
 
     def feed(self, index: int, stream: str, data: bytes) -> None:
-        """Take what an instance wrote to a relayed stream."""
+        """Process what an instance wrote to a relayed stream."""
         self._collector.feed(index, stream, data, time.monotonic())
 
     def owns(self, descriptor: int) -> bool:
-        """Whether `read` is to be called when poll() reports this descriptor."""
+        """Whether `read` must be called when poll() reports this descriptor."""
         return descriptor in self._pipes
 
     def read(self, descriptor: int) -> None:
@@ -150,13 +154,15 @@ class Measuring:
 
     @property
     def due(self) -> float:
-        """When `look` wants to be called."""
+        """When `look` must be called next."""
         times = [self._logs_due] if self._logs else []
         times += [self._barrier.due] if self._barrier is not None else []
         return min(times, default=float("inf"))
 
     def look(self) -> str | None:
-        """Look at the barrier and at log files, if it is time; a warning about the barrier."""
+        """Look at the barrier and at log files if it is time; return a warning about the barrier,
+        if any.
+        """
         now = time.monotonic()
         if self._logs and now >= self._logs_due:
             self._read_logs()
@@ -189,7 +195,9 @@ class Measuring:
             self._logs[index, stream] = position
 
     def finish(self) -> str | None:
-        """Read the rest of files and FIFOs after the last instance; a warning about missing metrics."""
+        """Read the rest of files and FIFOs after the last instance; return a warning about missing
+        metrics, if any.
+        """
         for descriptor in self._pipes:
             self._poll.unregister(descriptor)
             with contextlib.suppress(BlockingIOError):

@@ -43,7 +43,7 @@ _RATE = re.compile(
 _TIME_WORDS = frozenset(("latency", "duration", "time", "elapsed"))
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """How several values of a metric are summarized."""
 
     RATE = "rate"
@@ -67,11 +67,11 @@ class Metric(NamedTuple):
 
     name: str
     """As given, without the kind."""
-    kind: Kind
+    kind: MetricKind
     patterns: tuple[re.Pattern[str], ...]
     """In order of preference. The number is the first group."""
     named: bool
-    """It was given as a name, not as a regular expression."""
+    """Whether it was given as a name, not as a regular expression."""
 
     def read(self, line: str) -> Value | None:
         """Its value on `line`; None if there is none."""
@@ -92,7 +92,7 @@ class Metric(NamedTuple):
         return self.read(line)
 
     def _unit(self, rest: str) -> str | None:
-        if self.kind is not Kind.TIME:
+        if self.kind is not MetricKind.TIME:
             return None
         if self.name in SECONDS_PER_UNIT:
             return self.name
@@ -101,7 +101,7 @@ class Metric(NamedTuple):
 
 
 def parse_metric(text: str) -> Metric:
-    """The metric of a value of `--metric`. Raises `UsageError`."""
+    """Parse a value of `--metric`. Raises `UsageError`."""
     kind, name = _kind_said(text)
     if not name.strip():
         raise UsageError(f"the metric {text!r} has no name; write for example 'sentences/s'")
@@ -118,16 +118,16 @@ def parse_metric(text: str) -> Metric:
     return Metric(name, kind or kind_of(name), (pattern,), named=False)
 
 
-def kind_of(name: str) -> Kind:
-    """The kind that a name, or the text of a regular expression, speaks of.
+def kind_of(name: str) -> MetricKind:
+    """The kind that a name, or the text of a regular expression, implies.
 
     Something per time is a rate; a unit of time, or a word such as latency, makes a time.
     """
     text = re.sub(r"\\.", " ", name).lower()
     if _RATE.search(text):
-        return Kind.RATE
+        return MetricKind.RATE
     words = set(re.findall("[a-zµμ]+", text))
-    return Kind.TIME if words & (_TIME_WORDS | SECONDS_PER_UNIT.keys()) else Kind.VALUE
+    return MetricKind.TIME if words & (_TIME_WORDS | SECONDS_PER_UNIT.keys()) else MetricKind.VALUE
 
 
 def convert(value: Value, unit: str | None) -> float:
@@ -153,7 +153,7 @@ class LineSplitter:
                 yield _text(line)
 
     def finish(self) -> Iterator[str]:
-        """The rest, as a line."""
+        """The remaining text, as a line."""
         return self.feed(b"\n")
 
 
@@ -162,9 +162,9 @@ def _text(line: bytes) -> str:
     return _COLOURS.sub("", text) if "\x1b" in text else text
 
 
-def _kind_said(text: str) -> tuple[Kind | None, str]:
+def _kind_said(text: str) -> tuple[MetricKind | None, str]:
     before, colon, after = text.partition(":")
-    for kind in Kind:
+    for kind in MetricKind:
         if colon and before == kind.value:
             return kind, after
     return None, text

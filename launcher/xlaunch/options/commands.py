@@ -12,10 +12,17 @@ import click
 
 from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
-from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Group, Option
-from xlaunch.options.kinds import FLAG, Kind
-from xlaunch.options.layers import COMMAND_LINE, Layer, Resolved, resolve, variables_layer
+from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Option, OptionGroup
+from xlaunch.options.kinds import FLAG, OptionKind
+from xlaunch.options.precedence import (
+    COMMAND_LINE,
+    Layer,
+    ResolvedOptions,
+    resolve,
+    variables_layer,
+)
 from xlaunch.options.settings_files import file_layers
+from xlaunch.text import did_you_mean
 
 Command = Callable[..., Any]
 
@@ -34,13 +41,13 @@ CONTEXT = {
 """What follows the program's name is the program's, byte for byte."""
 
 MIN_LIKENESS = 0.75
-"""Options that are less like a misspelt one are not offered for it."""
+"""Minimum similarity of the options that are suggested for a misspelt one."""
 
 
 class Parsed(ParamType):
-    """A value of a `Kind`."""
+    """A value of an `OptionKind`."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: OptionKind) -> None:
         self.kind = kind
         self.name = kind.metavar
 
@@ -77,7 +84,9 @@ def complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups, and then other commands if it has some."""
+    """A command whose help shows its options in groups, followed by other commands if there are
+    any.
+    """
 
     modules: Mapping[str, str] = {}
     """The module of each other command, whose `command` it is."""
@@ -96,14 +105,16 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete options, but not after the program: they would be the program's."""
+        """Complete options, but not after the program's name: what follows it belongs to the
+        program.
+        """
         if ctx.params.get("program"):
             return [complete_files(incomplete)]
         return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each group, then one for the options that are in none."""
-        sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in Group}
+        sections: dict[str, list[tuple[str, str]]] = {group.value: [] for group in OptionGroup}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if isinstance(parameter, click.Option) and record is not None:
@@ -117,7 +128,7 @@ class GroupedCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group that names its commands where a word is none of them."""
+    """A group of commands whose error for an unknown command lists the known ones."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -129,7 +140,7 @@ class CommandGroup(click.Group):
 
 
 class LaunchCommand(GroupedCommand):
-    """A command that takes the options of a launch, in former words too."""
+    """A command with the options of a launch, which also accepts those of other launchers."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`; those of ipexrun and run_cpu are translated, and a note shows the command."""
@@ -169,8 +180,8 @@ def click_option(option: Option, *, hidden: bool = False) -> Callable[[Command],
     )
 
 
-def click_options(*groups: Group, without: str = "") -> list[Callable[[Command], Command]]:
-    """The options of some groups that files may hold, but for one."""
+def click_options(*groups: OptionGroup, without: str = "") -> list[Callable[[Command], Command]]:
+    """The options of some groups that files may hold, without one of them."""
     return [click_option(o) for o in IN_FILES if o.group in groups and o.name != without]
 
 
@@ -203,8 +214,8 @@ def launch_command(
     without: Collection[str] = (),
     hidden: Collection[str] = (),
     own: Sequence[Callable[[Command], Command]] = (),
-) -> Callable[[Callable[[Resolved], int | None]], LaunchCommand]:
-    """Make a function of `Resolved` options a command with the options of a launch.
+) -> Callable[[Callable[[ResolvedOptions], int | None]], LaunchCommand]:
+    """Turn a function that takes `ResolvedOptions` into a command with the options of a launch.
 
     `without`: names of options that the command has not. `hidden`: of those that it takes and does
     not show: they change nothing, and are on command lines of `xlaunch` that become its own. `own`:
@@ -216,7 +227,7 @@ def launch_command(
         if option.name not in without
     ]
 
-    def decorate(run: Callable[[Resolved], int | None]) -> LaunchCommand:
+    def decorate(run: Callable[[ResolvedOptions], int | None]) -> LaunchCommand:
         def callback(**typed: Any) -> int | None:
             return _run(run, typed)
 
@@ -227,7 +238,7 @@ def launch_command(
     return decorate
 
 
-def resolved_options(typed: dict[str, Any]) -> Resolved:
+def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
     """Merge what was typed, as click gives it, with variables and files, and print the notes."""
     given = {key: value for key, value in typed.items() if value not in (None, ())}
     variables = variables_layer(os.environ, given)
@@ -243,7 +254,7 @@ def resolved_options(typed: dict[str, Any]) -> Resolved:
     return asked
 
 
-def _run(run: Callable[[Resolved], int | None], typed: dict[str, Any]) -> int | None:
+def _run(run: Callable[[ResolvedOptions], int | None], typed: dict[str, Any]) -> int | None:
     asked = resolved_options(typed)
     path = asked.values.get("save_preset")
     if path is not None:
@@ -266,16 +277,20 @@ def words_for_help(words: Sequence[str], commands: Collection[str], program: str
 
 
 def no_command(word: str, commands: Collection[str], program: str) -> UsageError:
-    """The error that a word is none of the commands."""
-    hint = _near_command(word, commands, program)
-    hint = hint or f"; the commands are {', '.join(sorted(commands))}"
+    """The error for a word that is not one of the commands."""
+    hint = (
+        _near_command(word, commands, program)
+        or f"; the commands are {', '.join(sorted(commands))}"
+    )
     return UsageError(f"there is no command {word!r}{hint}")
 
 
 def run_launch(
     command: object, arguments: list[str], commands: Collection[str], program: str = "xlaunch"
 ) -> int:
-    """Run the command that starts programs; a missing one may be a misspelt one of `commands`."""
+    """Run the command that starts programs. A program that does not exist may be a misspelt
+    command.
+    """
     try:
         return run_click(command, program, arguments, program)
     except ProgramNotFoundError as error:
@@ -284,14 +299,13 @@ def run_launch(
 
 
 def _near_command(word: str, commands: Collection[str], program: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, sorted(commands), n=1)
-    return f"; did you mean '{program} {near[0]}'?" if near else ""
+    return did_you_mean(word, sorted(commands), count=1, form=f"'{program} {{}}'")
 
 
 def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:
-    """Run a click command of `program`; its exit code. `name`: what the user types for it."""
+    """Run a click command of `program`; return its exit code. `name`: what the user types for
+    it.
+    """
     assert isinstance(command, click.Command)
     try:
         # The arguments are passed as the context's object: click does not keep `--`.
@@ -319,7 +333,9 @@ def _explain(error: click.ClickException) -> str:
 
 
 def _meant(error: click.ClickException) -> str:
-    """Options of the command that an unknown one may mean, by meaning or else by spelling."""
+    """Options of the command that the user may have meant by an unknown one: of the same meaning,
+    else of similar spelling.
+    """
     if not isinstance(error, click.NoSuchOption):
         return ""
     from difflib import SequenceMatcher

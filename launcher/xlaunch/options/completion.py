@@ -41,10 +41,10 @@ def complete(
     commands: Collection[str],
     command_of: Callable[[str], click.Command],
 ) -> int:
-    """Print what may follow the words that a shell's script passes on; the exit code.
+    """Print what may follow the words that a shell's script passes on; return the exit code.
 
-    `instruction`: the script's, such as ``bash_complete``. `command_of`: the command of a name, and
-    for any other word the one that takes a program.
+    `instruction`: what the script asks for, such as ``bash_complete``. `command_of`: returns the
+    command of a name, and for any other word the command that takes a program.
     """
     shell, _, what = instruction.partition("_")
     if what != "complete":

@@ -22,7 +22,7 @@ from xlaunch.options.kinds import (
     VARIABLE,
     WAIT,
     WHOLE_NUMBER,
-    Kind,
+    OptionKind,
     one_of,
     spelt,
 )
@@ -47,7 +47,7 @@ RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
 """A program with one of these names needs ``--`` before it, or a path."""
 
 
-class Group(enum.Enum):
+class OptionGroup(enum.Enum):
     """The parts of ``--help``."""
 
     LAYOUT = "Layout"
@@ -64,8 +64,8 @@ class Option(NamedTuple):
 
     name: str
     """As it is typed and as files have it. **Ex.:** ``"log-dir"``."""
-    kind: Kind
-    group: Group
+    kind: OptionKind
+    group: OptionGroup
     help: str
     short: str = ""
     """**Ex.:** ``"-q"``."""
@@ -85,7 +85,7 @@ class Option(NamedTuple):
 FIELDS = {"timeout": "timeout_s", "grace": "grace_s", "program": "words"}
 """Options, and the program, whose field in a part of `Request` has another name."""
 
-_L, _H, _M, _E, _S, _O, _P = Group
+_L, _H, _M, _E, _S, _O, _P = OptionGroup
 _PRECISION = one_of(Optimize, metavar="DTYPE")
 _POLICY = one_of(MemoryPolicy, metavar="POLICY")
 _ALLOCATORS = (

@@ -24,7 +24,7 @@ MAX_INTEGER = (1 << 63) - 1
 """The largest integer that every TOML parser reads."""
 
 
-class Kind(NamedTuple):
+class OptionKind(NamedTuple):
     """A kind of value."""
 
     metavar: str
@@ -140,25 +140,25 @@ def parse_metric(text: str) -> str:
     return text
 
 
-COUNT = Kind("N|max", parse_count, 2)
-WHOLE_NUMBER = Kind("N", parse_whole_number, 1)
-NUMBER_LIST = Kind("LIST", parse_number_list, "0-3")
-DURATION = Kind("TIME", parse_duration, "10s")
-WAIT = Kind("TIME|max", parse_wait, "10m")
-POSITIVE_DURATION = Kind("TIME", parse_positive_duration, "10m")
-SIZE = Kind("SIZE", parse_size, "20GiB")
-VARIABLE = Kind("NAME=VALUE", parse_variable)
-METRIC = Kind("NAME|REGEX", parse_metric, "sentences/s")
-FLAG = Kind("", parse_flag, True)
-FILE = Kind("FILE", str, "file")
-DIRECTORY = Kind("DIR", str, "directory")
-CAPTURED = Kind("DIR|FILE", str, "directory")
-NAMED_DIRECTORY = Kind("DIR", parse_directory, "directory")
-NAME_OR_FILE = Kind("NAME|FILE", str, "auto")
-TEXT = Kind("TEXT", str)
+COUNT = OptionKind("N|max", parse_count, 2)
+WHOLE_NUMBER = OptionKind("N", parse_whole_number, 1)
+NUMBER_LIST = OptionKind("LIST", parse_number_list, "0-3")
+DURATION = OptionKind("TIME", parse_duration, "10s")
+WAIT = OptionKind("TIME|max", parse_wait, "10m")
+POSITIVE_DURATION = OptionKind("TIME", parse_positive_duration, "10m")
+SIZE = OptionKind("SIZE", parse_size, "20GiB")
+VARIABLE = OptionKind("NAME=VALUE", parse_variable)
+METRIC = OptionKind("NAME|REGEX", parse_metric, "sentences/s")
+FLAG = OptionKind("", parse_flag, True)
+FILE = OptionKind("FILE", str, "file")
+DIRECTORY = OptionKind("DIR", str, "directory")
+CAPTURED = OptionKind("DIR|FILE", str, "directory")
+NAMED_DIRECTORY = OptionKind("DIR", parse_directory, "directory")
+NAME_OR_FILE = OptionKind("NAME|FILE", str, "auto")
+TEXT = OptionKind("TEXT", str)
 
 
-def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
+def one_of(words: type[enum.Enum], metavar: str = "") -> OptionKind:
     """One of an enumeration's values, in any case."""
     allowed = [member.value for member in words]
 
@@ -168,10 +168,10 @@ def one_of(words: type[enum.Enum], metavar: str = "") -> Kind:
         except ValueError:
             raise UsageError(f"{text!r} is not one of {', '.join(allowed)}") from None
 
-    return Kind(metavar or "|".join(allowed), parse, allowed[0], tuple(allowed))
+    return OptionKind(metavar or "|".join(allowed), parse, allowed[0], tuple(allowed))
 
 
-def spelt(kind: Kind, **former: str) -> Kind:
+def spelt(kind: OptionKind, **former: str) -> OptionKind:
     """The same kind, which also takes words of other launchers: ``default`` for ``glibc``."""
 
     def parse(text: str) -> Any:
@@ -181,7 +181,7 @@ def spelt(kind: Kind, **former: str) -> Kind:
 
 
 def plain(value: Any) -> Any:
-    """One value as TOML has it: the inverse of `Kind.parse`, but for numbers that stay numbers."""
+    """One value as TOML has it: the inverse of `OptionKind.parse`, but for numbers that stay numbers."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ipexrun and of torch's run_cpu, in xlaunch's words.
+"""Translates the options of ipexrun and of torch's run_cpu to those of xlaunch.
 
     xlaunch --ninstances 2 --ncores-per-instance 4 infer.py
     xlaunch: note: today this is: xlaunch --instances 2 --ncores 4 infer.py
@@ -15,15 +15,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
+from xlaunch.machine import machine_of
 from xlaunch.machine.cpu_list import parse_cpu_list
-from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OPTIONS
 from xlaunch.options.kinds import FLAG
 
 
 class Old(NamedTuple):
-    """What an option of the old launchers becomes."""
+    """The translation of an option of the old launchers."""
 
     new: str = ""
     """Today's option; empty: nothing is needed. **Ex.:** ``"instances"``."""
@@ -31,13 +31,13 @@ class Old(NamedTuple):
     """The value of `new`, for an old flag. None: as typed, or `new` is a flag too."""
     takes_value: bool = False
     words: Mapping[str, str] = {}
-    """Values that are spelt otherwise today."""
+    """Values that xlaunch spells differently."""
     unset: Collection[str] = ("", "-1")
-    """Values that mean: not given."""
+    """Values that mean the same as leaving the option out."""
     note: str = ""
-    """Why nothing is needed, or what differs."""
+    """A note: why no option is needed, or what is different."""
     error: str = ""
-    """Why it can mean nothing here, and what to use."""
+    """Why the option cannot be translated, and what to use instead."""
 
 
 _NONE_GIVEN = ("", "-1", "0")
@@ -97,7 +97,8 @@ OLD = {
     "ccl-worker-count": Old(takes_value=True, error=_ONECCL),
     "logical-cores-for-ccl": Old(error=_ONECCL),
 }
-"""Every option of the old launchers that is spelt otherwise today, or means something with others."""
+"""The options of the old launchers that xlaunch spells differently, or that only have a meaning
+together."""
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -120,23 +121,27 @@ SYNONYMS = {
     "--optimize bf16": ("bf16", "bfloat16", "amp"),
     "--verify-device": ("gpu", "gpus"),
 }
-"""Today's option, and unknown ones for which it is offered."""
+"""Options of xlaunch, and the unknown options for which they are suggested."""
 
 
 class Translation(NamedTuple):
     arguments: tuple[str, ...]
-    """Today's options, then the program and its arguments."""
+    """The options of xlaunch, then the program and its arguments."""
     notes: tuple[str, ...]
 
 
 def is_old(name: str) -> bool:
-    """Whether the old launchers have this option, or today's with underscores: ``--log_dir``."""
+    """Whether this is an option of the old launchers, or one of xlaunch with underscores:
+    ``--log_dir``.
+    """
     plain = name.lstrip("-").replace("_", "-")
     return plain in OLD or ("_" in name and plain in _TODAY)
 
 
 def in_todays_words(arguments: Sequence[str], command: str) -> Translation:
-    """What `arguments` of ``xlaunch`` or a command of it are today, with a note that shows it."""
+    """Translate the `arguments` of ``xlaunch`` or of one of its commands, with a note that shows
+    the result.
+    """
     typed = {name: value for name, value, _ in split(arguments)[0]}
     with machine_of(typed.get("sysroot"), typed.get("synthetic")) as machine:
         found = translate(arguments, machine)
@@ -145,7 +150,7 @@ def in_todays_words(arguments: Sequence[str], command: str) -> Translation:
 
 
 def translate(arguments: Sequence[str], machine: Machine) -> Translation:
-    """Put the old options among `arguments` into today's words; the program's own words stay.
+    """Translate the old options among `arguments`; the program's own arguments are not changed.
 
     `machine`: where cores are counted for ``--use-logical-cores`` and ``--bind-numa-node``. Raises
     `UsageError` for a value that is missing or that means nothing, and for options of ranks.
@@ -183,7 +188,7 @@ def _combine(
     machine: Machine,
     notes: list[str],
 ) -> None:
-    """What the old options meant together."""
+    """Translate the options that only have a meaning together."""
     sized = options.keys() & {"instances", "ncores"}
     if "mode" in options and sized and not old.keys() & {"latency-mode", "throughput-mode"}:
         del options["mode"]  # --multi-instance is a word for what follows from the sizes
@@ -227,7 +232,9 @@ def _cores_of_cpus(text: str, machine: Machine) -> str:
 
 
 def _keep_within_nodes(options: dict[str, str | None], machine: Machine, notes: list[str]) -> None:
-    """Make instances small enough for none to straddle NUMA nodes, where only their number is given."""
+    """If only the number of instances is given, make them small enough that none spans NUMA
+    nodes.
+    """
     count = options.get("instances")
     if count is None or not count.isdigit() or "ncores" in options or int(count) < 2:
         return

@@ -66,7 +66,7 @@ def check_preset_path(path: str) -> None:
 
 
 _TABLES_LAST = sorted(IN_FILES, key=lambda option: option.kind is VARIABLE)
-"""What follows a section of a TOML file belongs to it."""
+"""A section of a TOML file ends only where another one begins, so sections come last."""
 
 
 def _file_value(option: Option, value: Any) -> Any:

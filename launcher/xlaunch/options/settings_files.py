@@ -7,14 +7,16 @@ The TOML parser is imported only if there is such a file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
+from xlaunch.files import names_in
 from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Option
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
-from xlaunch.options.layers import Layer, nearest
+from xlaunch.options.precedence import Layer
 from xlaunch.ownership import inspect_ownership
+from xlaunch.text import did_you_mean
 
 SUFFIX = ".toml"
 PROJECT_FILE = "pyproject.toml"
@@ -26,11 +28,11 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class FileLayers(NamedTuple):
-    """What the files say, the strongest first."""
+    """The layers that the files make, the strongest first."""
 
     layers: tuple[Layer, ...]
     notes: tuple[str, ...]
-    """What was not read, one line each."""
+    """What was not read, and why; one line each."""
 
 
 def file_layers(
@@ -94,13 +96,15 @@ def locate_preset(name: str) -> str:
         raise UsageError(f"--preset {name!r} is a directory; name a file in it")
     if "/" in name or store is None:
         raise UsageError(f"--preset {name!r}: there is no such file")
-    stored = [entry.removesuffix(SUFFIX) for entry in _listed(store)]
-    near = nearest(name.removesuffix(SUFFIX), stored)
+    stored = [entry.removesuffix(SUFFIX) for entry in names_in(store)]
+    near = did_you_mean(name.removesuffix(SUFFIX), stored)
     raise UsageError(f"--preset {name!r} is neither here nor in {shorten(store)}{near}")
 
 
 def user_directory(*names: str) -> str | None:
-    """The path `names` in the user's configuration directory; None for a user without a home."""
+    """The path of a file in the user's configuration directory; None if the user has no home
+    directory.
+    """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification says to ignore relative ones
         base = os.path.join(os.path.expanduser("~"), ".config")
@@ -115,25 +119,40 @@ def shorten(path: str) -> str:
     return path
 
 
+def project_files(directory: str) -> Iterator[tuple[str, bytes]]:
+    """Each pyproject.toml from `directory` up to the top of its repository that mentions xlaunch,
+    with its content.
+    """
+    while True:
+        path = os.path.join(directory, PROJECT_FILE)
+        # Most have no table of ours, which shows without a parser.
+        if os.path.isfile(path) and b"xlaunch" in (data := _read(path)):
+            yield path, data
+        parent = os.path.dirname(directory)
+        top = any(os.path.lexists(os.path.join(directory, mark)) for mark in REPOSITORY_MARKS)
+        if top or parent == directory:
+            return
+        directory = parent
+
+
+def parse_project(data: bytes, shown: str) -> dict[str, Any] | None:
+    """The table [tool.xlaunch] in the content of a pyproject.toml; None if it has none."""
+    tools = _parse(data, shown).get("tool")
+    table = tools.get("xlaunch") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UsageError(f"{shown}: tool.xlaunch must be a table: [tool.xlaunch]")
+    return table
+
+
 def _project_layer(notes: list[str]) -> Layer | None:
     """The table [tool.xlaunch] of the nearest pyproject.toml that has one, within the repository."""
     directory = _current_directory()
-    while directory is not None:
-        path = os.path.join(directory, PROJECT_FILE)
-        # Most have no table of ours, which shows without a parser.
-        if os.path.isfile(path) and b"xlaunch" in (data := _read(path)) and _is_ours(path, notes):
-            shown = shorten(path)
-            tools = _parse(data, shown).get("tool")
-            table = tools.get("xlaunch") if isinstance(tools, dict) else None
-            if isinstance(table, dict):
-                # [tool.xlaunch.doctor] is read by the command `xlaunch doctor` alone.
-                options = {name: value for name, value in table.items() if name != "doctor"}
-                return Layer(f"project {shown}", _values(options, f"{shown}, [tool.xlaunch]"))
-            if table is not None:
-                raise UsageError(f"{shown}: tool.xlaunch must be a table: [tool.xlaunch]")
-        parent = os.path.dirname(directory)
-        top = any(os.path.lexists(os.path.join(directory, mark)) for mark in REPOSITORY_MARKS)
-        directory = None if top or parent == directory else parent
+    for path, data in project_files(directory) if directory is not None else ():
+        shown = shorten(path)
+        if _is_ours(path, notes) and (table := parse_project(data, shown)) is not None:
+            # [tool.xlaunch.doctor] is read by the command `xlaunch doctor` alone.
+            options = {name: value for name, value in table.items() if name != "doctor"}
+            return Layer(f"project {shown}", _values(options, f"{shown}, [tool.xlaunch]"))
     return None
 
 
@@ -184,7 +203,10 @@ def _values(table: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _unknown(name: str) -> str:
     names = [option.name for option in IN_FILES]
-    near = nearest(name.replace("_", "-"), names, count=1) or "; 'xlaunch --help' lists the options"
+    near = (
+        did_you_mean(name.replace("_", "-"), names, count=1)
+        or "; 'xlaunch --help' lists the options"
+    )
     return f"there is no option {name!r}{near}"
 
 
@@ -229,7 +251,7 @@ def _text(option: Option, value: Any) -> str:
 
 
 def _checked(text: str) -> str:
-    """`text`, if a program can be given it."""
+    """Return `text` if it can be an argument or a variable of a program."""
     try:
         whole = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -269,13 +291,6 @@ def _parse(data: bytes, shown: str) -> dict[str, Any]:
         raise UsageError(f"{shown}, line {line}: not UTF-8, so not TOML") from None
     except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
         raise UsageError(f"{shown} is not TOML: {error}") from None
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
 
 
 def _current_directory() -> str | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files, which the instances write directly; with `--tee` the launcher does."""
+"""Log files. The instances write them directly; with `--tee` the launcher does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LogFile:
         self._descriptor: int | None = descriptor
 
     def write(self, data: bytes) -> str | None:
-        """Append `data`. If that fails, the reason, and nothing more is written."""
+        """Append `data`. If that fails, return the reason once and write nothing more."""
         try:
             while data and self._descriptor is not None:
                 data = data[os.write(self._descriptor, data) :]

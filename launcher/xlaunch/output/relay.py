@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-class Streams(NamedTuple):
+class StandardStreams(NamedTuple):
     """File descriptors that become an instance's standard streams."""
 
     stdin: int
@@ -63,7 +63,9 @@ class _Source(NamedTuple):
 
 
 class Relay:
-    """Passes on the output of all instances of a plan, and lines of the launcher between it."""
+    """Passes on the output of all instances of a plan, and prints lines of the launcher between
+    it.
+    """
 
     def __init__(self, plan: Plan, run: RunRequest, poll: select.poll) -> None:
         """`poll` is the supervisor's."""
@@ -77,11 +79,12 @@ class Relay:
         self._sources: dict[int, _Source] = {}
         self._live_shown = False
         self._line_begun = False
-        """An instance has written part of a line to standard error."""
+        """Whether an instance has written part of a line to standard error."""
 
     @contextlib.contextmanager
-    def open_streams(self, instance: Instance, *, first: bool) -> Iterator[Streams]:
-        """Open the standard streams of a run of an instance; those it alone needs end with the block.
+    def open_streams(self, instance: Instance, *, first: bool) -> Iterator[StandardStreams]:
+        """Open the standard streams for a run of an instance. Descriptors that only the instance
+        needs are closed after the block.
 
         `first`: the first run of the instance, which gets new log files.
         """
@@ -99,16 +102,16 @@ class Relay:
                 logs = open_logs(self._run.log_dir, instance.index, new=first)
             if logs is not None and not self._run.tee:
                 out, err = map(owned, logs)
-                yield Streams(stdin, out, err)
+                yield StandardStreams(stdin, out, err)
             elif self._plan.relayed(self._run):
                 sinks = (self._stdout, self._stderr)
                 out, err = (
                     owned(self._open_pipe(instance, stream, sink, log))
                     for stream, sink, log in zip(STREAMS, sinks, logs or (None, None), strict=True)
                 )
-                yield Streams(stdin, out, err)
+                yield StandardStreams(stdin, out, err)
             else:
-                yield Streams(stdin, 1, 2)
+                yield StandardStreams(stdin, 1, 2)
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink, log: int | None) -> int:
         if self._run.pty:
@@ -142,9 +145,10 @@ class Relay:
         self._put(self._stderr, f"{text}\n".encode(errors="backslashreplace"))
 
     def show_live(self, line: str) -> None:
-        """Show a line on the terminal of standard error that goes with the next output.
+        """Show a line on the terminal of standard error that the next output erases.
 
-        Nothing is shown within another line, such as a prompt or a progress bar, and elsewhere.
+        Nothing is shown in the middle of another line, such as a prompt or a progress bar, or
+        without a terminal.
         """
         if not self._stderr.terminal or self._stderr.pending or self._line_begun:
             return
@@ -160,7 +164,9 @@ class Relay:
             self._line_begun = False
 
     def handle(self, descriptor: int) -> list[Chunk]:
-        """Read from or write to a descriptor that poll() has reported; what an instance wrote."""
+        """Read from or write to a descriptor that poll() has reported; return what an instance
+        wrote.
+        """
         if descriptor in self._sources:
             return self._read_source(descriptor)
         # Any other one was closed while the events before this one were handled.
@@ -195,7 +201,7 @@ class Relay:
         return self._stdout.pending or self._stderr.pending
 
     def drop_pending(self) -> None:
-        """Give up destinations that have pending output."""
+        """Drop the pending output of all destinations, and what they would get later."""
         for sink in (self._stdout, self._stderr):
             if sink.pending:
                 sink.give_up()

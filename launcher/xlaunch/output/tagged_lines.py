@@ -18,7 +18,7 @@ LINE_CAP = 64 * 1024
 
 READ_SIZE = 64 * 1024
 HIGH_WATER = 1 << 20
-"""With this much unwritten output, the instances' pipes are not read any more."""
+"""Maximum unwritten output; above it, the instances' pipes are not read."""
 
 ERASE_TO_END = b"\x1b[K"
 
@@ -53,7 +53,7 @@ class LineTagger:
         return out
 
     def finish(self) -> bytes:
-        """What is left, as a whole line."""
+        """The remaining bytes, as a whole line."""
         rest, self._pending = self._pending, b""
         if not rest:
             return b""
@@ -107,7 +107,7 @@ class Sink:
         self._shared = shared
         self.terminal = os.isatty(descriptor)
         self.broken = False
-        """Its reader is gone; further output is dropped."""
+        """Whether its reader is gone: then further output is dropped."""
         self._waiting: deque[bytes | memoryview] = deque()
         self._size = 0
         self._update_shown = False

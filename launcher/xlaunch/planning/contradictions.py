@@ -17,7 +17,7 @@ class Contradiction(NamedTuple):
     other: str
     reason: str = ""
     value: object = None
-    """Only this value of both is a contradiction; None: any two values."""
+    """The value of both that is a contradiction; None: any two values are."""
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Whether `values`, by option, set both."""

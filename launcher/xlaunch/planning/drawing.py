@@ -124,7 +124,7 @@ class _Artist:
             _level(
                 "package",
                 [p.cpus for p in topology.packages],
-                [_label(p.id) for p in topology.packages],
+                ["" if p.id is None else f" {p.id}" for p in topology.packages],
             ),
             _level("die", topology.dies, [""] * len(topology.dies)),
             _level("node", [node.cpus for node in nodes], [self._node_label(n) for n in nodes]),
@@ -162,7 +162,7 @@ class _Artist:
                 yield from self._wrapped(heading + ": ", self._runs(members), HEADING)
 
     def _runs(self, cores: tuple[CPUs, ...]) -> list[Segment]:
-        """The cores, each run of equal ones folded into one piece."""
+        """The cores, with each run of equal ones drawn as one piece."""
         runs: list[list[CPUs]] = []
         for core in cores:
             if runs and self._continues(runs[-1], core):
@@ -230,7 +230,9 @@ class _Artist:
             yield from self._wrapped("isolated: ", [listed])
 
     def _gpus(self) -> Iterator[tuple[str, list[Segment]]]:
-        """For each model and node: its GPUs by name; those that may not be used by address."""
+        """For each model and NUMA node: the names of its GPUs, or the addresses of those that may
+        not be used.
+        """
         gpus = self._machine.gpus
         instances = () if self._plan is None else self._plan.instances
         own = {gpu: instance.index for instance in instances for gpu in instance.gpus}
@@ -347,10 +349,6 @@ def _numbers(cpus: CPUs) -> str:
     """A list of CPUs in its shorter form."""
     steps = {b - a for a, b in pairwise(cpus)}
     return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
-
-
-def _label(id_: int | None) -> str:
-    return "" if id_ is None else f" {id_}"
 
 
 def _gib(size_bytes: int) -> str:

@@ -16,7 +16,7 @@ from xlaunch.text import counted
 
 
 def explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
-    """Whether second siblings are used; no decision if there are none."""
+    """The decision whether second SMT siblings are used; nothing if there are none."""
     second = [cpu for core in pool.cores for cpu in core[1:]]
     if not second:
         return []
@@ -33,7 +33,7 @@ def explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
 
 
 def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
-    """What the CPU quota allows, and why a plan does not bind."""
+    """The decision about the CPU quota, and why the plan does not set masks."""
     if not can_bind:
         return [Decision("binding", "no", "this system has no CPU masks: threads go anywhere")]
     if capacity.quota is None:
@@ -97,7 +97,7 @@ def warn_of_crossings(
     placed: list[list[Core]],
     crossed: list[tuple[int, ...]],
 ) -> list[str]:
-    """Warn of instances that span nodes or packages if smaller ones would not."""
+    """Warn of instances that span NUMA nodes or packages where smaller instances would not."""
     if not placed:
         return []
     warnings = []

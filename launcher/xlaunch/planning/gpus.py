@@ -20,7 +20,7 @@ from xlaunch.planning.request import MAX, LayoutRequest, Place
 from xlaunch.text import counted, plural
 
 REMOTE = -1
-"""The package of GPUs in whose package no core may be used."""
+"""Stands for the package of GPUs next to which no core may be used."""
 
 
 class Share(NamedTuple):
@@ -28,9 +28,9 @@ class Share(NamedTuple):
 
     gpus: tuple[Gpu, ...]
     package: int | None = None
-    """Named by its lowest CPU, as in `Core.domains`; None: anywhere."""
+    """The package, named by its lowest CPU as in `Core.domains`; None: any."""
     node: int | None = None
-    """The NUMA node of all of its GPUs, named likewise."""
+    """The NUMA node, if all of its GPUs are next to the same one, named in the same way."""
 
 
 def count_instances(request: LayoutRequest, gpus: Gpus, budget: int) -> int:
@@ -70,7 +70,7 @@ class Division(NamedTuple):
     layout: Layout
 
     def place(self, cores: Sequence[Core]) -> list[list[Core]]:
-        """The cores of each instance, next to its GPUs as far as there is room."""
+        """The cores of each instance, as many of them as possible next to its GPUs."""
         return _place_near(self.shares, cores, self.layout.sizes[0], self.request.place)
 
     def explain(self) -> Decision:
@@ -88,7 +88,9 @@ class Division(NamedTuple):
         return Decision("GPUs", f"{self.request.gpus_per_instance} for each instance", reason)
 
     def warnings(self, placed: Sequence[Sequence[Core]]) -> list[str]:
-        """GPUs that are left over though nobody has fixed the number of instances, and remote ones."""
+        """Warnings about unused GPUs, where the user has not fixed the number of instances, and
+        about GPUs without cores next to them.
+        """
         if self.request.near_gpus:
             return []
         topology, warnings = self.machine.topology, []
@@ -147,7 +149,7 @@ def divide_gpus(
 def place_near_gpus(
     request: LayoutRequest, machine: Machine, cores: Sequence[Core], capacity: Capacity
 ) -> Division | None:
-    """Place instance i next to GPU i, with as many cores as without GPUs.
+    """Place instance i next to GPU i, with as many cores as it would have without GPUs.
 
     None where it is not known which GPU that is, or where they are: GPUs of several models have
     another order in CUDA than in the driver.
@@ -211,7 +213,9 @@ class _Packages:
         return Share(tuple(own), None if package == REMOTE else package, node)
 
     def _merit(self, package: int | None) -> tuple[int, bool, int]:
-        """Fewest GPUs of others; not remote; room for the size that was asked for, or most cores each."""
+        """Sort key of a package: fewest GPUs that other launches have, then not remote, then room
+        for the requested size.
+        """
         own = self._left[package][: self._each]
         taken = sum([gpu.identity in self._taken for gpu in own])
         cores, instances = self._cores[package], self._instances[package] + 1
@@ -232,9 +236,9 @@ def _cores_each(shares: Sequence[Share], cores: Sequence[Core], budget: int) -> 
 def _place_near(
     shares: Sequence[Share], cores: Sequence[Core], size: int, place: Place
 ) -> list[list[Core]]:
-    """`size` cores for each share, next to its GPUs as far as there is room; disjoint.
+    """Disjoint sets of `size` cores, one for each share, as near to its GPUs as possible.
 
-    There are at least as many `cores` as all need.
+    `cores` must be enough for all shares.
     """
     placed: dict[int, list[Core]] = {}
     left = {core.cpus[0]: core for core in cores}
@@ -287,12 +291,9 @@ def _held(gpus: Gpus) -> str:
 
 
 def _node_of(gpu: Gpu, topology: Topology) -> int | None:
-    return None if gpu.numa_node is None else _lowest(gpu.numa_node, topology)
-
-
-def _lowest(node: int, topology: Topology) -> int | None:
-    """The lowest CPU of a NUMA node; None if it has none."""
-    return next((it.cpus[0] for it in topology.numa_nodes if it.id == node and it.cpus), None)
+    """The lowest CPU of the GPU's NUMA node; None if it has none."""
+    nodes = [node for node in topology.numa_nodes if node.id == gpu.numa_node and node.cpus]
+    return nodes[0].cpus[0] if nodes else None
 
 
 def _package_of(cpu: int | None, topology: Topology) -> int | None:

@@ -31,7 +31,8 @@ class Capacity(NamedTuple):
     """The CPU quota in CPUs; None without one."""
     quota_source: str | None
     bound: bool
-    """False: instances may run on any core, and a number of cores is a share of time."""
+    """Whether instances get cores of their own. False: they run on any core, and their number of
+    cores is a share of the time."""
 
 
 class Layout(NamedTuple):

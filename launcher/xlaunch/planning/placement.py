@@ -35,7 +35,8 @@ UNLISTED = -1
 """The domain of CPUs that are in no group of a level, such as an L3 shown for some CPUs only."""
 
 MAX_WORK = 4096
-"""Limit on cores times combinations; above it, the largest pieces are taken."""
+"""Maximum of cores times combinations for an exhaustive search; above it, the largest pieces are
+taken."""
 
 
 class Core(NamedTuple):
@@ -50,7 +51,8 @@ class Core(NamedTuple):
     path: tuple[int, ...] = ()
     """The domains that divide the pool, outermost first: its path in the tree."""
     taken: bool = False
-    """Whether another launch has taken it: of equally good places those with fewer such cores win."""
+    """Whether another launch has taken it. Among equally good places, those with fewer taken cores
+    are chosen."""
 
 
 Cores = Sequence[Core]
@@ -65,7 +67,7 @@ def locate_cores(
     is by lowest CPU at each level. **Ex.:** where even CPUs are in package 0 and odd ones
     in package 1: 0, 2, 4, 6, 1, 3, 5, 7.
     """
-    levels = [_domain_by_cpu(groups) for groups in _levels(topology)]
+    levels = [{cpu: group[0] for group in groups for cpu in group} for groups in _levels(topology)]
     located = [
         Core(cpus, tuple([level.get(cpus[0], UNLISTED) for level in levels])) for cpus in cores
     ]
@@ -88,7 +90,7 @@ def locate_cores(
 
 
 def place_instances(cores: Cores, *, count: int, size: int, place: Place) -> list[list[Core]]:
-    """`count` disjoint instances of `size` cores each, with as few crossings as can be had.
+    """`count` disjoint instances of `size` cores each, with as few crossings as possible.
 
     `cores` are in the order of `locate_cores`, at least ``count * size`` of them. The instances
     come in the order of their first cores. Of equally good places those with the fewest taken cores
@@ -139,10 +141,6 @@ def _levels(topology: Topology) -> tuple[tuple[CPUs, ...], ...]:
         caches,
         topology.dies,
     )
-
-
-def _domain_by_cpu(groups: Iterable[CPUs]) -> dict[int, int]:
-    return {cpu: group[0] for group in groups for cpu in group}
 
 
 def _position(core: Core) -> tuple[tuple[int, ...], bool, int]:
@@ -274,7 +272,7 @@ def _build(piece: list[Core]) -> tuple[tuple[int, ...], ...]:
 def _spread(
     slots: list[list[Core]], count: int, *, among: list[list[Core]], depth: int
 ) -> list[list[Core]]:
-    """Choose `count` of the slots so that, with those in `among`, domains are evenly loaded."""
+    """Choose `count` of the slots so that they and the slots in `among` load the domains evenly."""
     if count == 0 or count == len(slots) or depth == len(slots[0][0].path):
         return slots[:count]
     children: dict[tuple[int, ...], list[list[Core]]] = {}

@@ -37,7 +37,7 @@ class Instance(NamedTuple):
     memory_nodes: tuple[int, ...]
     """The nodes that the policy names; empty for `LOCAL` and `NONE`."""
     gpus: tuple[Gpu, ...] = ()
-    """Its own GPUs; empty if GPUs are not divided, and then it sees all of them."""
+    """The GPUs that it sees; empty if GPUs are not divided: then it sees all."""
 
 
 class Plan(NamedTuple):

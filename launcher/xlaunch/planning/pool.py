@@ -165,7 +165,7 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
 def _choose_kinds(
     request: LayoutRequest, topology: Topology, cpus: set[int]
 ) -> tuple[set[int], list[Decision], list[str]]:
-    """Apply `--ecores`: the remaining CPUs, the decision and the warning."""
+    """Apply `--ecores`. Return the remaining CPUs, the decision and the warning."""
     efficiency = cpus & efficiency_cpus(topology)
     performance = cpus - efficiency
     choice = request.ecores

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.files import parse_mask
 from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.machine.tree import parse_mask
 from xlaunch.planning.gpus import count_instances
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import whole_cores
@@ -86,7 +86,7 @@ def cpus_of_slurm_step(environment: Mapping[str, str]) -> CPUs:
 
 
 class RankShare(NamedTuple):
-    """What a rank plans with."""
+    """The machine and the request that a rank plans with."""
 
     request: Request
     machine: Machine

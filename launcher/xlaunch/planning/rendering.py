@@ -14,10 +14,11 @@ from xlaunch.planning.request import MemoryPolicy, Place
 from xlaunch.text import counted, fit
 
 SCHEMA_VERSION = 1
-"""Of `plan_to_dict`: rises when a key changes its meaning or goes."""
+"""Version of `plan_to_dict`; raised when a key changes its meaning or is removed."""
 
 MAX_CELL = 28
-"""A list of nodes, packages or caches that is longer is shown as their number."""
+"""Maximum length of a list of nodes, packages or caches; of a longer one only the number is
+shown."""
 
 COLUMNS = ("instance", "cores", "threads", "CPUs", "node", "package", "L3", "memory")
 NUMBERS = ("instance", "cores", "threads")
@@ -118,7 +119,7 @@ def _heading(plan: Plan) -> str:
 
 
 def _scatter_hint(plan: Plan, machine: Machine) -> str:
-    """Names NUMA nodes that stay empty while instances share others, as the end of a line."""
+    """The NUMA nodes without an instance, where others have several, as the end of a line."""
     idle = set(plan.idle_cpus)
     planned = {n.id: set(n.cpus) & set(plan.allowed_cpus) for n in machine.topology.numa_nodes}
     empty = [node for node, cpus in planned.items() if cpus and cpus <= idle]

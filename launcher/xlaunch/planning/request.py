@@ -111,12 +111,12 @@ RANK_VARIABLES = frozenset(
 
 
 class RankMode(enum.Enum):
-    """Whose variables say which rank a process is."""
+    """The launcher whose variables tell which rank a process is."""
 
     AUTO = "auto"
-    """The first of the others whose variables are there."""
+    """The first of the launchers below whose variables are set."""
     OFF = "off"
-    """None: every process plans for the whole host."""
+    """No launcher: every process plans for the whole host."""
     TORCHRUN = "torchrun"
     MPI = "mpi"
     SLURM = "slurm"

@@ -10,7 +10,7 @@ from xlaunch.machine.topology import CPUs
 if TYPE_CHECKING:
     from xlaunch.cache.warm import CacheReport, TorchCompilation
     from xlaunch.metrics.collector import InstanceMetric, MetricSeries, MetricTotal
-    from xlaunch.report.devices import DevicesReport
+    from xlaunch.report.device_use import DevicesReport
 
 
 class InstanceReport(NamedTuple):

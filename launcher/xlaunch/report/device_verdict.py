@@ -6,24 +6,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from xlaunch.report.devices import Device, DeviceUse, Reading, Sample, Verdict
+from xlaunch.report.device_use import Device, DeviceSample, DeviceUse, DeviceVerdict, Reading
 from xlaunch.text import size
 
 IDLE_SHARE = 0.05
-"""A device that is busy for less of the time is idle: displays and monitors use about so much."""
+"""Minimum share of the time that a device in use is busy; displays and monitoring tools use up to
+this much."""
 OWN_IDLE_SHARE = 0.005
-"""The same where a driver knows the program's own use, which is zero if it does not compute there.
+"""The same, where a driver counts the program's own use, which is zero if it does not compute
+there.
 
 A small network that waited for its data kept an H100 busy for 2 % of the time.
 """
 WORKED_SHARE = 0.6
-"""A device that is busy for less of the time waits for the program."""
+"""A device that is busy for a smaller share of the time waits for the program."""
 MIN_MEMORY_BYTES = 32 << 20
-"""Less than this is not memory of a program that computes: a context alone takes more."""
+"""Minimum memory of a program that computes on a device: its context alone takes more."""
 BUSY_CPUS = 0.5
-"""With fewer CPUs in use, the program itself waits for something."""
+"""If the program uses fewer CPUs, it waits for something itself."""
 MIN_TIME_S = 1.0
-"""In less time, drivers that average over a second have nothing to say."""
+"""Minimum length of a run for a verdict: drivers average over up to a second."""
 
 
 class _Moment(NamedTuple):
@@ -41,7 +43,7 @@ class _Moment(NamedTuple):
 
 
 def judge(
-    samples: Sequence[Sample], devices: Sequence[Device], others: Sequence[Sequence[str]]
+    samples: Sequence[DeviceSample], devices: Sequence[Device], others: Sequence[Sequence[str]]
 ) -> tuple[DeviceUse, ...]:
     """The verdict on each device. `others`: names of other processes seen on each of them."""
     return tuple(
@@ -53,14 +55,14 @@ def judge(
 
 
 def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
-    """One line for the whole run: what worked, or else the CPU, and why no device did."""
+    """One line for the whole run: the devices that were busy; if none was, the CPU, and why."""
     on_cpu = f"{cpus_used:.1f} of {cpus} CPUs busy"
-    order = (Verdict.WORKED, Verdict.WAITED, Verdict.IDLE)
+    order = (DeviceVerdict.WORKED, DeviceVerdict.WAITED, DeviceVerdict.IDLE)
     for wanted in order:
         found = [use.text for use in uses if use.verdict == wanted.value]
         if found:
             return f"{'; '.join(found)} ({on_cpu})"
-    unknown = [use.text for use in uses if use.verdict == Verdict.UNKNOWN.value]
+    unknown = [use.text for use in uses if use.verdict == DeviceVerdict.UNKNOWN.value]
     if unknown:
         return f"{'; '.join(unknown)} ({on_cpu})"
     if not uses:
@@ -73,7 +75,7 @@ def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
 
 def _judge_one(
     device: Device,
-    samples: Sequence[Sample],
+    samples: Sequence[DeviceSample],
     readings: Sequence[Reading],
     others: Sequence[str],
 ) -> DeviceUse:
@@ -132,7 +134,7 @@ def _judge_one(
 
 
 def _window(moments: Sequence[_Moment], idle: float) -> Sequence[_Moment]:
-    """From the first moment in which the device worked to the last in which it is in use.
+    """The samples from the first in which the device was busy to the last in which it was in use.
 
     A program begins by imports and by loading what it needs, which is not waiting. If the device
     never worked: from the first moment in which it is in use.
@@ -153,20 +155,20 @@ def _verdict(
     idle: float,
     *,
     counts: bool,
-) -> Verdict:
+) -> DeviceVerdict:
     if device.hidden:
-        return Verdict.HIDDEN
+        return DeviceVerdict.HIDDEN
     if seen_s < MIN_TIME_S or (used and not counts):
-        return Verdict.UNKNOWN
+        return DeviceVerdict.UNKNOWN
     if not used:
-        return Verdict.UNUSED
+        return DeviceVerdict.UNUSED
     if busy is None or busy < idle:
-        return Verdict.IDLE
-    return Verdict.WORKED if busy >= WORKED_SHARE else Verdict.WAITED
+        return DeviceVerdict.IDLE
+    return DeviceVerdict.WORKED if busy >= WORKED_SHARE else DeviceVerdict.WAITED
 
 
 def _text(
-    verdict: Verdict,
+    verdict: DeviceVerdict,
     what: str,
     used: Sequence[_Moment],
     busy: float,
@@ -176,21 +178,21 @@ def _text(
     *,
     counts: bool,
 ) -> str:
-    if verdict is Verdict.HIDDEN:
+    if verdict is DeviceVerdict.HIDDEN:
         return f"{what} was hidden from the program"
-    if verdict is Verdict.UNUSED:
+    if verdict is DeviceVerdict.UNUSED:
         return f"{what} was not used"
-    if verdict is Verdict.UNKNOWN:
+    if verdict is DeviceVerdict.UNKNOWN:
         if not counts and used:
             return (
                 f"{what}: {size(peak_bytes)} of memory in use; its driver does not count engine use"
             )
         return f"{what}: the run was too short to say ({seen_s:.1f} s were sampled, {MIN_TIME_S:g} s are needed)"
-    if verdict is Verdict.WORKED:
+    if verdict is DeviceVerdict.WORKED:
         return f"worked on {what}, {busy:.0%} busy"
     waits = [m for m in used if m.busy < WORKED_SHARE] or used
     cpus_meanwhile = _mean([(m.cpus_used, m.length_s) for m in waits]) or 0.0
-    if verdict is Verdict.WAITED:
+    if verdict is DeviceVerdict.WAITED:
         if cpus_meanwhile >= BUSY_CPUS:
             return f"{what} waits for data {1 - busy:.0%} of the time"
         return (

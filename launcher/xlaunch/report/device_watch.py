@@ -11,18 +11,19 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_process
+from xlaunch.report.device_use import Device, DeviceSample, DevicesReport, Reading
 from xlaunch.report.device_verdict import judge, summarize
-from xlaunch.report.devices import Device, DevicesReport, Reading, Sample
 from xlaunch.report.drm_counters import DrmCounters
 from xlaunch.report.nvidia_counters import NvidiaCounters
 from xlaunch.text import size
 
 INTERVAL_S = 0.25
-"""NVML averages over a sixth of a second to a second, so more often would say nothing new."""
+"""Sampling interval. NVML averages over a sixth of a second to a second, so shorter would show
+nothing new."""
 SHARE_OF_ONE_CPU = 0.02
 """Maximum cost of sampling; every process's open files are looked at for Intel and AMD."""
 MAX_SAMPLES = 512
-"""With more, neighbours are merged."""
+"""Maximum number of samples kept; above it, neighbours are merged."""
 MAX_NAMED = 3
 
 
@@ -37,11 +38,11 @@ class DeviceWatch:
         self._drm = DrmCounters()
         self.devices: tuple[Device, ...] = (*self._nvidia.devices, *self._drm.devices)
         self._ticks: dict[int, int] = {}
-        self._samples: list[Sample] = []
+        self._samples: list[DeviceSample] = []
         self._merged = 1
-        """Samples that one of `_samples` stands for."""
+        """Number of original samples in each of `_samples`."""
         self._in_last = 0
-        """Samples that the last of them stands for."""
+        """Number of original samples in the last of them."""
         self._drm.read((), 0.0)  # counters begin anywhere
         self.messages = KnownMessages()
         self.due = began
@@ -54,13 +55,13 @@ class DeviceWatch:
         readings = (*self._nvidia.read(own), *self._drm.read(own, passed_s))
         used_s = self._cpu_s(own)
         if passed_s > 0:
-            self._add(Sample(now - self._began, passed_s, used_s / passed_s, readings))
+            self._add(DeviceSample(now - self._began, passed_s, used_s / passed_s, readings))
         self._last = now
         cost_s = time.thread_time() - spent
         self.due = now + max(INTERVAL_S, cost_s / SHARE_OF_ONE_CPU)
 
     def skip(self, now: float) -> None:
-        """Leave out the time since the last sample."""
+        """Do not count the time since the last sample."""
         self._last = now
         self.due = now + INTERVAL_S
 
@@ -76,7 +77,7 @@ class DeviceWatch:
         new = sum([ticks - before.get(pid, 0) for pid, ticks in self._ticks.items()])
         return max(0, new - gone) / TICKS_PER_SECOND
 
-    def _add(self, sample: Sample) -> None:
+    def _add(self, sample: DeviceSample) -> None:
         if 0 < self._in_last < self._merged:
             self._samples[-1] = merge(self._samples[-1], sample)
             self._in_last += 1
@@ -129,7 +130,7 @@ class DeviceWatch:
         )
 
 
-def merge(one: Sample, other: Sample) -> Sample:
+def merge(one: DeviceSample, other: DeviceSample) -> DeviceSample:
     """Two consecutive samples as one: means weighted by time, and the larger memory."""
     length_s = one.length_s + other.length_s
 
@@ -152,7 +153,7 @@ def merge(one: Sample, other: Sample) -> Sample:
         for a, b in zip(one.readings, other.readings, strict=True)
     ]
     cpus_used = mean(one.cpus_used, other.cpus_used) or 0.0
-    return Sample(other.at_s, length_s, cpus_used, tuple(readings))
+    return DeviceSample(other.at_s, length_s, cpus_used, tuple(readings))
 
 
 def _names(pids: Collection[int]) -> list[str]:
@@ -168,7 +169,7 @@ def _names(pids: Collection[int]) -> list[str]:
 
 
 class KnownMessage(NamedTuple):
-    """A message by a part of it that does not change."""
+    """A known message, recognized by a constant part of it."""
 
     text: bytes
     meaning: str
@@ -224,7 +225,7 @@ class KnownMessages:
         self._tails: dict[int, bytes] = {}
 
     def feed(self, index: int, data: bytes) -> None:
-        """Take what an instance wrote to standard error."""
+        """Search what an instance wrote to standard error for known messages."""
         data = self._tails.get(index, b"") + data
         self._tails[index] = data[1 - LONGEST :]
         for message in [message for message in self._unseen if message.text in data]:
@@ -232,7 +233,7 @@ class KnownMessages:
             self._seen.append(message)
 
     def explanations(self) -> tuple[str, ...]:
-        """A line for each message that was seen, in their order."""
+        """A line for each known message that was found, in the order in which they appeared."""
         return tuple(
             [f'"{it.text.decode()}" is harmless: {it.meaning} ({it.source})' for it in self._seen]
         )

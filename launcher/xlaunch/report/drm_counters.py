@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree
-from xlaunch.report.devices import Device, Reading
+from xlaunch.machine.tree import Tree
+from xlaunch.report.device_use import Device, Reading
 
 TORCH_NAMES = {"i915": "xpu", "xe": "xpu", "amdgpu": "cuda"}
-"""What torch calls the devices of each driver; of amdgpu under ROCm."""
+"""torch's name for the devices of each driver; that of amdgpu is ROCm's."""
 MAKERS = {"i915": "Intel", "xe": "Intel", "amdgpu": "AMD"}
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -174,7 +174,7 @@ def parse_client(text: str) -> Client | None:
 
 
 def _memory(regions: dict[str, int]) -> int:
-    """Memory on the device; of one that has none of its own, all that it uses."""
+    """Memory on the device; for a device without memory of its own, all memory that it uses."""
     on_device = [size for region, size in regions.items() if _OWN_MEMORY.search(region)]
     return sum(on_device or regions.values())
 

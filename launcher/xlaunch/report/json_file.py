@@ -86,9 +86,9 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def write_report_or_complain(report: Report, path: str | None) -> int:
-    """Write `report` to `path`, if there is one; the exit code of the run.
+    """Write `report` to `path`, if one is given; return the exit code of the run.
 
-    A failure is printed on standard error; the exit code of a run that succeeded is then 125.
+    If it cannot be written, the error is printed, and a run that succeeded gets the exit code 125.
     """
     if path is None:
         return report.exit_code

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from xlaunch.machine.processes import pid_namespace
-from xlaunch.report.devices import Device, Reading
+from xlaunch.report.device_use import Device, Reading
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h."""
@@ -28,7 +28,9 @@ class NvidiaCounters:
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        """`variables`: the program's, which may hide devices. See `problem` where nothing is read."""
+        """`variables`: the program's, which may hide devices. `problem` says why nothing can be
+        read.
+        """
         self.devices: tuple[Device, ...] = ()
         self.others: list[set[int]] = []
         """PIDs of other processes seen on each device."""
@@ -114,7 +116,7 @@ class NvidiaCounters:
         return self._own_part[i]
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What NVML says; None where this driver or device does not."""
+        """The answer of NVML; None where this driver or device has none."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError:

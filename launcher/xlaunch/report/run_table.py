@@ -25,7 +25,7 @@ OPTIONAL = ("migrations", "ctx-switches", "node", "CPU s", "CPU %")
 
 
 def render_report(report: Report, *, explain: bool = False, width: int | None = None) -> str:
-    """The table for a terminal of `width` columns; None: of any.
+    """The table for a terminal of `width` columns; None: for any width.
 
     `explain`: with all columns, and what they mean.
     """

@@ -46,7 +46,7 @@ class InstanceRun:
         self.minor_faults = 0
         self.major_faults = 0
         self.never_ran = False
-        """Its program could not be executed."""
+        """Whether its program could not be executed."""
         self.peak_rss_bytes = 0
         self.leftovers: set[int] = set()
         """Processes that it left running and that were ended."""
@@ -68,12 +68,12 @@ class InstanceRun:
 
     @property
     def group_remains(self) -> bool:
-        """Whether its process group has a member. One that has none is never looked for again."""
+        """Whether its process group has a member. An empty group is not checked again."""
         self._group_remains = self._group_remains and group_exists(self.pid)
         return self._group_remains
 
     def end(self, status: int, usage: struct_rusage, now: float) -> None:
-        """Note its wait status and what it used."""
+        """Record its wait status and resource usage."""
         self.status = status
         self.ended = now
         self.peak_rss_bytes = self._peak_rss_bytes(usage.ru_maxrss * 1024)
@@ -88,7 +88,7 @@ class InstanceRun:
     def ticks_on(self, cpu: int) -> int:
         """Maximum CPU time that it can have used on `cpu`, in ticks.
 
-        CPU time that no sample places counts on every CPU of the instance.
+        CPU time that no sample assigns to a CPU counts on every CPU of the instance.
         """
         seen = self.samples
         total = max(seen.ticks, round(self.cpu_s * TICKS_PER_SECOND))

@@ -22,12 +22,12 @@ from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
 
 if TYPE_CHECKING:
-    from xlaunch.output.relay import Streams
+    from xlaunch.output.relay import StandardStreams
     from xlaunch.supervision.syscalls import InheritedPolicy
 
 
 FILTERED = (errno.EPERM, errno.ENOSYS)
-"""What a seccomp filter answers, whatever the arguments; the kernel itself does not."""
+"""Errors that only seccomp filters return, whatever the arguments are."""
 
 NOT_BOUND = "instances are not bound to CPUs"
 """How the note about a refused sched_setaffinity begins."""
@@ -44,7 +44,9 @@ class Child(NamedTuple):
 
 
 def take_place(plan: Plan, *, forbids_huge_pages: bool) -> list[str]:
-    """Move this process to the place of the plan's only instance, for `execute`; notes for the user."""
+    """Give this process the CPUs and memory policy of the plan's only instance; return notes for
+    the user.
+    """
     instance = plan.instances[0]
     notes = _bind(plan, instance)
     notes += _set_memory_policy(plan, instance)[1]
@@ -58,7 +60,9 @@ def take_place(plan: Plan, *, forbids_huge_pages: bool) -> list[str]:
 
 @contextlib.contextmanager
 def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Iterator[list[str]]:
-    """Keep this process in the place of `instance` during the block; the value: notes for the user."""
+    """Give this process the CPUs and memory policy of `instance` during the block; yield notes for
+    the user.
+    """
     from xlaunch.supervision.syscalls import forbid_huge_pages, restore_memory_policy
 
     mask = os.sched_getaffinity(0)
@@ -81,10 +85,10 @@ def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Ite
 def fork_instance(
     program: Program,
     variables: dict[str, str],
-    streams: Streams,
+    streams: StandardStreams,
     signal_mask: set[int],
 ) -> Child:
-    """Fork a process in a group of its own that executes `program` once `Child.go` is closed.
+    """Fork a process, in a group of its own, that executes `program` when `Child.go` is closed.
 
     `signal_mask`: the signals that it starts with blocked.
     """
@@ -122,7 +126,7 @@ def fork_instance(
 
 
 def exec_failure(program: Program, descriptor: int) -> XLaunchError | None:
-    """Why a child that has ended never executed `program`; None when it did. Closes `descriptor`."""
+    """Why a child that has ended did not execute `program`; None if it did. Closes `descriptor`."""
     try:
         failed = os.read(descriptor, 4)
     finally:
@@ -169,7 +173,7 @@ def exec_error(program: Program, number: int) -> XLaunchError:
 
 
 def _bind(plan: Plan, instance: Instance) -> list[str]:
-    """Set the instance's affinity mask; a note when the kernel refuses."""
+    """Set the instance's affinity mask; return a note if the kernel refuses."""
     if not plan.bound:
         return []
     try:
@@ -190,7 +194,7 @@ def _is_filtered(call: str, error: OSError) -> str:
 
 
 def _set_memory_policy(plan: Plan, instance: Instance) -> tuple[InheritedPolicy | None, list[str]]:
-    """Set the instance's policy. Return the one it replaces, None if none; and notes."""
+    """Set the instance's memory policy. Return the policy that it replaces, if any, and notes."""
     if instance.memory is MemoryPolicy.NONE:
         return None, []
     from xlaunch.supervision.syscalls import MPOL_DEFAULT, read_memory_policy, set_memory_policy

@@ -68,7 +68,7 @@ def keep(job: Job, *, caller: int | None = None) -> int:
 
 
 def _lease_of(job: Job) -> Lease | None:
-    """Leave a record of a launch that no command line has recorded: the library's."""
+    """Write the record of a launch that the library started; the command line writes its own."""
     instances = job.plan.instances
     cpus = {cpu for instance in instances for cpu in instance.cpus} if job.plan.bound else set()
     argv = job.environment.program.argv
@@ -148,7 +148,7 @@ def _pass_signals_on(
 
 
 def _reap(supervisor: int) -> int | None:
-    """Reap every child that has ended; the supervisor's wait status if it is among them."""
+    """Reap every child that has ended. Return the supervisor's wait status if it is among them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -172,7 +172,7 @@ def _end_all_descendants(preexisting: set[int]) -> None:
 
 
 def _exit_code(status: int, *, interrupted: bool) -> int:
-    """The exit code for this process, unless it has to die of SIGINT.
+    """Return the exit code for this process, unless it has to die of SIGINT.
 
     A supervisor that died of SIGINT says so that the terminal's Ctrl-C ended the instance.
     """

@@ -63,7 +63,7 @@ class RunningLaunch:
         return list(self._live.read())
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the run, at most `timeout_s`; whether it has ended."""
+        """Wait for the end of the run, at most `timeout_s`; return whether it has ended."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self, select.POLLIN)
@@ -116,7 +116,7 @@ class KeeperProcess:
         live: tuple[LiveReader, str | None] | None = None,
         streams: tuple[int | None, int | None, int | None] | None = None,
     ) -> None:
-        """`live`: what gets metric values, and the mark of lines that it gets as well.
+        """`live`: the receiver of metric values, and the mark of the lines that it also receives.
 
         `streams`: its standard streams, in a process group of its own; None: the caller's.
         """
@@ -157,7 +157,9 @@ class KeeperProcess:
             self.ended = True
 
     def drain(self) -> None:
-        """Wait for the end of the run, and read the report: an unread one would block the keeper."""
+        """Wait for the end of the run, and read the report. Otherwise the keeper would block while
+        it writes.
+        """
         while not self.ended:
             self.receive()
 
@@ -198,7 +200,7 @@ sys.exit(serve(*map(int, numbers)))
 
 
 def serve(caller: int, job_descriptor: int, report_descriptor: int) -> int:
-    """Be the keeper of one run for `launch` or `start`; the exit code for this process.
+    """Act as the keeper of one run for `launch` or `start`; return the exit code for this process.
 
     `caller`: the PID of the process that called them.
     """

@@ -28,13 +28,14 @@ from xlaunch.supervision.signalling import send
 LEFTOVER_INTERVAL_S = 0.05
 """Polling interval while leftovers may exist."""
 UNKNOWN_S = 1.0
-"""How long an orphan of an unknown instance is looked at again: within execve it has no environment."""
+"""How long an orphan of an unknown instance is checked again: during execve it shows no
+environment."""
 
 
 class Leftovers:
     """The processes that were asked to end, with a deadline for all of one run.
 
-    `known`, below: all runs of all instances so far, those that still run first.
+    Methods take `known`: all runs of all instances so far, those that still run first.
     """
 
     def __init__(self, count: int, grace_s: float) -> None:
@@ -43,19 +44,21 @@ class Leftovers:
         self._grace_s = grace_s
         self._asked: set[int] = set()
         self._unknown: dict[int, float] = {}
-        """When orphans of unknown instances were first seen, as long as they are there."""
+        """When each orphan of an unknown instance was first seen, while it exists."""
         self._deadlines: dict[InstanceRun | None, float] = {}
-        """By the run that they come from, because a process may fork another one forever."""
+        """One deadline for all leftovers of a run, because a process may fork others forever."""
 
     @property
     def waiting(self) -> bool:
-        """Whether to look again soon: a process may be ending, or its instance may become known."""
+        """Whether to check again soon: a process may be ending, or its instance may become
+        known.
+        """
         if self._asked:
             return True
         return any(time.monotonic() < seen + UNKNOWN_S for seen in self._unknown.values())
 
     def waiting_of(self, runs: Iterable[InstanceRun]) -> bool:
-        """Whether such a process of one of these runs still runs."""
+        """Whether a leftover of one of these runs still exists."""
         return any(not run.leftovers.isdisjoint(self._asked) for run in runs)
 
     def end(self, known: Sequence[InstanceRun], *, kill: bool) -> None:
@@ -122,7 +125,9 @@ class Leftovers:
             owner.add_usage(usage)
 
     def _owner(self, pid: int, known: Sequence[InstanceRun]) -> InstanceRun | None:
-        """The run that an orphan comes from: by earlier calls, its group, its environment."""
+        """The run that an orphan belongs to, by earlier calls, its process group or its
+        environment.
+        """
         status = read_process(pid)
         for run in known:
             if pid in run.leftovers or (status is not None and status.group == run.pid):

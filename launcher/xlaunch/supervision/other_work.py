@@ -12,12 +12,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.errors import RunWarning, WarningKind
+from xlaunch.files import names_in
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1
-"""Ten ticks of most kernels, so a share is known to a tenth. Shorter runs get no warning."""
+"""Length of a sample: ten ticks of most kernels, so shares are precise to a tenth. Shorter runs get
+no warning."""
 
 BUSY_SHARE = 0.3
 """Minimum share of a CPU used by others; one competing thread gets about half."""
@@ -77,7 +79,7 @@ class Occupancy:
         self.cpus = sorted(set(cpus))
         self._bound = bound
         self._others = sorted(others) if bound else []
-        """Those that are idle, once the first sample was taken."""
+        """The idle CPUs, once the first sample was taken."""
         self._root = root
         self._before = _times(root)
         self._busy: dict[int, float] = {}
@@ -117,7 +119,9 @@ class Occupancy:
             self.due = now + SAMPLE_S
 
     def _shares(self, own: Mapping[int, int]) -> dict[int, float]:
-        """The share that others used of each CPU of the run, and of those it could have instead."""
+        """The share that others used of each CPU of the run, and of the CPUs that it could use
+        instead.
+        """
         shares = {}
         after = _times(self._root)
         for cpu in (*self.cpus, *self._others):
@@ -197,7 +201,7 @@ class StolenTime:
         return stolen / wanted if wanted else 0.0
 
     def _since(self) -> tuple[int, int]:
-        """Stolen ticks, and ticks that were worked or stolen."""
+        """Stolen ticks, and the sum of busy and stolen ticks."""
         now = _times(self._root)
         ours = [
             (self._before[cpu], now[cpu]) for cpu in self._cpus & self._before.keys() & now.keys()
@@ -230,9 +234,6 @@ def _process_ticks(root: str) -> dict[int, int]:
 
 def _last_cpus(root: str, pid: int) -> set[int]:
     """The CPUs on which the threads of a process ran last."""
-    try:
-        tasks = os.listdir(f"{root}/{pid}/task")
-    except OSError:
-        return set()
-    found = [read_status(f"{root}/{pid}/task/{task}") for task in tasks]
+    tasks = f"{root}/{pid}/task"
+    found = [read_status(f"{tasks}/{task}") for task in names_in(tasks)]
     return {status.last_cpu for status in found if status is not None}

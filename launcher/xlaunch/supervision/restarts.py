@@ -13,14 +13,14 @@ DEFAULT_LIMIT = 3
 FIRST_DELAY_S = 1.0
 MAX_DELAY_S = 60.0
 STEADY_S = 60.0
-"""After a run of this length the delay is the first one again."""
+"""After a run of at least this length, the delay starts at `FIRST_DELAY_S` again."""
 
 
 class Restart(NamedTuple):
-    """A restart that was granted."""
+    """A restart that is scheduled."""
 
     number: int
-    """Of this instance, from 1."""
+    """Its number among the restarts of this instance, from 1."""
     limit: int | Max
     delay_s: float
 

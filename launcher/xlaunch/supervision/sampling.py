@@ -15,7 +15,7 @@ from xlaunch.machine.processes import descendants, migrations, read_process, rea
 FIRST_INTERVAL_S = 0.02
 MAX_INTERVAL_S = 2.0
 SHARE_OF_ONE_CPU = 0.005
-"""Maximum cost of sampling, unless that means a pause longer than `MAX_PAUSE_S`."""
+"""Maximum share of a CPU for sampling; exceeded if the pause would be longer than `MAX_PAUSE_S`."""
 MAX_PAUSE_S = 10.0
 
 
@@ -32,7 +32,8 @@ class Samples:
         self.ticks = 0
         """CPU time of its processes and of children that they waited for, at the last sample."""
         self.ticks_by_cpu: Counter[int] = Counter()
-        """CPU time by the CPU where its thread was seen; on both CPUs if the thread has moved."""
+        """CPU time by the CPU on which the thread was seen; if it has moved, it counts on both
+        CPUs."""
         self.placed_ticks = 0
         """CPU time that `ticks_by_cpu` covers."""
         self._ticks: dict[int, int] = {}

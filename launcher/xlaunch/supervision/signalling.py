@@ -8,7 +8,7 @@ import signal
 from collections.abc import Collection, Iterable
 
 from xlaunch.machine.processes import children, descendants, read_process
-from xlaunch.supervision.states import Action, Target
+from xlaunch.supervision.states import Action, SignalTarget
 
 KEPT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU)
 PASSED_ON = signal.valid_signals().difference(KEPT)
@@ -16,13 +16,15 @@ PASSED_ON = signal.valid_signals().difference(KEPT)
 terminal's background jobs. A fault of the launcher itself ends it all the same."""
 
 MAX_ROUNDS = 100
-"""Looks at the process tree in one call of `kill_descendants`: its caller has to reap in between."""
+"""Number of scans of the process tree in one call of `kill_descendants`, whose caller has to reap
+in between."""
 
 
 def send(pid: int, number: int, *, group: bool = False) -> bool:
     """Send a signal to a process or its whole group; False where the kernel does not permit it.
 
-    A program may change its user (`sudo`). One that has ended needs no signal: True.
+    It refuses for a program that has changed its user (`sudo`). For one that has ended the result
+    is True.
     """
     try:
         (os.killpg if group else os.kill)(pid, number)
@@ -42,8 +44,8 @@ def deliver(action: Action, pids: Iterable[int]) -> list[int]:
     refused = []
     for pid in pids:
         sent = True
-        if action.signal is not None and action.target is not Target.NOBODY:
-            sent = send(pid, action.signal, group=action.target is Target.GROUPS)
+        if action.signal is not None and action.target is not SignalTarget.NOBODY:
+            sent = send(pid, action.signal, group=action.target is SignalTarget.GROUPS)
         if action.continue_groups:
             send(pid, signal.SIGCONT, group=True)
         if not sent:

@@ -37,9 +37,9 @@ class Event(enum.Enum):
     SUSPEND = "SIGTSTP"
     RESUME = "SIGCONT"
     OTHER_SIGNAL = "any other signal"
-    """The signals above reached the launcher's own PID."""
+    """The signals above, when they were sent to the launcher's own PID."""
     SECOND_CTRL_C = "second Ctrl-C in the terminal of the instance"
-    """The instance has the terminal, got both itself, and still runs."""
+    """The instance has the terminal, so it received both itself; it still runs."""
     INSTANCE_SUSPENDED = "instance suspended in its terminal"
     INSTANCE_DONE = "instance ended with 0"
     INSTANCE_FAILED = "instance failed"
@@ -64,18 +64,18 @@ EVENT_OF_SIGNAL: dict[int, Event] = {
 }
 
 
-class Target(enum.Enum):
+class SignalTarget(enum.Enum):
     NOBODY = "nobody"
     PROCESSES = "the process of each instance"
     GROUPS = "the process group of each instance"
-    """As the terminal driver does it."""
+    """The terminal driver sends its signals in this way."""
     EVERYTHING = "every descendant, to the last"
 
 
 class Action(NamedTuple):
     """What the supervisor does on an event, in this order."""
 
-    target: Target
+    target: SignalTarget
     signal: int | None
     next: State
     start_grace: bool = False
@@ -86,17 +86,17 @@ class Action(NamedTuple):
     """Stop the user's process too, so that the shell sees a suspended job."""
 
 
-def _pass_on(target: Target, number: signal.Signals, then: State) -> Action:
+def _pass_on(target: SignalTarget, number: signal.Signals, then: State) -> Action:
     return Action(target, number, then)
 
 
-def _end(number: signal.Signals, target: Target = Target.PROCESSES) -> Action:
+def _end(number: signal.Signals, target: SignalTarget = SignalTarget.PROCESSES) -> Action:
     return Action(target, number, State.ENDING, start_grace=True, continue_groups=True)
 
 
-_NOBODY, _GROUPS, _PROCESSES = Target.NOBODY, Target.GROUPS, Target.PROCESSES
+_NOBODY, _GROUPS, _PROCESSES = SignalTarget.NOBODY, SignalTarget.GROUPS, SignalTarget.PROCESSES
 _GIVE_UP = Action(_NOBODY, None, State.ENDING, start_grace=True)
-_KILL = Action(Target.EVERYTHING, signal.SIGKILL, State.KILLING)
+_KILL = Action(SignalTarget.EVERYTHING, signal.SIGKILL, State.KILLING)
 S = State
 E = Event
 
@@ -175,6 +175,6 @@ def act(state: State, event: Event, number: int | None = None) -> Action:
     number
         The signal of `Event.OTHER_SIGNAL`.
     """
-    action = TABLE.get((state, event), Action(Target.NOBODY, None, state))
-    is_other = event is Event.OTHER_SIGNAL and action.target is not Target.NOBODY
+    action = TABLE.get((state, event), Action(SignalTarget.NOBODY, None, state))
+    is_other = event is Event.OTHER_SIGNAL and action.target is not SignalTarget.NOBODY
     return action._replace(signal=number) if is_other else action

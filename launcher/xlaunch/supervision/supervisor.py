@@ -46,8 +46,8 @@ from xlaunch.supervision.states import (
     TABLE,
     Action,
     Event,
+    SignalTarget,
     State,
-    Target,
     act,
 )
 from xlaunch.supervision.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
@@ -135,11 +135,11 @@ class Supervisor:
         self._timeout_at: float | None = None
         self._flushing = False
         self._is_reaping = False
-        """More children may have ended than `_reap` has handled."""
+        """Whether more children may have ended than `_reap` has handled."""
         self._look_s = 0.0
         """How long the last look at leftovers took: reaping gets as much time."""
         self.exit_code = 0
-        """That of the first failure."""
+        """The exit code of the first failure."""
         self._reason: str | None = None
         self._warnings = [*plan.warnings, *job.environment.warnings]
         alone = len(plan.instances) == 1
@@ -169,7 +169,7 @@ class Supervisor:
                 variables[own[0].variable] = ",".join([gpu.name for gpu in own])
             self._devices = DeviceWatch(self._started, len(cpus), variables)
         self.ended_by_ctrl_c = False
-        """Ctrl-C ended the instance, which had the terminal."""
+        """Whether Ctrl-C ended the instance, which had the terminal."""
 
     # The run, in order.
 
@@ -317,7 +317,7 @@ class Supervisor:
         return max(0.0, 1000 * (min(deadlines, default=now + 1.0) - now))
 
     def _check_clock(self) -> None:
-        """Do everything whose time has come."""
+        """Do everything that is due."""
         now = time.monotonic()
         if self._timeout_at is not None and now >= self._timeout_at:
             self._timeout_at = None
@@ -428,7 +428,7 @@ class Supervisor:
         return (self._state, event) in TABLE
 
     def _handle(self, event: Event) -> None:
-        """Do what the table says."""
+        """Do what the state table says for `event`."""
         action = act(self._state, event, self._last_signal)
         if event is Event.WINDOW:
             self._relay.resize_terminals()
@@ -446,7 +446,7 @@ class Supervisor:
             self._handle(Event.ALL_WAIT)
 
     def _signal(self, action: Action) -> None:
-        if action.target is Target.EVERYTHING:
+        if action.target is SignalTarget.EVERYTHING:
             self._kill_everything()
             return
         for pid in deliver(action, self._running):

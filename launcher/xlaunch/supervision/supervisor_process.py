@@ -27,7 +27,9 @@ def supervise(
     *,
     others_run: bool,
 ) -> int:
-    """Run the instances; the exit code of the first failure, or 0. The arguments: see `Supervisor`."""
+    """Run the instances; return the exit code of the first failure, or 0. For the arguments see
+    `Supervisor`.
+    """
     watch = CompilationWatch(job.environment.caches)
     more = watch.variables()
     variables = tuple([{**own, **more} for own in job.environment.variables])
@@ -65,7 +67,7 @@ def _send(report: Report, descriptor: int) -> None:
 
 
 def _write_report(report: Report, path: str | None, commands: int) -> int:
-    """Write the report, if one was asked for; the exit code of the run.
+    """Write the report, if one was asked for; return the exit code of the run.
 
     A pipe without a reader would block this process for ever: a signal ends the wait.
     """

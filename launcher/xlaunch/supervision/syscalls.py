@@ -73,7 +73,8 @@ def become_subreaper() -> None:
 def die_with_parent(number: signal.Signals) -> None:
     """Have `number` sent to this process when the thread that forked it ends.
 
-    Kept through exec (not of a set-uid program), not inherited by children: see prctl(2).
+    The setting survives exec, except of a set-uid program. Children do not inherit it. See
+    prctl(2).
     """
     _prctl(PR_SET_PDEATHSIG, int(number))
 

@@ -13,7 +13,7 @@ import termios
 import time
 
 PROMPT_S = 0.1
-"""After Ctrl-C, a prompt leaves its input line and shows the next one within this time."""
+"""Maximum time after Ctrl-C in which a program at a prompt shows its next prompt."""
 
 
 class Terminal:
@@ -92,7 +92,7 @@ class CtrlC:
 
     @property
     def is_recent(self) -> bool:
-        """Whether that was within the last grace period."""
+        """Whether it was within the last grace period."""
         return self._first is not None and time.monotonic() - self._first <= self._grace_s
 
     def press(self) -> None:

@@ -27,7 +27,7 @@ def stats() -> Stats:
 
 
 def release() -> int:
-    """Return unused memory to the system; give the bytes by which the resident set fell, 0 or more.
+    """Return unused memory to the system, and the number of bytes by which the resident set fell.
 
     jemalloc also flushes the calling thread's cache; mimalloc cannot release other threads' heaps.
     Raises `AllocatorUnsupportedError` where the allocator has no such call.

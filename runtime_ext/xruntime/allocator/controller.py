@@ -37,7 +37,7 @@ class Allocator(ABC):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Limitations of the other answers."""
+        """Limitations of what the other methods return."""
         if not self.in_program:
             return ()
         return (
@@ -49,7 +49,8 @@ class Allocator(ABC):
         """Return memory in use and kept, now."""
 
     def release(self) -> int:
-        """Return unused memory to the system; give the bytes by which the resident set fell.
+        """Return unused memory to the system, and the number of bytes by which the resident set
+        fell.
 
         The difference is that of the whole process, including what other threads do meanwhile; it is
         0 if the resident set grew. Raises `AllocatorUnsupportedError` if the allocator has no such call.

@@ -20,7 +20,7 @@ from xruntime.errors import AllocatorUnsupportedError
 
 @functools.cache
 def current() -> Allocator:
-    """Return the allocator that serves `malloc` in this process, which never changes in it.
+    """Return the allocator that serves `malloc` in this process. It never changes.
 
     It is recognized by functions that the file which defines `malloc` exports, not by LD_PRELOAD or
     the file's name (except musl, which exports nothing of its own). Programs also get memory in other
@@ -80,7 +80,7 @@ class Unknown(Allocator):
         return (*super().notes, self._note)
 
     def stats(self) -> Stats:
-        """Only the kernel's numbers of the process."""
+        """The kernel's numbers for the process; the allocator has none."""
         return stats_of()
 
     def _release(self) -> None:

@@ -37,7 +37,7 @@ class _MallInfo(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint) for name in _FIELDS)
 
 
-class Parameter(NamedTuple):
+class MalloptParameter(NamedTuple):
     """A parameter of mallopt."""
 
     number: int
@@ -47,11 +47,11 @@ class Parameter(NamedTuple):
 
 
 PARAMETERS = {
-    "trim_threshold": Parameter(-1, -1, "bytes"),
-    "top_pad": Parameter(-2, 0, "bytes"),
-    "mmap_threshold": Parameter(-3, 0, "bytes"),
-    "mmap_max": Parameter(-4, 0, None),
-    "arena_max": Parameter(-8, 0, None),
+    "trim_threshold": MalloptParameter(-1, -1, "bytes"),
+    "top_pad": MalloptParameter(-2, 0, "bytes"),
+    "mmap_threshold": MalloptParameter(-3, 0, "bytes"),
+    "mmap_max": MalloptParameter(-4, 0, None),
+    "arena_max": MalloptParameter(-8, 0, None),
 }
 
 _VERSION = ctypes.CFUNCTYPE(ctypes.c_char_p)
@@ -85,7 +85,7 @@ class Glibc(Allocator):
     def stats(self) -> Stats:
         """Sums over all arenas; blocks in a thread's tcache count as allocated, see malloc/malloc.c.
 
-        `free` does not change in `release`, which returns the pages inside free blocks and keeps the
+        `release` does not change `free`: it returns the pages inside free blocks, but keeps the
         addresses.
         """
         stats = self._stats("mallinfo2", _MallInfo2) or self._stats("mallinfo", _MallInfo)
@@ -157,7 +157,7 @@ def _start_settings() -> dict[str, str]:
     return found | {name: value for name, value in variables.items() if name.startswith("MALLOC_")}
 
 
-def _parameter(name: str) -> Parameter:
+def _parameter(name: str) -> MalloptParameter:
     if name not in PARAMETERS:
         raise UnknownSettingError(
             f"{name!r} is not a setting of glibc's malloc; there are {', '.join(PARAMETERS)}"

@@ -59,7 +59,7 @@ class LoadedFile(NamedTuple):
     """
 
     name: str
-    """The loader's name of it; for the program, the name it was started by."""
+    """The name that the loader has for it; for the program, the name that it was started by."""
 
     base: int
     """The address at which it begins."""

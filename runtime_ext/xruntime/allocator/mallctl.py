@@ -96,7 +96,7 @@ class Mallctl:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[Callable[[str, str], Value]]:
-        """Update the statistics; the function that this gives reads them without another update."""
+        """Update the statistics, and return a function that reads them without another update."""
         with self._refreshing:
             # Statistics are copies, made when the epoch advances.
             self.write("epoch", 1, "uint64_t")

@@ -22,7 +22,7 @@ class Stats(NamedTuple):
     """The part of the allocator's memory that is in physical memory."""
 
     mapped: int | None = None
-    """Taken from the system, with memory behind it or about to have."""
+    """Taken from the system and usable: with physical memory, or with a claim to it."""
 
     free: int | None = None
     """The part of `mapped` that is kept for reuse."""

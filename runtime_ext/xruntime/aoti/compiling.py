@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import memory_format
+from xruntime.aoti.package_file import own_description
 from xruntime.compilation.inductor import (
     compiling,
     eager_module,

@@ -55,10 +55,10 @@ class InputSpec(NamedTuple):
     dtype: torch.dtype
     dims: int
     sizes: dict[int, int]
-    """By dimension, where it is fixed."""
+    """The sizes by dimension; only the fixed ones."""
 
     strides: dict[int, int]
-    """By dimension, where it is fixed. Others follow from sizes that vary."""
+    """The strides by dimension; only the fixed ones. Others follow from sizes that vary."""
 
 
 def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | None, ...] | None:
@@ -107,7 +107,8 @@ def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
 class Inputs:
     """Finds the tensors of a call in the order that the code takes them, and checks them.
 
-    `form` is a nest (args, kwargs) like that of the exported call, with any leaves.
+    `form` is a nest (args, kwargs) of the same structure as in the exported call; its leaves do not
+    matter.
     """
 
     def __init__(self, form: Any, specs: tuple[InputSpec | None, ...] | None) -> None:

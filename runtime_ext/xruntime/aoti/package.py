@@ -21,7 +21,8 @@ from typing import Any, Final, Self
 
 import torch
 
-from xruntime.aoti.files import (
+from xruntime.aoti.inputs import Inputs, input_specs
+from xruntime.aoti.package_file import (
     THREADS_KEY,
     TORCH_KEY,
     PackageContents,
@@ -30,9 +31,8 @@ from xruntime.aoti.files import (
     opened,
     read_contents,
 )
-from xruntime.aoti.inputs import Inputs, input_specs
 from xruntime.aoti.runners import CRunner, Runner, TorchRunner, c_interface_problem
-from xruntime.compilation.gil import Kind
+from xruntime.compilation.gil import CallableKind
 from xruntime.compilation.samples import wrong_thread_error
 from xruntime.errors import (
     GILWarning,
@@ -70,7 +70,9 @@ class StreamPackage:
         self.threads = int(noted) if noted.isdigit() else None
         """The number of threads that the code was compiled for; None if the package does not say."""
 
-        self.stream_kind = Kind.PACKAGE if reason is None else Kind.PACKAGE_UNDER_GIL
+        self.stream_kind = (
+            CallableKind.PACKAGE if reason is None else CallableKind.PACKAGE_UNDER_GIL
+        )
         self._reason = reason
         self._torch = contents.description.get(TORCH_KEY)
         self._runner = runner

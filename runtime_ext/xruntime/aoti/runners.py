@@ -79,7 +79,7 @@ class CRunner:
         self.input_form, self._output_spec = self._read_forms()
         self._closing = threading.Lock()
         self._slots: SimpleQueue[_Slot | None] = SimpleQueue()
-        """None at its end means that the package is closed."""
+        """A None at the end means that the package is closed."""
 
         for _ in range(runners):
             slot = _Slot((_Pointer * self.inputs)(), (_Pointer * self._outputs)())
@@ -123,7 +123,7 @@ class CRunner:
         return number.value
 
     def _read_forms(self) -> tuple[Any, Any]:
-        """Read a nest like the arguments, and torch's description of the outputs."""
+        """Read an example of the arguments' nest, and torch's description of the outputs."""
         inputs, outputs = _Text(), _Text()
         failed = self._library.AOTInductorModelContainerGetCallSpec(
             self._handle, ctypes.byref(inputs), ctypes.byref(outputs)
@@ -229,7 +229,7 @@ def _aoti() -> Any:
 
 
 def _tensors_at(pointers: list[int | None]) -> list[torch.Tensor | None]:
-    """Take over the output tensors. An output that is None has no address."""
+    """Take ownership of the output tensors. An output that is None has no address."""
     capsules = [_new_capsule(pointer, None, None) for pointer in pointers if pointer is not None]
     # alloc_tensor_by_stealing_from_void_ptr, for a single tensor, never frees it.
     tensors = iter(_aoti().alloc_tensors_by_stealing_from_void_ptrs(capsules))
@@ -238,7 +238,9 @@ def _tensors_at(pointers: list[int | None]) -> list[torch.Tensor | None]:
 
 @functools.cache
 def c_interface_problem() -> str | None:
-    """Return why this torch cannot call the C interface; None if a tensor survives the conversion."""
+    """Return why this torch cannot call the C interface; None if a tensor can be converted and
+    back.
+    """
     try:
         sent = torch.arange(6.0).reshape(2, 3)
         (capsule,) = _aoti().unsafe_alloc_void_ptrs_from_tensors([sent])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiler front end: modules compiled by Inductor, frozen, and compared with the eager module.
 
-`compiled_code.CompiledCode` compiles, calls and compares one module; `streams.compiling` and `kept.kept_code` are built on it.
+`compiled_code.CompiledCode` compiles, calls and compares one module; `streams.compiled_module` and
+`kept.kept_code` are built on it.
 """

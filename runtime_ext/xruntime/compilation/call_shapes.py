@@ -33,7 +33,7 @@ class CallShape:
 
     def __init__(self) -> None:
         self.opaque = False
-        """Whether an argument is of an unknown class: then the key is equal to no other."""
+        """Whether an argument is of an unknown class: then the key equals no other key."""
 
         self.parts: list[Any] = []
         self._tensors: list[torch.Tensor] = []
@@ -113,7 +113,7 @@ def form_of(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def of_its_own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the same memory that is not a view of the other."""
+    """Return a tensor on the same memory that torch does not treat as a view of the other."""
     # It is documented and in __all__; mypy does not see it there.
     to_dlpack: Any = dlpack.__dict__["to_dlpack"]
     capsule = to_dlpack(tensor.detach().resolve_conj().resolve_neg())

@@ -47,7 +47,7 @@ from xruntime.errors import CompilationError
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 MAX_SHAPES: Final = 4096
-"""Calls that are remembered; at this number all are forgotten."""
+"""Maximum number of remembered calls; when it is reached, all are forgotten."""
 
 _numbers = itertools.count(1)
 
@@ -124,10 +124,12 @@ class CompiledCode:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Return the outputs, or those of `otherwise()` where a call fails, for good for its shape.
+        """Return the outputs; if a call fails, those of `otherwise()`, also for later calls of its
+        shape.
 
-        `report` is told the reason, the first time. What `otherwise` raises passes, and the shape is tried
-        again: the module itself refuses such arguments. Raises CompilationError where a call fails after it
+        `report` is called with the reason, the first time. An error that `otherwise` raises is
+        passed on, and the shape is tried again later: the module itself refuses such arguments.
+        Raises CompilationError where a call fails after it
         has changed its arguments, so that it cannot be repeated.
         """
         entry, shape, key, plain_call = self._prepared(args, kwargs)
@@ -324,7 +326,8 @@ class _Entry:
         """Keys of calls that failed; forms of such with arguments of unknown classes."""
 
         self.settled: set[tuple[Any, ...]] = set()
-        """Forms of calls of which some ran code that was compiled for others."""
+        """Forms of calls where some calls ran code that was compiled for others of the same
+        form."""
 
         self._ran = _Ran()
         self._compile_graph = compile_graph
@@ -363,7 +366,7 @@ class _Entry:
 
     @property
     def ran(self) -> int:
-        """The number of graphs that the calling thread has run, or begun to, in its latest call."""
+        """The number of graphs that the calling thread has started in its latest call."""
         return self._ran.graphs
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:

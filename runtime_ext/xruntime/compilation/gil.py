@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class Kind(enum.Enum):
+class CallableKind(enum.Enum):
     """How a callable computes. The value is its name in messages: "16 streams of an eager module"."""
 
     EAGER = "an eager module"
@@ -56,7 +56,12 @@ class Kind(enum.Enum):
 
 
 _UNDER_GIL = frozenset(
-    (Kind.EAGER, Kind.COMPILED, Kind.PACKAGE_UNDER_GIL, Kind.FUNCTION),
+    (
+        CallableKind.EAGER,
+        CallableKind.COMPILED,
+        CallableKind.PACKAGE_UNDER_GIL,
+        CallableKind.FUNCTION,
+    ),
 )
 
 
@@ -66,24 +71,24 @@ def gil_enabled() -> bool:
     return enabled is None or bool(enabled())
 
 
-def kind_of(module: object) -> Kind:
+def kind_of(module: object) -> CallableKind:
     """Return the kind of `module`, without calling, changing or importing anything.
 
-    A module with a part that torch.compile wrapped in Python is Kind.COMPILED.
+    A module with a part that torch.compile wrapped in Python is CallableKind.COMPILED.
     """
     known = getattr(module, "stream_kind", None)
-    if isinstance(known, Kind):
+    if isinstance(known, CallableKind):
         return known
     if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        return Kind.SCRIPT
+        return CallableKind.SCRIPT
     if _is_torchs_package(module):
-        return Kind.PACKAGE_UNDER_GIL
+        return CallableKind.PACKAGE_UNDER_GIL
     parts = list(module.modules()) if isinstance(module, torch.nn.Module) else [module]
     compiled = [part for part in parts if _is_compiled(part)]
     if compiled:
         in_cpp = compiled[0] is module and all(_has_cpp_wrapper(part) for part in compiled)
-        return Kind.COMPILED_CPP if in_cpp else Kind.COMPILED
-    return Kind.EAGER if isinstance(module, torch.nn.Module) else Kind.FUNCTION
+        return CallableKind.COMPILED_CPP if in_cpp else CallableKind.COMPILED
+    return CallableKind.EAGER if isinstance(module, torch.nn.Module) else CallableKind.FUNCTION
 
 
 def _is_compiled(part: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.errors import CompilationError
 
 compiling: Final = threading.RLock()
@@ -48,7 +48,7 @@ def eager_module(model: object) -> torch.nn.Module:
     if not callable(model):
         raise CompilationError(f"only an eager module can be compiled, not {type(model).__name__}")
     kind = kind_of(model)
-    if kind is not Kind.EAGER or not isinstance(model, torch.nn.Module):
+    if kind is not CallableKind.EAGER or not isinstance(model, torch.nn.Module):
         raise CompilationError(
             f"only an eager module can be compiled, and this {type(model).__name__} is {kind.value}: give"
             " the module that it was made from"
@@ -103,7 +103,7 @@ def _known_options() -> set[str]:
 
 @functools.cache
 def keep_device_guard() -> None:
-    """Have a thread that never ends own CUDA's device guard, which torch's tracing replaces.
+    """Keep CUDA's device guard, which torch's tracing replaces, in a thread that never ends.
 
     A torch for CUDA on a machine without a device replaces that guard when something is first
     traced. It is freed when the tracing thread ends, and later tracing in any thread crashes.

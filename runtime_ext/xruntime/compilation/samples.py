@@ -81,7 +81,7 @@ def with_varying_sizes(call: Sample) -> Sample:
 
 
 def check_threads(threads: object) -> int:
-    """Return `threads` if it can be a stream's number of threads. Raises ThreadCountError."""
+    """Check the number of threads of a stream and return it. Raises ThreadCountError."""
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ThreadCountError(
             f"threads={threads!r}: the number of cores of each stream, at least 1, is expected"
@@ -90,7 +90,9 @@ def check_threads(threads: object) -> int:
 
 
 def wrong_thread_error(compiled: int, have: int) -> ThreadCountError:
-    """The error for a call in a thread with another number of threads than the code's."""
+    """The error for a call in a thread whose number of threads is not the one that the code was
+    compiled for.
+    """
     threads, cores = ("thread", "core") if compiled == 1 else ("threads", "cores")
     return ThreadCountError(
         f"compiled for streams of {compiled} {threads} and called in a thread that has {have}: call it"

@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xruntime.aoti.inputs import CONTIGUOUS, memory_format
+from xruntime.pytrees import CONSTANT_TYPES, constant_key
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -50,7 +51,7 @@ class Form(NamedTuple):
     """Of (args, kwargs)."""
 
     leaves: tuple[Any, ...]
-    """For each leaf: (dtype, dimensions, memory format) of a tensor, or its type and value."""
+    """For each leaf: (dtype, dimensions, memory format) of a tensor, or the `constant_key` of a value."""
 
     def described(self) -> str:
         """Describe it in one line that is equal in each process."""
@@ -68,16 +69,12 @@ class FlatCall(NamedTuple):
     sizes: Sizes
 
 
-_CONSTANTS = frozenset(
-    (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-)
-
-
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
-    """Return the call in parts, with tensors without gaps; None for one that no kept code serves.
+    """Return the parts of a call, with tensors without gaps; None for a call that kept code cannot
+    serve.
 
-    That is one with tensors of another class or on another device, or with values of other types than numbers,
-    texts and torch's own.
+    That is a call with tensors of another class or on another device, or with values other than
+    numbers, texts and torch's own types.
     """
     if not kwargs and all(type(it) is torch.Tensor for it in args):
         leaves, nest = list(args), _of_arguments(len(args))  # what flattening gives, but faster
@@ -97,8 +94,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
-        elif kind in _CONSTANTS:
-            facts.append((kind, leaf))
+        elif (key := constant_key(leaf)) is not None:
+            facts.append(key)
         else:
             return None
     sizes = tuple([tuple(tensor.shape) for tensor in tensors])
@@ -114,7 +111,8 @@ class Pattern(NamedTuple):
     def of(seen: Sequence[Sizes]) -> Pattern:
         """Return the pattern of calls whose sizes were seen: what differs between them may vary.
 
-        Then the first size of each tensor may vary, too: the last batch is usually a smaller one.
+        If sizes differ at all, the first size of each tensor may vary, too: the last batch is
+        usually smaller.
         """
         first, alike = seen[0], len(set(seen)) == 1
 
@@ -132,7 +130,9 @@ class Pattern(NamedTuple):
         )
 
     def suits(self, sizes: Sizes) -> bool:
-        """Whether a call of these sizes may be the sample: torch treats sizes below 2 on their own."""
+        """Whether a call of these sizes may be the sample: torch treats sizes below 2
+        separately.
+        """
         pairs = zip(self.dims, sizes, strict=True)
         return all(
             size >= 2 if wanted is None else size == wanted
@@ -219,14 +219,16 @@ class Served:
 
 
 class Nest:
-    """Builds a nest again with other tensors: the arguments of a call, or outputs like an eager call's."""
+    """Rebuilds a nest with other tensors: the arguments of a call, or outputs like an eager
+    call's.
+    """
 
     def __init__(self, leaves: Sequence[Any], spec: Any) -> None:
         self._spec = spec
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
-        kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in _CONSTANTS]
+        kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
         """Why compiled code cannot return it; None if it can."""
 

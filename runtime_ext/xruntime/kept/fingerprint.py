@@ -30,10 +30,11 @@ CHUNK_BYTES: Final = 16 << 20
 """Weights are hashed in pieces of this size, by as many threads as torch has."""
 
 MAX_DEPTH: Final = 12
-"""Of plain objects that are looked into."""
+"""Maximum depth of plain objects whose attributes are read."""
 
 MAX_HELD: Final = 256
-"""Larger containers among global variables are compared by identity alone: it is done in each call."""
+"""Larger containers among global variables are compared by identity alone, because it is done in
+each call."""
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _OWN: Final = frozenset(vars(torch.nn.Module())) - {"training"}
@@ -53,7 +54,8 @@ class Fingerprint(NamedTuple):
         """Return the name of a global variable that has another value now; None if none has."""
         for space, name, value, held in self.read:
             now = space.get(name)
-            if now is not value and not (isinstance(value, _PLAIN) and _same(now, value)):
+            plain = isinstance(value, _PLAIN) and type(now) is type(value)
+            if now is not value and not (plain and now == value):
                 return name
             if held is not None and not _holds(value, held):
                 return name
@@ -61,7 +63,7 @@ class Fingerprint(NamedTuple):
 
 
 def _held(value: Any) -> tuple[Any, ...] | None:
-    """What a container or a plain object holds; None for another value."""
+    """The values in a container or a plain object; None for other values."""
     inner = contents(value)
     if inner is None or len(inner) > MAX_HELD:
         return None
@@ -71,10 +73,6 @@ def _held(value: Any) -> tuple[Any, ...] | None:
 def _holds(value: Any, held: tuple[Any, ...]) -> bool:
     now = _held(value)
     return now is not None and len(now) == len(held) and all(map(is_, now, held))
-
-
-def _same(now: Any, value: Any) -> bool:
-    return type(now) is type(value) and bool(now == value)
 
 
 def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:
@@ -127,7 +125,7 @@ class _Facts:
         self._lines: list[str] = []
         self._code: dict[str, None] = {}
         self._numbers: dict[int, int] = {}
-        """Of objects that were met."""
+        """The ids of objects that were visited."""
 
         self._followed: set[int] = set()
         self._waiting: list[Any] = []
@@ -143,7 +141,9 @@ class _Facts:
         return [*self._lines, *sorted(self._code)]
 
     def add_model(self, model: torch.nn.Module) -> None:
-        """Add attributes of each module, and each tensor but for what it holds."""
+        """Add the attributes of each module, and the properties of each tensor without its
+        values.
+        """
         for name, part in model.named_modules(remove_duplicate=False):
             self.follow(type(part))
             new = self._is_new(part)
@@ -171,7 +171,7 @@ class _Facts:
         return self._numbers.setdefault(id(value), count) == count
 
     def _add_value(self, name: str, value: Any, depth: int) -> None:
-        """Add what an attribute holds. An opaque object counts by its class."""
+        """Add the value of an attribute. An opaque object counts by its class."""
         if isinstance(value, _PLAIN):
             self._lines.append(f"{name}={_text(value)}")
             return
@@ -228,7 +228,7 @@ class _Facts:
                     self._add_global(f"{word}.{attribute}", vars(value).get(attribute))
 
     def _add_global(self, name: str, value: Any) -> None:
-        """Add what a function may use beside its arguments."""
+        """Add what a function may use besides its arguments."""
         self.follow(value)
         if isinstance(value, _PLAIN) and not name.endswith(_UNRELATED):
             self._code[f"{name}={_text(value)}"] = None
@@ -241,7 +241,7 @@ class _Facts:
             self._code[f"{name}={sorted(map(_text, held))}"] = None
 
     def _is_installed(self, module: str) -> bool:
-        """Whether a module belongs to a package, whose version is noted then."""
+        """Whether a module belongs to an installed package; its version is recorded."""
         top = module.partition(".")[0]
         if top == "__main__":
             return False
@@ -268,7 +268,7 @@ def _tensor_facts(tensor: torch.Tensor | None) -> str:
 
 
 def _code_text(code: types.CodeType | None) -> str:
-    """What a function does, without where it stands."""
+    """A description of a function's code, without its place in the file."""
     if code is None:
         return ""
     constants = [

@@ -22,10 +22,11 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageInputError
 from xruntime.kept.calls import FlatCall, Form, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.libraries import (
+from xruntime.kept.making import CAN_FORK, NotCompiledError
+from xruntime.kept.model_libraries import (
     CallKey,
     Lane,
-    Library,
+    LoadedLibrary,
     own_memory_problem,
     settings,
     store_for,
@@ -33,7 +34,6 @@ from xruntime.kept.libraries import (
     tensors_of,
     turn,
 )
-from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.store import Code, open_store
 from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import under_autocast
@@ -104,7 +104,7 @@ class KeptCode(CompiledCode):
         known = call is not None and self._found.chosen.get((call.form, call.sizes)) is not None
         return known or super().has_code(args, kwargs)
 
-    def _served(self, found: _Found, call: FlatCall) -> Library | None:
+    def _served(self, found: _Found, call: FlatCall) -> LoadedLibrary | None:
         """Return what serves a call; None if torch compiles it in this process."""
         key = (call.form, call.sizes)
         try:
@@ -129,7 +129,7 @@ class KeptCode(CompiledCode):
                 f" see{self._advice}"
             )
 
-    def _chosen(self, found: _Found, call: FlatCall) -> Library | None:
+    def _chosen(self, found: _Found, call: FlatCall) -> LoadedLibrary | None:
         if call.form not in found.lanes and len(found.lanes) < MAX_FORMS:
             found.lanes[call.form] = self._new_lane(found, call.form)
         lane = found.lanes.get(call.form)
@@ -159,7 +159,7 @@ class KeptCode(CompiledCode):
         return None
 
     def _new_lane(self, found: _Found, form: Form) -> Lane | None:
-        """Return a lane with what is kept for it; None if torch compiles such calls."""
+        """Return a lane with its kept libraries; None if torch compiles such calls."""
         try:
             problem = self._obstacle(found, form)
             if problem is None:
@@ -189,7 +189,9 @@ class KeptCode(CompiledCode):
         return lane
 
     def _expected(self, call: FlatCall) -> tuple[str | None, Any]:
-        """Return why no library can do what a call of the eager module does, or None; and its outputs."""
+        """Call the eager module. Return why no library can replace the call, or None; and the
+        outputs.
+        """
         with torch.inference_mode(False):
             copies = [tensor.detach().clone() for tensor in call.tensors]
         args, kwargs = Nest(call.leaves, call.form.nest.spec).rebuilt(copies)
@@ -206,14 +208,16 @@ class KeptCode(CompiledCode):
             return "it returns a tensor of its own", expected
         return Nest.like(expected).refusal, expected
 
-    def _made(self, lane: Lane, call: FlatCall) -> Library:
-        """Have a library found or made, for the sizes of this call and of those before. Raises NotCompiledError."""
+    def _made(self, lane: Lane, call: FlatCall) -> LoadedLibrary:
+        """Find or make a library for the sizes of this call and of earlier ones. Raises
+        NotCompiledError.
+        """
         store = store_for(self.model)
         if store.temporary is not None:
             raise NotCompiledError(store.temporary, final=False)
         what = (self.name, self.model, _call, call)
         order = lane.order(*what, dynamic=self._dynamic, options=self._asked, strict=True)
-        made: list[Library | Exception] = []
+        made: list[LoadedLibrary | Exception] = []
 
         def make() -> None:
             try:
@@ -227,7 +231,7 @@ class KeptCode(CompiledCode):
         lane.add(made[0])
         return made[0]
 
-    def _take_over(self, library: Library, call: FlatCall, expected: Any) -> None:
+    def _take_over(self, library: LoadedLibrary, call: FlatCall, expected: Any) -> None:
         """Compare a library with the module. Raises CompilationError, PackageError."""
         outputs = Nest.like(expected)
         tensors = _run(library.code, call.tensors)
@@ -255,10 +259,10 @@ class KeptCode(CompiledCode):
 
 
 class _Found:
-    """What was found and made for the model as it is at the first call."""
+    """The libraries that were found and made for the model as it is at the first call."""
 
     def __init__(self) -> None:
-        self.chosen: dict[tuple[Form, Sizes], Library | None] = {}
+        self.chosen: dict[tuple[Form, Sizes], LoadedLibrary | None] = {}
         self.lanes: dict[Form, Lane | None] = {}
         self.firsts: dict[Form, Form] = {}
         """Forms without numbers, and the first form with numbers of each."""
@@ -290,7 +294,9 @@ def _call(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(code: Code, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
-    """Run a library as its own precision says: its operators are not to be cast once more."""
+    """Run a library in its own precision, without autocast, which would cast its operators
+    again.
+    """
     with torch.inference_mode(), under_autocast(None):
         return code(tensors, sizes)
 

@@ -30,8 +30,8 @@ from torch import nn
 
 from xruntime import operator_library
 from xruntime.aoti.compiling import library_settings
-from xruntime.aoti.files import own_description
 from xruntime.aoti.inputs import input_specs
+from xruntime.aoti.package_file import own_description
 from xruntime.compilation.inductor import (
     compiling,
     explaining,
@@ -54,7 +54,8 @@ KEPT_SPEED: Final = {5: 0.64, 10: 0.81, ONLY_IDLE: 0.98}
 two OpenMP threads on two CPUs: one thread that waits holds up the other."""
 
 MAX_SHARING_THREADS: Final = 2
-"""More threads wait for the one that shares its CPU, and nearly all of the speed is lost. They leave a core instead."""
+"""Maximum number of threads that share their CPUs with the compiler. With more, all wait for the
+one that shares its CPU; they leave a core to the compiler instead."""
 
 ALLOWED_LOSS: Final = 1.05
 """Maximum time of a program, relative to the same program without `optimize`."""
@@ -78,7 +79,8 @@ class Order(NamedTuple):
     """More settings of Inductor."""
 
     strict: bool = False
-    """Refuse a model in which Python would have to run between graphs, rather than leave it out."""
+    """Refuse a model in which Python would have to run between graphs. Otherwise that Python is
+    left out."""
 
 
 WORK: Final = "work"
@@ -86,11 +88,11 @@ WORK: Final = "work"
 
 
 class NoLibraryError(CompilationError):
-    """There can be no library of a model: another attempt would end in the same way."""
+    """There can be no library of a model; another attempt would fail in the same way."""
 
 
 class NotCompiledError(Exception):
-    """There is no library. `final`: nor will there be one if it is tried again."""
+    """There is no library. `final`: another attempt would fail, too."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -98,11 +100,11 @@ class NotCompiledError(Exception):
 
 
 class Background(NamedTuple):
-    """How to compile beside a program that goes on."""
+    """How to compile while the program goes on."""
 
     nice: int
     leaves_core: bool = False
-    """The program's calls use one thread less meanwhile."""
+    """Whether the program's calls use one thread less meanwhile."""
 
 
 def background(speedup: float, threads: int, cpus: int) -> Background:
@@ -161,7 +163,7 @@ _children: set[int] = set()
 
 
 def _end_children() -> None:
-    """When the program ends; what it waits for is whole, or of no use."""
+    """End the compilers when the program ends. A library that is not finished is of no use."""
     for child in list(_children):
         with contextlib.suppress(OSError):
             os.killpg(child, signal.SIGKILL)
@@ -204,7 +206,7 @@ def _run_child(order: Order, directory: str, nice: int, writing: int, life: int)
 
 
 def _become_background(nice: int, kept: set[int]) -> None:
-    """Leave the program's terminal, files and signals alone, and let it go first."""
+    """Detach from the program's terminal, files and signals, and take a lower priority."""
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -308,7 +310,7 @@ def compile_library(order: Order, directory: str) -> None:
 
 
 def calls_by_torch(work: str) -> str | None:
-    """Say which calls of the code torch's own runner would have to make; None without such."""
+    """Return which calls of the code only torch's own runner can make; None if there are none."""
     texts = [path.read_text() for path in Path(work).glob("*.wrapper.json")]
     if not texts:
         return None

@@ -27,20 +27,20 @@ from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
 from xlaunch.files import locked
-from xruntime.aoti.files import check_machine, check_trusted
 from xruntime.aoti.inputs import Inputs, InputSpec
+from xruntime.aoti.package_file import check_machine, check_trusted
 from xruntime.aoti.runners import CRunner
 from xruntime.errors import PackageError
 from xruntime.kept.calls import Pattern, Served, Sizes
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
-"""Names the directory; 0: nothing is kept."""
+"""The variable that names the directory; with 0, nothing is kept."""
 
 CACHE: Final = "optimized"
 """The cache's name in ``xlaunch cache ls``."""
 
 MAX_SUITABLE: Final = 4096
-"""So many sizes of checked tensors are remembered."""
+"""Maximum number of remembered sizes of checked tensors."""
 
 LIBRARY: Final = "model.so"
 DESCRIPTION: Final = "description.json"
@@ -73,7 +73,7 @@ class Code:
         count = len(self.served.dims)
         self._inputs = Inputs(((None,) * count, {}), description.specs)
         self._suitable: set[Sizes] = set()
-        """Sizes of tensors that were checked, and are taken as they are."""
+        """Sizes for which tensors were checked before; they are not checked again."""
 
     def __call__(self, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
         """Raises PackageInputError for tensors of another layout; PackageError if the code fails.
@@ -89,7 +89,7 @@ class Code:
         return self._runner.run(tensors)
 
 
-class Store:
+class CodeStore:
     """Kept code below `path`; `temporary` says that nothing is kept, and why."""
 
     def __init__(self, path: str, temporary: str | None = None) -> None:
@@ -172,12 +172,12 @@ class Store:
 
 
 _paths: Final[set[str]] = set()
-"""Of unfinished work, which a daemon thread does not remove when the program ends."""
+"""Paths of unfinished work. A daemon thread does not remove them when the program ends."""
 
 
 @contextlib.contextmanager
 def _unfinished(path: str) -> Iterator[None]:
-    """Remove a file or a directory after the block, or when the program ends in it."""
+    """Remove a file or a directory after the block, or at the program's end if that comes first."""
     _paths.add(path)
     try:
         yield
@@ -207,9 +207,14 @@ os.register_at_fork(after_in_child=_paths.clear)
 def write_description(
     directory: str, served: Served, specs: Any, machine: dict[str, str], seconds: float
 ) -> None:
-    """Write what `Store.load` reads. Raises OSError."""
+    """Write what `CodeStore.load` reads. Raises OSError."""
     inputs = specs and [
-        spec and [str(spec.dtype).removeprefix("torch."), spec.dims, *map(_pairs, spec[2:])]
+        spec
+        and [
+            str(spec.dtype).removeprefix("torch."),
+            spec.dims,
+            *[sorted(numbers.items()) for numbers in spec[2:]],
+        ]
         for spec in specs
     ]
     written = {
@@ -234,10 +239,6 @@ def _write(directory: str, written: dict[str, Any]) -> None:
         json.dump(written, stream, indent=1)
 
 
-def _pairs(numbers: dict[int, int]) -> list[tuple[int, int]]:
-    return sorted(numbers.items())
-
-
 def _read(written: dict[str, Any]) -> Description:
     def read(one: Any) -> InputSpec:
         dtype, dims, sizes, strides = one
@@ -249,7 +250,7 @@ def _read(written: dict[str, Any]) -> Description:
     return Description(served, specs, written["machine"], written["seconds"])
 
 
-def open_store(temporary: str | None = None) -> Store:
+def open_store(temporary: str | None = None) -> CodeStore:
     """Return the store of this process: in the cache directory, or temporary for the reason that is given."""
     if temporary is not None:
         return _temporary(temporary)
@@ -257,7 +258,7 @@ def open_store(temporary: str | None = None) -> Store:
 
 
 @functools.cache
-def _opened(given: str) -> Store:
+def _opened(given: str) -> CodeStore:
     if given == KEEP_NOTHING:
         return _temporary(f"{VARIABLE}=0")
     try:
@@ -273,14 +274,14 @@ def _opened(given: str) -> Store:
         return _temporary(f"{error.filename or given}: {error.strerror}")
     except UsageError as error:
         return _temporary(str(error))
-    return Store(path)
+    return CodeStore(path)
 
 
 @functools.cache
-def _temporary(reason: str) -> Store:
+def _temporary(reason: str) -> CodeStore:
     path = tempfile.mkdtemp(prefix="xruntime-optimize-")
     _paths.add(path)
-    return Store(path, temporary=reason)
+    return CodeStore(path, temporary=reason)
 
 
 def _versions() -> dict[str, str]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a module is as it was: the optimized form of a module holds for that state alone."""
+"""Detects changes of a module: its optimized form is valid only for the state that it was made
+from.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from xruntime.pytrees import constant_key
+
 SAMPLED: Final = 2
 """Words of each tensor's memory that are compared. Only changes that torch does not count need it: those
 through ``.data``, and of tensors made in inference mode."""
@@ -24,7 +28,6 @@ _UNRELATED: Final = frozenset(vars(torch.nn.Module())) - _RELATED
 """Torch's own attributes of a module that no forward call depends on."""
 
 
-_BY_VALUE: Final = frozenset((bool, int, float, complex, str, bytes, torch.Size))
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 _ROOT: Final = "the module"
 _NOTHING: Final = object()
@@ -112,13 +115,13 @@ class FrozenModel:
 
 
 class _Holder(NamedTuple):
-    """A container, and what was in it."""
+    """A container, and the values that were in it."""
 
     name: str
     container: Any
     size: int
     keys: list[Any] | None
-    """Those that matter of a mapping; None for another container."""
+    """The relevant keys of a mapping; None for another container."""
     read: Callable[[], Iterable[Any]]
     """Returns the values that matter, as they are now."""
     values: tuple[Any, ...]
@@ -138,11 +141,16 @@ class _Holder(NamedTuple):
 
 
 def _is_same(now: Any, old: Any) -> bool:
-    return now is old or (type(now) is type(old) and type(now) in _BY_VALUE and bool(now == old))
+    if now is old:
+        return True
+    key = constant_key(now)
+    return key is not None and key == constant_key(old)
 
 
 def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, Any]]:
-    """Yield each container of what a forward call may depend on, once, with its name."""
+    """Yield, once and with its name, each container with values on which a forward call may
+    depend.
+    """
     met: set[int] = set()
     for name, part in modules:
         own = vars(part)
@@ -155,7 +163,7 @@ def _holders(modules: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[tuple[s
 
 
 def _reader(holder: Any) -> tuple[list[Any] | None, Callable[[], Iterable[Any]]]:
-    """The keys that matter, and a function that returns their values, of a container."""
+    """Return the relevant keys of a container, and a function that returns their present values."""
     if not isinstance(holder, Mapping):
         return None, holder.__iter__
     keys = [key for key in holder if key not in _UNRELATED]
@@ -163,7 +171,9 @@ def _reader(holder: Any) -> tuple[list[Any] | None, Callable[[], Iterable[Any]]]
 
 
 def contents(value: Any) -> Any:
-    """The container of what `value` holds; None for what is opaque, or is looked at elsewhere."""
+    """The container that `value` is or has; None for an opaque value, or one that is watched
+    elsewhere.
+    """
     if isinstance(value, (dict, list, set)):
         return value
     if isinstance(value, (torch.nn.Module, torch.Tensor, type, ModuleType)) or callable(value):

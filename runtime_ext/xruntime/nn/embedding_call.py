@@ -193,7 +193,7 @@ class BagsCall:
         )
         native.check(result, functools.partial(self._refusal, place))
 
-    def _refusal(self, place: CBagProblem, problem: native.Problem) -> EmbeddingBagError:
+    def _refusal(self, place: CBagProblem, problem: native.ArgumentProblem) -> EmbeddingBagError:
         table = self.tables[place.table]
         value = f"{place.value} at position {place.position}"
         if problem == problem.INVALID_INDEX:

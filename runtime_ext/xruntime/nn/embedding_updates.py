@@ -30,7 +30,7 @@ _optimizers: weakref.WeakValueDictionary[int, BagOptimizer] = weakref.WeakValueD
 
 
 def register(optimizer: BagOptimizer) -> int:
-    """Return a number by which operators find the optimizer while it exists.
+    """Return a number with which operators look up the optimizer while it exists.
 
     Operators take numbers and tensors only, and options must be read when they run: a graph would keep
     the learning rate that it was compiled with.
@@ -68,7 +68,7 @@ class BagOptimizer(torch.optim.Optimizer):
         return True
 
     def tensors(self, name: str) -> list[torch.Tensor]:
-        """Return that state of all tables; nothing if they have none."""
+        """Return the state of all tables; empty if they have none."""
         (group,) = self.param_groups
         return [self.state[table][name] for table in group["params"] if name in self.state[table]]
 

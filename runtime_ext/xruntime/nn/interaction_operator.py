@@ -82,7 +82,7 @@ def _arguments(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return inputs, strides, len(tensors), batch, features, TYPES.get(tensors[0].dtype, -1)
 
 
-def _refusal(tensors: Sequence[torch.Tensor], problem: native.Problem) -> OperatorError:
+def _refusal(tensors: Sequence[torch.Tensor], problem: native.ArgumentProblem) -> OperatorError:
     if problem == problem.INVALID_TYPE:
         return OperatorError(
             f"interaction: dtype {tensors[0].dtype}; allowed are {', '.join(map(str, TYPES))}"

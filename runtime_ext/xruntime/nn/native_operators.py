@@ -21,7 +21,7 @@ TYPES = {
 """The dtypes of values that the operators take, with their numbers in xkernels.h."""
 
 LIBRARY = operator_library.loaded()
-"""What of libxoperators.so is in use."""
+"""The part of libxoperators.so that is in use."""
 _PROVIDED = operator_library.OPERATORS if LIBRARY.path else frozenset()
 
 # Registrations last as long as this object.
@@ -93,7 +93,9 @@ def differentiate(
 
 
 def refuse_second_derivative(name: str, of: str) -> None:
-    """Make the derivative of `name`, an operator that computes the first one of `of`, an OperatorError."""
+    """Let differentiating `name`, which computes the first derivative of `of`, raise
+    OperatorError.
+    """
 
     def refuse(_ctx: Any, *_gradients: Any) -> NoReturn:
         raise OperatorError(f"{of}: its second derivative is not defined")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suppression of boxes that overlap with better ones."""
+"""Non-maximum suppression: removes boxes that overlap with better ones."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ def _check_arguments(
         )
 
 
-def _refusal(shape: Sequence[int], boxes: torch.Tensor, problem: native.Problem) -> OperatorError:
+def _refusal(
+    shape: Sequence[int], boxes: torch.Tensor, problem: native.ArgumentProblem
+) -> OperatorError:
     if problem == problem.INVALID_IMAGE:
         numbers = boxes[:, 0]
         box = int((~((numbers >= 0) & (numbers < shape[0]))).nonzero()[0])

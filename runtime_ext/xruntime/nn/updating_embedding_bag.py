@@ -12,7 +12,7 @@ from torch import nn
 from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_bag import MergedEmbeddingBag
 from xruntime.nn.embedding_updates import BagAdagrad, BagOptimizer, BagSGD, register
-from xruntime.optim.layout import extents, overlap
+from xruntime.optim.memory_layout import extents, overlap
 from xruntime.optim.split_bf16 import join, split
 
 
@@ -20,7 +20,7 @@ class UpdatingEmbeddingBag(MergedEmbeddingBag):
     """The base of the modules below; it is not a module to use."""
 
     optimizer: BagOptimizer
-    """Holds the options and the state; give it to a scheduler, and save its state_dict."""
+    """The options and the state. Give it to a scheduler, and save its state_dict."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class UpdatingEmbeddingBag(MergedEmbeddingBag):
         return {}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Convert the tables as `to()` and the like ask; their exact fp32 values are kept.
+        """Convert the tables for `to()` and similar methods; their exact fp32 values are kept.
 
-        The state goes where the tables go, in its own dtypes.
+        The state moves with the tables, but keeps its own dtypes.
         """
         before = list(self.weights)
         dtype, tables = self.weights[0].dtype, [weight.data for weight in self.weights]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from xruntime.errors import OptimizerError
-from xruntime.optim.layout import (
+from xruntime.optim.memory_layout import (
     Written,
     empty_like,
     is_dense,
@@ -34,7 +34,7 @@ class StateNames(NamedTuple):
     second: str | None
     steps: bool
     fresh: bool
-    """Whether the first state is set, not updated, by a parameter's first step."""
+    """Whether a parameter's first step sets the first state instead of updating it."""
     initial: float = 0.0
     """Of the first state."""
 
@@ -70,7 +70,7 @@ def new_state(
 ) -> tuple[State, bool]:
     """Return the tensors that a step on `block` needs, and whether the first was missing in `state`.
 
-    Those in `state` are taken where they have the block's layout; others are copied or made.
+    Tensors in `state` with the block's layout are used as they are; others are copied or created.
     """
     made: State = {}
     for name in names.moments:
@@ -110,7 +110,9 @@ def _as_block(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
 
 
 def _layout(parameter: torch.Tensor) -> tuple[object, ...]:
-    """What must not change while a prepared entry is used; the gradient's address may."""
+    """The facts that must not change while a prepared entry is used. The gradient's address may
+    change.
+    """
     gradient = parameter.grad
     assert gradient is not None
     return (
@@ -158,7 +160,7 @@ class Entry:
         return self._layout == _layout(self.parameter)
 
     def gradient(self) -> torch.Tensor:
-        """What the kernel reads; the reference keeps it until the call."""
+        """The gradient that the kernel reads. The caller keeps a reference until the call."""
         gradient = self.parameter.grad
         assert gradient is not None
         if self.copies_gradient:

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import DenseStep, State, StateNames, as_count
-from xruntime.optim.layout import can_be_walked_together, empty_like
-from xruntime.optim.rule import RANGES, Group, Rule
+from xruntime.optim.memory_layout import can_be_walked_together, empty_like
+from xruntime.optim.rule import RANGES, Group, OptimizerRule
 from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split
 from xruntime.optim.step_call import FORMATS, TYPES, WEIGHTS_FLOAT32, Formats
@@ -67,7 +67,7 @@ def _version(tensor: torch.Tensor) -> int:
 class NativeOptimizer(Optimizer):
     """The base of the optimizers of this package; it is not an optimizer itself."""
 
-    RULE: ClassVar[Rule]
+    RULE: ClassVar[OptimizerRule]
 
     _dense: dict[tuple[int, StateNames, Formats], DenseStep]
     _delegate: Optimizer | None
@@ -315,7 +315,7 @@ class NativeOptimizer(Optimizer):
         self._forget()
 
     def _numbered(self, saved: dict[str, Any]) -> Iterator[tuple[Group, torch.Tensor, int]]:
-        """Yield each parameter with its group and its number in a state_dict."""
+        """Yield each parameter with its group and with its number in a state_dict."""
         ours = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
         numbers = [number for group in saved["param_groups"] for number in group["params"]]
         for (group, parameter), number in zip(ours, numbers, strict=False):
@@ -440,7 +440,9 @@ class NativeOptimizer(Optimizer):
         return {**super().__getstate__(), _GENERATOR: generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over groups from a pickle or a state_dict, whose options may be torch's."""
+        """Adopt groups from a pickle or a state_dict, whose options may be those of torch's
+        optimizer.
+        """
         state = dict(state)
         defaults = state.get("defaults", self.__dict__.get("defaults", {}))
         for group in state["param_groups"]:

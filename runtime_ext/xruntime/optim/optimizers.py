@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGD, Adagrad, Adam, AdamW, Lamb and Lars: their signatures, and what the kernels call them.
 
-A class is its signature, from which the defaults of its groups come, and a `Rule`.
+A class consists of its signature, which gives the defaults of its groups, and of an
+`OptimizerRule`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from torch.optim.optimizer import ParamsT
 
 from xruntime.errors import OptimizerError
 from xruntime.optim.dense import as_count
-from xruntime.optim.layout import empty_like, is_dense
+from xruntime.optim.memory_layout import empty_like, is_dense
 from xruntime.optim.native_optimizer import NativeOptimizer, Rounding
-from xruntime.optim.rule import Group, Rule
+from xruntime.optim.rule import Group, OptimizerRule
 
 
 class _Momentum(NativeOptimizer):
@@ -47,7 +48,7 @@ class SGD(_Momentum):
     Sparse gradients are supported without momentum and weight decay. Raises OptimizerError.
     """
 
-    RULE = Rule(
+    RULE = OptimizerRule(
         function="xk_sgd",
         arguments=("lr", "momentum", "dampening", "weight_decay", "nesterov"),
         first="momentum_buffer",
@@ -89,7 +90,7 @@ class Adagrad(NativeOptimizer):
     Sparse gradients are supported without weight decay. Raises OptimizerError.
     """
 
-    RULE = Rule(
+    RULE = OptimizerRule(
         function="xk_adagrad",
         arguments=("lr", "lr_decay", "weight_decay", "eps"),
         first="sum",
@@ -143,7 +144,7 @@ class Adam(NativeOptimizer):
     Raises OptimizerError, for example for amsgrad, capturable and differentiable.
     """
 
-    RULE = Rule(
+    RULE = OptimizerRule(
         function="xk_adam",
         arguments=("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
         first="exp_avg",
@@ -224,7 +225,7 @@ class Lamb(NativeOptimizer):
     Raises OptimizerError.
     """
 
-    RULE = Rule(
+    RULE = OptimizerRule(
         function="xk_lamb",
         arguments=("lr", "betas", "eps", "weight_decay", "adaptive"),
         first="exp_avg",
@@ -266,7 +267,7 @@ class Lars(_Momentum):
     Raises OptimizerError.
     """
 
-    RULE = Rule(
+    RULE = OptimizerRule(
         function="xk_lars",
         arguments=(
             *("lr", "momentum", "dampening", "weight_decay", "nesterov"),

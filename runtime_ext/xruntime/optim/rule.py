@@ -24,14 +24,15 @@ _FLAGS = ("nesterov", "decoupled_weight_decay", "adaptive")
 """Options that the kernels take as an integer."""
 
 
-class Rule(NamedTuple):
+class OptimizerRule(NamedTuple):
     """What the kernels call an optimizer, and the names of its state, which are torch's."""
 
     function: str
     arguments: tuple[str, ...]
     """The options that the function takes after the tensors, in its order."""
     first: str
-    """A momentum is kept while the option is not 0, and its first step sets it."""
+    """The name of the first state. A momentum exists only if the option is not 0, and its first
+    step sets it."""
     second: str | None = None
     initial: str | None = None
     """The option with the first state's initial value. None: 0."""

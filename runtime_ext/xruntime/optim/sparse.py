@@ -13,7 +13,7 @@ from xruntime.optim.dense import (
     new_state,
     written_tensors,
 )
-from xruntime.optim.layout import Written
+from xruntime.optim.memory_layout import Written
 from xruntime.optim.step_call import Arrays, Formats, StepCall, Update
 
 

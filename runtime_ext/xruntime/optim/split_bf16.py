@@ -5,9 +5,9 @@ The bf16 half is the fp32 weight rounded to nearest, ties away from zero, and th
 (half << 16) + remainder. The native kernels use the same representation; these functions serve
 checkpoints.
 
-A half that was changed by other code may stand beside the remainder of another weight. Whatever both are,
-the joined weight rounds to the half: it differs by half a unit at most. Only beside a zero or an infinity
-may a remainder point beyond; it is ignored there.
+If other code has changed a half, its remainder belongs to another weight. The joined weight still
+rounds to the half, because a remainder changes it by half a unit at most. Next to a zero or an
+infinity a remainder could lead out of the range; there it is ignored.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ fast = optimize(model.eval(), sample_input=batch, dtype=torch.bfloat16)
 print(optimization.explain(fast))
 """
 
+from xruntime.optimization.arguments import DTYPES, GRAPHS, LEVELS
 from xruntime.optimization.front_end import optimize
-from xruntime.optimization.request import DTYPES, GRAPHS, LEVELS
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import (
     INFERENCE,
     TRAINING,
     Explanation,
-    Outcome,
+    PassOutcome,
     Step,
     Timing,
     explain,
@@ -27,7 +27,7 @@ __all__ = [
     "LEVELS",
     "TRAINING",
     "Explanation",
-    "Outcome",
+    "PassOutcome",
     "SlowCallWarning",
     "Step",
     "Timing",

@@ -29,16 +29,6 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.libraries import (
-    CallKey,
-    Lane,
-    Library,
-    own_memory_problem,
-    settings,
-    store_for,
-    stored_format,
-    turn,
-)
 from xruntime.kept.making import (
     CAN_FORK,
     MAX_SHARING_THREADS,
@@ -46,24 +36,36 @@ from xruntime.kept.making import (
     Order,
     background,
 )
-from xruntime.kept.store import Store, open_store
+from xruntime.kept.model_libraries import (
+    CallKey,
+    Lane,
+    LoadedLibrary,
+    own_memory_problem,
+    settings,
+    store_for,
+    stored_format,
+    turn,
+)
+from xruntime.kept.store import CodeStore, open_store
 from xruntime.optimization.outputs import comparable
-from xruntime.optimization.runner import Runner
+from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import can_resize_team, team_of
 
 START_AFTER_S: Final = 0.5
-"""Compiling begins when calls without code have taken so long, so that a short run is left alone."""
+"""Compiling begins when calls without code have taken this time in all, so nothing is compiled for
+short runs."""
 
 MAX_LANES: Final = 64
-"""A value that differs from call to call, such as a time step, would make a lane for each."""
+"""Maximum number of lanes: a value that differs from call to call, such as a time step, would make
+one for each."""
 
 MIN_CALLS: Final = 2
 
 MAX_RUNNERS: Final = 16
-"""Calls of one model that may run code at a time."""
+"""Maximum number of calls of one model that run code at the same time."""
 
 MAX_COMPARED_SIZES: Final = 4
-"""Calls of so many sizes are compared with the modules."""
+"""Maximum number of sizes for which a call is compared with the modules."""
 
 MODULES_TOLERANCE: Final = 4.0
 """Factor on the tolerance: the modules, which the code is compared with, have an error of their own. It is
@@ -74,7 +76,7 @@ PLAINLY_FASTER: Final = 0.7
 machine, too."""
 
 MAX_SIZES: Final = 4096
-"""So many sizes are remembered."""
+"""Maximum number of remembered sizes."""
 
 _log = logging.getLogger("xruntime")
 
@@ -92,7 +94,7 @@ class CompiledAside:
     """
 
     def __init__(
-        self, model: nn.Module, runner: Runner, *, tolerance: float, input_s: float, wait: bool
+        self, model: nn.Module, runner: CallRunner, *, tolerance: float, input_s: float, wait: bool
     ) -> None:
         self.model = model
         self.runner = runner
@@ -104,7 +106,8 @@ class CompiledAside:
         self.first: Sizes | None = None
         self.wait = wait
         self.report: Callable[[str], None] | None = None
-        """Told in one line what runs from now on, and why; None: torch's way, a log and warnings."""
+        """Receives a line that says what runs from now on, and why; None: it goes to the log and to
+        warnings, as in torch."""
 
         self.notes: list[str] = []
         """The lines so far."""
@@ -204,7 +207,7 @@ class CompiledAside:
         modes = f"{self.runner.modes}"
         return fingerprint(self.model, self.runner.kind.forward, stored_format(), modes, settings())
 
-    def store(self) -> Store:
+    def store(self) -> CodeStore:
         """Return the store that has room for this model; say once if nothing is kept."""
         store = store_for(self.model)
         if store.temporary is not None and self._kept_away != store.temporary:
@@ -233,7 +236,7 @@ class _Lane(Lane):
         runners = max(1, min(MAX_RUNNERS, len(os.sched_getaffinity(0)) // key.threads))
         super().__init__(key, lambda: aside.fingerprint, runners, aside.note)
         self.aside = aside
-        self._chosen: dict[Sizes, Library | None] = {}
+        self._chosen: dict[Sizes, LoadedLibrary | None] = {}
         self._seen: dict[Sizes, None] = {}
         """Sizes of calls without code, the latest last."""
         self._spent_s = 0.0
@@ -280,7 +283,7 @@ class _Lane(Lane):
             return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
         return self.aside.plain(call.args, call.kwargs)
 
-    def _code_for(self, sizes: Sizes) -> Library | None:
+    def _code_for(self, sizes: Sizes) -> LoadedLibrary | None:
         try:
             return self._chosen[sizes]
         except KeyError:
@@ -364,7 +367,7 @@ class _Lane(Lane):
                 self._making = False
                 self._spent_s = 0.0
 
-    def _drop(self, served: Library, reason: str, *, remove: bool = True) -> None:
+    def _drop(self, served: LoadedLibrary, reason: str, *, remove: bool = True) -> None:
         """Stop using code; code with different outputs is removed from the store, too."""
         with self._changing:
             if served not in self.libraries:
@@ -376,7 +379,7 @@ class _Lane(Lane):
             open_store().remove(served.name)
         self.aside.note(f"the modules are called again: {reason}")
 
-    def _compared(self, served: Library, call: FlatCall) -> Any:
+    def _compared(self, served: LoadedLibrary, call: FlatCall) -> Any:
         """Return the modules' outputs; compare the code's outputs and time with them."""
         aside, sizes = self.aside, call.sizes
         with self._changing:
@@ -430,7 +433,7 @@ class _Lane(Lane):
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"
 
-    def _is_faster(self, served: Library, call: FlatCall, times: dict[str, float]) -> bool:
+    def _is_faster(self, served: LoadedLibrary, call: FlatCall, times: dict[str, float]) -> bool:
         """Whether the code is faster. Unless that is plain at once, both are timed three times more."""
         with _timed(times, "modules"):  # the first time may be that of a cold call, after a wait
             self.aside.plain(call.args, call.kwargs)

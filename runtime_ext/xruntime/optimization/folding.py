@@ -12,7 +12,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 from xruntime.optimization.module_order import (
     CONVOLUTIONS,
     NORMS,
-    Recording,
+    CallRecording,
     Traced,
     has_hooks,
     shared_parameters,
@@ -86,7 +86,7 @@ def _fold(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
     return "; ".join([f"folded {folded} ({how})", *refused])
 
 
-def _order(run: Run) -> tuple[Traced | Recording, str]:
+def _order(run: Run) -> tuple[Traced | CallRecording, str]:
     traced, problem = run.traced()
     if traced is not None:
         return traced, "order found by torch.fx"
@@ -96,7 +96,7 @@ def _order(run: Run) -> tuple[Traced | Recording, str]:
 
 
 def _obstacle(
-    run: Run, order: Traced | Recording, first: Any, norm: Any, shared: set[int]
+    run: Run, order: Traced | CallRecording, first: Any, norm: Any, shared: set[int]
 ) -> str | None:
     """Why these two cannot be folded; None if they can."""
     if has_hooks(first) or has_hooks(norm):

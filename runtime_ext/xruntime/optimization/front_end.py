@@ -9,8 +9,8 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.inference import optimize_for_inference
-from xruntime.optimization.request import Request, checked
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -110,7 +110,7 @@ def optimize(
     Raises OptimizationError, SampleError, CompilationError; the model is as before then.
     """
     request = checked(
-        Request(
+        OptimizeRequest(
             *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
             *(measure, wait, dict(passes or {}), tolerance, keep_weights),
         )

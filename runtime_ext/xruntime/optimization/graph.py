@@ -14,7 +14,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import CompilationError
 from xruntime.optimization.module_order import hooks_of
 from xruntime.optimization.outputs import with_tensors
-from xruntime.optimization.runner import Runner
+from xruntime.optimization.runner import CallRunner
 from xruntime.threads.torch_modes import Autocast
 
 
@@ -25,7 +25,7 @@ class CompiledGraph:
     """
 
     def __init__(
-        self, model: nn.Module, runner: Runner, *, cpp_wrapper: bool, join_linears: bool
+        self, model: nn.Module, runner: CallRunner, *, cpp_wrapper: bool, join_linears: bool
     ) -> None:
         self._model = model
         self._runner = runner

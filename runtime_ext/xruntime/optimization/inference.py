@@ -21,6 +21,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel
+from xruntime.optimization.arguments import GRAPHS, OptimizeRequest
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.graph import CompiledGraph, graph_obstacle
@@ -33,10 +34,9 @@ from xruntime.optimization.passes import (
     without_gradients,
 )
 from xruntime.optimization.plain_weights import PlainWeights
-from xruntime.optimization.request import GRAPHS, Request
 from xruntime.optimization.run import Known, Run
 from xruntime.optimization.runner import Call, Modes, SlowCallWarning
-from xruntime.optimization.steps import Outcome, Timing, remember
+from xruntime.optimization.steps import PassOutcome, Timing, remember
 
 PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     "no_grad": without_gradients,
@@ -50,7 +50,8 @@ PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
 }
 
 MIN_GAIN: Final = 1.05
-"""A model that is not compiled is returned as it was if its calls take so many times as long otherwise."""
+"""A model that is not compiled is returned unchanged if its optimized form is slower by this
+factor."""
 
 ROUNDS: Final = 7
 MIN_ROUND_S: Final = 0.02
@@ -63,7 +64,7 @@ Graph = CompiledAside | CompiledGraph
 
 
 def optimize_for_inference(
-    request: Request, *, known: Known | None = None, shares_weights: bool = False
+    request: OptimizeRequest, *, known: Known | None = None, shares_weights: bool = False
 ) -> nn.Module:
     """Return the optimized module. If anything is raised, the model is as before.
 
@@ -109,7 +110,7 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
 class _Inference(Run):
     """One call of `optimize` for inference."""
 
-    def __init__(self, request: Request, model: nn.Module, plain: PlainWeights) -> None:
+    def __init__(self, request: OptimizeRequest, model: nn.Module, plain: PlainWeights) -> None:
         super().__init__(request, model)
         self.runner.strict = request.graph != "auto"
         self.plain = plain
@@ -124,7 +125,7 @@ class _Inference(Run):
         self.run_passes(PASSES)
         compiled = None if reason is not None else self._compiled()
         if reason is not None:
-            self._skip_graph(Outcome.SKIPPED, reason)
+            self._skip_graph(PassOutcome.SKIPPED, reason)
         if original is not None and (request.measure or compiled is None):
             compiled, timings = self._fastest(original, compiled)
         self.runner.compiled = compiled
@@ -207,38 +208,38 @@ class _Inference(Run):
                 raise OptimizationError(
                     f"graph={name!r}: {reason}. graph='auto' does without, graph='none' does not try"
                 ) from error
-            self._not_compiled(Outcome.SKIPPED, f"{name}: {reason}")
+            self._not_compiled(PassOutcome.SKIPPED, f"{name}: {reason}")
             return None
         problem = self.check.outputs_problem(outputs)
         if problem is not None:
             if request.graph != "auto":
                 raise OptimizationError(f"graph={name!r}: {problem}; allow more by tolerance=...")
-            self._not_compiled(Outcome.UNDONE, f"{name}: {problem}")
+            self._not_compiled(PassOutcome.UNDONE, f"{name}: {problem}")
             return None
         cut = pieces(call.graphs)
         if call.graphs > 1 and request.graph == "auto" and self.check.may_change_arguments:
             reason = f"{name}: {cut}, and a call may change its arguments: it could not be repeated"
-            self._not_compiled(Outcome.SKIPPED, f"{reason} where one of the graphs fails")
+            self._not_compiled(PassOutcome.SKIPPED, f"{reason} where one of the graphs fails")
             return None
         obstacle = request.obstacle("join_linears")
         joining = obstacle or "left to torch's compiler, which joins those of equal size"
         packing = "torch's compiler packs the frozen weights for the CPU's instructions"
-        self.note("graph", Outcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}{not_kept}")
-        self.note("prepack", Outcome.APPLIED, packing)
-        self.note("join_linears", Outcome.SKIPPED, joining)
+        self.note("graph", PassOutcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}{not_kept}")
+        self.note("prepack", PassOutcome.APPLIED, packing)
+        self.note("join_linears", PassOutcome.SKIPPED, joining)
         return call
 
     def _separate_weights(self) -> None:
         if not self.shares_weights:
             self.plain.separate(self.model)
 
-    def _skip_graph(self, outcome: Outcome, reason: str) -> None:
+    def _skip_graph(self, outcome: PassOutcome, reason: str) -> None:
         self.note("graph", outcome, reason)
         packing = "only torch's compiler packs weights, and the model is not compiled"
-        self.note("prepack", Outcome.SKIPPED, packing)
+        self.note("prepack", PassOutcome.SKIPPED, packing)
 
-    def _not_compiled(self, outcome: Outcome, reason: str) -> None:
-        """Go on without a graph, with what `_compiled` has undone for one."""
+    def _not_compiled(self, outcome: PassOutcome, reason: str) -> None:
+        """Continue without a graph, and apply again what `_compiled` has undone for one."""
         self._skip_graph(outcome, reason)
         self.run_passes({"join_linears": join_linears})
 
@@ -297,16 +298,16 @@ class _Inference(Run):
             made = () if kept else ("graph", "prepack", "join_linears")
             self.steps = [step for step in self.steps if step.name not in made]
             reason = f"{graph}: {GRAPHS['auto' if kept else graph]}; slower than {chosen!r}"
-            (self._skip_graph if kept else self._not_compiled)(Outcome.UNDONE, reason)
+            (self._skip_graph if kept else self._not_compiled)(PassOutcome.UNDONE, reason)
             compiled = None
         if chosen == "input":
             self.edits.undo()
             self.modes = Modes()
             self.steps = [
                 step._replace(
-                    outcome=Outcome.UNDONE, reason=f"{step.reason}; the input is the fastest"
+                    outcome=PassOutcome.UNDONE, reason=f"{step.reason}; the input is the fastest"
                 )
-                if step.outcome is Outcome.APPLIED
+                if step.outcome is PassOutcome.APPLIED
                 else step
                 for step in self.steps
             ]
@@ -316,7 +317,7 @@ class _Inference(Run):
         model, request, aside = self.model, self.request, self.runner.compiled
         step = next((step for step in self.steps if step.name == "graph"), None)
         tried = request.graph == "auto" and request.level != "O0" and self.check is not None
-        if tried and step is not None and step.outcome is not Outcome.APPLIED:
+        if tried and step is not None and step.outcome is not PassOutcome.APPLIED:
             warnings.warn(
                 f"{self.runner.kind.__name__} is not compiled: {step.reason}",
                 SlowCallWarning,
@@ -324,7 +325,7 @@ class _Inference(Run):
             )
         self.plain.settle(model, self.edits.same_values, keep=request.keep_weights)
         self._separate_weights()
-        if any(step.outcome is Outcome.APPLIED for step in self.steps):
+        if any(step.outcome is PassOutcome.APPLIED for step in self.steps):
             model.__dict__["_xruntime_plain"] = self.plain
             self.become_optimized()
         if aside is not None:

@@ -23,7 +23,7 @@ def with_low_weights(
 ) -> torch.Tensor:
     """Return `function(value)`, computed in `low` and returned in float32 where autocast is off.
 
-    Under autocast, and of a value in `low`, it is what `function` returns.
+    Under autocast, or for a value in `low`, the result is what `function` returns.
     """
     if value.dtype == low or torch.is_autocast_enabled("cpu"):
         return function(value)

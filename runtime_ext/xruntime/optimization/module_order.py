@@ -51,7 +51,7 @@ def shared_parameters(model: nn.Module) -> set[int]:
     return {number for number, count in owners.items() if count > 1}
 
 
-class Recording(NamedTuple):
+class CallRecording(NamedTuple):
     """What was observed in one call."""
 
     calls: Counter[nn.Module]
@@ -100,7 +100,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def record(model: nn.Module, call: Sample) -> tuple[Recording, Any]:
+def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
     """Watch one call of the model; return its outputs, too."""
     kinds = {*CONVOLUTIONS, *NORMS, nn.Linear}
     watched = [module for module in model.modules() if type(module) in kinds]
@@ -170,7 +170,7 @@ def record(model: nn.Module, call: Sample) -> tuple[Recording, Any]:
         and all(reader is norm for reader in watch.readers[maker])
     }
     share = work[True] / max(1, work[True] + work[False])
-    return Recording(calls, follows, dimensions, siblings, watch.read_elsewhere, share), outputs
+    return CallRecording(calls, follows, dimensions, siblings, watch.read_elsewhere, share), outputs
 
 
 class Traced(NamedTuple):

@@ -17,7 +17,7 @@ MAX_DEPTH = 32
 
 
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """Return `value` with `function` of each tensor in it.
+    """Return `value` with each tensor in it replaced by `function` of it.
 
     Looks into tuples, lists, dicts, their subclasses such as ModelOutput, and dataclasses. Values in which
     nothing changes, and classes that cannot be built again, are returned as they are.

@@ -17,15 +17,15 @@ from xruntime.compilation.accuracy import Difference, difference, tolerance_for
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.errors import CompilationError, OptimizationError
-from xruntime.kept.libraries import weight_bytes
+from xruntime.kept.model_libraries import weight_bytes
 from xruntime.kept.watched_state import WatchedState
+from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
-from xruntime.optimization.module import optimized_class, own_dtype
-from xruntime.optimization.module_order import Recording, Traced, record, trace
+from xruntime.optimization.module_order import CallRecording, Traced, record, trace
+from xruntime.optimization.optimized_module import optimized_class, own_dtype
 from xruntime.optimization.outputs import comparable, copied
-from xruntime.optimization.request import Request, sample_problem
-from xruntime.optimization.runner import Modes, Runner
-from xruntime.optimization.steps import Explanation, Outcome, SkipPassError, Step, Timing
+from xruntime.optimization.runner import CallRunner, Modes
+from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
 
 
 class Run:
@@ -38,14 +38,14 @@ class Run:
     keeps_parameters: ClassVar = False
     """Whether an optimizer holds the Parameter objects, so that a layout is changed in place."""
 
-    def __init__(self, request: Request, model: nn.Module) -> None:
+    def __init__(self, request: OptimizeRequest, model: nn.Module) -> None:
         self.request = request
         self.model = model
-        self.runner = Runner(type(model))
+        self.runner = CallRunner(type(model))
         self.edits = Edits(model)
         self.steps: list[Step] = []
-        self.check: Check | None = None
-        self.recording: Recording | None = None
+        self.check: OutputCheck | None = None
+        self.recording: CallRecording | None = None
         self.own_dtype = own_dtype(model)
         self._marks: dict[str, int] = {}
         self._class: type[nn.Module] | None = None
@@ -74,7 +74,7 @@ class Run:
     def prepare(self, known: Known | None = None) -> None:
         """Call and watch the model with the sample, if there is one, to compare with."""
         if self.request.call is not None:
-            self.check = Check(self, self.request.call, known)
+            self.check = OutputCheck(self, self.request.call, known)
 
     def run_passes(self, passes: Mapping[str, Callable[..., str]]) -> None:
         """Run passes and check all of them at once; only if that fails, one after the other."""
@@ -92,31 +92,31 @@ class Run:
         """Run one pass; undo it if the outputs differ then. Return whether it is applied."""
         obstacle = self.request.obstacle(name)
         if obstacle is not None:
-            self.note(name, Outcome.SKIPPED, obstacle)
+            self.note(name, PassOutcome.SKIPPED, obstacle)
             return False
         mark, modes = self.edits.mark(), self.modes
         self._marks[name] = mark
-        outcome, reason = Outcome.APPLIED, ""
+        outcome, reason = PassOutcome.APPLIED, ""
         try:
             reason = change(self)
         except SkipPassError as skip:
-            outcome, reason = Outcome.SKIPPED, str(skip)
+            outcome, reason = PassOutcome.SKIPPED, str(skip)
         else:
             problem = self.check.problem(self.call_returned) if self.check and checked else None
             if problem is not None:
-                outcome, reason = Outcome.UNDONE, f"{reason}, but {problem}"
-        if outcome is not Outcome.APPLIED:
+                outcome, reason = PassOutcome.UNDONE, f"{reason}, but {problem}"
+        if outcome is not PassOutcome.APPLIED:
             self.edits.undo(mark)
             self.modes = modes
         self.note(name, outcome, reason)
-        return outcome is Outcome.APPLIED
+        return outcome is PassOutcome.APPLIED
 
     def forget_pass(self, name: str) -> None:
         """Undo the last pass, and remove its step."""
         self.edits.undo(self._marks.get(name, self.edits.mark()))
         self.steps = [step for step in self.steps if step.name != name]
 
-    def note(self, name: str, outcome: Outcome, reason: str) -> None:
+    def note(self, name: str, outcome: PassOutcome, reason: str) -> None:
         """Add a step."""
         self.steps.append(Step(name, outcome, reason))
 
@@ -150,7 +150,7 @@ class Run:
             del model.__dict__["_xruntime_optimized"]
 
     def become_optimized(self) -> None:
-        """Give the model that class for good. Raises OptimizationError."""
+        """Give the model that class permanently. Raises OptimizationError."""
         if self._class is None:
             self._class = optimized_class(self.runner.kind, self.own_dtype)
         self.model.__dict__["_xruntime_optimized"] = self.runner
@@ -184,7 +184,7 @@ class Known(NamedTuple):
     seconds: float
 
 
-class Check:
+class OutputCheck:
     """The input's outputs on the sample, and the comparison with others.
 
     Calls the input twice, or once if the first call is `known`, and watches the last call. Raises
@@ -250,7 +250,7 @@ class Check:
         return self.outputs_problem(outputs)
 
     def outputs_problem(self, outputs: Any) -> str | None:
-        """As `problem`, of outputs that were computed before."""
+        """The same for outputs that were computed before."""
         try:
             self.latest = difference(self._expected, comparable(outputs), self.tolerance)
         except CompilationError as error:

@@ -91,7 +91,7 @@ class SlowCallWarning(UserWarning):
     """An optimized module, or one of its calls, is computed without compiled code."""
 
 
-class Runner:
+class CallRunner:
     """Computes the calls of one module, whose class `kind` was before it was optimized.
 
     Compiled code may take over between any two calls, and is left where the model was changed.

@@ -16,10 +16,10 @@ from xruntime.optimization.aside import CompiledAside
 
 
 class SkipPassError(Exception):
-    """A pass has nothing to do or cannot do it; the text is the reason."""
+    """Raised by a pass that has nothing to do or cannot do it. The text is the reason."""
 
 
-class Outcome(enum.Enum):
+class PassOutcome(enum.Enum):
     """What became of a pass."""
 
     APPLIED = "applied"
@@ -31,11 +31,12 @@ class Outcome(enum.Enum):
 class Step(NamedTuple):
     """One pass.
 
-    **Ex.:** ``Step("conv_bn", Outcome.APPLIED, "folded 2 batch norms into the convolutions before")``
+    **Ex.:** ``Step("conv_bn", PassOutcome.APPLIED, "folded 2 batch norms into the convolutions
+    before")``
     """
 
     name: str
-    outcome: Outcome
+    outcome: PassOutcome
     reason: str
 
 
@@ -87,7 +88,7 @@ class Explanation(NamedTuple):
     """Weights that only `state_dict` needs. They are the input's tensors, not copies."""
 
     difference: Difference | None
-    """The largest from the input's outputs on the sample; None without a sample."""
+    """The largest difference from the input's outputs on the sample; None without a sample."""
 
     timings: tuple[Timing, ...] = ()
 
@@ -134,7 +135,7 @@ def explain(model: nn.Module) -> Explanation:
         )
     if aside is None:
         return found
-    outcome = Outcome.APPLIED if aside.refusal is None else Outcome.SKIPPED
+    outcome = PassOutcome.APPLIED if aside.refusal is None else PassOutcome.SKIPPED
     return found._replace(steps=(*found.steps, Step("graph", outcome, aside.describe())))
 
 

@@ -16,16 +16,16 @@ from xruntime import native, optim
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
 from xruntime.optim.native_optimizer import NativeOptimizer
-from xruntime.optimization.module import make_trainable
+from xruntime.optimization.arguments import OptimizeRequest
+from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,
     lower_precision,
     take_float32,
     use_channels_last,
 )
-from xruntime.optimization.request import Request
 from xruntime.optimization.run import Run
-from xruntime.optimization.steps import Outcome, SkipPassError, remember
+from xruntime.optimization.steps import PassOutcome, SkipPassError, remember
 
 KINDS: Final[Mapping[type[Optimizer], type[NativeOptimizer]]] = {
     torch.optim.SGD: optim.SGD,
@@ -36,7 +36,9 @@ KINDS: Final[Mapping[type[Optimizer], type[NativeOptimizer]]] = {
 """torch's optimizers that are replaced. Their subclasses are not: they may compute something else."""
 
 
-def optimize_for_training(request: Request, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+def optimize_for_training(
+    request: OptimizeRequest, optimizer: Optimizer
+) -> tuple[nn.Module, Optimizer]:
     """Return the model and an optimizer of its parameters. If anything is raised, both are as before."""
     _check_optimizer(request, optimizer)
     model = request.model
@@ -66,7 +68,7 @@ def optimize_for_training(request: Request, optimizer: Optimizer) -> tuple[nn.Mo
     return run.finished()
 
 
-def _check_optimizer(request: Request, optimizer: Any) -> None:
+def _check_optimizer(request: OptimizeRequest, optimizer: Any) -> None:
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise OptimizationError(f"optimizer: a torch.optim.Optimizer is expected, not a {name}")
@@ -91,7 +93,7 @@ class _Training(Run):
 
     keeps_parameters: ClassVar = True
 
-    def __init__(self, request: Request, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, request: OptimizeRequest, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(request, model)
         self.given = optimizer
         self.optimizer = optimizer
@@ -145,7 +147,7 @@ class _Training(Run):
     def finished(self) -> tuple[nn.Module, Optimizer]:
         model = self.model
         reason = "compiled code here is for inference: call torch.compile on the result"
-        self.note("graph", Outcome.SKIPPED, reason)
+        self.note("graph", PassOutcome.SKIPPED, reason)
         if self.modes.dtype is not None:
             splitting = self.optimizer if self.split else None
             assert splitting is None or isinstance(splitting, NativeOptimizer)
@@ -165,7 +167,7 @@ PASSES: Final[Mapping[str, Callable[[_Training], str]]] = {
 def _converted(optimizer: Optimizer, made: Mapping[int, nn.Parameter]) -> NativeOptimizer:
     """Return our optimizer with the same options and state; `made` maps ids to new parameters.
 
-    Raises SkipPassError where it cannot compute the same.
+    Raises SkipPassError if our optimizer cannot compute the same.
     """
     kind: Any = type(optimizer) if isinstance(optimizer, NativeOptimizer) else None
     kind = kind or KINDS.get(type(optimizer))

@@ -22,12 +22,12 @@ import torch
 
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
+from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.inference import optimize_for_inference
-from xruntime.optimization.request import Request, checked
 from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
-from xruntime.optimization.steps import Outcome, explain
+from xruntime.optimization.steps import PassOutcome, explain
 from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
@@ -46,16 +46,16 @@ MAX_MODULES: Final = 8
 calls every block of a model as one."""
 
 MAX_FIRST_CALLS: Final = 3
-"""So many calls may change a module before it is left alone."""
+"""Maximum number of calls that may change a module; after that it is left alone."""
 
 MAX_LINES: Final = 40
 MAX_REFUSED_CALLS: Final = 100
-"""After so many calls that were refused, a module is left alone for good."""
+"""Maximum number of refused calls; after that a module is left alone for good."""
 
 
 class _Thread(threading.local):
     inside = False
-    """The thread is in the call of a module that was decided on."""
+    """Whether the thread is in the call of a module for which a decision was made."""
 
 
 class _Known:
@@ -65,10 +65,10 @@ class _Known:
         self.routed: Routed | None = None
         self.left = False
         self.parts = False
-        """It was left alone, and its parts are considered."""
+        """Whether it is left alone and its parts are considered instead."""
 
         self.fp32 = False
-        """bf16 was tried, and differs too much."""
+        """Whether bf16 was tried and differed too much."""
 
         self.refused_calls = 0
 
@@ -86,7 +86,7 @@ class Interception:
             weakref.WeakKeyDictionary()
         )
         self._parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        """Parts of modules that were decided on: their own calls run as they are."""
+        """Parts of modules for which a decision was made: their calls run unchanged."""
 
         self._deciding = threading.Lock()
         self._optimized = 0
@@ -214,8 +214,10 @@ class Interception:
         if aside is not None:
             aside.report = partial(self._report, type(module).__name__)
             steps = tuple([step for step in steps if step.name != "graph"])
-        applied = [step.name for step in steps if step.outcome is Outcome.APPLIED]
-        others = [f"{it.name} ({it.reason})" for it in steps if it.outcome is not Outcome.APPLIED]
+        applied = [step.name for step in steps if step.outcome is PassOutcome.APPLIED]
+        others = [
+            f"{it.name} ({it.reason})" for it in steps if it.outcome is not PassOutcome.APPLIED
+        ]
         used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         ours = "precision" in applied and not known.fp32
         chosen = self._why_precision if ours else ", ".join(sorted(used))
@@ -289,13 +291,13 @@ def _optimized_form(
     dtype: torch.dtype | None,
     wait: bool,
 ) -> torch.nn.Module:
-    request = Request(module, sample, dtype=dtype, wait=wait, keep_weights=False)
+    request = OptimizeRequest(module, sample, dtype=dtype, wait=wait, keep_weights=False)
     # `Routed` sees changes of the program's module, whose weights the form uses.
     return optimize_for_inference(checked(request), known=known, shares_weights=True)
 
 
 def _precision(asked: str) -> tuple[bool, str]:
-    """Whether to compute in bf16, and the same for the report."""
+    """Whether to compute in bf16, and the reason for the report."""
     if asked != "auto":
         return asked == "bf16", asked
     found = cpu_bf16_flags()

@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xruntime.compilation.gil import Kind, kind_of
-from xruntime.optimization.module import OptimizedModule
-from xruntime.pytrees import described, leaves, place, tensor_leaves
+from xruntime.compilation.gil import CallableKind, kind_of
+from xruntime.optimization.optimized_module import OptimizedModule
+from xruntime.pytrees import CONSTANT_TYPES, described, leaves, place, tensor_leaves
 
-PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes),
-    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
-)
+PLAIN = tuple(CONSTANT_TYPES)
 """Types of arguments and outputs, besides tensors, that no call can change."""
 
 COMPILERS = (
@@ -26,7 +23,7 @@ COMPILERS = (
     "torch._dynamo",
     "torch._inductor",
 )
-"""Packages that call a module to compile it, or to compare it with what they made."""
+"""Packages that call a module to compile it, or to compare it with its compiled form."""
 
 Form = tuple[Any, ...]
 """What an optimized form is for: each argument's place, and its dtype and rank or plain value."""
@@ -69,9 +66,9 @@ class Refusal(NamedTuple):
 
 
 def module_refusal(module: torch.nn.Module) -> Refusal | None:
-    """Return why `module` is left alone, whatever it is called with; None if it need not be."""
+    """Return why `module` is left alone for all arguments; None if it can be optimized."""
     kind = kind_of(module)
-    if kind is not Kind.EAGER:
+    if kind is not CallableKind.EAGER:
         return Refusal(f"it is {kind.value} already", final=True)
     parts = list(module.modules())
     if any(isinstance(part, OptimizedModule) for part in parts):

@@ -37,10 +37,10 @@ LATER_TOLERANCE: Final = 2.0
 show code that is wrong for other sizes."""
 
 PLAINLY_FASTER: Final = 0.8
-"""A form whose call takes this share of the module's time is timed once only."""
+"""A form whose call takes at most this share of the module's time is timed only once."""
 
 MAX_TIMING_S: Final = 1.0
-"""Calls are not timed again after so long, so that a program with long calls is not held up."""
+"""Maximum time spent on timing calls again, so that a program with long calls is not delayed."""
 
 Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
 """Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
@@ -71,7 +71,7 @@ class Routed:
         self._compared: set[Any] = set()
         self.optimized: torch.nn.Module | None = None
         self.difference: Difference | None = None
-        """Between the two on the first call."""
+        """The largest difference between the two on the first call."""
 
     def prepare(
         self,

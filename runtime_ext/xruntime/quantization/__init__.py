@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from xruntime.quantization.autotuning import Autotuned, TuningStep, autotune
     from xruntime.quantization.calibration import Observed, calibrate, prepare
     from xruntime.quantization.conversion import convert
-    from xruntime.quantization.files import load, save
     from xruntime.quantization.quantized_module import QuantizedModule
+    from xruntime.quantization.serialization import load, save
 
 __all__ = [
     "Autotuned",
@@ -52,8 +52,8 @@ _MODULES = {
     "calibrate": "calibration",
     "prepare": "calibration",
     "convert": "conversion",
-    "load": "files",
-    "save": "files",
+    "load": "serialization",
+    "save": "serialization",
     "QuantizedModule": "quantized_module",
 }
 """The module of each name, which is imported when the name is first used."""

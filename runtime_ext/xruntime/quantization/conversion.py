@@ -60,8 +60,8 @@ def converted_graph(observed: Observed, conf: QuantConf) -> tuple[torch.fx.Graph
 def _include_zero(graph: torch.fx.GraphModule) -> None:
     """Let the ranges of dynamic quantization include zero, as torch's operator does.
 
-    Inductor's decomposition of choose_qparams does not (torch 2.13): of inputs that are all positive, it
-    clips the largest by the smallest.
+    Inductor's decomposition of choose_qparams does not do so in torch 2.13: if all inputs
+    are positive, the range is too short by the smallest of them, and the largest are clipped.
     """
     aten, nodes = torch.ops.aten, graph.graph
     choose = torch.ops.quantized_decomposed.choose_qparams.tensor

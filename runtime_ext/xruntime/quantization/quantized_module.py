@@ -12,7 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from xruntime.compilation.compiled_code import CompiledCode
-from xruntime.compilation.gil import Kind
+from xruntime.compilation.gil import CallableKind
 from xruntime.compilation.inductor import compiling
 from xruntime.errors import QuantizationError
 from xruntime.quantization.recipe import QuantConf
@@ -48,7 +48,7 @@ class QuantizedModule(torch.nn.Module):
     conf: QuantConf
     """The recipe that it was made by."""
 
-    stream_kind: Final = Kind.COMPILED_CPP
+    stream_kind: Final = CallableKind.COMPILED_CPP
 
     def __init__(self, exported: ExportedProgram, conf: QuantConf, name: str) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 from xlaunch.files import write_whole
+from xlaunch.text import did_you_mean
 from xruntime.errors import RecipeError
 
 SCHEMA_VERSION: Final = 1
@@ -359,11 +360,6 @@ def _described(operator: Operator) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> str:
-    """The most similar names, as the end of a sentence."""
-    import difflib
-
-    near = difflib.get_close_matches(name, names, n=3)
-    if near:
-        return f"; did you mean {' or '.join(map(repr, near))}?"
+    """The names that may be meant, as the end of a sentence."""
     shown = ", ".join(names[:5]) + (", ..." if names[5:] else "")
-    return f"; it has {shown}" if names else ""
+    return did_you_mean(name, names, form="'{}'") or (f"; it has {shown}" if names else "")

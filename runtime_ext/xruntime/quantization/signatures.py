@@ -6,7 +6,7 @@ An exported graph has fixed sizes and dtypes in it, so a call with others must b
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -17,8 +17,6 @@ from xlaunch.text import counted, plural
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import QuantizationError
-
-_CONSTANTS: Final = (int, float, bool, str, type(None))
 
 
 class Input(NamedTuple):

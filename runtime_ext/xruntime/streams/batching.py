@@ -22,8 +22,8 @@ from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
-from xruntime.streams.compiling import CompiledForStreams
+from xruntime.pytrees import constant_key, entries, leaves, rebuilt, tensor_leaves
+from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
 from xruntime.streams.splitting import Branch, Call, Leaf, Plan, SplitPlan, Whole, lone_dim
@@ -32,25 +32,23 @@ from xruntime.threads.torch_modes import Autocast
 from xruntime.threads.worker import Submission, TaskFuture
 
 MAX_REMEMBERED: Final = 1024
-"""Groups and sizes of which the outcome of the first batch is remembered; at this number all are forgotten."""
+"""Maximum number of groups and sizes whose outcome is remembered; when it is reached, all are
+forgotten."""
 
 COMPARED_BATCHES: Final = 3
-"""So many batches of a shape and size run as single calls, too: all must agree, and their shortest times count."""
+"""Number of batches of each shape and size that also run as single calls. All must agree, and the
+shortest times are compared."""
 
 WORTHWHILE: Final = 0.97
 """A batch must take at most this share of the time of its single calls."""
 
 MAX_REASONS: Final = 8
 
-_CONSTANTS = frozenset(
-    (type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format)
-)
-
 _log = logging.getLogger("xruntime")
 
 
-class Group(NamedTuple):
-    """What calls have in common that may run as one."""
+class BatchGroup(NamedTuple):
+    """What calls must have in common to run as one."""
 
     shape: Hashable
     """Nest, shapes, strides and dtypes of the tensors that are joined, and all other values."""
@@ -121,7 +119,7 @@ class Batching:
             self._prepare(module)
 
     def _prepare(self, module: CompiledForStreams) -> None:
-        """Have code made or loaded for batches of the shapes that the module was compiled for."""
+        """Make or load code for batches of the shapes that the module was compiled for."""
         self._compiled = set()
         for sample in module.samples:
             try:
@@ -145,7 +143,7 @@ class Batching:
         if problem is not None:
             self._note(problem)
             return None
-        return Group(shape, items, call.grad, call.inference, call.autocast)
+        return BatchGroup(shape, items, call.grad, call.inference, call.autocast)
 
     def take(self, waiting: deque[Submission], streams: int) -> list[Submission]:
         """Remove from `waiting` the first call and those that run with it; return them.
@@ -171,7 +169,9 @@ class Batching:
         return taken
 
     def together(self, calls: list[Submission]) -> Submission:
-        """Return one call that makes all of these, which are of one group, and sets their futures."""
+        """Return a call that makes all of these calls, which are of one group, and sets their
+        futures.
+        """
         future: TaskFuture[None] = TaskFuture()
         # A context of its own: that of a call cannot be entered twice.
         return calls[0]._replace(
@@ -275,7 +275,7 @@ class Batching:
     def _joint_results(self, calls: list[Submission]) -> list[Any] | _Failed:
         """Call the module once; return the results of all calls, or why there are none."""
         first, count = calls[0], len(calls)
-        assert isinstance(first.group, Group)
+        assert isinstance(first.group, BatchGroup)
         items = first.group.items
         try:
             args, kwargs = _joined_call(
@@ -407,15 +407,13 @@ def _plan_shape(plan: Plan) -> Hashable:
 
 
 def _whole_shape(value: Any) -> Hashable:
-    kind = type(value)
-    if kind in _CONSTANTS:
-        return (kind, value)
-    if kind is float or kind is complex:
-        return (kind, repr(value))  # NaN equals itself, and 0.0 is not -0.0
+    key = constant_key(value)
+    if key is not None:
+        return key
     inner = entries(value)
     if inner is None:
         return _Same(value)
-    return (kind, *(key for key, _ in inner), *(_whole_shape(item) for _, item in inner))
+    return (type(value), *(key for key, _ in inner), *(_whole_shape(item) for _, item in inner))
 
 
 def _joined_call(calls: Sequence[Call], hint: MultiStreamModuleHint | None) -> Call:

@@ -81,7 +81,7 @@ def lone_dim(
 ) -> int | None:
     """The dimension to split along if the call is a single tensor, the common case; else None.
 
-    It saves the search, which also reports what is wrong with such a call.
+    This avoids the search for tensors. For other calls the search also reports errors.
     """
     if len(args) != 1 or kwargs or type(args[0]) is not Tensor:
         return None

@@ -12,7 +12,7 @@ VISITS = 3
 This many batches in a row that are too small for the remaining numbers end the search."""
 
 
-class Measured(NamedTuple):
+class StreamRate(NamedTuple):
     """The rate of a number of streams."""
 
     streams: int
@@ -56,9 +56,9 @@ class StreamCountSearch:
         return max(self._rates, key=lambda count: self._rates[count])
 
     @property
-    def measured(self) -> tuple[Measured, ...]:
+    def measured(self) -> tuple[StreamRate, ...]:
         """The rates so far, in the order tried."""
-        return tuple(Measured(n, rate) for n, rate in self._rates.items() if rate)
+        return tuple(StreamRate(n, rate) for n, rate in self._rates.items() if rate)
 
 
 def counts_to_try(cores: int) -> tuple[int, ...]:

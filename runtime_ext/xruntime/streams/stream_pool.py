@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from xruntime.errors import ClosedError
 from xruntime.threads.cpu_pool import CPUPool
-from xruntime.threads.worker import Submission, TaskFuture, Turn, Worker, submission_of
+from xruntime.threads.worker import DrainRequest, Submission, TaskFuture, Worker, submission_of
 
 if TYPE_CHECKING:
     from xruntime.streams.batching import Batching
@@ -155,9 +155,9 @@ class Streams:
         # In the order in which they became free. The last one is used first: its caches are warm.
         self._free = dict.fromkeys(reversed(range(len(self._workers))))
 
-    def _turn(self, index: int) -> Turn:
+    def _turn(self, index: int) -> DrainRequest:
         # Made each time: a stored one would keep these streams alive.
-        return Turn(functools.partial(self._take_turn, index))
+        return DrainRequest(functools.partial(self._take_turn, index))
 
     def _wake(self, streams: int) -> None:
         """Wake up to `streams` free streams. The caller holds `_lock`."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from xruntime.compilation.accuracy import difference, tolerance_for
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.errors import BatchError, CompilationError
 from xruntime.pytrees import entries, rebuilt, tensor_leaves
-from xruntime.streams.compiling import CompiledForStreams
+from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.splitting import Call
 from xruntime.threads.torch_modes import current_autocast
 
@@ -27,7 +27,8 @@ _NORMS: Final = (
 
 
 def training_dependent(model: object) -> list[tuple[str, nn.Module]]:
-    """Return the layers of `model`, by name, whose output for a part of a batch differs in training.
+    """Return the names of the layers of `model` that, in training mode, give a part of a batch
+    other outputs than the whole batch.
 
     Batch norms compute statistics of their part only, and dropouts draw random numbers in each stream.
     """
@@ -58,10 +59,10 @@ def eager_original(model: Any) -> Original | None:
     if isinstance(model, CompiledForStreams):
         return model.eager
     kind = kind_of(model)
-    if kind in (Kind.COMPILED, Kind.COMPILED_CPP):
+    if kind in (CallableKind.COMPILED, CallableKind.COMPILED_CPP):
         found: Original | None = getattr(model, "_orig_mod", None)
         return found
-    return None if kind in (Kind.PACKAGE, Kind.PACKAGE_UNDER_GIL) else model
+    return None if kind in (CallableKind.PACKAGE, CallableKind.PACKAGE_UNDER_GIL) else model
 
 
 def copied(call: Call) -> Call:

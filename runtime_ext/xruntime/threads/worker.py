@@ -55,8 +55,8 @@ class Submission(NamedTuple):
     """Waiting calls of equal groups may run as one; None: this one runs alone."""
 
 
-class Turn(NamedTuple):
-    """A request that the worker make calls which wait in another queue."""
+class DrainRequest(NamedTuple):
+    """A request to make the calls that wait in another queue."""
 
     take: Callable[[Callable[[Submission], None]], None]
     """Called in the worker's thread with a function that makes a call. It must not raise."""
@@ -148,7 +148,7 @@ class _Line:
         self.threads = threads
         self.pin_workers = pin_workers
         self.mailbox = Mailbox()
-        self.submissions: deque[Submission | Turn] = deque()
+        self.submissions: deque[Submission | DrainRequest] = deque()
         self.order = threading.Lock()
         """Held while a submission is queued, so that queue and tickets are in the same order."""
         self.lost = False
@@ -182,8 +182,8 @@ class Worker:
         self.put(call)
         return call.future
 
-    def put(self, work: Submission | Turn) -> None:
-        """Queue a submission or a turn. Raises ClosedError.
+    def put(self, work: Submission | DrainRequest) -> None:
+        """Queue a submission or a request. Raises ClosedError.
 
         If a signal handler raises in here, the work is either queued or not, never in between.
         """
@@ -269,7 +269,7 @@ def _serve(line: _Line) -> None:
     while (posted := next_one(done)) != CLOSED:
         if posted != INTERRUPTED:
             work = submissions.popleft()
-            if isinstance(work, Turn):
+            if isinstance(work, DrainRequest):
                 work.take(functools.partial(_do_in_turn, line, done + 1, modes))
             else:
                 _do(modes, work)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from xruntime import native
-from xruntime.native import Problem
+from xruntime.native import ArgumentProblem
 
 pytest.importorskip("torch")
 
@@ -53,27 +53,27 @@ class Call:
         return int(call(ctypes.byref(self.bags), *numbers, ctypes.byref(self.problem)))
 
 
-WRONG: dict[str, tuple[dict[str, int | None], Problem]] = {
-    "a negative count": ({"count": -1}, Problem.INVALID_SIZE),
-    "no tables": ({"tables": None}, Problem.INVALID_POINTER),
-    "an unknown value type": ({"value_type": 3}, Problem.INVALID_TYPE),
-    "an unknown index type": ({"index_type": 2}, Problem.INVALID_TYPE),
-    "an unknown mode": ({"mode": 3}, Problem.INVALID_MODE),
+WRONG: dict[str, tuple[dict[str, int | None], ArgumentProblem]] = {
+    "a negative count": ({"count": -1}, ArgumentProblem.INVALID_SIZE),
+    "no tables": ({"tables": None}, ArgumentProblem.INVALID_POINTER),
+    "an unknown value type": ({"value_type": 3}, ArgumentProblem.INVALID_TYPE),
+    "an unknown index type": ({"index_type": 2}, ArgumentProblem.INVALID_TYPE),
+    "an unknown mode": ({"mode": 3}, ArgumentProblem.INVALID_MODE),
     "last offset without offsets": (
         {"include_last_offset": 1, "offsets": None},
-        Problem.INVALID_SIZE,
+        ArgumentProblem.INVALID_SIZE,
     ),
-    "no columns": ({"dim": 0}, Problem.INVALID_SIZE),
-    "negative rows": ({"rows": -1}, Problem.INVALID_SIZE),
-    "too many rows": ({"rows": 2**31}, Problem.INVALID_SIZE),
-    "too many indices": ({"index_count": 2**31}, Problem.INVALID_SIZE),
-    "negative bags": ({"bags": -1}, Problem.INVALID_SIZE),
-    "bags of unequal length": ({"offsets": None, "bags": 3}, Problem.INVALID_SIZE),
+    "no columns": ({"dim": 0}, ArgumentProblem.INVALID_SIZE),
+    "negative rows": ({"rows": -1}, ArgumentProblem.INVALID_SIZE),
+    "too many rows": ({"rows": 2**31}, ArgumentProblem.INVALID_SIZE),
+    "too many indices": ({"index_count": 2**31}, ArgumentProblem.INVALID_SIZE),
+    "negative bags": ({"bags": -1}, ArgumentProblem.INVALID_SIZE),
+    "bags of unequal length": ({"offsets": None, "bags": 3}, ArgumentProblem.INVALID_SIZE),
     **{
-        f"no {name}": ({name: None}, Problem.INVALID_POINTER)
+        f"no {name}": ({name: None}, ArgumentProblem.INVALID_POINTER)
         for name in ("weights", "indices", "output", "state")
     },
-    "an odd address": ({"weights": 4097}, Problem.INVALID_POINTER),
+    "an odd address": ({"weights": 4097}, ArgumentProblem.INVALID_POINTER),
 }
 """Fields of the call or its table, and what is said of them."""
 
@@ -96,16 +96,16 @@ def test_maxima_and_means_take_no_factors(built_library: Path) -> None:
         call = Call()
         call.bags.mode = mode
         call.table.factors = ctypes.addressof(call.state)
-        assert call.run() == Problem.INVALID_MODE
+        assert call.run() == ArgumentProblem.INVALID_MODE
 
 
 def test_a_problem_names_table_position_and_value(built_library: Path) -> None:
     for name, position, value, code in (
-        ("indices", 2, 4, Problem.INVALID_INDEX),
-        ("indices", 0, -1, Problem.INVALID_INDEX),
-        ("offsets", 0, 1, Problem.INVALID_FIRST_OFFSET),
-        ("offsets", 1, -1, Problem.DECREASING_OFFSET),
-        ("offsets", 1, 5, Problem.LARGE_OFFSET),
+        ("indices", 2, 4, ArgumentProblem.INVALID_INDEX),
+        ("indices", 0, -1, ArgumentProblem.INVALID_INDEX),
+        ("offsets", 0, 1, ArgumentProblem.INVALID_FIRST_OFFSET),
+        ("offsets", 1, -1, ArgumentProblem.DECREASING_OFFSET),
+        ("offsets", 1, 5, ArgumentProblem.LARGE_OFFSET),
     ):
         call = Call()
         getattr(call, name)[position] = value

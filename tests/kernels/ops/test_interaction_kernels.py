@@ -19,7 +19,7 @@ from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 from tests.runtime_ext.nn.vision_references import interaction_reference  # noqa: E402
 
 from xruntime import native  # noqa: E402
-from xruntime.native import Problem  # noqa: E402
+from xruntime.native import ArgumentProblem  # noqa: E402
 
 Library = ctypes.CDLL
 Load = Callable[[str], Library]
@@ -94,17 +94,17 @@ def test_empty_inputs(load: Load, shape: tuple[int, int, int]) -> None:
     backward(library, inputs, torch.ones_like(output))
 
 
-WRONG: dict[str, tuple[int, Any, Problem]] = {
-    "no inputs": (0, None, Problem.INVALID_POINTER),
-    "no strides": (1, None, Problem.INVALID_POINTER),
-    "no input": (2, 0, Problem.INVALID_SIZE),
-    "too many inputs": (2, 2**15, Problem.INVALID_SIZE),
-    "a negative batch": (3, -1, Problem.INVALID_SIZE),
-    "a negative size": (4, -1, Problem.INVALID_SIZE),
-    "a batch that is too large": (3, 2**41, Problem.INVALID_SIZE),
-    "a size that is too large": (4, 2**31, Problem.INVALID_SIZE),
-    "an unknown type": (5, 3, Problem.INVALID_TYPE),
-    "no output": (6, None, Problem.INVALID_POINTER),
+WRONG: dict[str, tuple[int, Any, ArgumentProblem]] = {
+    "no inputs": (0, None, ArgumentProblem.INVALID_POINTER),
+    "no strides": (1, None, ArgumentProblem.INVALID_POINTER),
+    "no input": (2, 0, ArgumentProblem.INVALID_SIZE),
+    "too many inputs": (2, 2**15, ArgumentProblem.INVALID_SIZE),
+    "a negative batch": (3, -1, ArgumentProblem.INVALID_SIZE),
+    "a negative size": (4, -1, ArgumentProblem.INVALID_SIZE),
+    "a batch that is too large": (3, 2**41, ArgumentProblem.INVALID_SIZE),
+    "a size that is too large": (4, 2**31, ArgumentProblem.INVALID_SIZE),
+    "an unknown type": (5, 3, ArgumentProblem.INVALID_TYPE),
+    "no output": (6, None, ArgumentProblem.INVALID_POINTER),
 }
 
 
@@ -130,7 +130,9 @@ def test_odd_addresses_and_null_inputs_are_refused(load: Load) -> None:
     for address in (None, inputs[1].data_ptr() + 2):
         changed = list(arguments(inputs))
         changed[0][1] = address
-        assert library.xk_interaction(*changed, output.data_ptr()) == Problem.INVALID_POINTER
+        assert (
+            library.xk_interaction(*changed, output.data_ptr()) == ArgumentProblem.INVALID_POINTER
+        )
 
 
 def test_without_an_isa_the_operators_refuse(load: Load) -> None:

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 from tests.runtime_ext.nn.vision_references import nms_reference  # noqa: E402
 
-from xruntime.native import Problem  # noqa: E402
+from xruntime.native import ArgumentProblem  # noqa: E402
 
 Library = ctypes.CDLL
 Load = Callable[[str], Library]
@@ -96,13 +96,13 @@ def test_no_boxes(load: Load) -> None:
         assert len(run(library, empty, order, starts)) == 0
 
 
-WRONG: dict[str, tuple[int, Any, Problem]] = {
-    "no boxes": (0, None, Problem.INVALID_POINTER),
-    "a negative count": (2, -1, Problem.INVALID_SIZE),
-    "no order": (3, None, Problem.INVALID_POINTER),
-    "no starts": (4, None, Problem.INVALID_POINTER),
-    "a negative number of groups": (5, -1, Problem.INVALID_SIZE),
-    "no result": (7, None, Problem.INVALID_POINTER),
+WRONG: dict[str, tuple[int, Any, ArgumentProblem]] = {
+    "no boxes": (0, None, ArgumentProblem.INVALID_POINTER),
+    "a negative count": (2, -1, ArgumentProblem.INVALID_SIZE),
+    "no order": (3, None, ArgumentProblem.INVALID_POINTER),
+    "no starts": (4, None, ArgumentProblem.INVALID_POINTER),
+    "a negative number of groups": (5, -1, ArgumentProblem.INVALID_SIZE),
+    "no result": (7, None, ArgumentProblem.INVALID_POINTER),
 }
 
 
@@ -120,15 +120,15 @@ def test_a_wrong_argument_is_refused(load: Load, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("order", "starts", "problem"),
     [
-        ([0, 1, 2, 3, 5], [0, 5], Problem.INVALID_ORDER),
-        ([0, 1, 2, 3, -1], [0, 5], Problem.INVALID_ORDER),
-        ([0, 1, 2, 3, 4], [1, 5], Problem.INVALID_GROUPS),
-        ([0, 1, 2, 3, 4], [0, 4], Problem.INVALID_GROUPS),
-        ([0, 1, 2, 3, 4], [0, 6, 5], Problem.INVALID_GROUPS),
+        ([0, 1, 2, 3, 5], [0, 5], ArgumentProblem.INVALID_ORDER),
+        ([0, 1, 2, 3, -1], [0, 5], ArgumentProblem.INVALID_ORDER),
+        ([0, 1, 2, 3, 4], [1, 5], ArgumentProblem.INVALID_GROUPS),
+        ([0, 1, 2, 3, 4], [0, 4], ArgumentProblem.INVALID_GROUPS),
+        ([0, 1, 2, 3, 4], [0, 6, 5], ArgumentProblem.INVALID_GROUPS),
     ],
 )
 def test_wrong_orders_and_groups_are_refused(
-    load: Load, order: list[int], starts: list[int], problem: Problem
+    load: Load, order: list[int], starts: list[int], problem: ArgumentProblem
 ) -> None:
     boxes, kept = make_boxes(5), torch.full((5,), 7, dtype=torch.uint8)
     given = torch.tensor(order), torch.tensor(starts)

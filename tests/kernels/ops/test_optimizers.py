@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
-from xruntime.native import NO_ISA, Problem  # noqa: E402
+from xruntime.native import NO_ISA, ArgumentProblem  # noqa: E402
 from xruntime.optim import step_call  # noqa: E402
 from xruntime.optim.split_bf16 import join, split  # noqa: E402
 from xruntime.optim.step_call import Arrays, Formats, StepCall  # noqa: E402
@@ -271,20 +271,20 @@ def edit_array(name: str, value: int) -> Callable[[step_call.CTensors], None]:
     return edit
 
 
-WRONG: dict[str, tuple[Callable[[step_call.CTensors], None], Problem]] = {
-    "a negative count": (set_field("count", -1), Problem.INVALID_SIZE),
+WRONG: dict[str, tuple[Callable[[step_call.CTensors], None], ArgumentProblem]] = {
+    "a negative count": (set_field("count", -1), ArgumentProblem.INVALID_SIZE),
     **{
-        f"no {name}": (set_field(name, None), Problem.INVALID_POINTER)
+        f"no {name}": (set_field(name, None), ArgumentProblem.INVALID_POINTER)
         for name in (*("sizes", "weights", "remainders", "gradients", "first", "second", "steps"),)
     },
-    "an unknown weight format": (set_field("weight_format", 3), Problem.INVALID_TYPE),
-    "an unknown gradient type": (set_field("gradient_type", 2), Problem.INVALID_TYPE),
-    "an unknown state type": (set_field("state_type", -1), Problem.INVALID_TYPE),
-    "a negative size": (edit_array("sizes", -1), Problem.INVALID_SIZE),
-    "a size that is too large": (edit_array("sizes", 2**62), Problem.INVALID_SIZE),
-    "a null pointer": (edit_array("gradients", 0), Problem.INVALID_POINTER),
-    "a null step": (edit_array("steps", 0), Problem.INVALID_POINTER),
-    "an odd address": (edit_array("second", 4097), Problem.INVALID_POINTER),
+    "an unknown weight format": (set_field("weight_format", 3), ArgumentProblem.INVALID_TYPE),
+    "an unknown gradient type": (set_field("gradient_type", 2), ArgumentProblem.INVALID_TYPE),
+    "an unknown state type": (set_field("state_type", -1), ArgumentProblem.INVALID_TYPE),
+    "a negative size": (edit_array("sizes", -1), ArgumentProblem.INVALID_SIZE),
+    "a size that is too large": (edit_array("sizes", 2**62), ArgumentProblem.INVALID_SIZE),
+    "a null pointer": (edit_array("gradients", 0), ArgumentProblem.INVALID_POINTER),
+    "a null step": (edit_array("steps", 0), ArgumentProblem.INVALID_POINTER),
+    "an odd address": (edit_array("second", 4097), ArgumentProblem.INVALID_POINTER),
 }
 
 
@@ -306,14 +306,14 @@ def test_a_wrong_argument_is_refused_before_anything_changes(
 
 def test_no_tensors_struct_is_refused(load: Load) -> None:
     for call in CALLS.values():
-        assert call(load(ISAS[-1]), None) == Problem.INVALID_POINTER
+        assert call(load(ISAS[-1]), None) == ArgumentProblem.INVALID_POINTER
 
 
 def test_momentum_needs_to_know_which_are_fresh(load: Load) -> None:
     case = make(step_call.WEIGHTS_SPLIT, torch.bfloat16, torch.float32)
     call = StepCall(arrays_of(case)._replace(fresh=None), case.formats)
     for name in ("sgd", "lars"):
-        assert CALLS[name](load(ISAS[-1]), call._pointer) == Problem.INVALID_POINTER
+        assert CALLS[name](load(ISAS[-1]), call._pointer) == ArgumentProblem.INVALID_POINTER
     assert CALLS["plain"](load(ISAS[-1]), call._pointer) == 0
 
 

@@ -18,7 +18,7 @@ from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 from tests.runtime_ext.nn.vision_references import roi_align_reference  # noqa: E402
 
 from xruntime import native  # noqa: E402
-from xruntime.native import Problem  # noqa: E402
+from xruntime.native import ArgumentProblem  # noqa: E402
 from xruntime.nn.roi_align_operator import CRoiAlignTask  # noqa: E402
 
 SCALE = 0.5
@@ -182,18 +182,18 @@ def test_few_regions_and_empty_ones(load: Load) -> None:
         assert not run_backward(library, gradient, boxes, task).any()
 
 
-WRONG: dict[str, tuple[str, int, Problem]] = {
+WRONG: dict[str, tuple[str, int, ArgumentProblem]] = {
     **{
-        f"a negative number of {name}": (name, -1, Problem.INVALID_SIZE)
+        f"a negative number of {name}": (name, -1, ArgumentProblem.INVALID_SIZE)
         for name in ("images", "channels", "height", "width", "boxes")
     },
-    "an image that is too large": ("height", 2**24 + 1, Problem.INVALID_SIZE),
-    "too many values": ("channels", 2**60, Problem.INVALID_SIZE),
-    "no bins": ("output_width", 0, Problem.INVALID_SIZE),
-    "too many bins": ("output_height", 2**16 + 1, Problem.INVALID_SIZE),
-    "an unknown type": ("type", 3, Problem.INVALID_TYPE),
-    "no pixels": ("height", 0, Problem.NO_PIXELS),
-    "fewer images than boxes have": ("images", 1, Problem.INVALID_IMAGE),
+    "an image that is too large": ("height", 2**24 + 1, ArgumentProblem.INVALID_SIZE),
+    "too many values": ("channels", 2**60, ArgumentProblem.INVALID_SIZE),
+    "no bins": ("output_width", 0, ArgumentProblem.INVALID_SIZE),
+    "too many bins": ("output_height", 2**16 + 1, ArgumentProblem.INVALID_SIZE),
+    "an unknown type": ("type", 3, ArgumentProblem.INVALID_TYPE),
+    "no pixels": ("height", 0, ArgumentProblem.NO_PIXELS),
+    "fewer images than boxes have": ("images", 1, ArgumentProblem.INVALID_IMAGE),
 }
 
 
@@ -232,8 +232,8 @@ def test_wrong_pointers_are_refused(load: Load, pointer: int | None) -> None:
         pointers = [*right]
         pointers[at] = None if pointer is None else right[at] + pointer
         for function in (library.xk_roi_align, library.xk_roi_align_backward):
-            assert function(ctypes.byref(task), *pointers) == Problem.INVALID_POINTER
-    assert library.xk_roi_align(None, *right) == Problem.INVALID_POINTER
+            assert function(ctypes.byref(task), *pointers) == ArgumentProblem.INVALID_POINTER
+    assert library.xk_roi_align(None, *right) == ArgumentProblem.INVALID_POINTER
 
 
 @pytest.mark.parametrize("number", [-1.0, 2.0, math.nan])
@@ -244,7 +244,7 @@ def test_a_box_of_no_image_is_refused(load: Load, number: float) -> None:
     task = task_of(images, boxes, (2, 2), channels_last=False)
     pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
     code = load(ISAS[-1]).xk_roi_align(ctypes.byref(task), *pointers)
-    assert code == Problem.INVALID_IMAGE
+    assert code == ArgumentProblem.INVALID_IMAGE
     assert torch.equal(output, torch.full_like(output, 7))
 
 

@@ -191,7 +191,7 @@ def test_inherited_variables_of_any_content(values: dict[str, str]):
 # Values, one kind each
 
 
-def convert(kind: kinds.Kind, text: str) -> object:
+def convert(kind: kinds.OptionKind, text: str) -> object:
     """The value, or None where it was refused as a user's mistake."""
     try:
         return kind.parse(text)

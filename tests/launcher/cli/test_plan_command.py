@@ -13,7 +13,7 @@ from tests.launcher.machine.trees import CPU, write_files
 
 import xlaunch
 from xlaunch.cache.table import CACHES
-from xlaunch.options.definitions import OPTIONS, Group
+from xlaunch.options.definitions import OPTIONS, OptionGroup
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 
@@ -136,7 +136,7 @@ def test_help_and_version():
 
 def test_help_shows_every_option_in_its_group_within_80_columns():
     text = ask("--help").out.decode()
-    titles = [group.value for group in Group] + ["Other"]
+    titles = [group.value for group in OptionGroup] + ["Other"]
     starts = [text.index(f"\n{title}:\n") for title in titles]
     assert starts == sorted(starts)
     parts = dict(zip(titles, itertools.pairwise([*starts, len(text)]), strict=True))

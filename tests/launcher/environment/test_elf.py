@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.environment.made_up import AARCH64, X86_64, elf_bytes
 
-from xlaunch.environment.elf import ElfError, Target, read_elf
+from xlaunch.environment.elf import ElfError, ElfTarget, read_elf
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -37,9 +37,9 @@ def test_program_that_is_not_position_independent_is_not_shared(tmp_path: Path):
 
 
 def test_targets_have_names():
-    assert str(Target(64, "<", AARCH64)) == "64-bit AArch64"
-    assert str(Target(32, "<", X86_64)) == "32-bit x86-64"
-    assert str(Target(64, "<", 4711)) == "64-bit machine 4711"
+    assert str(ElfTarget(64, "<", AARCH64)) == "64-bit AArch64"
+    assert str(ElfTarget(32, "<", X86_64)) == "32-bit x86-64"
+    assert str(ElfTarget(64, "<", 4711)) == "64-bit machine 4711"
 
 
 def test_real_libraries_are_read_as_readelf_reads_them(needs):

@@ -12,7 +12,7 @@ from xlaunch.environment.variables import (
     MEMORY,
     OURS,
     Proposal,
-    Setting,
+    VariableSetting,
     choose_settings,
     inherited_notes,
     instance_variables,
@@ -38,7 +38,7 @@ def chosen(
     *,
     piped: bool = False,
     env: dict[str, str] | None = None,
-) -> dict[str, Setting]:
+) -> dict[str, VariableSetting]:
     made, own = made or planned(), split_inherited(inherited).users_own
     settings = choose_settings(made, made.instances[0], env or {}, own, [WANTED], piped=piped)
     return {setting.name: setting for setting in settings}

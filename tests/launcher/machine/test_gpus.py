@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from tests.captures import among_others, read_capture
 
-from xlaunch.machine import read_machine
+from xlaunch.machine import machine_of, read_machine
 from xlaunch.machine.capture import unpacked, write_capture
-from xlaunch.machine.files import Tree
 from xlaunch.machine.gpus import Gpu, Vendor, gpu_models, read_driver_version, read_gpus
-from xlaunch.machine.other_machine import machine_of
 from xlaunch.machine.topology import Gpus
+from xlaunch.machine.tree import Tree
 from xlaunch.machine.usable_gpus import openable, usable_gpus
 
 UUIDS = ("GPU-aaaa-1111", "GPU-aaaa-2222", "GPU-bbbb-3333")

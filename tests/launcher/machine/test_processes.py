@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.processes import read_file
+from xlaunch.machine.tree import Tree
 
 LONG = "/proc/self/maps"
 """More than a page, and handed out in whole lines of less than a page."""

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from xlaunch.errors import UsageError
 from xlaunch.metrics.metric_lines import (
     MAX_LINE,
-    Kind,
     LineSplitter,
+    MetricKind,
     Value,
     convert,
     kind_of,
@@ -112,23 +112,23 @@ def test_units_are_converted_to_the_first():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("sentences/s", Kind.RATE), ("tokens/sec", Kind.RATE), ("images per second", Kind.RATE),
-        ("images_per_s", Kind.RATE), ("samples/min", Kind.RATE), ("fps", Kind.RATE),
-        ("throughput", Kind.RATE), ("Throughput", Kind.RATE), (r"([\d.]+) images/s", Kind.RATE),
-        ("latency", Kind.TIME), ("latency_ms", Kind.TIME), ("ms", Kind.TIME), ("s", Kind.TIME),
-        ("µs", Kind.TIME), ("step time", Kind.TIME), ("s/it", Kind.TIME), ("ms/step", Kind.TIME),
-        ("elapsed", Kind.TIME), (r"took ([\d.]+) ms", Kind.TIME),
-        ("loss", Kind.VALUE), ("accuracy", Kind.VALUE), ("timeouts", Kind.VALUE),
-        ("GB/step", Kind.VALUE), (r"loss\s+([\d.]+)", Kind.VALUE), ("rate", Kind.VALUE),
+        ("sentences/s", MetricKind.RATE), ("tokens/sec", MetricKind.RATE), ("images per second", MetricKind.RATE),
+        ("images_per_s", MetricKind.RATE), ("samples/min", MetricKind.RATE), ("fps", MetricKind.RATE),
+        ("throughput", MetricKind.RATE), ("Throughput", MetricKind.RATE), (r"([\d.]+) images/s", MetricKind.RATE),
+        ("latency", MetricKind.TIME), ("latency_ms", MetricKind.TIME), ("ms", MetricKind.TIME), ("s", MetricKind.TIME),
+        ("µs", MetricKind.TIME), ("step time", MetricKind.TIME), ("s/it", MetricKind.TIME), ("ms/step", MetricKind.TIME),
+        ("elapsed", MetricKind.TIME), (r"took ([\d.]+) ms", MetricKind.TIME),
+        ("loss", MetricKind.VALUE), ("accuracy", MetricKind.VALUE), ("timeouts", MetricKind.VALUE),
+        ("GB/step", MetricKind.VALUE), (r"loss\s+([\d.]+)", MetricKind.VALUE), ("rate", MetricKind.VALUE),
     ],
 )  # fmt: skip
-def test_kind_of_a_name(name: str, kind: Kind):
+def test_kind_of_a_name(name: str, kind: MetricKind):
     assert kind_of(name) is kind
     assert parse_metric(name).kind is kind
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_kind_may_be_said(kind: Kind):
+@pytest.mark.parametrize("kind", list(MetricKind))
+def test_kind_may_be_said(kind: MetricKind):
     metric = parse_metric(f"{kind.value}:total")
     assert (metric.kind, metric.name) == (kind, "total")
     assert metric.read("total: 4") == Value(4.0, None)

@@ -13,7 +13,7 @@ from xlaunch.cli.launch import command
 from xlaunch.options import kinds
 from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
-from xlaunch.options.layers import request_from
+from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import MAX, Request
 
 
@@ -79,7 +79,7 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
         return st.booleans()
     if kind is kinds.VARIABLE:
         return st.dictionaries(NAMES, TEXTS, max_size=4).map(lambda table: tuple(table.items()))
-    known: dict[kinds.Kind, st.SearchStrategy[Any]] = {
+    known: dict[kinds.OptionKind, st.SearchStrategy[Any]] = {
         kinds.COUNT: st.integers(1, 9999) | st.just(MAX),
         kinds.WHOLE_NUMBER: st.integers(0, 9999),
         kinds.NUMBER_LIST: st.sets(st.integers(0, 2000), min_size=1).map(

@@ -21,7 +21,7 @@ from tests.launcher.options.settings import (
 from xlaunch.cli import run
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.kinds import FLAG
-from xlaunch.options.layers import request_from
+from xlaunch.options.precedence import request_from
 from xlaunch.options.presets import preset_text
 from xlaunch.planning.contradictions import find_contradiction
 

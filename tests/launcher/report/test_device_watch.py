@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import xlaunch
 
+from xlaunch.report.device_use import DeviceSample, Reading
 from xlaunch.report.device_watch import MAX_SAMPLES, MESSAGES, DeviceWatch, KnownMessages, merge
-from xlaunch.report.devices import Reading, Sample
 
 WORKS = """
 import sys, time
@@ -58,13 +58,13 @@ def test_message_in_pieces_is_explained_once():
     assert len(messages.explanations()) == 1
 
 
-def sample(at_s: float, busy: float | None, memory: int | None) -> Sample:
-    return Sample(at_s, 1.0, 2.0, (Reading(busy, None, memory, None, 100.0),))
+def sample(at_s: float, busy: float | None, memory: int | None) -> DeviceSample:
+    return DeviceSample(at_s, 1.0, 2.0, (Reading(busy, None, memory, None, 100.0),))
 
 
 def test_merged_samples_have_the_mean_and_the_largest_memory():
     merged = merge(sample(1, 0.2, 5), sample(2, 0.6, 3))
-    assert merged == Sample(2, 2.0, 2.0, (Reading(pytest.approx(0.4), None, 5, None, 100.0),))
+    assert merged == DeviceSample(2, 2.0, 2.0, (Reading(pytest.approx(0.4), None, 5, None, 100.0),))
     assert merge(merged, sample(3, None, None)).readings[0].busy == pytest.approx(0.4)
 
 

@@ -5,24 +5,32 @@ from __future__ import annotations
 
 import signal
 
-from xlaunch.supervision.states import EVENT_OF_SIGNAL, TABLE, Action, Event, State, Target, act
+from xlaunch.supervision.states import (
+    EVENT_OF_SIGNAL,
+    TABLE,
+    Action,
+    Event,
+    SignalTarget,
+    State,
+    act,
+)
 
 LIVE = [state for state in State if state is not State.KILLING]
 
 
 def test_losing_the_keeper_kills_everything_from_every_state():
-    kill = Action(Target.EVERYTHING, signal.SIGKILL, State.KILLING)
+    kill = Action(SignalTarget.EVERYTHING, signal.SIGKILL, State.KILLING)
     assert {act(state, Event.KEEPER_GONE) for state in LIVE} == {kill}
 
 
 def test_killing_is_final():
-    nothing = Action(Target.NOBODY, None, State.KILLING)
+    nothing = Action(SignalTarget.NOBODY, None, State.KILLING)
     assert {act(State.KILLING, event) for event in Event} == {nothing}
 
 
 def test_second_request_to_end_does_not_wait():
     for event in (Event.INTERRUPT, Event.SECOND_CTRL_C, Event.QUIT):
-        assert act(State.ENDING, event).target is Target.EVERYTHING, event
+        assert act(State.ENDING, event).target is SignalTarget.EVERYTHING, event
 
 
 def test_every_row_is_sound():
@@ -30,9 +38,9 @@ def test_every_row_is_sound():
         row = (state, event, action)
         ends = action.next is State.ENDING and state is not State.ENDING
         assert action.start_grace == ends, row
-        assert (action.target is Target.EVERYTHING) == (action.signal == signal.SIGKILL), row
+        assert (action.target is SignalTarget.EVERYTHING) == (action.signal == signal.SIGKILL), row
         if event is not Event.OTHER_SIGNAL:
-            assert (action.target is Target.NOBODY) == (action.signal is None), row
+            assert (action.target is SignalTarget.NOBODY) == (action.signal is None), row
         if state is State.STOPPED and action.next in (State.ENDING, State.SIGNALLED):
             assert action.continue_groups, row  # what must act is not left suspended
         if action.signal is not None and event in EVENT_OF_SIGNAL.values() and not ends:
@@ -44,25 +52,25 @@ def test_every_row_is_sound():
 def test_what_a_worker_does_not_expect_goes_to_the_one_process():
     for state in (State.RUNNING, State.STOPPED, State.SIGNALLED, State.ENDING):
         for event in (Event.USER_1, Event.USER_2, Event.TERMINATE):
-            assert act(state, event).target is Target.PROCESSES, (state, event)
-        passed_on = Action(Target.PROCESSES, signal.SIGALRM, state)
+            assert act(state, event).target is SignalTarget.PROCESSES, (state, event)
+        passed_on = Action(SignalTarget.PROCESSES, signal.SIGALRM, state)
         assert act(state, Event.OTHER_SIGNAL, signal.SIGALRM) == passed_on
 
 
 def test_what_a_terminal_sends_goes_to_the_group():
     for event in (Event.INTERRUPT, Event.HANGUP, Event.QUIT, Event.WINDOW, Event.SUSPEND):
-        assert act(State.RUNNING, event).target is Target.GROUPS, event
+        assert act(State.RUNNING, event).target is SignalTarget.GROUPS, event
 
 
 def test_what_would_end_instances_ends_the_wait_for_them():
     for event in (Event.INTERRUPT, Event.TERMINATE, Event.HANGUP, Event.QUIT, Event.TIMEOUT):
         action = act(State.WAITING, event)
-        assert (action.target, action.next) == (Target.NOBODY, State.ENDING), event
+        assert (action.target, action.next) == (SignalTarget.NOBODY, State.ENDING), event
 
 
 def test_while_nobody_runs_nobody_is_signalled():
     targets = {act(State.WAITING, event).target for event in Event if event != Event.KEEPER_GONE}
-    assert targets == {Target.NOBODY}
+    assert targets == {SignalTarget.NOBODY}
 
 
 def test_suspended_wait_is_suspended_and_goes_on():

@@ -20,9 +20,9 @@ from tests.runtime_ext.aoti.archives import Change, described, rewritten
 from tests.runtime_ext.conftest import Needs
 from torch.utils import _pytree as pytree
 
-from xruntime.aoti.files import own_description
 from xruntime.aoti.package import load_package
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.aoti.package_file import own_description
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.errors import ClosedError, PackageError, PackageInputError, ThreadCountError
 
 # What torch compiled would have more functions; these are the ones that are called. `Run` hands its
@@ -94,7 +94,7 @@ def one_thread() -> object:
 def test_a_package_is_loaded_called_and_closed(file: Path, one_thread) -> None:
     batch = torch.rand(4, 3)
     with load_package(file, runners=2) as package:
-        assert kind_of(package) is Kind.PACKAGE
+        assert kind_of(package) is CallableKind.PACKAGE
         assert package.threads == 1
         assert package.describe().startswith(
             f"{file}, compiled by torch {torch.__version__}: 2 calls"

@@ -28,9 +28,9 @@ from tests.runtime_ext.tiny_models import Named, Unusual, Waves, eager
 
 from xruntime.aoti import package as packages
 from xruntime.aoti.compiling import compile_package
-from xruntime.aoti.files import THREADS_KEY
 from xruntime.aoti.package import StreamPackage, load_package
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.aoti.package_file import THREADS_KEY
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.compilation.samples import Sample
 from xruntime.errors import (
     ClosedError,
@@ -43,7 +43,7 @@ from xruntime.errors import (
     UncheckedInputWarning,
 )
 from xruntime.streams.hints import MultiStreamModuleHint
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiler")]
@@ -123,7 +123,7 @@ def test_more_threads_than_runners_compute_what_the_eager_module_does(
 
 def test_what_is_loaded_is_told(package: StreamPackage, file: Path) -> None:
     assert (package.runners, package.threads) == (RUNNERS, 1)
-    assert kind_of(package) is Kind.PACKAGE
+    assert kind_of(package) is CallableKind.PACKAGE
     assert not kind_of(package).holds_gil
     assert package.describe() == (
         f"{file}, compiled by torch {torch.__version__}: 3 calls at a time, threads of each: 1\n"
@@ -284,7 +284,7 @@ def test_operators_without_a_c_interface_need_torchs_runner(tmp_path) -> None:
     )
     with pytest.warns(GILWarning, match="operators that have no C interface"):
         package = load_package(path, runners=2)
-    assert package.stream_kind is Kind.PACKAGE_UNDER_GIL
+    assert package.stream_kind is CallableKind.PACKAGE_UNDER_GIL
     assert "held during a call, because it uses operators" in package.describe()
     sample = torch.randn(3, 3)
     assert torch.equal(run(package, sample), eager(Unusual(), sample))

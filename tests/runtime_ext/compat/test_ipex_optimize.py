@@ -15,7 +15,7 @@ import xruntime.compat.ipex as ipex
 from xruntime import optimization
 from xruntime.compat.ipex import optimizing, replacements, switches
 from xruntime.errors import CompatibilityWarning, OptimizationError
-from xruntime.optimization import Outcome
+from xruntime.optimization import PassOutcome
 
 BATCH = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -33,7 +33,7 @@ def small_model() -> nn.Module:
 
 def applied(model: nn.Module) -> set[str]:
     steps = optimization.explain(model).steps
-    return {step.name for step in steps if step.outcome is Outcome.APPLIED}
+    return {step.name for step in steps if step.outcome is PassOutcome.APPLIED}
 
 
 def test_the_result_can_be_traced_and_the_original_stays() -> None:

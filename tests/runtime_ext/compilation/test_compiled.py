@@ -29,14 +29,14 @@ from tests.runtime_ext.tiny_models import (
 from torch import nn
 
 from xruntime.compilation.call_shapes import CallShape
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.errors import (
     CompilationError,
     StreamCountError,
     ThreadCountError,
 )
-from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.compiled_module import CompiledForStreams, compile_for_streams
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
 pytestmark = [
@@ -136,7 +136,7 @@ def test_it_is_a_module_in_eval_mode_with_the_weights(images: Made) -> None:
     assert dict(compiled.named_parameters()).keys() == {
         f"model.{name}" for name, _ in images.model.named_parameters()
     }
-    assert kind_of(compiled) is Kind.COMPILED_FOR_STREAMS
+    assert kind_of(compiled) is CallableKind.COMPILED_FOR_STREAMS
     assert not kind_of(compiled).holds_gil
 
 

@@ -13,7 +13,7 @@ def test_threads_that_compile_may_end() -> None:
     # A process of its own: whatever traces first in it, is in a thread that ends.
     program = """
 import threading, torch
-from xruntime.streams.compiling import compile_for_streams
+from xruntime.streams.compiled_module import compile_for_streams
 from xruntime.threads.team import resize_team
 
 made = []

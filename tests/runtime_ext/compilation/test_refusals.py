@@ -15,7 +15,7 @@ from torch import nn
 
 from xruntime.errors import CompilationError, GILWarning, SampleError, ThreadCountError
 from xruntime.kept.kept_code import KeptCode
-from xruntime.streams.compiling import compile_for_streams
+from xruntime.streams.compiled_module import compile_for_streams
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiler")]
 

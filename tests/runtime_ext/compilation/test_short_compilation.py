@@ -10,8 +10,8 @@ import torch
 from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.tiny_models import eager
 
-from xruntime.streams.compiling import compile_for_streams
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.compiled_module import compile_for_streams
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.threads.cpu_pool import CPUPool
 
 pytestmark = pytest.mark.usefixtures("compiler")

@@ -27,12 +27,16 @@ def test_sizes_are_no_part_of_a_form_and_all_else_is() -> None:
         form(torch.zeros(2, 3), 1),
         form(torch.zeros(2, 3), 2),
         form(torch.zeros(2, 3), True),
+        form(torch.zeros(2, 3), 0.0),
+        form(torch.zeros(2, 3), -0.0),
+        form(torch.zeros(2, 3), torch.channels_last),
         form([torch.zeros(2, 3)]),
         form(values=torch.zeros(2, 3)),
         form(image),
         form(image.to(memory_format=torch.channels_last)),
     ]
     assert len(set(different)) == len(different)
+    assert form(float("nan")) == form(float("nan"))
 
 
 def test_calls_that_no_kept_code_serves() -> None:

@@ -22,8 +22,8 @@ from xruntime.errors import CompilationError
 from xruntime.kept import kept_code
 from xruntime.kept import store as stores
 from xruntime.kept.calls import flat_call
-from xruntime.kept.libraries import CallKey
-from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
+from xruntime.kept.model_libraries import CallKey
+from xruntime.streams.compiled_module import CompiledForStreams, compile_for_streams
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.team import team_of
 from xruntime.threads.torch_modes import Autocast
@@ -258,7 +258,7 @@ def test_where_nothing_can_be_kept(
         return notes(compiled)
 
     assert reason(freezing=False) == "not kept: its weights are not constants (freezing)"
-    monkeypatch.setattr("xruntime.kept.libraries.ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr("xruntime.kept.model_libraries.ROOM_BYTES", 1 << 62)
     assert " MiB left" in reason()
     (tmp_path / "file").write_text("")
     for value, problem in (

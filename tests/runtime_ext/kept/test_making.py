@@ -19,7 +19,6 @@ from tests.runtime_ext.stream_threads import in_a_thread
 
 from xruntime import operator_library
 from xruntime.kept.calls import Pattern
-from xruntime.kept.libraries import stored_format
 from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
@@ -30,6 +29,7 @@ from xruntime.kept.making import (
     calls_by_torch,
     compile_in_child,
 )
+from xruntime.kept.model_libraries import stored_format
 
 pytestmark = pytest.mark.usefixtures("native")
 

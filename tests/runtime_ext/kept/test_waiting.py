@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from xruntime.kept import libraries
-from xruntime.kept.libraries import CLEAR_LINE, turn
+from xruntime.kept import model_libraries
+from xruntime.kept.model_libraries import CLEAR_LINE, turn
 
 
 @pytest.fixture(autouse=True)
 def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "SILENT_S", 0.0)
+    monkeypatch.setattr(model_libraries, "SILENT_S", 0.0)
 
 
 def test_a_terminal_shows_the_wait_and_is_clean_after_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,16 @@ def test_change_is_seen(change: str, inference: bool):
         assert seen is not None
 
 
+def test_zero_has_a_sign_and_nan_equals_itself():
+    net = Net().eval()
+    net.shift, net.limit = 0.0, float("nan")
+    state = WatchedState(net)
+    net.limit = float("nan")
+    assert state.change() is None
+    net.shift = -0.0
+    assert "shift" in (state.change() or "")
+
+
 def test_calls_and_reading_change_nothing():
     net = Net().eval()
     state = WatchedState(net)

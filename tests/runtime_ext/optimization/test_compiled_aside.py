@@ -23,8 +23,8 @@ from xruntime.errors import OptimizationError
 from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import Background
-from xruntime.optimization import Outcome, SlowCallWarning, explain, optimize
-from xruntime.optimization.runner import Runner
+from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
+from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import team_of
 
 WAIT_S = 300.0
@@ -147,13 +147,13 @@ def test_calls_leave_a_core_only_while_code_is_compiled(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    plain = Runner.plain
+    plain = CallRunner.plain
 
     def recorded(*args: Any, **options: Any) -> Any:
         threads.append(torch.get_num_threads())
         return plain(*args, **options)
 
-    monkeypatch.setattr(Runner, "plain", recorded)
+    monkeypatch.setattr(CallRunner, "plain", recorded)
     monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0, True))
     original = Model()
     with team_of(3):
@@ -358,7 +358,7 @@ def test_what_cannot_be_exported_is_said_once_and_remembered(store: Path) -> Non
 
     with pytest.warns(SlowCallWarning, match="torch.export cannot export Branching"):
         refused()
-    assert explain(again).step("graph").outcome is Outcome.SKIPPED
+    assert explain(again).step("graph").outcome is PassOutcome.SKIPPED
     assert torch.equal(again(SAMPLE), original(SAMPLE))
     (entry,) = entries(store)
     assert [it.name for it in entry.iterdir()] == ["description.json"]

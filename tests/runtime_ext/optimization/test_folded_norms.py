@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from xruntime.optimization import Outcome, explain, optimize
+from xruntime.optimization import PassOutcome, explain, optimize
 
 
 def randomized(norm: Any) -> Any:
@@ -32,7 +32,7 @@ def agree(model: nn.Module, optimized: nn.Module, sample: Tensor) -> None:
     torch.testing.assert_close(optimized(sample).double(), wide, rtol=1e-4, atol=1e-5)
 
 
-def outcome(optimized: nn.Module, name: str) -> Outcome:
+def outcome(optimized: nn.Module, name: str) -> PassOutcome:
     return explain(optimized).step(name).outcome
 
 
@@ -51,12 +51,12 @@ def test_convolutions(first: nn.Module, norm: nn.Module, shape: tuple[int, ...])
     model = nn.Sequential(first, randomized(norm), nn.ReLU()).eval()
     sample = torch.randn(shape)
     optimized = optimize(model, sample_input=sample, graph="none")
-    assert outcome(optimized, "conv_bn") is Outcome.APPLIED
+    assert outcome(optimized, "conv_bn") is PassOutcome.APPLIED
     assert not any(isinstance(m, type(norm)) for m in optimized.modules())
     agree(model, optimized, sample)
     # Without a sample torch.fx alone shows the order.
     unchecked = optimize(model)
-    assert outcome(unchecked, "conv_bn") is Outcome.APPLIED
+    assert outcome(unchecked, "conv_bn") is PassOutcome.APPLIED
     agree(model, unchecked, sample)
 
 
@@ -64,10 +64,10 @@ def test_linear() -> None:
     model = nn.Sequential(nn.Linear(5, 7), randomized(nn.BatchNorm1d(7)), nn.Tanh()).eval()
     sample = torch.randn(3, 5)
     optimized = optimize(model, sample_input=sample, graph="none")
-    assert outcome(optimized, "linear_bn") is Outcome.APPLIED
+    assert outcome(optimized, "linear_bn") is PassOutcome.APPLIED
     agree(model, optimized, sample)
     step = explain(optimize(model)).step("linear_bn")
-    assert step.outcome is Outcome.SKIPPED
+    assert step.outcome is PassOutcome.SKIPPED
     assert "number of dimensions is unknown" in step.reason
 
 
@@ -98,11 +98,11 @@ def test_order_is_watched_where_fx_cannot_trace() -> None:
     model, sample = Branching(), torch.randn(2, 3, 6, 6)
     optimized = optimize(model, sample_input=sample, graph="none")
     step = explain(optimized).step("conv_bn")
-    assert step.outcome is Outcome.APPLIED
+    assert step.outcome is PassOutcome.APPLIED
     assert "watching the sample's call" in step.reason
     agree(model, optimized, sample)
     step = explain(optimize(model)).step("conv_bn")
-    assert step.outcome is Outcome.SKIPPED
+    assert step.outcome is PassOutcome.SKIPPED
     assert "torch.fx cannot trace it (TraceError" in step.reason
 
 
@@ -131,7 +131,7 @@ def test_tracing_does_not_disturb_other_threads() -> None:
         ended.set()
         thread.join()
     assert all(results)
-    assert {one.step("conv_bn").outcome for one in explanations} == {Outcome.APPLIED}
+    assert {one.step("conv_bn").outcome for one in explanations} == {PassOutcome.APPLIED}
     assert nn.Module.__call__ is call
 
 
@@ -187,7 +187,7 @@ def test_pairs_that_stay(how: str) -> None:
     model, sample = Between(how).eval(), torch.randn(2, 3, 6, 6)
     optimized = optimize(model, sample_input=sample, graph="none")
     step = explain(optimized).step("conv_bn")
-    assert step.outcome is Outcome.SKIPPED, step
+    assert step.outcome is PassOutcome.SKIPPED, step
     torch.testing.assert_close(optimized(sample), model(sample))
 
 
@@ -214,7 +214,7 @@ class Traceable(nn.Module):
 def test_pairs_that_stay_by_fx(how: str) -> None:
     model, sample = Traceable(how), torch.randn(2, 3, 6, 6)
     for optimized in (optimize(model), optimize(model, sample_input=sample, graph="none")):
-        assert outcome(optimized, "conv_bn") is Outcome.SKIPPED
+        assert outcome(optimized, "conv_bn") is PassOutcome.SKIPPED
         torch.testing.assert_close(optimized(sample), model(sample))
 
 
@@ -233,7 +233,7 @@ def test_hooks_parametrizations_and_missing_statistics_stay() -> None:
         parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)), randomized(nn.BatchNorm2d(4))
     ).eval()
     optimized = optimize(spectral, sample_input=sample, graph="none", dtype=torch.bfloat16)
-    assert outcome(optimized, "conv_bn") is Outcome.SKIPPED
+    assert outcome(optimized, "conv_bn") is PassOutcome.SKIPPED
     torch.testing.assert_close(optimized(sample), spectral(sample), rtol=5e-2, atol=5e-2)
 
     bare = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)).eval()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from xruntime import optimize
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError, OptimizationError, SampleError
-from xruntime.optimization import Outcome, explain
-from xruntime.optimization.request import live_call
+from xruntime.optimization import PassOutcome, explain
+from xruntime.optimization.arguments import live_call
 
 
 def refused(error: type[Exception], text: str, model: Any, **arguments: Any) -> None:
@@ -138,11 +138,11 @@ def test_pass_after_which_the_model_fails_is_undone() -> None:
     model, sample = Fragile(), torch.randn(3, 4)
     optimized = optimize(model, sample_input=sample, graph="none", dtype=torch.bfloat16)
     found = explain(optimized)
-    assert found.step("dropout").outcome is Outcome.APPLIED
-    assert found.step("linear_bn").outcome is Outcome.SKIPPED
-    assert found.step("precision").outcome is Outcome.APPLIED
+    assert found.step("dropout").outcome is PassOutcome.APPLIED
+    assert found.step("linear_bn").outcome is PassOutcome.SKIPPED
+    assert found.step("precision").outcome is PassOutcome.APPLIED
     step = found.step("weights")
-    assert step.outcome is Outcome.UNDONE
+    assert step.outcome is PassOutcome.UNDONE
     assert "the model fails: TypeError: weights are not float32" in step.reason
     torch.testing.assert_close(optimized(sample), model(sample), rtol=0.05, atol=0.05)
 
@@ -153,7 +153,7 @@ def test_pass_that_changes_too_much_is_undone() -> None:
         model, sample_input=sample, graph="none", dtype=torch.bfloat16, tolerance=1e-5
     )
     step = explain(optimized).step("precision")
-    assert step.outcome is Outcome.UNDONE
+    assert step.outcome is PassOutcome.UNDONE
     assert "the outputs differ: the largest difference is" in step.reason
-    assert explain(optimized).step("weights").outcome is Outcome.SKIPPED
+    assert explain(optimized).step("weights").outcome is PassOutcome.SKIPPED
     torch.testing.assert_close(optimized(sample), model(sample), rtol=1e-4, atol=1e-5)

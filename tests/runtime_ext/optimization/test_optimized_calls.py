@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from xruntime import optimize
-from xruntime.optimization import Outcome, explain
+from xruntime.optimization import PassOutcome, explain
 
 
 class Calling(nn.Module):
@@ -112,8 +112,8 @@ class Encoder(nn.Module):
 def test_methods_and_parts_take_and_return_float32(dtype: torch.dtype) -> None:
     model, ids = Encoder(), torch.randint(0, 10, (2, 5))
     optimized = optimize(model, sample_input=ids, graph="none", dtype=dtype)
-    assert explain(optimized).step("weights").outcome is Outcome.APPLIED
-    assert explain(optimized).step("join_linears").outcome is Outcome.APPLIED
+    assert explain(optimized).step("weights").outcome is PassOutcome.APPLIED
+    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
     hidden = torch.randn(2, 5, 8)
     calls = [
         lambda it: it.encode(ids),
@@ -164,7 +164,7 @@ def test_generate_in_bf16(make: Any) -> None:
     model, ids = make(), torch.randint(3, 50, (2, 6))
     call = {"input_ids": ids, "decoder_input_ids": ids}
     optimized = optimize(model, sample_input=call, dtype=torch.bfloat16, graph="none")
-    assert explain(optimized).step("weights").outcome is Outcome.APPLIED
+    assert explain(optimized).step("weights").outcome is PassOutcome.APPLIED
     options = {"max_new_tokens": 5, "min_new_tokens": 5}
     assert optimized.generate(ids, **options).shape == model.generate(ids, **options).shape
 
@@ -211,7 +211,7 @@ def test_hooks_that_transformers_leaves_behind_are_compiled(compiler: None) -> N
     model, ids = bert(), torch.randint(0, 50, (2, 6))
     expected = model(ids, output_hidden_states=True)
     optimized = optimize(model, sample_input=ids)
-    assert explain(optimized).step("graph").outcome is Outcome.APPLIED
+    assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
     found = optimized(ids)
     torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
     found = optimized(ids, output_hidden_states=True)

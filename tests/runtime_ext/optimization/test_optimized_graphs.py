@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from xruntime import optimize
 from xruntime.errors import CompilationError, OptimizationError
-from xruntime.optimization import Outcome, SlowCallWarning, explain
+from xruntime.optimization import PassOutcome, SlowCallWarning, explain
 from xruntime.threads.team import team_of
 
 pytestmark = pytest.mark.usefixtures("compiler")
@@ -43,7 +43,7 @@ def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
     sample = torch.randn(2, 4)
     optimized = optimize(model, sample_input=sample, graph="compile_cpp")
     found = explain(optimized)
-    assert found.step("graph").outcome is Outcome.APPLIED
+    assert found.step("graph").outcome is PassOutcome.APPLIED
     assert "compile_cpp: " in found.step("graph").reason
     assert "packs the frozen weights" in found.step("prepack").reason
     output = optimized(sample)
@@ -61,7 +61,7 @@ def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
 def test_all_passes_and_a_compiled_graph() -> None:
     model = Small()
     optimized = optimize(model, sample_input=SAMPLE, dtype=torch.bfloat16)
-    assert explain(optimized).step("graph").outcome is Outcome.APPLIED
+    assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
     assert optimized(SAMPLE).dtype == torch.float32
     agree(optimized(SAMPLE), model(SAMPLE), 0.2)
     # Another number of threads is compiled for.
@@ -96,7 +96,7 @@ def test_keyword_arguments_and_siblings() -> None:
             passes={"join_linears": join},
             graph="compile_cpp",
         )
-        assert explain(optimized).step("graph").outcome is Outcome.APPLIED
+        assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
         agree(optimized(**call)["seen"], model(**call)["seen"], 0.05)
         return counting.counters["inductor"]["extern_calls"]
 
@@ -122,7 +122,7 @@ def test_fastest_form_is_kept() -> None:
     assert len(kept) == 1
     assert kept[0].median_s == min(one.median_s for one in timings.values())
     agree(optimized(SAMPLE), model(SAMPLE))
-    applied = explain(optimized).step("conv_bn").outcome is Outcome.APPLIED
+    applied = explain(optimized).step("conv_bn").outcome is PassOutcome.APPLIED
     assert applied == (kept[0].candidate != "input")
 
 
@@ -146,7 +146,7 @@ def test_input_that_is_the_fastest_is_returned_as_it_was(monkeypatch: pytest.Mon
     optimized = optimize(model, sample_input=SAMPLE, measure=True, graph="none", inplace=True)
     assert optimized is model
     assert snapshot(model) == before
-    assert not any(step.outcome is Outcome.APPLIED for step in explain(optimized).steps)
+    assert not any(step.outcome is PassOutcome.APPLIED for step in explain(optimized).steps)
     assert "the input is the fastest" in explain(optimized).step("conv_bn").reason
 
 
@@ -303,7 +303,7 @@ def test_model_that_changes_itself_is_not_compiled(where: str, name: str) -> Non
 def test_model_that_changes_itself_only_for_another_shape() -> None:
     model = Remembering("size")
     optimized = optimize(model, sample_input=torch.randn(2, 4))
-    assert explain(optimized).step("graph").outcome is Outcome.APPLIED
+    assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
     for rows in (3, 2, 3):
         values = torch.randn(rows, 4)
         with warnings.catch_warnings():
@@ -367,14 +367,14 @@ def test_model_that_is_not_compiled_is_returned_as_it_was_if_that_is_faster(
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout()).eval()
     model[0].register_forward_hook(lambda _module, _args, output: output)
     sample = torch.randn(2, 4)
-    for input_s, outcome in ((0.98, Outcome.APPLIED), (0.9, Outcome.UNDONE)):
+    for input_s, outcome in ((0.98, PassOutcome.APPLIED), (0.9, PassOutcome.UNDONE)):
         times = {"input": input_s, "none": 1.0}
         monkeypatch.setattr("xruntime.optimization.inference.median_times", lambda _, it=times: it)
         with pytest.warns(SlowCallWarning, match="is not compiled"):
             optimized = optimize(model, sample_input=sample)
         assert explain(optimized).step("no_grad").outcome is outcome
-        assert type(optimized[2]) is nn.Dropout or outcome is Outcome.APPLIED
-        assert (type(optimized) is nn.Sequential) == (outcome is Outcome.UNDONE)
+        assert type(optimized[2]) is nn.Dropout or outcome is PassOutcome.APPLIED
+        assert (type(optimized) is nn.Sequential) == (outcome is PassOutcome.UNDONE)
         agree(optimized(sample), model(sample))
 
 

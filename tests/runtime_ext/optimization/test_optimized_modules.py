@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from xruntime import optimize
 from xruntime.errors import OptimizationError
-from xruntime.optimization import Outcome, explain
+from xruntime.optimization import PassOutcome, explain
 
 
 class Small(nn.Module):
@@ -66,7 +66,7 @@ def test_all_passes_and_the_explanation() -> None:
         *("no_grad", "dropout", "conv_bn", "linear_bn", "channels_last", "precision", "weights"),
         *("join_linears", "graph", "prepack"),
     ]
-    skipped = [step.name for step in found.steps if step.outcome is not Outcome.APPLIED]
+    skipped = [step.name for step in found.steps if step.outcome is not PassOutcome.APPLIED]
     assert skipped == ["graph", "prepack"]
     assert f"compared with the input on the sample: {found.difference}" in str(found)
     assert found.bytes_after < found.bytes_before
@@ -92,13 +92,13 @@ def test_each_pass_alone_and_switched_off(name: str) -> None:
     expected = copy.deepcopy(model).double()
     expected.scale = expected.scale.double()
     alone = optimize(model, sample_input=SAMPLE, level="O0", passes={name: True})
-    applied = [s.name for s in explain(alone).steps if s.outcome is Outcome.APPLIED]
+    applied = [s.name for s in explain(alone).steps if s.outcome is PassOutcome.APPLIED]
     assert applied == [name]
     wanted = expected(SAMPLE.double())
     torch.testing.assert_close(alone(SAMPLE).double(), wanted, rtol=1e-4, atol=1e-5)
     without = optimize(model, sample_input=SAMPLE, graph="none", passes={name: False})
     step = explain(without).step(name)
-    assert (step.outcome, step.reason) == (Outcome.SKIPPED, "switched off")
+    assert (step.outcome, step.reason) == (PassOutcome.SKIPPED, "switched off")
     torch.testing.assert_close(without(SAMPLE).double(), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_level_0_changes_nothing() -> None:
     assert snapshot(model) == before
     assert type(optimized) is Small
     assert torch.equal(optimized(SAMPLE), model(SAMPLE))
-    assert {step.outcome for step in explain(optimized).steps} == {Outcome.SKIPPED}
+    assert {step.outcome for step in explain(optimized).steps} == {PassOutcome.SKIPPED}
     assert {step.reason for step in explain(optimized).steps if step.name != "prepack"} == {
         "level O0"
     }
@@ -239,15 +239,15 @@ class Siblings(nn.Module):
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("plainly", Outcome.APPLIED),
-        ("changed between", Outcome.SKIPPED),
-        ("called twice", Outcome.SKIPPED),
-        ("tied", Outcome.SKIPPED),
-        ("weight read", Outcome.SKIPPED),
-        ("viewed", Outcome.UNDONE),
+        ("plainly", PassOutcome.APPLIED),
+        ("changed between", PassOutcome.SKIPPED),
+        ("called twice", PassOutcome.SKIPPED),
+        ("tied", PassOutcome.SKIPPED),
+        ("weight read", PassOutcome.SKIPPED),
+        ("viewed", PassOutcome.UNDONE),
     ],
 )
-def test_linears_with_one_input(how: str, expected: Outcome) -> None:
+def test_linears_with_one_input(how: str, expected: PassOutcome) -> None:
     model, sample = Siblings(how), torch.randn(3, 4)
     optimized = optimize(model, sample_input=sample, graph="none")
     assert explain(optimized).step("join_linears").outcome is expected
@@ -305,7 +305,7 @@ def test_keyword_arguments_and_dataclasses() -> None:
     model = Structured()
     call = ((torch.randn(3, 4),), {"extra": {"shift": torch.randn(4)}, "flag": True})
     optimized = optimize(model, sample_input=call, graph="none", dtype=torch.bfloat16)
-    assert explain(optimized).step("weights").outcome is Outcome.APPLIED
+    assert explain(optimized).step("weights").outcome is PassOutcome.APPLIED
     args, kwargs = call
     answer, expected = optimized(*args, **kwargs), model(*args, **kwargs)
     assert type(answer) is Answer
@@ -315,7 +315,7 @@ def test_keyword_arguments_and_dataclasses() -> None:
     # Differences inside of a dataclass are found.
     strict = optimize(model, sample_input=call, graph="none", dtype=torch.bfloat16, tolerance=1e-6)
     step = explain(strict).step("precision")
-    assert step.outcome is Outcome.UNDONE
+    assert step.outcome is PassOutcome.UNDONE
     assert "output['scores']" in step.reason or "output['parts']" in step.reason
     assert torch.equal(strict(*args, **kwargs).scores, expected.scores)
 
@@ -396,7 +396,7 @@ def test_transformers_model() -> None:
     ids = torch.randint(0, 50, (2, 6))
     for dtype, tolerance in ((None, 1e-4), (torch.bfloat16, 0.1)):
         optimized = optimize(model, sample_input=((ids,), kwargs), graph="none", dtype=dtype)
-        assert explain(optimized).step("join_linears").outcome is Outcome.APPLIED
+        assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
         found, expected = optimized(ids, **kwargs), model(ids, **kwargs)
         assert type(found) is type(expected)
         torch.testing.assert_close(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from xruntime import optim, optimize
 from xruntime.errors import OptimizationError
-from xruntime.optimization import Outcome, explain
+from xruntime.optimization import PassOutcome, explain
 
 RANDOM = torch.Generator().manual_seed(0)
 IMAGES = torch.randn(12, 3, 6, 6, generator=RANDOM)
@@ -90,7 +90,7 @@ def test_training_goes_on_as_in_fp32(name: str, dtype: torch.dtype | None) -> No
     share = 1e-3 if dtype is None else 0.2
     assert (found - reached).norm() < share * (reached - start).norm()
     split = explain(faster).step("split_bf16")
-    assert split.outcome is (Outcome.SKIPPED if dtype is None else Outcome.APPLIED)
+    assert split.outcome is (PassOutcome.SKIPPED if dtype is None else PassOutcome.APPLIED)
     if dtype is not None:
         assert faster.first.weight.dtype == torch.bfloat16
         assert faster.norm.weight.dtype == torch.float32
@@ -195,7 +195,7 @@ def test_a_trained_model_is_optimized_again_for_evaluation(dtype: torch.dtype | 
     fast = optimize(faster, dtype=dtype, sample_input=IMAGES, graph="none")
     with torch.no_grad():
         torch.testing.assert_close(fast(IMAGES), faster(IMAGES), rtol=0.05, atol=0.05)
-    assert explain(fast).step("conv_bn").outcome is Outcome.APPLIED
+    assert explain(fast).step("conv_bn").outcome is PassOutcome.APPLIED
     torch.testing.assert_close(dict(fast.state_dict()), dict(faster.state_dict()), rtol=0, atol=0)
     # Training goes on.
     before = faster.state_dict()["last.weight"].clone()
@@ -230,7 +230,7 @@ def test_torch_compiles_a_trained_model_whole() -> None:
 def test_methods_and_parts_of_a_trained_model_take_and_return_float32() -> None:
     model, optimizer = made("adamw")
     faster, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
-    assert explain(faster).step("split_bf16").outcome is Outcome.APPLIED
+    assert explain(faster).step("split_bf16").outcome is PassOutcome.APPLIED
     assert type(faster).__name__ == "Classifier"
     features = torch.randn(3, 8, requires_grad=True)
     scores = faster.last(features)
@@ -253,7 +253,7 @@ def test_other_optimizers_are_left_as_they_are() -> None:
     assert type(stepper) is Unknown
     assert stepper is not optimizer
     for name in ("fused_optimizer", "split_bf16"):
-        assert explain(faster).step(name).outcome is Outcome.SKIPPED
+        assert explain(faster).step(name).outcome is PassOutcome.SKIPPED
     assert "Unknown is not one of torch's SGD" in explain(faster).step("fused_optimizer").reason
     assert faster.last.weight.dtype == torch.float32
     ours, expected = train(faster, stepper, 5), train(model, optimizer, 5)
@@ -276,7 +276,7 @@ def test_what_our_optimizers_do_not_support_is_skipped() -> None:
     lamb = optim.Lamb(model.parameters())
     faster, stepper = optimize(model, optimizer=lamb, dtype=torch.bfloat16)
     assert "one of xruntime.optim already" in explain(faster).step("fused_optimizer").reason
-    assert explain(faster).step("split_bf16").outcome is Outcome.APPLIED
+    assert explain(faster).step("split_bf16").outcome is PassOutcome.APPLIED
     losses = train(faster, stepper, 5)
     assert losses[-1] < losses[0]
 
@@ -328,7 +328,7 @@ def test_tied_and_frozen_weights() -> None:
 def test_channels_last_keeps_parameters() -> None:
     model, optimizer = made("sgd")
     faster, stepper = optimize(model, optimizer=optimizer, sample_input=IMAGES)
-    assert explain(faster).step("channels_last").outcome is Outcome.APPLIED
+    assert explain(faster).step("channels_last").outcome is PassOutcome.APPLIED
     assert faster.first.weight.is_contiguous(memory_format=torch.channels_last)
     assert any(p is faster.first.weight for p in stepper.param_groups[0]["params"])
     assert model.first.weight.is_contiguous()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from xruntime import optimize
-from xruntime.optimization import Outcome, explain
+from xruntime.optimization import PassOutcome, explain
 
 
 class Siblings(nn.Module):
@@ -29,7 +29,7 @@ class Siblings(nn.Module):
 def test_joined_linears_see_an_input_that_was_changed_in_place() -> None:
     model, values, shift = Siblings(), torch.randn(2, 4), torch.ones(4)
     optimized = optimize(model, sample_input=values, graph="none")
-    assert explain(optimized).step("join_linears").outcome is Outcome.APPLIED
+    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
     for given in ((), (shift,), ()):
         expected = model(values.clone(), *given)
         torch.testing.assert_close(optimized(values.clone(), *given), expected)
@@ -41,7 +41,7 @@ def test_weights_of_modules_with_hooks_stay_in_float32() -> None:
     seen: list[torch.dtype] = []
     model[2].register_forward_hook(lambda module, *_: seen.append(module.weight.dtype))
     optimized = optimize(model, dtype=torch.bfloat16)
-    assert explain(optimized).step("weights").outcome is Outcome.APPLIED
+    assert explain(optimized).step("weights").outcome is PassOutcome.APPLIED
     assert optimized[0].weight.dtype == torch.bfloat16
     optimized(torch.randn(3, 4))
     assert seen == [torch.float32]
@@ -49,10 +49,14 @@ def test_weights_of_modules_with_hooks_stay_in_float32() -> None:
 
 @pytest.mark.parametrize(
     ("features", "share", "outcome"),
-    [(12, "20%", Outcome.SKIPPED), (3, "50%", Outcome.APPLIED), (1, "75%", Outcome.APPLIED)],
+    [
+        (12, "20%", PassOutcome.SKIPPED),
+        (3, "50%", PassOutcome.APPLIED),
+        (1, "75%", PassOutcome.APPLIED),
+    ],
 )
 def test_convolutions_are_stored_channels_last_if_they_are_half_of_the_work(
-    features: int, share: str, outcome: Outcome
+    features: int, share: str, outcome: PassOutcome
 ) -> None:
     # 8 x 16 values of 3 products each, and `features` values of 8 x 16 products.
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Flatten(), nn.Linear(128, features)).eval()

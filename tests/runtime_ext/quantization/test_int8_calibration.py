@@ -37,7 +37,7 @@ from xruntime.quantization import (
     prepare,
     save,
 )
-from xruntime.quantization.files import EXTRA_FILE
+from xruntime.quantization.serialization import EXTRA_FILE
 
 pytestmark = pytest.mark.usefixtures("torchao")
 

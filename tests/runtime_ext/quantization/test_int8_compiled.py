@@ -11,7 +11,7 @@ import torch
 from tests.runtime_ext.quantization.int8_models import calibrated, images, residual
 
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams, pin
-from xruntime.compilation.gil import Kind, kind_of
+from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.quantization import QuantConf, QuantizedModule, convert, load, prepare, save
 
 pytestmark = pytest.mark.usefixtures("compiler", "torchao")
@@ -49,7 +49,7 @@ def test_a_module_is_compiled_into_int8_kernels(
 def test_streams_and_pins_compute_the_same(
     module: QuantizedModule, two: CPUPool, first: CPUPool, nothing_stays_changed: None
 ) -> None:
-    assert kind_of(module) is Kind.COMPILED_CPP
+    assert kind_of(module) is CallableKind.COMPILED_CPP
     with pin(first):
         expected = module(images(4))
     with pin(second_of(two)):

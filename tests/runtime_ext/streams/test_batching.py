@@ -22,9 +22,9 @@ from torch import Tensor
 
 from xruntime.errors import BatchError, ClosedError
 from xruntime.streams.batching import Batching, batch_sizes
-from xruntime.streams.compiling import CompiledForStreams, compile_for_streams
+from xruntime.streams.compiled_module import CompiledForStreams, compile_for_streams
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.streams.task import Task
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.worker import Submission, TaskFuture, submission_of

@@ -18,7 +18,7 @@ from tests.runtime_ext.teams import Team, read_team
 from xruntime.errors import BatchError, ClosedError, CPUPoolError, GILWarning, StreamCountError
 from xruntime.native import TIMED_OUT
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
-from xruntime.streams.module import MultiStreamModule
+from xruntime.streams.multi_stream_module import MultiStreamModule
 from xruntime.streams.stream_count import StreamCountSearch
 from xruntime.streams.stream_pool import Streams
 from xruntime.threads.cpu_pool import CPUPool, get_default_num_streams

@@ -12,7 +12,7 @@ from tests.tuner.cli.commands import RATE
 import xtune
 from xlaunch.errors import UsageError
 from xtune.cli import main
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.space.parameters import BARE
 
 
@@ -34,7 +34,7 @@ def test_a_call_returns_what_the_command_prints(
     )
     assert capfd.readouterr() == ("", "")
     assert result.values(BARE) == [100.0]
-    assert result.verdict.kind is Kind.INCONCLUSIVE
+    assert result.verdict.kind is VerdictKind.INCONCLUSIVE
     assert result.favourite.configuration["n"] == 2
     assert main(["report", "--storage", storage, "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == result.to_plain()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from xtune.evidence.finals import Final, FinalPlan, Turn
+from xtune.evidence.finals import Final, FinalLaunch, FinalPlan
 from xtune.evidence.verdicts import Contender
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Secondary
 from xtune.space.parameters import Configuration
@@ -69,7 +69,7 @@ def launch(
     )
 
 
-Script = Callable[[Turn], Launch]
+Script = Callable[[FinalLaunch], Launch]
 
 
 def scripted(
@@ -77,12 +77,12 @@ def scripted(
     *,
     noise: float = 0.0,
     seed: int = 0,
-    instead: Callable[[Turn], Launch | None] = lambda _: None,
+    instead: Callable[[FinalLaunch], Launch | None] = lambda _: None,
 ) -> Script:
     """An executor that gives each configuration its value, times noise, or what `instead` gives."""
     rng = np.random.default_rng(seed)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         if (other := instead(turn)) is not None:
             return other
         value = values[turn.configuration] * math.exp(noise * rng.standard_normal())
@@ -93,7 +93,7 @@ def scripted(
 
 def play(
     plan: FinalPlan, execute: Script, *, objective: Objective = RATE, blocks: int | None = None
-) -> tuple[Final, list[Turn]]:
+) -> tuple[Final, list[FinalLaunch]]:
     """A final played to its end, or for so many blocks, and the turns it took."""
     final = Final(plan, objective)
     turns = []

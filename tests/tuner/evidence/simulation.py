@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan
-from xtune.evidence.verdicts import Rule, Verdict
+from xtune.evidence.verdicts import ClaimRule, Verdict
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.space.parameters import Configuration, Parameter, Value
 
@@ -158,7 +158,7 @@ def simulate_search(
     trials: int = 20,
     finalists: int = 3,
     blocks: int = 12,
-    rule: Rule | None = None,
+    rule: ClaimRule | None = None,
     seed: int = 0,
     stops_when: Callable[[Verdict], bool] | None = None,
 ) -> tuple[Verdict, int]:
@@ -179,7 +179,7 @@ def simulate_search(
         for launch in measured[:finalists]
     ]
     final = Final(
-        FinalPlan(baseline, chosen, planned=blocks, rule=rule or Rule(), seed=seed), objective
+        FinalPlan(baseline, chosen, planned=blocks, rule=rule or ClaimRule(), seed=seed), objective
     )
     while final.blocks < blocks and (turn := final.next()) is not None:
         final.record(turn, workload.measure(turn.configuration))

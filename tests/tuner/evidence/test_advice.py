@@ -14,8 +14,8 @@ from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import (
     SETTLING_POWER,
-    Kind,
-    Rule,
+    ClaimRule,
+    VerdictKind,
     blocks_for,
     settle_probability,
     settling_blocks,
@@ -23,7 +23,7 @@ from xtune.evidence.verdicts import (
 )
 from xtune.space.parameters import BARE, Configuration
 
-RULE = Rule()
+RULE = ClaimRule()
 
 
 def candidates(count: int) -> list[Finalist]:
@@ -54,7 +54,7 @@ def ever_claims_a_gain(finalists: int, seed: int) -> bool:
     final = Final(FinalPlan(BARE, candidates(finalists), planned=8, seed=seed), RATE)
     for stop in range(1, 25):
         simulation.play(final, stop)
-        if final.verdict(in_full=False).kind is Kind.GAIN:
+        if final.verdict(in_full=False).kind is VerdictKind.GAIN:
             return True
     return False
 
@@ -87,7 +87,7 @@ def advice_comes_true(gains: tuple[float, ...], blocks: int, seed: int) -> bool 
     before = len(final.launches)
     simulation.play(final, final.blocks + more.blocks)
     assert len(final.launches) <= before + more.launches
-    return final.verdict(in_full=False).kind is not Kind.INCONCLUSIVE
+    return final.verdict(in_full=False).kind is not VerdictKind.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_smallest_gain_is_found_in_80_of_100_finals(
         simulation = Simulation((gain, *(0.0,) * (finalists - 1)), spread, seed)
         final = Final(FinalPlan(BARE, candidates(finalists), planned=blocks, seed=seed), RATE)
         simulation.play(final, blocks)
-        found += final.verdict(in_full=False).kind is Kind.GAIN
+        found += final.verdict(in_full=False).kind is VerdictKind.GAIN
     assert 0.72 < found / 200 < 0.92
 
 

@@ -24,8 +24,8 @@ from tests.tuner.evidence.contenders import (
     scripted,
 )
 
-from xtune.evidence.finals import Final, Finalist, FinalPlan, Turn
-from xtune.evidence.verdicts import Kind, Rule, Verdict
+from xtune.evidence.finals import Final, Finalist, FinalLaunch, FinalPlan
+from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration
 
@@ -99,7 +99,7 @@ def test_a_gain_ends_the_final_at_a_look(
     verdict = final.verdict()
     assert final.is_over
     assert final.blocks == 4
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(gain, rel=0.05)
 
@@ -125,7 +125,7 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
     """The leader is too noisy for anything to be surely behind it."""
     swings = itertools.cycle((0.80, 1.35))
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         values = {BARE: 100.0, ONE: 100.1 + 0.1 * (turn.block % 2), TWO: 100.0}
         swing = next(swings) if turn.configuration == TWO else 1.0
         return launch(turn.configuration, values[turn.configuration] * swing)
@@ -139,14 +139,14 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
 
 
 def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         other = 125.0 if turn.block % 2 else 137.0
         values = {BARE: 100.0, ONE: 130.0 + 0.1 * turn.block, TWO: other}
         return launch(turn.configuration, values[turn.configuration])
 
     final, _ = play(plan(ONE, TWO), execute, blocks=4)
     verdict = final.verdict()
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert not final.is_over
     assert final.next() is not None
 
@@ -154,13 +154,13 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
 def test_when_none_can_gain_it_ends_early() -> None:
     values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
     final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))
-    assert final.verdict().kind is Kind.NO_GAIN
+    assert final.verdict().kind is VerdictKind.NO_GAIN
     assert final.is_over
     assert len(turns) == 12
 
 
 def test_a_failed_launch_leaves_its_pair_out() -> None:
-    def crash(turn: Turn) -> Launch | None:
+    def crash(turn: FinalLaunch) -> Launch | None:
         fails = (turn.configuration, turn.block) == (ONE, 2)
         return launch(ONE, None, outcome=Outcome.CRASHED) if fails else None
 
@@ -195,7 +195,7 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
 
 
 def test_when_every_finalist_is_out_the_final_is_over() -> None:
-    def fail(turn: Turn) -> Launch | None:
+    def fail(turn: FinalLaunch) -> Launch | None:
         failed = launch(turn.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
         return None if turn.configuration == BARE else failed
 
@@ -204,11 +204,11 @@ def test_when_every_finalist_is_out_the_final_is_over() -> None:
     assert len(turns) <= 6
     verdict = final.verdict()
     assert final.is_over
-    assert (verdict.kind, verdict.best) == (Kind.INCONCLUSIVE, BARE)
+    assert (verdict.kind, verdict.best) == (VerdictKind.INCONCLUSIVE, BARE)
     assert "out of memory" in verdict.reason
 
 
-def bare_crashes_in(*blocks: int) -> Callable[[Turn], Launch | None]:
+def bare_crashes_in(*blocks: int) -> Callable[[FinalLaunch], Launch | None]:
     crashed = launch(BARE, None, outcome=Outcome.CRASHED)
     return lambda turn: crashed if turn.configuration == BARE and turn.block in blocks else None
 
@@ -229,13 +229,13 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
     verdict = final.verdict()
     assert final.is_over
     assert verdict.reason == "the bare command failed twice in a row (crashed)"
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
 
 
 def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
     script = scripted({BARE: 100.0, ONE: 102.0, TWO: 102.0}, noise=0.04)
 
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         waits = 0.030 if turn.configuration == ONE and turn.block in (1, 3) else 0.010
         return launch(turn.configuration, script(turn).value, p99_s=waits)
 
@@ -247,14 +247,14 @@ def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
 
 
 def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         waits = 0.050 if turn.configuration == BARE else 0.010
         value = 100.0 if turn.configuration == BARE else 95.0
         return launch(turn.configuration, value * (1.0 + 0.01 * (turn.block % 3)), p99_s=waits)
 
     final, _ = play(plan(ONE), execute, objective=RATE_UNDER_P99)
     verdict = final.verdict()
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
     assert verdict.gain < 1.0
 
@@ -263,31 +263,31 @@ def test_there_is_a_verdict_at_any_moment() -> None:
     made = plan(ONE, TWO)
     script = scripted({BARE: 100.0, ONE: 140.0, TWO: 130.0}, noise=0.02)
     final = Final(made, RATE)
-    assert final.verdict().kind is Kind.INCONCLUSIVE
+    assert final.verdict().kind is VerdictKind.INCONCLUSIVE
     while (turn := final.next()) is not None:
         final.record(turn, script(turn))
         verdict = final.verdict()
         if final.blocks < 4:
-            assert verdict.kind is Kind.INCONCLUSIVE
+            assert verdict.kind is VerdictKind.INCONCLUSIVE
             assert not final.is_over
-    assert final.verdict().kind is Kind.GAIN
+    assert final.verdict().kind is VerdictKind.GAIN
 
 
 def test_an_open_final_goes_on_with_the_pairs_that_it_has() -> None:
     script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.04)
     final, _ = play(plan(ONE, blocks=4), script)
-    assert final.verdict().kind is Kind.INCONCLUSIVE
+    assert final.verdict().kind is VerdictKind.INCONCLUSIVE
     assert not final.is_over
     while (turn := final.next()) is not None:
         final.record(turn, script(turn))
     assert final.blocks > 4
-    assert final.verdict().kind is Kind.GAIN
+    assert final.verdict().kind is VerdictKind.GAIN
     assert final.is_over
 
 
 @pytest.mark.parametrize("value", [130.0, 80.0, None])
 def test_a_clear_final_does_not_go_on(value: float | None) -> None:
-    def execute(turn: Turn) -> Launch:
+    def execute(turn: FinalLaunch) -> Launch:
         return launch(turn.configuration, 100.0 if turn.configuration == BARE else value)
 
     final, _ = play(plan(ONE, blocks=4), execute)
@@ -349,7 +349,7 @@ def test_a_block_that_is_half_made_needs_the_other_half() -> None:
 def test_a_final_that_loses_gets_no_advice() -> None:
     final, _ = play(plan(ONE, blocks=4), scripted({BARE: 100.0, ONE: 85.0}, noise=0.12, seed=1))
     verdict = final.verdict()
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert verdict.more is None
 
 
@@ -360,11 +360,11 @@ def test_each_further_final_may_err_half_as_much() -> None:
 
 
 def test_the_rule_is_the_callers() -> None:
-    strict = Rule(confidence=0.99, min_effect=0.2)
+    strict = ClaimRule(confidence=0.99, min_effect=0.2)
     made = plan(ONE, rule=strict)
     final, _ = play(made, scripted({BARE: 100.0, ONE: 115.0}, noise=0.01))
     assert made.error == pytest.approx(0.005)
-    assert final.verdict().kind is Kind.NO_GAIN
+    assert final.verdict().kind is VerdictKind.NO_GAIN
 
 
 @given(st.data())
@@ -383,7 +383,7 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
         final.record(turn, launch(turn.configuration, value, outcome=outcome, p99_s=waits))
         taken += 1
         verdict = final.verdict(in_full=False)
-        assert (verdict.gain is None) == (verdict.kind is not Kind.GAIN)
-        assert (verdict.best == BARE) == (verdict.kind is not Kind.GAIN)
+        assert (verdict.gain is None) == (verdict.kind is not VerdictKind.GAIN)
+        assert (verdict.best == BARE) == (verdict.kind is not VerdictKind.GAIN)
     assert taken == len(final.launches) <= blocks * (count + 1)
     assert final.is_over or final.blocks == blocks

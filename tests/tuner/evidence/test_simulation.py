@@ -24,7 +24,7 @@ from tests.tuner.evidence.simulation import (
     speed_of,
 )
 
-from xtune.evidence.verdicts import Kind, Verdict
+from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Goal, Objective
 from xtune.space.parameters import Configuration, Parameter, Where
 
@@ -54,7 +54,7 @@ def verdicts(noise: NoiseModel, gain: float, runs: int, **more: object) -> list[
 
 
 def claims(noise: NoiseModel, runs: int, **more: object) -> int:
-    return sum(row.kind is Kind.GAIN for row in verdicts(noise, 1.0, runs, **more))
+    return sum(row.kind is VerdictKind.GAIN for row in verdicts(noise, 1.0, runs, **more))
 
 
 @pytest.mark.long
@@ -77,7 +77,9 @@ def test_nor_under_any_other_noise(name: str) -> None:
 @pytest.mark.parametrize("name", ["3 %", "two states"])
 def test_nor_by_somebody_who_stops_as_soon_as_a_gain_shows(name: str) -> None:
     """Ctrl-C after whatever block shows one first; looks were planned after four of the twelve."""
-    impatient = claims(NOISES[name], 4000, stops_when=lambda verdict: verdict.kind is Kind.GAIN)
+    impatient = claims(
+        NOISES[name], 4000, stops_when=lambda verdict: verdict.kind is VerdictKind.GAIN
+    )
     assert binomial_upper_bound(impatient, 4000, 0.95) < 0.05
 
 
@@ -100,7 +102,7 @@ POWER = [
 )
 def test_a_real_gain_is_found(name: str, gain: float, least: float, searches: int) -> None:
     seen = verdicts(NOISES[name], gain, searches)
-    found = [row for row in seen if row.kind is Kind.GAIN and row.best["p"] == "b"]
+    found = [row for row in seen if row.kind is VerdictKind.GAIN and row.best["p"] == "b"]
     assert binomial_upper_bound(len(found), searches, 0.999) > least
     assert len(found) / searches > least
     # What is claimed is what is there, not the luckiest draw.
@@ -127,7 +129,7 @@ def test_a_loss_is_never_claimed_as_a_gain() -> None:
         ].kind
         for seed in range(100)
     )
-    assert kinds[Kind.NO_GAIN] == 100
+    assert kinds[VerdictKind.NO_GAIN] == 100
 
 
 def test_faster_is_less_where_less_is_better() -> None:

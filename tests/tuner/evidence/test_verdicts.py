@@ -9,26 +9,26 @@ import pytest
 from tests.tuner.evidence.contenders import ONE, THREE, TWO, around, contender
 
 from xtune.evidence.verdicts import (
+    ClaimRule,
     Contender,
-    Kind,
-    Rule,
     Verdict,
+    VerdictKind,
     is_tie,
     judge,
     undecided,
 )
 from xtune.space.parameters import BARE
 
-RULE = Rule()
+RULE = ClaimRule()
 
 
-def judged(*contenders: Contender, rule: Rule = RULE, **more: object) -> Verdict:
+def judged(*contenders: Contender, rule: ClaimRule = RULE, **more: object) -> Verdict:
     return judge(BARE, contenders, rule=rule, level=rule.error, **more)  # type: ignore[arg-type]
 
 
 def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     verdict = judged(contender(ONE, around(1.10, 0.03, 9)))
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == verdict.leader == ONE
     assert verdict.gain == pytest.approx(1.10)
     # t of 8 degrees at 2.5 % is 2.306; 2.306 * 0.03 / 3.
@@ -42,34 +42,34 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
 def test_a_gain_below_the_minimal_effect_is_none() -> None:
     """0.5 % faster for sure: real, and not worth a change."""
     verdict = judged(contender(ONE, around(1.005, 0.002, 12)))
-    assert verdict.kind is Kind.NO_GAIN
+    assert verdict.kind is VerdictKind.NO_GAIN
     assert verdict.best == BARE
     assert verdict.leader == ONE
     assert verdict.gain is None
     assert "gains below 1 % do not matter" in verdict.reason
-    small = Rule(min_effect=0.001)
-    assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is Kind.GAIN
+    small = ClaimRule(min_effect=0.001)
+    assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is VerdictKind.GAIN
 
 
 @pytest.mark.parametrize(
     ("ratio", "spread", "kind", "said"),
     [
         (
-            *(1.03, 0.05, Kind.INCONCLUSIVE),
+            *(1.03, 0.05, VerdictKind.INCONCLUSIVE),
             "the best finalist is at +3.0 % (95 % confidence interval: -1.2 % to +7.4 %)",
         ),
         (
-            *(0.99, 0.05, Kind.INCONCLUSIVE),
+            *(0.99, 0.05, VerdictKind.INCONCLUSIVE),
             "no finalist is ahead of the bare command: the best is at -1.0 % (95 % conf",
         ),
         (
-            *(0.9, 0.02, Kind.NO_GAIN),
+            *(0.9, 0.02, VerdictKind.NO_GAIN),
             "no finalist is ahead of the bare command: the best is at -10.0 %",
         ),
     ],
 )
 def test_without_a_gain_the_reason_says_where_the_best_is(
-    ratio: float, spread: float, kind: Kind, said: str
+    ratio: float, spread: float, kind: VerdictKind, said: str
 ) -> None:
     verdict = judged(contender(ONE, around(ratio, spread, 8)))
     assert verdict.kind is kind
@@ -90,10 +90,10 @@ def test_more_finalists_widen_the_interval() -> None:
 
 def test_nothing_is_claimed_of_three_pairs() -> None:
     verdict = judged(contender(ONE, [2.0, 2.0, 2.0]))
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert verdict.reason == "3 pairs are too few; a verdict needs at least 4"
-    assert judged(contender(ONE, [2.0, 2.0, 2.0, 2.0])).kind is Kind.GAIN
-    assert judged(contender(ONE, [0.5, 0.5, 0.5])).kind is Kind.INCONCLUSIVE
+    assert judged(contender(ONE, [2.0, 2.0, 2.0, 2.0])).kind is VerdictKind.GAIN
+    assert judged(contender(ONE, [0.5, 0.5, 0.5])).kind is VerdictKind.INCONCLUSIVE
 
 
 def test_outliers_may_not_take_a_gain_back() -> None:
@@ -102,7 +102,7 @@ def test_outliers_may_not_take_a_gain_back() -> None:
     verdict = judged(contender(ONE, ratios))
     assert verdict.interval.low > 1.0
     assert verdict.interval.plain < 1.0
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert "with its outliers the mean is -" in verdict.reason
     assert verdict.standings[0].outlying == (18, 19)
 
@@ -141,7 +141,7 @@ def test_a_finalist_that_is_out_claims_nothing() -> None:
     assert verdict.best == TWO
     assert verdict.standings[-1].contender is failed
     alone = judged(failed)
-    assert alone.kind is Kind.INCONCLUSIVE
+    assert alone.kind is VerdictKind.INCONCLUSIVE
     assert alone.reason == "no finalist is left: 2 of 9 launches failed (crashed)"
     assert alone.best == BARE
 
@@ -155,7 +155,7 @@ def test_keeping_what_the_default_breaks_is_a_gain(both_keep: int) -> None:
     blocks = 8 + both_keep
     row = contender(ONE, around(0.9, 0.02, blocks), kept=[True] * blocks)
     verdict = judged(row, baseline_kept=[False] * 8 + [True] * both_keep)
-    assert verdict.kind is Kind.GAIN
+    assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
     assert verdict.gain == pytest.approx(0.9, rel=1e-4)
     assert "meets the requirements and the bare command does not" in verdict.reason
@@ -166,10 +166,10 @@ def test_keeping_it_by_chance_is_none() -> None:
     broken = [False] * 4 + [True] * 4
     row = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 8)
     verdict = judged(row, baseline_kept=broken)
-    assert verdict.kind is Kind.INCONCLUSIVE
+    assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert "the bare command broke requirements in 4 of 8 launches" in verdict.reason
     mostly = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 6 + [False] * 2)
-    assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is Kind.INCONCLUSIVE
+    assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is VerdictKind.INCONCLUSIVE
 
 
 def test_blocks_without_a_pair_are_left_out() -> None:
@@ -181,5 +181,5 @@ def test_blocks_without_a_pair_are_left_out() -> None:
 
 def test_without_a_final_the_default_stays() -> None:
     verdict = undecided(BARE, "stopped before the final")
-    assert (verdict.kind, verdict.best, verdict.gain) == (Kind.INCONCLUSIVE, BARE, None)
+    assert (verdict.kind, verdict.best, verdict.gain) == (VerdictKind.INCONCLUSIVE, BARE, None)
     assert judged().reason == "there was nothing to compare with the bare command"

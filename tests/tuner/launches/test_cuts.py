@@ -9,11 +9,11 @@ import pytest
 from tests.tiers import quick_first
 from tests.tuner.launches.noise import NOISES, made_series
 
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xtune.launches.launch import Goal, Series
 from xtune.launches.watching import MIN_VALUES, may_be_cut, surely_worse
 
-RATE, TIME, VALUE = Kind.RATE, Kind.TIME, Kind.VALUE
+RATE, TIME, VALUE = MetricKind.RATE, MetricKind.TIME, MetricKind.VALUE
 MAXIMIZE, MINIMIZE = Goal.MAXIMIZE, Goal.MINIMIZE
 LEVEL = 100.0
 
@@ -30,7 +30,7 @@ def flat(seed: int = 0, count: int = 100, share: float = 0.02) -> list[float]:
 def lost(
     *told: Series,
     cut_at: float,
-    kind: Kind = RATE,
+    kind: MetricKind = RATE,
     goal: Goal = MAXIMIZE,
     instances: int | None = None,
 ) -> str | None:
@@ -58,7 +58,7 @@ INSTANCES = [series(flat(seed), instance=seed) for seed in range(3)]
     ],
 )
 def test_what_may_win_goes_on(
-    told: list[Series], kind: Kind, goal: Goal, cut_at: float, is_lost: bool
+    told: list[Series], kind: MetricKind, goal: Goal, cut_at: float, is_lost: bool
 ):
     assert (lost(*told, cut_at=cut_at, kind=kind, goal=goal) is not None) == is_lost
 
@@ -99,9 +99,9 @@ def test_what_is_not_steady_is_never_cut(shape: str):
     assert lost(series(values), cut_at=1e9) is None
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MetricKind)
 @pytest.mark.parametrize("goal", Goal)
-def test_only_rates_upwards_and_times_downwards_are_cut(kind: Kind, goal: Goal):
+def test_only_rates_upwards_and_times_downwards_are_cut(kind: MetricKind, goal: Goal):
     cuttable = (kind, goal) in ((RATE, MAXIMIZE), (TIME, MINIMIZE))
     assert may_be_cut(kind, goal) == cuttable
     cut_at = 1e9 if goal is MAXIMIZE else -1e9
@@ -110,7 +110,7 @@ def test_only_rates_upwards_and_times_downwards_are_cut(kind: Kind, goal: Goal):
 
 @pytest.mark.parametrize("noise", quick_first(NOISES))
 @pytest.mark.parametrize(("kind", "goal"), [(RATE, MAXIMIZE), (TIME, MINIMIZE)])
-def test_what_equals_the_best_is_never_cut_at_any_moment(noise: str, kind: Kind, goal: Goal):
+def test_what_equals_the_best_is_never_cut_at_any_moment(noise: str, kind: MetricKind, goal: Goal):
     for seed in range(8):
         values = made_series("flat", noise, 200, share=0.05, seed=seed)
         whole = statistics.fmean(values) if kind is RATE else statistics.median(values)

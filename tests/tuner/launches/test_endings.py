@@ -128,7 +128,7 @@ while True: blocks.append(bytearray(16 << 20))
 def small_group(needs: Needs) -> Iterator[Path]:
     """A memory control group of 64 MiB, version 1 or 2, below this process's own."""
     from xlaunch.machine.cgroups import ControlGroups
-    from xlaunch.machine.files import Tree
+    from xlaunch.machine.tree import Tree
 
     for group, *_ in ControlGroups(Tree("/")).enclosing("memory"):
         directory = Path(group.directory, f"xtune-test-{os.getpid()}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.tuner.conftest import Needs
 
-from xtune.launches.readings import EnergyMeter
+from xtune.launches.meters import EnergyMeter
 
 RANGE = 262_143_328_850
 

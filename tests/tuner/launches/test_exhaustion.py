@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xtune.launches.readings import MemoryWatch
+from xtune.launches.meters import MemoryWatch
 
 
 class Machine:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaunch.errors import UsageError
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xtune.errors import ObjectiveError
 from xtune.launches.launch import Goal, Objective, Requirement, Secondary, Series
 from xtune.launches.requirements import check, metrics_to_read, parse_requirement
@@ -138,7 +138,7 @@ def test_any_text_is_read_or_refused(text: str):
             [],
             ("@hypertune",),  # announced values are read by their mark
         ),
-        (("wall", "p90(total)<=3"), [], (f"{Kind.TIME.value}:total",)),
+        (("wall", "p90(total)<=3"), [], (f"{MetricKind.TIME.value}:total",)),
     ],
 )
 def test_required_metrics_are_measured_too(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.launches.noise import made_series
 
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.text import number
 from xtune.launches.launch import Series, Steadiness
 from xtune.launches.summaries import Summary, Window, summarise, unit_in, worst
@@ -37,7 +37,7 @@ def summed_up(*found: Series, window: Window | None = None, **known: object) -> 
 
 def test_rates_of_instances_add_up():
     summary = summed_up(series(1, 2, 3), series(10, 20, instance=1))
-    assert (summary.kind, summary.value, summary.count) == (Kind.RATE, 2 + 15, 5)
+    assert (summary.kind, summary.value, summary.count) == (MetricKind.RATE, 2 + 15, 5)
     assert (summary.unit, summary.p90, summary.p99) == (None, None, None)
 
 
@@ -94,7 +94,7 @@ def test_times_pool():
     summary = summed_up(
         series(1, 2, 3, metric="step_ms"), series(7, 8, 9, 10, instance=1, metric="step_ms")
     )
-    assert (summary.kind, summary.unit, summary.value) == (Kind.TIME, "ms", 7)
+    assert (summary.kind, summary.unit, summary.value) == (MetricKind.TIME, "ms", 7)
     assert summary.mean == pytest.approx(40 / 7)
     assert summary.p90 == pytest.approx(9.4)
     assert summary.p99 is None  # of seven values
@@ -105,9 +105,9 @@ def test_times_pool():
 
 def test_other_values_are_averaged():
     summary = summed_up(series(1, metric="loss"), series(2, 4, metric="loss", instance=1))
-    assert (summary.kind, summary.value) == (Kind.VALUE, 2.0)
-    said = summed_up(series(3, 1, 2, metric="total"), kind=Kind.TIME, unit="us")
-    assert (said.kind, said.unit, said.value) == (Kind.TIME, "us", 2)
+    assert (summary.kind, summary.value) == (MetricKind.VALUE, 2.0)
+    said = summed_up(series(3, 1, 2, metric="total"), kind=MetricKind.TIME, unit="us")
+    assert (said.kind, said.unit, said.value) == (MetricKind.TIME, "us", 2)
 
 
 @given(st.floats(1e-9, 1e9), st.integers(1, 300))

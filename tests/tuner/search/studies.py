@@ -10,12 +10,12 @@ from pathlib import Path
 from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer
 
 from xtune.search.budget import Budget
-from xtune.search.events import Result
+from xtune.search.events import SearchOutcome
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import HostTurn, Watch, Worker, this_worker
+from xtune.search.workers import HostTurn, SearchWorker, Watch, this_worker
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.tuning import Search
 
@@ -28,14 +28,14 @@ SUBJECT = Subject(
 
 
 def store_of(
-    storage: Storage, worker: Worker | None = None, watch: Watch | None = None
+    storage: Storage, worker: SearchWorker | None = None, watch: Watch | None = None
 ) -> StudyStore:
     return StudyStore(open_study(storage, SUBJECT), worker=worker, watch=watch)
 
 
-def worker(name: str, **fields: object) -> Worker:
+def worker(name: str, **fields: object) -> SearchWorker:
     """A worker of another system."""
-    made = Worker(name, f"boot of {name}", "pid:[1]", 1, 1)
+    made = SearchWorker(name, f"boot of {name}", "pid:[1]", 1, 1)
     return made._replace(**fields)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ def search(
     seed: int,
     hang_at: int | None = None,
     host: str | None = None,
-) -> Result:
+) -> SearchOutcome:
     """A search whose launches are written down in `directory`; one of them may never end.
 
     host

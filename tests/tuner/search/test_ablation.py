@@ -22,7 +22,7 @@ from xtune.launches.launch import Outcome
 from xtune.search.ablation import ablations_of, without_each
 from xtune.search.budget import MIN_FINAL
 from xtune.search.events import Allowance
-from xtune.search.records import USUAL_DEGREES, Record, Scale, Stage, Step
+from xtune.search.records import USUAL_DEGREES, NextLaunch, Record, ScoreScale, Stage
 from xtune.search.strategy import MAX_CHECKS, Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -43,7 +43,7 @@ def recorded(
     for number, configuration in enumerate(launched):
         plan_hash = measurer.plan_hash(configuration) or ""
         cut_at = 1e9 if cut else None
-        step = Step(Stage.SEARCH, configuration, plan_hash, str(number), cut_at=cut_at)
+        step = NextLaunch(Stage.SEARCH, configuration, plan_hash, str(number), cut_at=cut_at)
         launch = measurer.measure(configuration, cut_at=cut_at)
         records.append(Record(number, step, "here", launch))
     return records
@@ -96,7 +96,7 @@ def test_without_each_leaves_out_one_change_at_a_time() -> None:
 def test_ratios_and_intervals_by_hand() -> None:
     measurer = ScriptedMeasurer(noise=0.0)
     records = recorded(measurer, BEST, BEST, BEST, without("allocator"), without("thp"))
-    scale = Scale(records, RATE)
+    scale = ScoreScale(records, RATE)
     first, second = ablations_of(BEST, SPACE, measurer.plan_hash, scale)
     assert (first.name, first.value, first.default) == ("allocator", "tcmalloc", "auto")
     assert first.ratio == pytest.approx(math.exp(-0.2))
@@ -115,10 +115,10 @@ def test_what_was_cut_or_failed_tells_nothing() -> None:
     measurer = ScriptedMeasurer()
     records = recorded(measurer, BEST) + recorded(measurer, without("thp"), cut=True)
     assert records[1].launch.outcome is Outcome.CUT
-    assert ablations_of(BEST, SPACE, measurer.plan_hash, Scale(records, RATE)) == ()
+    assert ablations_of(BEST, SPACE, measurer.plan_hash, ScoreScale(records, RATE)) == ()
     broken = ScriptedMeasurer(outcomes=lambda _: Outcome.CRASHED)
     records = recorded(measurer, BEST) + recorded(broken, without("thp"))
-    assert ablations_of(BEST, SPACE, measurer.plan_hash, Scale(records, RATE)) == ()
+    assert ablations_of(BEST, SPACE, measurer.plan_hash, ScoreScale(records, RATE)) == ()
 
 
 def test_a_change_that_changes_no_plan_is_not_told() -> None:
@@ -130,7 +130,7 @@ def test_a_change_that_changes_no_plan_is_not_told() -> None:
     measurer = ScriptedMeasurer(noise=0.0, plan=plan)
     best = SPACE.complete({**BEST, "omp": "intel"})
     records = recorded(measurer, BARE, BEST, without("thp", best))
-    found = ablations_of(best, SPACE, plan, Scale(records, RATE))
+    found = ablations_of(best, SPACE, plan, ScoreScale(records, RATE))
     assert [(one.name, round(one.ratio, 3)) for one in found] == [("thp", 0.905)]
 
 
@@ -149,7 +149,7 @@ def test_before_the_final_the_best_is_launched_without_each_change(seed: int) ->
     assert stages(records)[first - count : first] == [Stage.ABLATION] * count
     plans = [record.step.plan_hash for record in records[first - count : first]]
     assert not set(plans) & {record.step.plan_hash for record in records[: first - count]}
-    told = ablations_of(best, SPACE, measurer.plan_hash, Scale(records, RATE))
+    told = ablations_of(best, SPACE, measurer.plan_hash, ScoreScale(records, RATE))
     assert {one.name for one in told} == set(SPACE.changes(best))
 
 
@@ -163,7 +163,7 @@ def finalists_of(measurer: ScriptedMeasurer, total: int, seed: int) -> list[Conf
     records = follow(one, measurer, total, total=total, records=records)
     final = one.final(records)
     found = [finalist.configuration for finalist in final.plan.finalists]
-    told = ablations_of(found[0], SPACE, measurer.plan_hash, Scale(records, RATE))
+    told = ablations_of(found[0], SPACE, measurer.plan_hash, ScoreScale(records, RATE))
     assert {"allocator", "batch", "thp"} <= {one.name for one in told}
     return found
 

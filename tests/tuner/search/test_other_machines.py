@@ -12,10 +12,10 @@ from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
 from tests.tuner.search.studies import SUBJECT
 from tests.tuner.search.studies import worker as another
 
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.search.budget import Budget
-from xtune.search.events import Allowance, Ended, Observer, Result
-from xtune.search.records import Stage, Step
+from xtune.search.events import Allowance, Ended, Observer, SearchOutcome
+from xtune.search.records import NextLaunch, Stage
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import open_study
@@ -39,7 +39,7 @@ class Machine:
         self.strategy = Strategy(SPACE, self.measurer.plan_hash, RATE, host=self.store.host, seed=1)
         self.waited_for: list[list[str]] = []
 
-    def search(self, while_waiting: Callable[[], object] = lambda: None) -> Result:
+    def search(self, while_waiting: Callable[[], object] = lambda: None) -> SearchOutcome:
         def sleep(pause_s: float) -> None:
             assert pause_s == WAIT_S
             self.clock_s += pause_s
@@ -59,7 +59,7 @@ class Machine:
         self.waited_for = waits.hosts
         return found
 
-    def claim_next(self) -> tuple[int, Step] | None:
+    def claim_next(self) -> tuple[int, NextLaunch] | None:
         step = next_step(self.strategy, self.store.records(), Allowance(20, LAUNCHES))
         if step is None:
             return None
@@ -113,7 +113,7 @@ def test_the_final_of_a_machine_that_died_is_gone_on_with(storage: Storage, firs
     # As long as it may be alive, and then a little longer.
     assert second.waited_for == [["node1"]] * 3 + [[]] * LOOKS_BEFORE_TAKING_OVER
     assert second.finals() > 3
-    assert (found.verdict.kind, found.ended) == (Kind.GAIN, Ended.DONE)
+    assert (found.verdict.kind, found.ended) == (VerdictKind.GAIN, Ended.DONE)
     assert gain(found.verdict.best) > 0.3
 
 
@@ -132,5 +132,5 @@ def test_a_final_is_left_to_the_machine_that_makes_it(storage: Storage, first: M
     assert claimed is None
     assert set(map(tuple, second.waited_for)) == {("node1",)}
     assert second.finals() == 0
-    assert found.verdict.kind is Kind.GAIN
+    assert found.verdict.kind is VerdictKind.GAIN
     assert gain(found.verdict.best) > 0.3

@@ -20,7 +20,7 @@ from xtune.errors import (
     StorageError,
     TunerError,
 )
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Outcome
 from xtune.search.budget import MIN_WITH_FINAL, Budget, FinalSize
 from xtune.search.events import (
@@ -31,9 +31,9 @@ from xtune.search.events import (
     Outline,
     Progress,
     Resolution,
-    Result,
+    SearchOutcome,
 )
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -67,7 +67,7 @@ class Diary(Observer):
     def stage_changed(self, stage: Stage) -> None:
         self.lines.append(f"stage {stage.value}")
 
-    def launching(self, step: Step, progress: Progress) -> None:
+    def launching(self, step: NextLaunch, progress: Progress) -> None:
         self.lines.append("launching")
         self.progress.append(progress)
 
@@ -78,7 +78,7 @@ class Diary(Observer):
     def favourite_changed(self, favourite: Favourite) -> None:
         self.favourites.append(favourite)
 
-    def lost(self, step: Step) -> None:
+    def lost(self, step: NextLaunch) -> None:
         self.lines.append("lost")
 
     def resolution_known(self, resolution: Resolution) -> None:
@@ -91,7 +91,7 @@ class Diary(Observer):
 def test_a_gain_is_found_and_claimed() -> None:
     measurer = ScriptedMeasurer(noise=0.02)
     result = make(measurer, Budget(launches=60)).run()
-    assert result.verdict.kind is Kind.GAIN
+    assert result.verdict.kind is VerdictKind.GAIN
     assert gain(result.verdict.best) == gain(BEST)
     assert result.verdict.gain == pytest.approx(math.exp(gain(BEST)), rel=0.05)
     assert result.launches == len(result.records) == len(measurer.measured) <= 60
@@ -113,14 +113,14 @@ def test_a_search_goes_on_where_every_finalist_failed() -> None:
     finals = [one.step for one in result.records if one.step.stage is Stage.FINAL]
     attempts = {one.details["attempt"] for one in finals}
     assert attempts == {0, 1}
-    assert result.verdict.kind is Kind.GAIN
+    assert result.verdict.kind is VerdictKind.GAIN
     assert result.verdict.best == SMALL.complete({"allocator": "jemalloc"})
 
 
 def test_no_gain_is_an_answer() -> None:
     measurer = ScriptedMeasurer(lambda _: 0.0, noise=0.001)
     result = make(measurer, Budget(launches=60)).run()
-    assert result.verdict.kind is Kind.NO_GAIN
+    assert result.verdict.kind is VerdictKind.NO_GAIN
     assert result.verdict.best == BARE
 
 
@@ -131,7 +131,7 @@ def test_no_more_is_launched_than_allowed(launches: int) -> None:
     assert len(measurer.measured) == result.launches <= launches
     if launches < MIN_WITH_FINAL:
         assert result.final is None
-        assert result.verdict.kind is Kind.INCONCLUSIVE
+        assert result.verdict.kind is VerdictKind.INCONCLUSIVE
         assert "too small for a final" in result.verdict.reason
 
 
@@ -149,7 +149,7 @@ def test_what_would_be_enough_for_a_final_is_told(launches: int, more: int) -> N
     assert again.final is not None
 
 
-def finals(result: Result) -> int:
+def finals(result: SearchOutcome) -> int:
     return sum(record.step.stage is Stage.FINAL for record in result.records)
 
 
@@ -163,7 +163,7 @@ def test_a_resumed_search_concludes_from_what_was_launched_before(first: int, se
     result = make(measurer, Budget(launches=second), store=store).run()
     assert result.launches <= second
     assert result.final is not None
-    assert result.verdict.kind is Kind.GAIN
+    assert result.verdict.kind is VerdictKind.GAIN
     # What was concluded does not count again: nine more are too few for another final.
     again = make(measurer, Budget(launches=9), store=store).run()
     assert finals(again) == finals(result)
@@ -184,7 +184,7 @@ def settled_as_advised(seed: int) -> bool | None:
     after = make(measurer, Budget(launches=more.launches), store=store).run()
     assert after.launches <= more.launches
     assert {one.step.stage for one in after.records[before.launches :]} == {Stage.FINAL}
-    return after.verdict.kind is not Kind.INCONCLUSIVE
+    return after.verdict.kind is not VerdictKind.INCONCLUSIVE
 
 
 @pytest.mark.parametrize("searches", quick_first([3, 30]))
@@ -214,7 +214,7 @@ def test_a_search_without_an_end_is_refused() -> None:
         make(ScriptedMeasurer(), Budget())
 
 
-def interrupted_at(number: int, store: MemoryStore) -> tuple[Result, ScriptedMeasurer]:
+def interrupted_at(number: int, store: MemoryStore) -> tuple[SearchOutcome, ScriptedMeasurer]:
     def interrupt(launch: int) -> None:
         if launch == number:
             raise KeyboardInterrupt
@@ -288,7 +288,7 @@ def interrupted_everywhere(finalists: int, seed: int) -> bool:
         again = Strategy(space, measurer.plan_hash, RATE, host="here", seed=seed)
         final = again.final(store.records())
         assert len(final.launches) == sum(r.step.stage is Stage.FINAL for r in store.records())
-        if final.verdict(in_full=False).kind is Kind.GAIN:
+        if final.verdict(in_full=False).kind is VerdictKind.GAIN:
             return True
         if final.is_over or final.blocks >= 16:
             return False
@@ -435,7 +435,7 @@ class Failing(MemoryStore):
         self._fail("records")
         return super().records()
 
-    def claim(self, step: Step) -> int | None:
+    def claim(self, step: NextLaunch) -> int | None:
         self._fail("claim")
         return super().claim(step)
 
@@ -490,7 +490,7 @@ def test_a_search_in_which_all_but_the_bare_command_fails_says_so() -> None:
         outcomes=lambda one: Outcome.MEASURED if one == BARE else Outcome.CRASHED
     )
     result = make(measurer, Budget(launches=30), space=SMALL).run()
-    assert result.verdict.kind is Kind.INCONCLUSIVE
+    assert result.verdict.kind is VerdictKind.INCONCLUSIVE
     assert result.verdict.reason == "all launches except those of the bare command failed"
 
 

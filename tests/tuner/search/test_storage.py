@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.machine.files import Tree
-from xlaunch.machine.mounts import file_system_of
+from xlaunch.machine.tree import Tree, file_system_of
 from xtune.errors import StorageError
 from xtune.search import storage as storing
 from xtune.search.storage import default_url, file_url, open_storage

@@ -22,7 +22,7 @@ from tests.tuner.search.scripted import (
     stages,
 )
 
-from xtune.evidence.verdicts import Kind, smallest_gain
+from xtune.evidence.verdicts import VerdictKind, smallest_gain
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement
 from xtune.search.budget import MAX_BLOCKS
 from xtune.search.events import Allowance, Seed
@@ -409,7 +409,7 @@ def test_an_open_final_goes_on_in_the_next_search() -> None:
     measurer = ScriptedMeasurer(hardly, seed=5, noise=0.03)
     first = follow(strategy(measurer), measurer, 100, total=40.0)
     before = strategy(measurer).final(first)
-    assert before.verdict().kind is Kind.INCONCLUSIVE
+    assert before.verdict().kind is VerdictKind.INCONCLUSIVE
     records, one = go_on(first, measurer, 20)
     assert set(stages(records)[len(first) :]) == {Stage.FINAL}
     after = one.final(records)

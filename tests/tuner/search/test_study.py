@@ -14,16 +14,16 @@ from tests.tuner.search.scripted import RATE, SMALL, SPACE, ScriptedMeasurer
 from tests.tuner.search.studies import SUBJECT, store_of, worker
 
 from xtune.errors import StorageError, StudyError
-from xtune.evidence.verdicts import Kind, Verdict, undecided
+from xtune.evidence.verdicts import Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
 from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE
-from xtune.search.events import Result
+from xtune.search.events import SearchOutcome
 from xtune.search.records import (
+    NextLaunch,
     Provenance,
     Record,
     Stage,
-    Step,
     changed_variables,
     digests,
     shown_records,
@@ -55,9 +55,11 @@ def again(storage: Storage) -> Storage:
     return open_storage(storage.shown)
 
 
-def step(number: int = 0, configuration: Configuration | None = None, **fields: object) -> Step:
+def step(
+    number: int = 0, configuration: Configuration | None = None, **fields: object
+) -> NextLaunch:
     made = configuration or SPACE.default
-    return Step(Stage.SEARCH, made, repr(made), f"search {number}")._replace(**fields)  # type: ignore[arg-type]
+    return NextLaunch(Stage.SEARCH, made, repr(made), f"search {number}")._replace(**fields)  # type: ignore[arg-type]
 
 
 def launch(value: float | None = 1.5, **fields: object) -> Launch:
@@ -135,7 +137,7 @@ def test_notes_are_kept(storage: Storage) -> None:
 
 def test_winners_of_other_studies_of_the_program_are_known(storage: Storage) -> None:
     best = SPACE.complete({"allocator": "tcmalloc", "batch": 8})
-    won = Verdict(Kind.GAIN, best, best, None, "")
+    won = Verdict(VerdictKind.GAIN, best, best, None, "")
     open_study(storage, SUBJECT).keep_verdict(won)
     open_study(storage, OTHER_MACHINE).keep_verdict(won)
     open_study(storage, OTHER_PROGRAM).keep_verdict(won)
@@ -330,7 +332,7 @@ def test_a_claim_whose_storage_was_lost_is_free_again(
 def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Path) -> None:
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
 
-    def search(environment: str, launches: int) -> tuple[StudyStore, Result]:
+    def search(environment: str, launches: int) -> tuple[StudyStore, SearchOutcome]:
         measurer = ScriptedMeasurer(plan=lambda one: f"{environment} {one!r}", noise=0.03)
         store = StudyStore(study, plan_hash=measurer.plan_hash)
         strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host)
@@ -391,7 +393,7 @@ def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     # The bare command is started as ever: its turns in a final of other plans do not count.
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
 
-    def search(library: str) -> tuple[StudyStore, Result]:
+    def search(library: str) -> tuple[StudyStore, SearchOutcome]:
         measurer = ScriptedMeasurer(
             plan=lambda one: "bare" if one == BARE else f"{library} {one!r}", noise=0.03
         )

@@ -14,7 +14,7 @@ from tests.tuner.show.pages import Element, findings, read_page
 
 from xtune.evidence.readings import SecondGoal
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Series
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -56,7 +56,7 @@ def slow(configuration: Configuration) -> float:
 
 ACCURACY = SecondGoal("accuracy", Goal.MAXIMIZE)
 
-CASES: dict[str, Callable[[], Result]] = {
+CASES: dict[str, Callable[[], SearchResult]] = {
     "gain": lambda: findings(60),
     "no gain": lambda: findings(60, speed=lambda _: 0.0, noise=0.0005),
     "inconclusive": lambda: findings(40, speed=erratic()),
@@ -75,7 +75,7 @@ CASES: dict[str, Callable[[], Result]] = {
 
 
 class Case(NamedTuple):
-    found: Result
+    found: SearchResult
     root: Element
     """Its page."""
 

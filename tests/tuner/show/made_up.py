@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
@@ -24,6 +24,11 @@ def launch(configuration: Configuration, value: float | None, **more: object) ->
 
 def recorded(launches: Iterable[Launch], host: str = "here") -> tuple[Record, ...]:
     return tuple(
-        Record(number, Step(Stage.SEARCH, one.configuration, one.plan_hash, str(number)), host, one)
+        Record(
+            number,
+            NextLaunch(Stage.SEARCH, one.configuration, one.plan_hash, str(number)),
+            host,
+            one,
+        )
         for number, one in enumerate(launches)
     )

@@ -21,7 +21,7 @@ from xtune.search.budget import Budget
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject
 from xtune.show.page import render_page
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import Configuration
 from xtune.space.resolution import Resolver
@@ -51,7 +51,7 @@ def findings(
     second: SecondGoal | None = None,
     program: tuple[str, ...] = (sys.executable, "-c", "pass", "{batch}"),
     study: str = "made up",
-) -> Result:
+) -> SearchResult:
     """What a search of scripted launches found, as `xtune report` hands it to a page."""
     machine = read_machine()
     measurer = ScriptedMeasurer(
@@ -67,7 +67,7 @@ def findings(
         space,
         objective,
     )
-    return Result(
+    return SearchResult(
         study,
         subject,
         Resolver(space, Request.of(*program), os.environ, machine),
@@ -156,7 +156,7 @@ def read(text: str) -> Element:
     return reader.root
 
 
-def read_page(found: Result) -> Element:
+def read_page(found: SearchResult) -> Element:
     return read(render_page(found, PLOTLY))
 
 

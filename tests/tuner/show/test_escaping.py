@@ -17,7 +17,7 @@ from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.show.charts import printable
 from xtune.show.charts import text as chart_text
 from xtune.show.page import page_environment, render_page
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
@@ -47,7 +47,7 @@ def fails(configuration: Configuration) -> Outcome:
 
 
 @cache
-def hostile_findings() -> Result:
+def hostile_findings() -> SearchResult:
     return findings(
         48,
         space=HOSTILE,

@@ -14,7 +14,7 @@ from tests.tuner.show.pages import charts_of, read
 from tests.tuner.show.test_escaping import hostile_findings
 
 from xtune.show.page import render_page
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 
 DRAWN = "document.documentElement.dataset.charts === 'drawn'"
 
@@ -51,7 +51,7 @@ def see(browser: Browser, path: Path, width: int, scheme: str = "light") -> Tab:
     return tab
 
 
-def write(directory: Path, found: Result, plotly: str) -> Path:
+def write(directory: Path, found: SearchResult, plotly: str) -> Path:
     path = directory / "page.html"
     path.write_text(render_page(found, plotly))
     return path

@@ -11,7 +11,7 @@ from tests.tuner.show.made_up import FOUR, RATE, SPACE, launch, recorded
 
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress
-from xtune.search.records import Stage, Step
+from xtune.search.records import NextLaunch, Stage
 from xtune.show.screens import LiveScreen
 
 FIRST = Progress(launches=0, left=float("inf"), elapsed_s=0.0, stage=Stage.BASELINE)
@@ -43,7 +43,9 @@ def test_before_the_first_launch_has_ended(terminal: Console) -> None:
     with LiveScreen(SPACE, RATE, console=terminal) as screen:
         screen.started(outline(Budget(launches=40)))
         screen.stage_changed(Stage.BASELINE)
-        screen.launching(Step(Stage.SEARCH, FOUR, "hash", "1", origin="preset mine.toml"), FIRST)
+        screen.launching(
+            NextLaunch(Stage.SEARCH, FOUR, "hash", "1", origin="preset mine.toml"), FIRST
+        )
     drawn = shown(terminal)
     assert "xtune: budget: 40 launches; 3 configurations" in drawn
     assert " 0 launches" in drawn

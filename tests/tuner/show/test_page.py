@@ -15,11 +15,11 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.text import number
 from xtune.evidence.ratios import ratio_interval
-from xtune.evidence.verdicts import Kind, undecided
+from xtune.evidence.verdicts import VerdictKind, undecided
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement, Secondary
 from xtune.search.events import Resolution
 from xtune.search.records import Provenance
-from xtune.show.text import result_lines
+from xtune.show.result_text import result_lines
 from xtune.show.words import NOTHING
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -63,7 +63,7 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
 
 def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     found, root = case("gain")
-    assert found.verdict.kind is Kind.GAIN
+    assert found.verdict.kind is VerdictKind.GAIN
     estimate, interval = found.verdict.gain, found.verdict.interval
     word, shown = root.by_id("headline").words.rstrip("\N{MULTIPLICATION SIGN}").split()
     assert word == "Gain:"
@@ -154,7 +154,7 @@ def test_one_pair_has_no_interval() -> None:
 
 def test_no_gain_keeps_the_bare_command() -> None:
     found, root = case("no gain")
-    assert found.verdict.kind is Kind.NO_GAIN
+    assert found.verdict.kind is VerdictKind.NO_GAIN
     assert root.by_id("headline").words == "No gain: keep the bare command"
     assert not [one for one in root.all() if one.attributes.get("id") == "preset"]
     assert root.by_id("command").text == found.to_plain()["baseline"]["command"]
@@ -163,7 +163,7 @@ def test_no_gain_keeps_the_bare_command() -> None:
 
 def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
     found, root = case("inconclusive")
-    assert found.verdict.kind is Kind.INCONCLUSIVE
+    assert found.verdict.kind is VerdictKind.INCONCLUSIVE
     assert found.verdict.interval.estimate > 1.0
     assert (
         root.by_id("headline").words
@@ -178,16 +178,17 @@ def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("behind", Kind.NO_GAIN), ("behind, no final", Kind.INCONCLUSIVE)]
+    ("name", "kind"),
+    [("behind", VerdictKind.NO_GAIN), ("behind, no final", VerdictKind.INCONCLUSIVE)],
 )
-def test_what_is_behind_the_bare_command_is_not_recommended(name: str, kind: Kind) -> None:
+def test_what_is_behind_the_bare_command_is_not_recommended(name: str, kind: VerdictKind) -> None:
     found, root = case(name)
     assert found.verdict.kind is kind
     assert not [line for line in result_lines(found) if "not proven" in line or "to try it" in line]
     behind = [
         line for line in result_lines(found) if "nothing is ahead of the bare command" in line
     ]
-    assert len(behind) == (kind is Kind.INCONCLUSIVE)
+    assert len(behind) == (kind is VerdictKind.INCONCLUSIVE)
     assert not [one for one in root.all() if one.attributes.get("id") == "promising"]
 
 

@@ -11,7 +11,7 @@ from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Second
 from xtune.launches.requirements import parse_requirement
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.show.screens import MAX_PAUSE_S, PlainScreen
 from xtune.show.words import (
     aim,
@@ -44,7 +44,7 @@ def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
     one = Configuration({"n": 2})
     tail = "" if outcome is Outcome.MEASURED else "first\nno room left\n"
     launch = Launch(one, "hash", outcome, value, 0.0, secondary=Secondary(1.0), stderr_tail=tail)
-    return Record(number, Step(Stage.SEARCH, one, "hash", str(number)), "here", launch)
+    return Record(number, NextLaunch(Stage.SEARCH, one, "hash", str(number)), "here", launch)
 
 
 def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
@@ -154,7 +154,7 @@ def test_a_verbose_screen_tells_each_launch(said: list[str]) -> None:
 def test_what_happens_to_a_search_is_told(said: list[str], screen: PlainScreen) -> None:
     screen.stage_changed(Stage.BASELINE)
     screen.stage_changed(Stage.FINAL)
-    screen.lost(Step(Stage.SEED, FOUR, "hash", "1", origin="preset mine.toml"))
+    screen.lost(NextLaunch(Stage.SEED, FOUR, "hash", "1", origin="preset mine.toml"))
     screen.edited()
     screen.storage_trouble("the storage cannot be reached", 10.0)
     assert said == [
@@ -225,6 +225,6 @@ def test_the_aim_and_what_breaks_it() -> None:
 
 
 def test_the_bare_command_needs_no_origin() -> None:
-    step = Step(Stage.CONTROL, BARE, "hash", "1", origin="a control")
+    step = NextLaunch(Stage.CONTROL, BARE, "hash", "1", origin="a control")
     assert describe_step(step, RATES) == "the bare command"
     assert describe_step(step._replace(configuration=FOUR), RATES) == "n=4 (a control)"

@@ -11,12 +11,12 @@ from tests.tuner.show.pages import findings, read_page
 from xtune.launches.launch import Launch, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Stage
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.show.warnings import warnings_of
 from xtune.space.parameters import BARE
 
 
-def abouts(found: Result) -> list[str]:
+def abouts(found: SearchResult) -> list[str]:
     return [one.about for one in warnings_of(found)]
 
 

@@ -16,9 +16,9 @@ from tests.tiers import quick_first
 
 import xlaunch as library
 from xlaunch.cli.launch import command
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.options.commands import resolved_options
-from xlaunch.options.layers import request_from
+from xlaunch.options.precedence import request_from
 from xlaunch.planning import Request
 from xlaunch.planning.rendering import plan_to_dict
 from xlaunch.planning.request import ECores

@@ -18,7 +18,7 @@ from tests.tuner.space.test_presets_of_configurations import (
 )
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.other_machine import machine_of
+from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xtune.errors import SpaceError

@@ -34,7 +34,7 @@ RESERVED = frozenset(COMMANDS) | {"help", "version"}
 """Names that mean a program only after ``--`` or in a path."""
 
 PACKAGES = ("numpy", "optuna", "scipy")
-"""What searching needs; an extra, `tune`, so that the launcher installs without."""
+"""The packages that a search needs. They are in the extra `tune`; the launcher does without."""
 
 HELP = frozenset(("-h", "--help", "--version"))
 
@@ -43,7 +43,9 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; its exit code. A user's mistake is one line, never a traceback."""
+    """Run the command line and return its exit code. A user's mistake is one line, never a
+    traceback.
+    """
     prepare_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
     flush_streams()
@@ -82,7 +84,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _command(word: str) -> click.Command:
-    """The command of that name, or the one that searches."""
+    """The command with that name; for any other word, the command that searches."""
     command: click.Command = import_module(COMMANDS.get(word, "xtune.cli.tune")).command
     return command
 

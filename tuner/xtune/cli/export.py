@@ -12,7 +12,7 @@ from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import STORAGE
 
 SCHEMA_VERSION = 1
-"""Rises when a key of the JSON changes its meaning or disappears."""
+"""Version of the JSON; raised when a key changes its meaning or is removed."""
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})

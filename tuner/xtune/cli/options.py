@@ -19,9 +19,9 @@ from xlaunch.options.commands import (
     click_options,
     with_options,
 )
-from xlaunch.options.definitions import Group
+from xlaunch.options.definitions import OptionGroup
 from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
-from xlaunch.options.layers import request_from
+from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import Request
 from xtune.launches.services import Service, with_ports
 
@@ -135,7 +135,7 @@ GROUPS: dict[str, Sequence[Any]] = {
     "Study": STUDY,
     "Output": OUTPUT,
     "Fixed settings of xlaunch, which are not searched": click_options(
-        Group.LAYOUT, Group.MEMORY, Group.ENVIRONMENT, without="instance-index"
+        OptionGroup.LAYOUT, OptionGroup.MEMORY, OptionGroup.ENVIRONMENT, without="instance-index"
     ),
 }
 """The options of a search, by the headings of --help."""
@@ -162,7 +162,7 @@ class SearchCommand(GroupedCommand):
 
 
 class Asked(NamedTuple):
-    """What a search is asked to do; how it is shown is not part of it."""
+    """What a search is asked to do, without how it is shown."""
 
     request: Request
     """The program and the fixed settings."""
@@ -259,7 +259,7 @@ def with_search_options(command: Command) -> Command:
 
 
 def parse_search(arguments: Sequence[str]) -> Asked:
-    """The request in the arguments of `xtune` that a study keeps. Raises as click does."""
+    """Parse the arguments of `xtune` that a study has stored. Raises what click raises."""
 
     @click.command()
     @with_search_options

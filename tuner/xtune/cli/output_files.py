@@ -10,7 +10,7 @@ from xlaunch.files import write_output
 from xtune.cli import say
 from xtune.cli.studies import StoredStudy
 from xtune.show.page import render_page
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.space.parameters import BARE
 
 SUFFIXES = (".html", ".htm")
@@ -36,7 +36,7 @@ def check_page(path: str) -> None:
         raise UsageError(f"{what} exists and is not a regular file; choose another name")
 
 
-def write_page(path: str, plotly: str, result: Result, stored: StoredStudy) -> None:
+def write_page(path: str, plotly: str, result: SearchResult, stored: StoredStudy) -> None:
     """Write the page in one step; on failure an existing file is left alone.
 
     Raises `UsageError` if it cannot be written.
@@ -51,7 +51,7 @@ DEFAULT_STEM = "best"
 MAX_NAMES = 1000
 
 
-def write_preset(result: Result, wanted: str | None) -> tuple[str | None, str]:
+def write_preset(result: SearchResult, wanted: str | None) -> tuple[str | None, str]:
     """Write the winner's preset; return its path, or None and the reason.
 
     wanted

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Mode, Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked
@@ -57,7 +57,7 @@ SHARED_CORES = (
 )
 
 
-class Task(NamedTuple):
+class SearchTask(NamedTuple):
     """A search that is ready to start."""
 
     subject: Subject
@@ -86,7 +86,7 @@ def prepare(
     waiting: Callable[[str], None] = lambda _: None,
     show_output: bool = False,
     launches: bool = True,
-) -> Task:
+) -> SearchTask:
     """The task that `asked` makes on this machine.
 
     known
@@ -165,16 +165,16 @@ def prepare(
             )
     if asked.service is not None and not cores_kept_free(request, machine):
         made = made._replace(notes=(*made.notes, SHARED_CORES))
-    return Task(subject, request, machine, made, resolver, runner_for(objective), probe)
+    return SearchTask(subject, request, machine, made, resolver, runner_for(objective), probe)
 
 
-def current_provenance(task: Task) -> Provenance:
+def current_provenance(task: SearchTask) -> Provenance:
     """The program's version and environment now."""
     variables = digests(task.resolver.inherited)
     return Provenance(task.subject.program.content, installed(task.resolver.program), variables)
 
 
-def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[Seed]:
+def presets_to_try(task: SearchTask, asked: Asked, *, quiet: bool = False) -> list[Seed]:
     """The user's presets as points of the space; options outside it are reported unless `quiet`.
 
     Raises `UsageError` and `SpaceError` for a preset that cannot be tried.
@@ -190,7 +190,7 @@ def presets_to_try(task: Task, asked: Asked, *, quiet: bool = False) -> list[See
     return found
 
 
-def seeds(task: Task) -> list[Seed]:
+def seeds(task: SearchTask) -> list[Seed]:
     """The layouts of xlaunch's --mode that the space contains."""
     found = []
     layouts = {p.name: p.values for p in task.space.parameters}.get(LAYOUT, ())
@@ -224,12 +224,12 @@ def _goal(metric: str, asked: Sequence[str]) -> Goal:
     if metric == WALL:
         return Goal.MINIMIZE
     kind = kind_in(metric)
-    if kind is Kind.VALUE:
+    if kind is MetricKind.VALUE:
         raise ObjectiveError(
             f"--metric {metric!r} is neither a rate nor a time by its name: give --goal maximize or "
             f"--goal minimize, or name its kind, as in 'rate:{metric}'"
         )
-    return Goal.MAXIMIZE if kind is Kind.RATE else Goal.MINIMIZE
+    return Goal.MAXIMIZE if kind is MetricKind.RATE else Goal.MINIMIZE
 
 
 def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | None:

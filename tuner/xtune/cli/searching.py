@@ -19,7 +19,7 @@ from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
 from xtune.cli.output_files import write_preset
 from xtune.cli.preparation import (
-    Task,
+    SearchTask,
     current_provenance,
     prepare,
     presets_to_try,
@@ -28,26 +28,25 @@ from xtune.cli.preparation import (
 )
 from xtune.cli.studies import open_named
 from xtune.errors import StorageError
-from xtune.evidence.verdicts import Kind, Rule, Verdict, undecided
+from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Launch
 from xtune.search.budget import Budget, parse_budget
-from xtune.search.events import Allowance, Ended, Observer, Seed
-from xtune.search.events import Result as Searched
-from xtune.search.records import Stage, Step, changed_variables, outdated, shown_records
+from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed
+from xtune.search.records import NextLaunch, Stage, changed_variables, outdated, shown_records
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
-from xtune.show.results import Result
+from xtune.show.result_text import result_lines
+from xtune.show.results import SearchResult
 from xtune.show.screens import WAITING, PlainScreen
-from xtune.show.text import result_lines
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The first of these signals ends a search with the verdict so far, the second at once."""
+"""Signals that end a search: the first with the verdict so far, the second at once."""
 
 
 class Shown(NamedTuple):
@@ -62,7 +61,7 @@ class Shown(NamedTuple):
 class Begun(NamedTuple):
     """A search that can start."""
 
-    task: Task
+    task: SearchTask
     asked: Asked
     budget: Budget
     study: Study
@@ -102,14 +101,14 @@ class _Signals:
         raise Interruption
 
 
-def budget_of(asked: Asked, task: Task) -> Budget:
+def budget_of(asked: Asked, task: SearchTask) -> Budget:
     """The budget of the search. Raises `BudgetError`."""
     if asked.budget is None and task.made.launches is not None:
         return Budget(launches=task.made.launches)
     return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
-def announce(task: Task, *, verbose: bool = False) -> None:
+def announce(task: SearchTask, *, verbose: bool = False) -> None:
     """Print the objective and the space; with the reasons for what is left out if `verbose`."""
     say(f"objective: {aim(task.objective)}")
     for line in describe_space(task.space, task.made.left_out, verbose=verbose):
@@ -151,7 +150,7 @@ def stored_presets(study: Study) -> list[Seed]:
     return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
 
 
-def tune(*program: str, observer: Observer | None = None, **options: Any) -> Result:
+def tune(*program: str, observer: Observer | None = None, **options: Any) -> SearchResult:
     """Search as the command does, without output, and return the result that it prints.
 
     **Ex.:** ``tune("infer.py", metric="images/s", param=["batch=1,2,4"], budget="10m").verdict``
@@ -200,7 +199,7 @@ def run_search(begun: Begun, shown: Shown) -> int:
 
 def search(
     begun: Begun, screen: Observer, *, quiet: bool, check: Callable[[], None] = lambda: None
-) -> Searched:
+) -> SearchOutcome:
     """Search in a study, whose launches that still count are used.
 
     check
@@ -238,10 +237,10 @@ def search(
     ).run()
 
 
-def open_store(task: Task, study: Study, *, quiet: bool) -> StudyStore:
+def open_store(task: SearchTask, study: Study, *, quiet: bool) -> StudyStore:
     """The launches of a study that `task` would start in the same way.
 
-    Reports the others, and those with another provenance.
+    Reports the launches that it leaves out, and those with another provenance.
     """
     now = current_provenance(task)
     store = StudyStore(study, plan_hash=task.resolver.plan_hash)
@@ -271,20 +270,20 @@ def _left_out(count: int, why: str) -> str:
     return f"{launches(count)} of this study {'does' if count == 1 else 'do'} not count: {why}"
 
 
-def _keep_probe(task: Task, store: StudyStore, probe: Launch) -> None:
-    """Count the launch that announced the objective: as this host's baseline, or as a control."""
+def _keep_probe(task: SearchTask, store: StudyStore, probe: Launch) -> None:
+    """Count the launch that announced the objective as this host's baseline or as a control."""
     own = [one for one in store.records() if one.host == store.host]
     bare = sum(one.step.configuration == BARE for one in own)
     if not bare:
         task.runner.take_over(probe)
         return
     key = f"control {store.host} {bare}"
-    number = store.claim(Step(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))
+    number = store.claim(NextLaunch(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))
     if number is not None:
         store.finish(number, probe)
 
 
-def recall(task: Task, asked: Asked, study: Study) -> Result:
+def recall(task: SearchTask, asked: Asked, study: Study) -> SearchResult:
     """The result from the launches of a study, whatever this process inherits."""
     kept = StudyStore(study).records()
     records = shown_records(kept)
@@ -297,11 +296,11 @@ def recall(task: Task, asked: Asked, study: Study) -> Result:
     favourite = strategy.favourite(records)
     resolution = strategy.resolution(records, Allowance(0.0, 0.0))
     ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
-    found = Searched(verdict, favourite, None, resolution, records, 0, ended)
+    found = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
     return _result(Begun(task, asked, Budget(), study, ()), found)
 
 
-def print_result(result: Result, *, as_json: bool) -> None:
+def print_result(result: SearchResult, *, as_json: bool) -> None:
     """Print the result of a search."""
     if as_json:
         click.echo(json.dumps(result.to_plain()))
@@ -310,7 +309,7 @@ def print_result(result: Result, *, as_json: bool) -> None:
         click.echo(line)
 
 
-def conclude(begun: Begun, found: Searched) -> Result:
+def conclude(begun: Begun, found: SearchOutcome) -> SearchResult:
     """The result of a search; it is also stored in the study if that can be reached."""
     study = begun.study
     try:
@@ -323,8 +322,8 @@ def conclude(begun: Begun, found: Searched) -> Result:
     return _result(begun, found)
 
 
-def _result(begun: Begun, found: Searched) -> Result:
-    return Result(
+def _result(begun: Begun, found: SearchOutcome) -> SearchResult:
+    return SearchResult(
         begun.study.name,
         begun.task.subject,
         begun.task.resolver,
@@ -342,16 +341,16 @@ def _result(begun: Begun, found: Searched) -> Result:
 def _earlier(study: Study, verdict: Verdict) -> str:
     """The verdict of an earlier search of the study, if this one is inconclusive; else empty."""
     kept = study.notes.get("verdict")
-    if verdict.kind is not Kind.INCONCLUSIVE or not kept:
+    if verdict.kind is not VerdictKind.INCONCLUSIVE or not kept:
         return ""
-    if kept["kind"] == Kind.INCONCLUSIVE.value:
+    if kept["kind"] == VerdictKind.INCONCLUSIVE.value:
         return ""
     best = settings(Configuration(kept["best"]), study.subject.space)
     return f"an earlier search of this study found {kept['kind']}: {best} ({kept['reason']})"
 
 
 def _strategy(
-    task: Task,
+    task: SearchTask,
     asked: Asked,
     plan_hash: Callable[[Configuration], str | None],
     host: str = "",
@@ -363,13 +362,13 @@ def _strategy(
         task.objective,
         host=host,
         seeds=first,
-        rule=Rule(min_effect=asked.min_effect),
+        rule=ClaimRule(min_effect=asked.min_effect),
         seed=asked.seed,
     )
 
 
 @contextlib.contextmanager
-def _screen(task: Task, shown: Shown) -> Iterator[Observer]:
+def _screen(task: SearchTask, shown: Shown) -> Iterator[Observer]:
     """The observer that shows the search."""
     if shown.quiet:
         yield Observer()

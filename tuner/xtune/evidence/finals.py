@@ -24,11 +24,11 @@ from typing import NamedTuple
 from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
     MIN_PAIRS,
+    ClaimRule,
     Contender,
-    Kind,
     MoreBudget,
-    Rule,
     Verdict,
+    VerdictKind,
     differences,
     judge,
     look_level,
@@ -66,7 +66,7 @@ class FinalPlan(NamedTuple):
     """At least one."""
     planned: int = 12
     """Blocks that the error is planned for, from 1 to 60; more may follow."""
-    rule: Rule = Rule()
+    rule: ClaimRule = ClaimRule()
     seed: int = 0
     attempt: int = 0
     """0 for the first final of a study. A final after a clear verdict, in a resumed search, gets half
@@ -103,7 +103,7 @@ class FinalPlan(NamedTuple):
         return tuple([names[place] for place in row])
 
 
-class Turn(NamedTuple):
+class FinalLaunch(NamedTuple):
     """A launch of a final."""
 
     block: int
@@ -113,7 +113,9 @@ class Turn(NamedTuple):
 
 
 def _williams_design(count: int) -> list[list[int]]:
-    """A design in which each number has each place, and follows each other number, equally often."""
+    """A balanced order: each number has each place, and follows each other number, equally
+    often.
+    """
     first, low, high = [0], 1, count - 1
     while low <= high:
         first.append(low)
@@ -158,7 +160,7 @@ class Final:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is left to launch: the result is clear, or nobody is left."""
+        """Whether nothing is left to launch: the result is clear, or no finalist is left."""
         return bool(self._ended) or self._is_clear
 
     @property
@@ -168,7 +170,7 @@ class Final:
 
     @property
     def is_open_block(self) -> bool:
-        """Some launch of the next block was made."""
+        """Whether some launch of the next block was made."""
         return any(block == self.blocks for block, _ in self._made)
 
     @property
@@ -176,15 +178,15 @@ class Final:
         """Launches that the next block still needs."""
         return len(self._missing())
 
-    def next(self) -> Turn | None:
+    def next(self) -> FinalLaunch | None:
         """The next launch, the same until it is recorded; None if the final is over."""
         if self.is_over:
             return None
         candidate = self._missing()[0]
-        return Turn(self.blocks, candidate, self.plan.configurations[candidate])
+        return FinalLaunch(self.blocks, candidate, self.plan.configurations[candidate])
 
-    def record(self, turn: Turn, launch: Launch) -> None:
-        """Record the launch of a turn.
+    def record(self, turn: FinalLaunch, launch: Launch) -> None:
+        """Record one launch of the final.
 
         If a finalist's launch has no value, its pair of this block is left out; after the second one
         the finalist is out. If the baseline's has none, the block ends; two in a row end the final.
@@ -242,7 +244,9 @@ class Final:
             return
         contenders = self._contenders()
         verdict = self._judge(contenders)
-        if verdict.kind is not Kind.INCONCLUSIVE and self._leader_is_clear(verdict, contenders):
+        if verdict.kind is not VerdictKind.INCONCLUSIVE and self._leader_is_clear(
+            verdict, contenders
+        ):
             self._is_clear = True
             return
         share = self.plan.level(self.blocks) / len(self.plan.finalists)
@@ -265,7 +269,7 @@ class Final:
 
     def _leader_is_clear(self, verdict: Verdict, contenders: Mapping[int, Contender]) -> bool:
         """Whether no remaining finalist can be better than the winner by the minimal effect."""
-        if verdict.kind is Kind.NO_GAIN:
+        if verdict.kind is VerdictKind.NO_GAIN:
             return True
         winner = next(c for c in contenders.values() if c.configuration == verdict.best)
         for number, contender in contenders.items():
@@ -284,7 +288,7 @@ class Final:
             Include advice and p-values, which take most of the time.
         """
         verdict = self._judge(self._contenders(), in_full=in_full)
-        if in_full and verdict.kind is Kind.INCONCLUSIVE:
+        if in_full and verdict.kind is VerdictKind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
         return verdict
 

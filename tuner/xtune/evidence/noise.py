@@ -107,7 +107,7 @@ def _logs(values: Sequence[float]) -> list[float]:
 
 
 MIN_CONTROLS = 5
-"""With 4 controls, noise alone is as smooth as drift in 1 of 12 searches."""
+"""Minimum number of controls: with 4, noise alone looks as smooth as drift in 1 of 12 searches."""
 
 SHUFFLES = 2000
 

@@ -46,7 +46,7 @@ TRIMMED_SHARE = 10
 """One pair in this many is trimmed on each side."""
 
 MAX_FLIPS = 1 << 16
-"""Up to 16 pairs, all sign flips are counted; for more, so many random ones."""
+"""Number of random sign flips for more than 16 pairs; for fewer pairs all are counted."""
 
 
 class NoRatioError(ObjectiveError):
@@ -142,7 +142,7 @@ def _student(values: NDArray[np.float64], level: float, cut: int) -> tuple[float
     """The mean without the `cut` lowest and highest values, its standard error, and the half-width
     of its interval.
 
-    The spread is that of the winsorized values.
+    The standard error is that of the winsorized values.
     """
     count = len(values)
     degrees = degrees_of_freedom(count)

@@ -37,7 +37,7 @@ from xtune.evidence.ratios import (
 from xtune.space.parameters import Configuration
 
 
-class Kind(enum.Enum):
+class VerdictKind(enum.Enum):
     """The kind of a verdict; the values appear in --json."""
 
     GAIN = "gain"
@@ -45,7 +45,7 @@ class Kind(enum.Enum):
     INCONCLUSIVE = "inconclusive"
 
 
-class Rule(NamedTuple):
+class ClaimRule(NamedTuple):
     """The confidence of claims, and the smallest gain that matters."""
 
     confidence: float = 0.95
@@ -71,9 +71,10 @@ class Contender(NamedTuple):
     memory_bytes: float | None = None
     """Median of its launches' peak memory."""
     out: str = ""
-    """Why it is no candidate any more (it failed or broke a requirement), or empty."""
+    """Why it was excluded (it failed or broke a requirement), or empty."""
     dropped: str = ""
-    """Why it was not measured to the end (it was behind), or empty. It may still count as no gain."""
+    """Why it was not measured to the end (it was behind), or empty. It may still show that there is
+    no gain."""
     frozen: RatioInterval | None = None
     """Its interval when it was dropped."""
 
@@ -93,7 +94,7 @@ class Standing(NamedTuple):
     """Blocks, from 0, with an outlying pair: they count, and are reported."""
     is_gain: bool
     keeps_more: bool
-    """It meets requirements that the baseline breaks."""
+    """Whether it meets requirements that the baseline breaks."""
 
 
 class MoreBudget(NamedTuple):
@@ -107,7 +108,7 @@ class MoreBudget(NamedTuple):
 class Verdict(NamedTuple):
     """The result of a search."""
 
-    kind: Kind
+    kind: VerdictKind
     best: Configuration
     """The configuration to use: the winner, or the baseline."""
     leader: Configuration | None
@@ -122,19 +123,19 @@ class Verdict(NamedTuple):
     @property
     def gain(self) -> float | None:
         """The claimed ratio; None without a gain."""
-        return self.interval.estimate if self.kind is Kind.GAIN and self.interval else None
+        return self.interval.estimate if self.kind is VerdictKind.GAIN and self.interval else None
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
     """The verdict of a search without a final: keep the bare command, nothing is shown."""
-    return Verdict(Kind.INCONCLUSIVE, baseline, None, None, reason)
+    return Verdict(VerdictKind.INCONCLUSIVE, baseline, None, None, reason)
 
 
 def judge(
     baseline: Configuration,
     contenders: Sequence[Contender],
     *,
-    rule: Rule,
+    rule: ClaimRule,
     level: float,
     baseline_kept: Sequence[bool | None] = (),
     seed: int = 0,
@@ -161,12 +162,17 @@ def judge(
     if not alive:
         reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in contenders))
         return Verdict(
-            Kind.INCONCLUSIVE, baseline, None, None, f"no finalist is left: {reasons}", standings
+            VerdictKind.INCONCLUSIVE,
+            baseline,
+            None,
+            None,
+            f"no finalist is left: {reasons}",
+            standings,
         )
     gains = [row for row in alive if row.is_gain or row.keeps_more]
     if gains:
         winner = _fewest_changes(gains, rule)
-        kind, best, leader = Kind.GAIN, winner.contender.configuration, winner
+        kind, best, leader = VerdictKind.GAIN, winner.contender.configuration, winner
         reason = _gain_reason(winner, gains[0])
     else:
         leader = alive[0]
@@ -175,7 +181,7 @@ def judge(
         broken = sum(kept is False for kept in baseline_kept)
         # Do not advise a bare command that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
-        kind = Kind.NO_GAIN if is_none else Kind.INCONCLUSIVE
+        kind = VerdictKind.NO_GAIN if is_none else VerdictKind.INCONCLUSIVE
         reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
@@ -192,7 +198,7 @@ def judge(
 
 def _standings(
     contenders: Sequence[Contender],
-    rule: Rule,
+    rule: ClaimRule,
     share: float,
     baseline_kept: Sequence[bool | None],
     chances: Sequence[float],
@@ -228,7 +234,7 @@ def _estimate(row: Standing) -> float:
     return row.interval.estimate if row.interval is not None else 0.0
 
 
-def _is_gain(interval: RatioInterval, rule: Rule) -> bool:
+def _is_gain(interval: RatioInterval, rule: ClaimRule) -> bool:
     return (
         interval.pairs >= MIN_PAIRS
         and interval.low > 1.0
@@ -237,7 +243,7 @@ def _is_gain(interval: RatioInterval, rule: Rule) -> bool:
     )
 
 
-def _is_no_gain(row: Standing, rule: Rule) -> bool:
+def _is_no_gain(row: Standing, rule: ClaimRule) -> bool:
     interval = row.interval
     return (
         interval is not None
@@ -258,7 +264,7 @@ def _keeps_more(
     return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
-def _fewest_changes(gains: Sequence[Standing], rule: Rule) -> Standing:
+def _fewest_changes(gains: Sequence[Standing], rule: ClaimRule) -> Standing:
     """Among ties with the best gain, the one with the fewest changes, then the least memory."""
     best = gains[0]
     ties = [row for row in gains if is_tie(row.contender, best.contender, rule)]
@@ -281,7 +287,7 @@ def differences(one: Contender, other: Contender) -> tuple[float, ...]:
     )
 
 
-def is_tie(one: Contender, best: Contender, rule: Rule) -> bool:
+def is_tie(one: Contender, best: Contender, rule: ClaimRule) -> bool:
     """Whether a finalist ties with the best one.
 
     It does if it is behind by less than the minimal effect, or by less than one standard error of the
@@ -318,7 +324,7 @@ def _gain_reason(winner: Standing, first: Standing) -> str:
     return text
 
 
-def _no_gain_reason(leader: Standing, rule: Rule) -> str:
+def _no_gain_reason(leader: Standing, rule: ClaimRule) -> str:
     return f"{_where(leader)}; gains below {100 * rule.min_effect:g} % do not matter"
 
 
@@ -365,7 +371,7 @@ MIN_SHARE = 0.39
 """The level at the end of a plan of so many blocks, and of up to 60, relative to the error."""
 
 ATTEMPT_SHARE = 0.91
-"""Factor for half the error: rarer crossings are less dependent."""
+"""Factor on the level for each halving of the error: rarer crossings are less dependent."""
 
 BEYOND = 0.05
 """The level just beyond the plan, relative to the error; at twice as many blocks it is half of that."""
@@ -412,7 +418,7 @@ NOISE_CONFIDENCE = 0.9
 
 
 def smallest_gain(
-    spread: float, blocks: int, *, finalists: int = 1, rule: Rule | None = None
+    spread: float, blocks: int, *, finalists: int = 1, rule: ClaimRule | None = None
 ) -> float:
     """The gain that a final of `blocks` blocks finds with 80 % probability: 0.05 is 5 %.
 
@@ -421,7 +427,7 @@ def smallest_gain(
     spread
         Standard deviation of a launch's logarithm: 0.03 is noise of 3 % from launch to launch.
     """
-    rule = rule or Rule()
+    rule = rule or ClaimRule()
     level = look_level(blocks, blocks, rule.error) / finalists
     degrees = degrees_of_freedom(blocks)
     reach = float(special.nctdtrinc(degrees, 1.0 - POWER, student_quantile(level, degrees)))
@@ -438,7 +444,7 @@ def spread_range(spread: float, degrees: int) -> tuple[float, float]:
 
 
 def blocks_for(
-    spread: float, gain: float, limit: int, *, finalists: int = 1, rule: Rule | None = None
+    spread: float, gain: float, limit: int, *, finalists: int = 1, rule: ClaimRule | None = None
 ) -> int | None:
     """The minimum number of blocks to find a gain with 80 % probability; None if above `limit`."""
     for blocks in range(MIN_PAIRS, limit + 1):
@@ -448,7 +454,11 @@ def blocks_for(
 
 
 def settling_blocks(
-    interval: RatioInterval, level_after: Callable[[int], float], rule: Rule, *, finalists: int = 1
+    interval: RatioInterval,
+    level_after: Callable[[int], float],
+    rule: ClaimRule,
+    *,
+    finalists: int = 1,
 ) -> int | None:
     """How many more blocks settle an open verdict with 90 % probability; None if more than 1,000.
 
@@ -482,7 +492,7 @@ def settling_blocks(
     return high
 
 
-def settle_probability(interval: RatioInterval, more: int, level: float, rule: Rule) -> float:
+def settle_probability(interval: RatioInterval, more: int, level: float, rule: ClaimRule) -> float:
     """The probability that `more` pairs show a gain, or its absence.
 
     The true ratio is unknown, so this is the predictive probability: the new estimate differs from the

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, Value, convert, parse_metric
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind, Value, convert, parse_metric
 from xtune.launches.launch import Steadiness
 from xtune.launches.summaries import Summary, unit_in
 
@@ -51,12 +51,12 @@ def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Su
             unit = next((value.unit for value in seen if value.unit), unit_in(metric.name))
             numbers = [convert(value, unit) for value in seen]
             total = fmean(numbers)
-            if metric.kind is not Kind.VALUE:
-                total = max(numbers) if metric.kind is Kind.TIME else math.fsum(numbers)
+            if metric.kind is not MetricKind.VALUE:
+                total = max(numbers) if metric.kind is MetricKind.TIME else math.fsum(numbers)
             found[metric.name] = _summary(metric.name, metric.kind, unit, total)
     for name, percentiles in _percentiles(outputs).items():
         half = percentiles.get("50", found[name].value if name in found else math.nan)
-        made = _summary(name, Kind.TIME, "s", half)
+        made = _summary(name, MetricKind.TIME, "s", half)
         found[name] = made._replace(p90=percentiles.get("90"), p99=percentiles.get("99"))
     return found
 
@@ -100,12 +100,12 @@ def _percentiles(outputs: Sequence[str]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def _summary(name: str, kind: Kind, unit: str | None, value: float) -> Summary:
-    """Of a value that a generator summarized itself."""
+def _summary(name: str, kind: MetricKind, unit: str | None, value: float) -> Summary:
+    """The summary of a value that the generator has computed itself."""
     return Summary(
         name,
         kind,
-        unit if kind is Kind.TIME else None,
+        unit if kind is MetricKind.TIME else None,
         value,
         Steadiness.TOO_FEW,
         count=1,

@@ -32,7 +32,7 @@ class Steadiness(enum.Enum):
     FLAT = "flat"
     """The same level from the first value on."""
     WARM_UP = "warm-up"
-    """Slower at first; that part was dropped."""
+    """Slower at first: a warm-up, which was dropped."""
     SLOW_DOWN = "slow-down"
     """Faster at first: it heats up, throttles or leaks."""
     NOT_STEADY = "no steady state"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.metrics.collector import MIN_FOR_P99
-from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import WALL, Objective, Requirement, Secondary
@@ -110,11 +110,11 @@ def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[s
         name = percentile[2] if percentile else requirement.quantity
         if name is not None and name not in RESOURCES:
             is_time = percentile is not None and not name.startswith(MARK)
-            wanted.append(f"{Kind.TIME.value}:{name}" if is_time else name)
+            wanted.append(f"{MetricKind.TIME.value}:{name}" if is_time else name)
     found: dict[str, str] = {}
     for text in wanted:
         found.setdefault(name_of(text), text)
-    times = [name for name, text in found.items() if kind_in(text) is Kind.TIME]
+    times = [name for name, text in found.items() if kind_in(text) is MetricKind.TIME]
     for requirement in objective.requirements:
         _percentile_of(requirement, times)
     return tuple(dict.fromkeys(MARK if text.startswith(MARK) else text for text in found.values()))
@@ -148,7 +148,7 @@ def check(
 
     None, with a note, if nothing was measured or there are too few values.
     """
-    times = [name for name, summary in summaries.items() if summary.kind is Kind.TIME]
+    times = [name for name, summary in summaries.items() if summary.kind is MetricKind.TIME]
     seen: list[tuple[str, float | None]] = []
     notes: list[str] = []
     for requirement in requirements:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.errors import WarningKind, XLaunchError, kind_of
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
@@ -28,7 +28,7 @@ from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.generators import LATENCY, summaries_of
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
-from xtune.launches.readings import EnergyMeter, MemoryWatch
+from xtune.launches.meters import EnergyMeter, MemoryWatch
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
     Load,
@@ -133,7 +133,7 @@ class Runner:
         self._machine = resolver.machine
         self._environment = os.environ if environment is None else environment
         if service is not None:
-            metrics = (*metrics, f"{Kind.TIME.value}:{LATENCY}")
+            metrics = (*metrics, f"{MetricKind.TIME.value}:{LATENCY}")
         self._metrics = metrics_to_read(objective, metrics)
         self._service = service
         self._prepare, self._cleanup = prepare, cleanup
@@ -259,7 +259,7 @@ class Runner:
             return None
         count = len(plan.instances)
         if objective.metric == WALL:
-            return Race(cut_at, objective.goal, None, Kind.TIME, count)
+            return Race(cut_at, objective.goal, None, MetricKind.TIME, count)
         kind = kind_in(objective.metric)
         return Race(cut_at, objective.goal, name_of(objective.metric), kind, count)
 
@@ -478,6 +478,6 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
     for name, summary in summaries.items():
         if name != objective:
             yield name, summary.value
-        if summary.kind is Kind.TIME and summary.count > 1:
+        if summary.kind is MetricKind.TIME and summary.count > 1:
             spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
             yield from ((f"{name} {label}", value) for label, value in spread if value is not None)

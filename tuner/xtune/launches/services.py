@@ -46,7 +46,7 @@ from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.generators import errors_in
 from xtune.launches.launch import Outcome
-from xtune.launches.readings import EnergyMeter
+from xtune.launches.meters import EnergyMeter
 from xtune.launches.watching import Tail
 
 
@@ -80,11 +80,11 @@ def bare_command(
 
 
 FIRST_PORT = 8000
-"""Of the commands that are shown; a launch takes free ports."""
+"""The first port in commands that are shown; a launch uses free ports."""
 
 PORT = "{port}"
 PORTS = range(20_000, 32_000)
-"""Below the ports that Linux gives to outgoing connections."""
+"""The ports that are tried; they are below those of outgoing connections on Linux."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.25
 """Pause between two attempts to reach the service."""
@@ -204,7 +204,9 @@ def cores_beside(machine: Machine, used: CPUs) -> CPUs:
 
 @contextlib.contextmanager
 def confined(cpus: CPUs) -> Iterator[None]:
-    """In the block, this thread and what it starts run on these CPUs only; empty: anywhere."""
+    """During the block, run this thread and what it starts on these CPUs only; if empty,
+    anywhere.
+    """
     before = os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)
@@ -215,7 +217,7 @@ def confined(cpus: CPUs) -> Iterator[None]:
 
 
 def run_command(text: str, option: str) -> str:
-    """Run the command of --prepare or --cleanup; why it failed, or empty."""
+    """Run the command of --prepare or --cleanup; return why it failed, or an empty text."""
     try:
         done = subprocess.run(
             _words(text, option), stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -249,7 +251,7 @@ class Running(NamedTuple):
         ]
 
     def has_ended(self, pause_s: float, others: Sequence[RunningLaunch] = ()) -> bool:
-        """Wait for the end of a run, at most `pause_s`; whether the service has ended."""
+        """Wait for the end of a run, at most `pause_s`; return whether the service has ended."""
         poll = select.poll()
         for one in (self.run, *[one for one in others if not one.wait(0)]):
             poll.register(one.fileno(), select.POLLIN)

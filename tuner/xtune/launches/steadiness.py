@@ -49,7 +49,7 @@ _MAD_TO_SIGMA = 1.4826
 _NEIGHBOURS = 7
 
 
-class Level(NamedTuple):
+class SteadyRange(NamedTuple):
     """A range of values without a change of level."""
 
     start: int
@@ -64,7 +64,7 @@ class Judgement(NamedTuple):
     steadiness: Steadiness
     start: int
     """Index of the first steady value; 0 if nothing is dropped or nothing is steady."""
-    levels: tuple[Level, ...]
+    levels: tuple[SteadyRange, ...]
     """In order; empty for too few values."""
     note: str
     """What was dropped or is wrong; may be empty."""
@@ -92,7 +92,7 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     blocks = np.add.reduceat(clipped, starts) / np.diff(np.append(starts, count))
     cuts = [int(starts[cut]) for cut in _partition(blocks, _variance_of(blocks))]
     levels = tuple(
-        Level(start, stop, float(clipped[start:stop].mean()))
+        SteadyRange(start, stop, float(clipped[start:stop].mean()))
         for start, stop in zip([0, *cuts], [*cuts, count], strict=True)
     )
     start = _steady_start(levels)
@@ -185,7 +185,7 @@ def _partition(values: Floats, variance: float) -> list[int]:
     return cuts[::-1]
 
 
-def _steady_start(levels: tuple[Level, ...]) -> int:
+def _steady_start(levels: tuple[SteadyRange, ...]) -> int:
     """The start of the last level, with equal levels before it and short ones between."""
     last = levels[-1]
     start, reach = last.start, SAME_LEVEL * abs(last.mean)
@@ -212,7 +212,7 @@ def _after_odd_beginning(values: Floats, start: int) -> int:
 
 
 def _name_of_change(
-    values: Floats, start: int, levels: tuple[Level, ...], *, larger_is_better: bool | None
+    values: Floats, start: int, levels: tuple[SteadyRange, ...], *, larger_is_better: bool | None
 ) -> Steadiness:
     steady = float(values[start:].mean())
     before = [level.mean for level in levels if level.stop <= start] or [
@@ -225,7 +225,7 @@ def _name_of_change(
     return Steadiness.SLOW_DOWN if faster else Steadiness.WARM_UP
 
 
-def _describe_unsteady(levels: tuple[Level, ...], count: int) -> str:
+def _describe_unsteady(levels: tuple[SteadyRange, ...], count: int) -> str:
     means = [level.mean for level in levels]
     return (
         f"no steady state: levels between {number(min(means))} and {number(max(means))}, the last change"

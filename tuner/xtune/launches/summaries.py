@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
-from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, Kind, kind_of, parse_metric
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind, kind_of, parse_metric
 from xlaunch.report import Report
 from xtune.launches.announcements import MARK, Announced
 from xtune.launches.launch import Goal, Objective, Series, Steadiness
@@ -39,7 +39,7 @@ class Summary(NamedTuple):
     """One metric of one launch."""
 
     metric: str
-    kind: Kind
+    kind: MetricKind
     unit: str | None
     """Unit of a time, if printed or in the metric's name. **Ex.:** ``"ms"``."""
     value: float
@@ -85,7 +85,7 @@ def name_of(text: str) -> str:
     return text if text.startswith(MARK) else parse_metric(text).name
 
 
-def kind_in(text: str) -> Kind:
+def kind_in(text: str) -> MetricKind:
     """The kind of a metric as written. Raises `UsageError` if it is invalid."""
     return kind_of(text) if text.startswith(MARK) else parse_metric(text).kind
 
@@ -120,7 +120,7 @@ def summaries_of_run(
         summary = summarise(
             total.name,
             by_metric.get(total.name, ()),
-            kind=Kind(total.kind),
+            kind=MetricKind(total.kind),
             unit=total.unit,
             window=window_of(total).within(window),
             larger_is_better=better if total.name == name_of(objective.metric) else None,
@@ -144,7 +144,7 @@ def summarise(
     metric: str,
     series: Sequence[Series],
     *,
-    kind: Kind | None = None,
+    kind: MetricKind | None = None,
     unit: str | None = None,
     window: Window | None = None,
     larger_is_better: bool | None = None,
@@ -163,8 +163,8 @@ def summarise(
     """
     kind = kind or kind_of(metric)
     window = window or Window()
-    if larger_is_better is None and kind is not Kind.VALUE:
-        larger_is_better = kind is Kind.RATE
+    if larger_is_better is None and kind is not MetricKind.VALUE:
+        larger_is_better = kind is MetricKind.RATE
     inside = {one.instance: window.of(one) for one in series}
     found = {index: one for index, one in inside.items() if one.values}
     if not found:
@@ -178,7 +178,7 @@ def summarise(
         steady, kept = window, {index: one.values for index, one in found.items()}
         told.append("the instances were never steady at the same time: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
-    if kind is Kind.RATE:
+    if kind is MetricKind.RATE:
         times = {one.instance: one.times_s for one in series}
         after_s = None if steady.after_s == -math.inf else steady.after_s
         value = sum(
@@ -188,11 +188,11 @@ def summarise(
             )
             for index, values in kept.items()
         )
-    elif kind is Kind.TIME:
+    elif kind is MetricKind.TIME:
         value = percentile(pooled, 50)
     else:
         value = _mean([_mean(values) for values in kept.values()])
-    is_time = kind is Kind.TIME
+    is_time = kind is MetricKind.TIME
     return Summary(
         metric=metric,
         kind=kind,

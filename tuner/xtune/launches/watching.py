@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.report import InstanceReport, Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import Goal, Outcome, Secondary, Series, Steadiness
-from xtune.launches.readings import MAX_PAUSE_S, EnergyMeter, MemoryWatch
+from xtune.launches.meters import MAX_PAUSE_S, EnergyMeter, MemoryWatch
 from xtune.launches.steadiness import judge
 
 MIN_VALUES = 20
@@ -28,13 +28,13 @@ STUDENT = 4.781
 """The 99.95 % quantile of Student's t with nine degrees of freedom."""
 
 
-def may_be_cut(kind: Kind, goal: Goal) -> bool:
+def may_be_cut(kind: MetricKind, goal: Goal) -> bool:
     """Whether launches with such an objective may be cut."""
-    return (kind, goal) in ((Kind.RATE, Goal.MAXIMIZE), (Kind.TIME, Goal.MINIMIZE))
+    return (kind, goal) in ((MetricKind.RATE, Goal.MAXIMIZE), (MetricKind.TIME, Goal.MINIMIZE))
 
 
 def surely_worse(
-    series: Sequence[Series], instances: int, *, kind: Kind, goal: Goal, cut_at: float
+    series: Sequence[Series], instances: int, *, kind: MetricKind, goal: Goal, cut_at: float
 ) -> str | None:
     """Why a running launch will end worse than `cut_at`; None if it may not.
 
@@ -57,7 +57,7 @@ def surely_worse(
             return None
         bounds.append(bound)
     # The median of several instances' values lies between their medians.
-    bound = sum(bounds) if kind is Kind.RATE else min(bounds)
+    bound = sum(bounds) if kind is MetricKind.RATE else min(bounds)
     if bound >= cut_at if goal is Goal.MAXIMIZE else bound <= cut_at:
         return None
     most = "most" if goal is Goal.MAXIMIZE else "least"
@@ -156,7 +156,7 @@ class Race(NamedTuple):
     goal: Goal
     metric: str | None
     """None: wall time."""
-    kind: Kind
+    kind: MetricKind
     instances: int
 
 

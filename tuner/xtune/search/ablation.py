@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from xtune.evidence.ratios import student_quantile
-from xtune.search.records import Scale
+from xtune.search.records import ScoreScale
 from xtune.space.parameters import BARE, Configuration, Value
 from xtune.space.spaces import Space
 
@@ -56,7 +56,7 @@ def ablations_of(
     configuration: Configuration,
     space: Space,
     plan_hash: Callable[[Configuration], str | None],
-    scale: Scale,
+    scale: ScoreScale,
 ) -> tuple[Ablation, ...]:
     """The ablations that were launched in any stage, the greatest loss first.
 

@@ -13,7 +13,7 @@ from xtune.evidence.verdicts import MIN_PAIRS
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 SHARE_OF_FINAL = 1 / 3
-"""Maximum share of the final in all launches."""
+"""Maximum share of all launches that the final may have."""
 
 MIN_WITH_FINAL = round(2 * MIN_PAIRS / SHARE_OF_FINAL)
 """Minimum launches for a final with one finalist and enough pairs for a first look."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xtune.evidence.finals import Finalist, FinalPlan
-from xtune.evidence.verdicts import Rule
+from xtune.evidence.verdicts import ClaimRule
 from xtune.launches.launch import (
     Goal,
     Launch,
@@ -25,7 +25,7 @@ from xtune.launches.launch import (
     Series,
     Steadiness,
 )
-from xtune.search.records import Stage, Step
+from xtune.search.records import NextLaunch, Stage
 from xtune.space.parameters import Configuration
 
 Plain = dict[str, Any]
@@ -101,7 +101,7 @@ def decode_launch(plain: Plain) -> Launch:
     )
 
 
-def encode_step(step: Step) -> Plain:
+def encode_step(step: NextLaunch) -> Plain:
     return {
         **step._asdict(),
         "stage": step.stage.value,
@@ -110,9 +110,9 @@ def encode_step(step: Step) -> Plain:
     }
 
 
-def decode_step(plain: Plain) -> Step:
+def decode_step(plain: Plain) -> NextLaunch:
     configuration, stage = Configuration(plain["configuration"]), Stage(plain["stage"])
-    return Step(**{**plain, "stage": stage, "configuration": configuration})
+    return NextLaunch(**{**plain, "stage": stage, "configuration": configuration})
 
 
 def encode_final_plan(plan: FinalPlan) -> Plain:
@@ -128,7 +128,7 @@ def encode_final_plan(plan: FinalPlan) -> Plain:
 
 def decode_final_plan(plain: Plain) -> FinalPlan:
     finalists = [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
-    baseline, rule = Configuration(plain["baseline"]), Rule(**plain["rule"])
+    baseline, rule = Configuration(plain["baseline"]), ClaimRule(**plain["rule"])
     return FinalPlan(
         baseline, tuple(finalists), plain["planned"], rule, plain["seed"], plain["attempt"]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search is given, how it measures and keeps its records, what it tells, and its result."""
+"""The interfaces of a search: its input, measurements, store, events and result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import Verdict
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.budget import Budget
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.parameters import Configuration
 
 
@@ -96,7 +96,7 @@ class Ended(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Result(NamedTuple):
+class SearchOutcome(NamedTuple):
     """The result of a search."""
 
     verdict: Verdict
@@ -133,7 +133,7 @@ class Observer:
     def stage_changed(self, stage: Stage) -> None:
         """The purpose of launches changes; controls do not count."""
 
-    def launching(self, step: Step, progress: Progress) -> None:
+    def launching(self, step: NextLaunch, progress: Progress) -> None:
         """A launch begins."""
 
     def launched(self, record: Record, progress: Progress) -> None:
@@ -145,7 +145,7 @@ class Observer:
     def resolution_known(self, resolution: Resolution) -> None:
         """The gains that the budget can show: once the noise is known, and again before the final."""
 
-    def lost(self, step: Step) -> None:
+    def lost(self, step: NextLaunch) -> None:
         """Another worker considered this launch lost, so it does not count."""
 
     def edited(self) -> None:
@@ -221,7 +221,7 @@ class Store(Protocol):
         """
         ...
 
-    def claim(self, step: Step) -> int | None:
+    def claim(self, step: NextLaunch) -> int | None:
         """The number of the new record; None if another worker has its key."""
         ...
 

@@ -29,10 +29,10 @@ REPEAT_EVERY = 5
 
 MAX_FAILURES = 1
 MAX_FAILED_SHARE = 0.5
-"""A plan with more failures than both is not launched again: one bad launch may be chance."""
+"""A plan is not launched again if its failures exceed both limits; one bad launch may be chance."""
 
 FAILED_MERIT = 0.5
-"""Factor for what has failed once, so that it is tried again, but after its like."""
+"""Factor for a plan that has failed once, so that similar plans are tried before it."""
 
 MIN_SPREAD = 0.02
 """Minimum assumed standard deviation between configurations: 2 %."""
@@ -165,7 +165,7 @@ class Proposer:
     def favourites(
         self, ratings: Sequence[Rating], belief: Belief, count: int
     ) -> list[Configuration]:
-        """The measured configurations that are probably best, the best first."""
+        """The measured configurations, sorted by their estimated score, the best first."""
         failed = failed_plans(ratings)
         whole = {one.plan_hash for one in ratings if one.score is not None and not one.is_cut}
         choices = [c for p, c in belief.launched.items() if p in whole and p not in failed]
@@ -191,7 +191,9 @@ class Proposer:
         return np.array(found, dtype=np.intp).reshape(-1, len(self._parameters))
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
-        """(members,): the probability of success, by the counts of the setting that failed most."""
+        """(members,): the probability of success, from the counts of the setting with the most
+        failures.
+        """
         tried = self.rows([one.configuration for one in ratings])
         failed = np.array([one.is_failure for one in ratings], dtype=bool)
         found = np.ones(len(members))

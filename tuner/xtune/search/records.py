@@ -28,7 +28,7 @@ DIGEST_DIGITS = 8
 
 
 class Provenance(NamedTuple):
-    """What a launch was made with, and which earlier launches did not count then."""
+    """The program and variables of a launch, and the earlier launches that did not count then."""
 
     content: str = ""
     """Digest of the program's file; empty if there is none or it is very large."""
@@ -58,7 +58,9 @@ def digests(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def outdated(records: Sequence[Record], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The numbers, from 1, of the launches with a value and another provenance, and the differences."""
+    """The numbers, from 1, of the launches with a value and a different provenance, and what
+    differs.
+    """
     numbers: list[int] = []
     told: dict[str, None] = {}
     ended = [record for record in records if record.launch is not None]
@@ -104,7 +106,7 @@ class Stage(enum.Enum):
     """The finalists and the bare command, interleaved."""
 
 
-class Step(NamedTuple):
+class NextLaunch(NamedTuple):
     """A launch to make."""
 
     stage: Stage
@@ -124,7 +126,7 @@ class Record(NamedTuple):
     """A launch, finished or under way."""
 
     number: int
-    step: Step
+    step: NextLaunch
     host: str
     """The host that made it; launches of one host share its drift."""
     launch: Launch | None
@@ -163,7 +165,7 @@ USUAL_DEGREES = 3.0
 """Prior for the noise, and the number of repeated launches that it counts as."""
 
 
-class Scale:
+class ScoreScale:
     """The scores of some records; immutable."""
 
     def __init__(self, records: Sequence[Record], objective: Objective) -> None:
@@ -246,7 +248,7 @@ class Scale:
         return score(value, self._objective) - self._bare_levels.get(record.host, 0.0)
 
     def _levels_of_hosts(self) -> dict[str, float]:
-        """The offset of each host from the average host, by its bare command."""
+        """The mean score of the bare command on each host, minus the mean of all hosts."""
         scores: dict[str, list[float]] = {}
         for record in _bare(self._records):
             assert record.launch is not None

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch.files import locked
-from xlaunch.machine.files import Tree
-from xlaunch.machine.mounts import file_system_of
+from xlaunch.machine.tree import Tree, file_system_of
 from xtune.errors import StorageError
 
 if TYPE_CHECKING:

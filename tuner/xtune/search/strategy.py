@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan
-from xtune.evidence.verdicts import Rule, blocks_for, smallest_gain, spread_range
+from xtune.evidence.verdicts import ClaimRule, blocks_for, smallest_gain, spread_range
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
-from xtune.search.records import Record, Scale, Stage, Step, unscore
+from xtune.search.records import NextLaunch, Record, ScoreScale, Stage, unscore
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.spaces import Space
 
@@ -26,7 +26,8 @@ CONTROL_EVERY = 11
 """Launches between two controls."""
 
 FIRST_CONTROLS = (4, 4, 25)
-"""The same for the first controls: two come early, to learn the noise soon; the next comes late."""
+"""The distances of the first controls: two come early, to estimate the noise soon; the third comes
+late."""
 
 LAUNCHES_EACH = 2
 """Once every plan was launched, the best are repeated until there are so many launches for each plan."""
@@ -53,7 +54,7 @@ class Strategy:
         *,
         host: str = "",
         seeds: Sequence[Seed] = (),
-        rule: Rule | None = None,
+        rule: ClaimRule | None = None,
         seed: int = 0,
     ) -> None:
         """
@@ -65,7 +66,7 @@ class Strategy:
         self._space = space
         self._objective = objective
         self._host = host
-        self._rule = rule or Rule()
+        self._rule = rule or ClaimRule()
         self._seed = seed
         self._proposer = Proposer(space, plan_hash, seed)
         default = Seed("xlaunch", space.default)
@@ -78,7 +79,7 @@ class Strategy:
 
     # Launches of the search.
 
-    def bare_command(self, records: Sequence[Record]) -> Step | None:
+    def bare_command(self, records: Sequence[Record]) -> NextLaunch | None:
         """The bare command, once on each host; again if that launch failed."""
         mine = [record for record in records if record.host == self._host]
         tried = [record.launch for record in mine if record.step.stage is Stage.BASELINE]
@@ -87,7 +88,7 @@ class Strategy:
         key = f"baseline {self._host} {len(tried)}"
         return self._step(Stage.BASELINE, BARE, key, "the bare command")
 
-    def control(self, records: Sequence[Record]) -> Step | None:
+    def control(self, records: Sequence[Record]) -> NextLaunch | None:
         """The bare command again, if a control is due on this host."""
         mine = [record for record in records if record.host == self._host]
         bare = [at for at, record in enumerate(mine) if record.step.configuration == BARE]
@@ -99,7 +100,7 @@ class Strategy:
         key = f"control {self._host} {len(bare)}"
         return self._step(Stage.CONTROL, BARE, key, "the bare command")
 
-    def starting_point(self, records: Sequence[Record]) -> Step | None:
+    def starting_point(self, records: Sequence[Record]) -> NextLaunch | None:
         """Xlaunch's defaults, presets, earlier winners and the like, each once."""
         known = {record.step.plan_hash for record in records}
         for seed in self._seeds:
@@ -108,9 +109,9 @@ class Strategy:
                 return self._step(Stage.SEED, seed.configuration, f"seed {plan_hash}", seed.origin)
         return None
 
-    def proposal(self, records: Sequence[Record]) -> Step | None:
+    def proposal(self, records: Sequence[Record]) -> NextLaunch | None:
         """A new configuration, or the best again; None after `LAUNCHES_EACH` times the plans."""
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         plans = self._proposer.plans
         if plans is not None and len(scale.ratings) >= LAUNCHES_EACH * plans:
             return None
@@ -123,18 +124,18 @@ class Strategy:
         step = self._step(Stage.SEARCH, chosen, f"search {plan_hash} {before}")
         return step._replace(cut_at=self._cut_at(scale))
 
-    def _cut_at(self, scale: Scale) -> float | None:
+    def _cut_at(self, scale: ScoreScale) -> float | None:
         """The value that a launch must reach; otherwise it may be ended early."""
         scores = [one.score for one in scale.ratings if one.score is not None and not one.is_cut]
         if not scores:
             return None
         return unscore(max(scores) - max(CUT_SHARE, CUT_SPREADS * scale.spread), self._objective)
 
-    def check(self, records: Sequence[Record]) -> Step | None:
+    def check(self, records: Sequence[Record]) -> NextLaunch | None:
         """The best without one of its changes, then without all that seem to do nothing.
 
-        None unless the best is clearly ahead, and after `MAX_CHECKS` changes. The launches tell what
-        mattered; only the last can change what is compared in the final.
+        None unless the best is clearly ahead, and after `MAX_CHECKS` changes. The launches show
+        which changes matter; only the last one can change what the final compares.
         """
         best = self._clear_best(records)
         if best is None:
@@ -151,7 +152,7 @@ class Strategy:
         return None
 
     def checks_left(self, records: Sequence[Record]) -> int:
-        """The number of launches that `check` may still want."""
+        """The number of launches that `check` may still make."""
         best = self._clear_best(records)
         if best is None:
             return 0
@@ -161,7 +162,7 @@ class Strategy:
 
     def _clear_best(self, records: Sequence[Record]) -> Configuration | None:
         """The favourite if it is ahead of the bare command by more than noise."""
-        scale = Scale(_without_checks(records), self._objective)
+        scale = ScoreScale(_without_checks(records), self._objective)
         if scale.bare is None or scale.lead <= self._rule.min_effect:
             return None
         return next(iter(self._favourites(scale, 1)), None)
@@ -172,7 +173,7 @@ class Strategy:
 
     def _lean(self, records: Sequence[Record], best: Configuration) -> Configuration:
         """The best without the changes whose loss was within the noise; the best if that was slower."""
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         whole = scale.mean_of(self._hash(best))
         if whole is None:
             return best
@@ -207,7 +208,7 @@ class Strategy:
         plan = decode_final_plan(made[0].step.details["plan"])
         return Final(plan, self._objective, launches)
 
-    def final_step(self, final: Final, left: float) -> Step | None:
+    def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
         turn = final.next()
         if turn is None:
@@ -225,7 +226,7 @@ class Strategy:
         key = f"final {final.plan.attempt} {turn.block} {turn.candidate}"
         return self._step(Stage.FINAL, turn.configuration, key)._replace(details=details)
 
-    def first_of_final(self, records: Sequence[Record], size: FinalSize) -> Step | None:
+    def first_of_final(self, records: Sequence[Record], size: FinalSize) -> NextLaunch | None:
         """The first launch of a new final; None without a finalist."""
         finalists = self._finalists(records, size.finalists)
         if not finalists:
@@ -254,7 +255,7 @@ class Strategy:
         if rest:
             size = (size or MIN_FINAL).with_rest(allowance.left)
             size = size if size.launches <= allowance.left else None
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         if size is None or scale.bare is None or scale.lead <= self._rule.min_effect:
             return size
         gain = math.expm1(scale.lead)
@@ -266,10 +267,10 @@ class Strategy:
     def _finalists(self, records: Sequence[Record], count: int) -> list[Configuration]:
         """The best, and its lean form if there is room for both, or in its place."""
         # A check with one lucky launch must not become a finalist.
-        scale = Scale(_without_checks(records), self._objective)
+        scale = ScoreScale(_without_checks(records), self._objective)
         # What failed in most of its launches of finals is not tried in another one.
         finals = [record for record in records if record.step.stage is Stage.FINAL]
-        out = failed_plans(Scale(finals, self._objective).ratings)
+        out = failed_plans(ScoreScale(finals, self._objective).ratings)
         found = self._favourites(scale, count + len(out))
         found = [one for one in found if self._hash(one) not in out][:count]
         if not found:
@@ -296,7 +297,7 @@ class Strategy:
 
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """The configuration that is probably best so far; None before anything was measured."""
-        scale = Scale(records, self._objective)
+        scale = ScoreScale(records, self._objective)
         found = self._favourites(scale, 1)
         if not found:
             return None
@@ -306,7 +307,7 @@ class Strategy:
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""
-        spread, degrees = Scale(records, self._objective).noise_seen
+        spread, degrees = ScoreScale(records, self._objective).noise_seen
         final = self.final(records)
         if final is not None:
             size = FinalSize(len(final.plan.finalists), max(final.plan.planned, final.blocks))
@@ -324,14 +325,16 @@ class Strategy:
         )
         return Resolution(spread, degrees, gain, low, high)
 
-    def _favourites(self, scale: Scale, count: int) -> list[Configuration]:
+    def _favourites(self, scale: ScoreScale, count: int) -> list[Configuration]:
         return self._proposer.favourites(scale.ratings, self._belief(scale), count)
 
-    def _belief(self, scale: Scale) -> Belief:
+    def _belief(self, scale: ScoreScale) -> Belief:
         return Belief(self._proposer, scale.ratings, scale.spread)
 
-    def _step(self, stage: Stage, configuration: Configuration, key: str, origin: str = "") -> Step:
-        return Step(stage, configuration, self._hash(configuration), key, origin)
+    def _step(
+        self, stage: Stage, configuration: Configuration, key: str, origin: str = ""
+    ) -> NextLaunch:
+        return NextLaunch(stage, configuration, self._hash(configuration), key, origin)
 
     def _distinct(self, seeds: Sequence[Seed]) -> list[Seed]:
         """The seeds that can be carried out, each plan once."""
@@ -362,7 +365,7 @@ def _final_of(record: Record) -> tuple[object, ...]:
 
 
 def _without_checks(records: Sequence[Record]) -> list[Record]:
-    """The records without the plans that only checks launched."""
+    """The records without plans that were only launched as ablations."""
     others = {r.step.plan_hash for r in records if r.step.stage is not Stage.ABLATION}
     return [record for record in records if record.step.plan_hash in others]
 

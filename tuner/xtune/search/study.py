@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xtune.errors import StudyError
-from xtune.evidence.verdicts import Kind, Verdict
+from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Goal, Objective
 from xtune.search.encoding import (
     PREFIX,
@@ -179,7 +179,7 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
         same = other.machine.fingerprint == subject.machine.fingerprint
         if verdict and is_other and same and subject.program.agrees(other.program):
             winner = Configuration(verdict["best"])
-            if verdict["kind"] == Kind.GAIN.value and winner != BARE:
+            if verdict["kind"] == VerdictKind.GAIN.value and winner != BARE:
                 known = {
                     one.name: winner[one.name]
                     for one in subject.space.parameters

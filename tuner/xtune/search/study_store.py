@@ -34,9 +34,9 @@ from xtune.search.encoding import (
     read_pieces,
     write_pieces,
 )
-from xtune.search.records import Provenance, Record, Stage, Step
+from xtune.search.records import NextLaunch, Provenance, Record, Stage
 from xtune.search.study import Study
-from xtune.search.workers import BEAT_S, Watch, Worker, this_worker
+from xtune.search.workers import BEAT_S, SearchWorker, Watch, this_worker
 from xtune.space.parameters import BARE, Configuration
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StudyStore:
         self,
         study: Study,
         *,
-        worker: Worker | None = None,
+        worker: SearchWorker | None = None,
         watch: Watch | None = None,
         beat_s: float = BEAT_S,
         plan_hash: Callable[[Configuration], str | None] | None = None,
@@ -89,7 +89,7 @@ class StudyStore:
         with self._storage.reaching():
             return tuple(self._read()[0])
 
-    def claim(self, step: Step) -> int | None:
+    def claim(self, step: NextLaunch) -> int | None:
         backend = self._storage.backend
         with self._storage.reaching(), self._storage.writing():
             trial_id = backend.create_new_trial(self._study.id, template_trial=self._template(step))
@@ -172,7 +172,7 @@ class StudyStore:
         if CLAIM not in attributes:
             return None  # of another tool
         claim = attributes[CLAIM]
-        worker, step = Worker(**claim["worker"]), decode_step(claim["step"])
+        worker, step = SearchWorker(**claim["worker"]), decode_step(claim["step"])
         made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
         record: Record | None = Record(number, step, worker.host, None, made)
         if trial.state.is_finished():
@@ -192,7 +192,7 @@ class StudyStore:
 
     # Writing.
 
-    def _template(self, step: Step) -> FrozenTrial:
+    def _template(self, step: NextLaunch) -> FrozenTrial:
         from optuna.distributions import CategoricalDistribution
         from optuna.trial import TrialState, create_trial
 
@@ -262,7 +262,7 @@ class StudyStore:
                 self._storage.backend.set_trial_user_attr(trial_id, BEAT, count)
 
 
-def _place(step: Step) -> tuple[str, ...]:
+def _place(step: NextLaunch) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *step.details.get("plans", ()))
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xlaunch import files
-from xlaunch.leases import start_ticks
-from xlaunch.machine.processes import pid_namespace
+from xlaunch.machine.processes import pid_namespace, start_ticks
 
 BEAT_S = 15.0
 """Interval between increments."""
@@ -28,7 +27,7 @@ LEASE_S = 90.0
 """A worker is dead if its counter has not changed for this time."""
 
 
-class Worker(NamedTuple):
+class SearchWorker(NamedTuple):
     """A process that searches."""
 
     name: str
@@ -47,19 +46,22 @@ class Worker(NamedTuple):
         return f"{self.name} {self.boot[:4]}".strip()
 
 
-def this_worker() -> Worker:
+def this_worker() -> SearchWorker:
     """The calling process."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     boot_id = boot.read_text().strip() if boot.exists() else ""
     pid = os.getpid()
-    return Worker(socket.gethostname(), boot_id, pid_namespace(), pid, start_ticks(pid) or 0)
+    return SearchWorker(socket.gethostname(), boot_id, pid_namespace(), pid, start_ticks(pid) or 0)
 
 
 class Watch:
     """Detects launches of dead workers."""
 
     def __init__(
-        self, me: Worker, clock: Callable[[], float] = time.monotonic, lease_s: float = LEASE_S
+        self,
+        me: SearchWorker,
+        clock: Callable[[], float] = time.monotonic,
+        lease_s: float = LEASE_S,
     ) -> None:
         """`lease_s`: several times the interval of other workers' increments."""
         self._me = me
@@ -68,7 +70,7 @@ class Watch:
         self._seen: dict[int, tuple[int, float]] = {}
         """For each launch, the last count and when it was first seen."""
 
-    def is_lost(self, number: int, worker: Worker, beat: int) -> bool:
+    def is_lost(self, number: int, worker: SearchWorker, beat: int) -> bool:
         """Whether the worker of the launch of that number is dead. `beat`: its counter."""
         me = self._me
         if worker.boot and (worker.boot, worker.namespace) == (me.boot, me.namespace):

@@ -19,8 +19,8 @@ from xtune.evidence.readings import Importance, front_of
 from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
-from xtune.show.results import Result
-from xtune.show.text import describe_interval
+from xtune.show.result_text import describe_interval
+from xtune.show.results import SearchResult
 from xtune.show.words import STAGES, objective_quantity, percent, quantity_of, ratios, settings_of
 from xtune.space.parameters import BARE, Configuration, Parameter
 
@@ -70,12 +70,12 @@ class Chart(NamedTuple):
     """In a narrower window the chart scrolls sideways."""
 
     def to_plain(self, name: str) -> dict[str, Any]:
-        """As the page's script reads it."""
+        """The chart as plain values for the page's script."""
         plain: dict[str, Any] = _plain({"name": name, "data": self.data, "layout": self.layout})
         return plain
 
 
-def charts_of(result: Result, importance: Importance) -> dict[str, Chart | None]:
+def charts_of(result: SearchResult, importance: Importance) -> dict[str, Chart | None]:
     """The charts by name; None for those without data."""
     return {
         "ratios": ratio_chart(result),
@@ -104,7 +104,7 @@ def shortened(value: str, limit: int = 18) -> str:
     return value if len(value) <= limit else f"{value[: limit - 1]}…"
 
 
-def ratio_chart(result: Result) -> Chart | None:
+def ratio_chart(result: SearchResult) -> Chart | None:
     """The finalists' ratios with their confidence intervals."""
     intervals = {row.contender.configuration: row.interval for row in result.verdict.standings}
     named = [(name, intervals.get(one)) for one, name in result.contestants.items()]
@@ -123,7 +123,7 @@ def ratio_chart(result: Result) -> Chart | None:
     return Chart("The ratio of each finalist with its interval", [trace], layout)
 
 
-def pair_chart(result: Result) -> Chart | None:
+def pair_chart(result: SearchResult) -> Chart | None:
     """The ratio of each pair of launches in the final, block by block."""
     contestants = result.contestants
     colours = dict(zip(contestants, CONTESTANT_COLOURS, strict=False))
@@ -152,7 +152,7 @@ def pair_chart(result: Result) -> Chart | None:
     return Chart(label, data, layout) if data else None
 
 
-def distribution_chart(result: Result) -> Chart:
+def distribution_chart(result: SearchResult) -> Chart:
     """The values of each contestant's launches."""
     quantity = objective_quantity(result.objective)
     names = result.contestants
@@ -174,7 +174,7 @@ def distribution_chart(result: Result) -> Chart:
     return Chart(f"The launches of each contestant; {quantity.better}", data, layout)
 
 
-def sample_chart(result: Result) -> Chart | None:
+def sample_chart(result: SearchResult) -> Chart | None:
     """The quartiles and extremes of the samples in each launch of the contestants."""
     if result.objective.metric == WALL:
         return None
@@ -210,7 +210,7 @@ def sample_chart(result: Result) -> Chart | None:
     return Chart(label, data, layout, min(1800, 110 + 34 * len(rows))) if rows else None
 
 
-def history_chart(result: Result) -> Chart:
+def history_chart(result: SearchResult) -> Chart:
     """Every launch in order, and the best value so far."""
     quantity = objective_quantity(result.objective)
     groups: dict[tuple[str, str, str, bool], list[tuple[int, float, str]]] = {}
@@ -237,14 +237,14 @@ def history_chart(result: Result) -> Chart:
     return Chart(f"Every launch in order; {quantity.better}", data, layout)
 
 
-def configuration_chart(result: Result, ranking: Sequence[str]) -> Chart | None:
+def configuration_chart(result: SearchResult, ranking: Sequence[str]) -> Chart | None:
     """The configurations from setting to setting to their median; None for fewer than two.
 
     Parallel categories, because plotly's parallel coordinates need WebGL and compile JavaScript,
     which the page's policy forbids.
 
     ranking
-        Names of settings, the most important one first.
+        Names of settings, in descending order of importance.
     """
     medians = result.medians
     if len(medians) < 2:
@@ -304,7 +304,7 @@ def importance_chart(importance: Importance) -> Chart | None:
     return Chart(label, data, layout) if rows else None
 
 
-def front_chart(result: Result) -> Chart | None:
+def front_chart(result: SearchResult) -> Chart | None:
     """The configurations by both goals; None without a second goal or without values of both."""
     if result.second is None:
         return None
@@ -412,7 +412,7 @@ def _look(stage: Stage, launch: Launch) -> tuple[str, str, str]:
     return STAGES[stage], *_LOOKS[stage]
 
 
-def _history_hover(result: Result, at: int, record: Record, launch: Launch) -> str:
+def _history_hover(result: SearchResult, at: int, record: Record, launch: Launch) -> str:
     quantity = objective_quantity(result.objective)
     value = launch.outcome.value if launch.value is None else quantity.of(launch.value)
     lines = settings_of(launch.configuration, result.space)[:16]

@@ -21,12 +21,12 @@ from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
 from xtune.evidence.readings import front_of
-from xtune.evidence.verdicts import Kind, Standing
+from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show import words
 from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
-from xtune.show.results import HEADLINES, Result, finite
-from xtune.show.text import advice, describe_interval, result_lines, resume_command
+from xtune.show.result_text import advice, describe_interval, result_lines, resume_command
+from xtune.show.results import HEADLINES, SearchResult, finite
 from xtune.show.warnings import warnings_of
 from xtune.show.words import aim, settings_of
 from xtune.space.identities import PROGRAM, SYSTEM, TUNER, Installed, installed
@@ -72,7 +72,7 @@ def require_libraries() -> str:
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def render_page(result: Result, plotly: str) -> str:
+def render_page(result: SearchResult, plotly: str) -> str:
     """The whole file.
 
     plotly
@@ -175,25 +175,25 @@ def _sentence(line: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _period(result: Result) -> str:
+def _period(result: SearchResult) -> str:
     ended_s = max(launch.began_s + launch.secondary.wall_s for launch in result.launches)
     return words.period(result.launches[0].began_s, ended_s)
 
 
-def _standing_word(result: Result, row: Standing) -> str:
+def _standing_word(result: SearchResult, row: Standing) -> str:
     contender, verdict = row.contender, result.verdict
     if contender.out:
         return f"out: {contender.out}"
     if contender.dropped:
         return f"dropped: {contender.dropped}"
-    if verdict.kind is Kind.GAIN and contender.configuration == verdict.best:
+    if verdict.kind is VerdictKind.GAIN and contender.configuration == verdict.best:
         return "wins"
     if row.is_gain:
         return "also a gain"
     return "meets what the bare command breaks" if row.keeps_more else "no gain shown"
 
 
-def _placement(result: Result) -> dict[str, Any] | str:
+def _placement(result: SearchResult) -> dict[str, Any] | str:
     """How the winner is started and where it runs, or the reason why it cannot."""
     shown, resolver = result.shown, result.resolver
     if shown == BARE:
@@ -215,8 +215,8 @@ def _placement(result: Result) -> dict[str, Any] | str:
     }
 
 
-def _versions(result: Result) -> dict[str, dict[str, str]]:
-    """What the latest launches were made with, or what is installed now if that was not kept."""
+def _versions(result: SearchResult) -> dict[str, dict[str, str]]:
+    """The versions of the latest launches, or those installed now if they were not recorded."""
     kept = result.records[-1].made.installed
     found: Installed = kept or installed(_program(result.resolver))
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from xlaunch.errors import UsageError
 from xtune.evidence.finals import FinalPlan
 from xtune.evidence.readings import Importance, SecondGoal, importance_of
-from xtune.evidence.verdicts import Kind, Verdict
+from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.events import Ended, Favourite, Resolution
-from xtune.search.records import Record, Scale, Stage
+from xtune.search.records import Record, ScoreScale, Stage
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
 from xtune.show.words import launches as counted_launches
@@ -25,9 +25,9 @@ from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
 HEADLINES = {
-    Kind.GAIN: "gain",
-    Kind.NO_GAIN: "no gain: keep the bare command",
-    Kind.INCONCLUSIVE: "inconclusive: neither a gain nor its absence is established",
+    VerdictKind.GAIN: "gain",
+    VerdictKind.NO_GAIN: "no gain: keep the bare command",
+    VerdictKind.INCONCLUSIVE: "inconclusive: neither a gain nor its absence is established",
 }
 
 MAX_CONTESTANTS = 5
@@ -57,7 +57,7 @@ class Lead(NamedTuple):
     """It is ahead of the bare command by more than the noise; None if the noise is unknown."""
 
 
-class Result(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search."""
 
     study: str
@@ -133,7 +133,7 @@ class Result(NamedTuple):
     def lead(self) -> Lead | None:
         """The leader of the final, else of all launches; None with a gain, or without any."""
         leader, interval, favourite = self.verdict.leader, self.verdict.interval, self.favourite
-        if self.verdict.kind is Kind.GAIN:
+        if self.verdict.kind is VerdictKind.GAIN:
             return None
         error, pairs = math.inf, 1
         if leader is not None and interval is not None:
@@ -221,7 +221,9 @@ class Result(NamedTuple):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures, in order of their first launch; launches that were cut are none."""
+        """The failures, in order of their first launch. Launches that were cut do not count as
+        failures.
+        """
         groups: dict[tuple[Outcome, int | None, str], list[tuple[int, Launch]]] = {}
         for number, one in enumerate(self.launches, start=1):
             if one.outcome not in (Outcome.MEASURED, Outcome.CUT):
@@ -240,7 +242,7 @@ class Result(NamedTuple):
     @property
     def ablations(self) -> tuple[Ablation, ...]:
         """The winner without each of its changes."""
-        scale = Scale(self.records, self.objective)
+        scale = ScoreScale(self.records, self.objective)
         return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Observer, Outline, Progress, Resolution
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.show.warnings import shared_with
 from xtune.show.words import (
     STAGES,
@@ -122,7 +122,7 @@ class PlainScreen(Observer):
     def resolution_known(self, resolution: Resolution) -> None:
         self._say(describe_resolution(resolution, self._budget))
 
-    def lost(self, step: Step) -> None:
+    def lost(self, step: NextLaunch) -> None:
         shown = describe_step(step, self._space)
         self._say(f"{shown}: another worker gave this launch up as lost; it does not count")
 
@@ -171,7 +171,7 @@ class LiveScreen(PlainScreen):
         place = console or Console(stderr=True, highlight=False)
         super().__init__(space, objective, lambda text: place.print(Text(f"xtune: {text}")))
         self._progress: Progress | None = None
-        self._step: Step | None = None
+        self._step: NextLaunch | None = None
         self._stage = ""
         self._since = time.monotonic()
         self._live = Live(
@@ -193,7 +193,7 @@ class LiveScreen(PlainScreen):
     def stage_changed(self, stage: Stage) -> None:
         self._stage = STAGES[stage]
 
-    def launching(self, step: Step, progress: Progress) -> None:
+    def launching(self, step: NextLaunch, progress: Progress) -> None:
         self._step, self._progress, self._since = step, progress, time.monotonic()
 
     def launched(self, record: Record, progress: Progress) -> None:

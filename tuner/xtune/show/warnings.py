@@ -11,11 +11,11 @@ from typing import NamedTuple
 from xlaunch.text import number
 from xtune.evidence.noise import Control, drift_of, noise_cautions, pooled_spread
 from xtune.evidence.ratios import has_ratio
-from xtune.evidence.verdicts import Kind, Standing
+from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Launch, Outcome, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Record, Stage, outdated
-from xtune.show.results import Result
+from xtune.show.results import SearchResult
 from xtune.show.words import launches, percent, ratios, spans
 from xtune.space.parameters import BARE
 
@@ -78,7 +78,7 @@ def shared_with(launch: Launch) -> str | None:
     return next(iter(launch.shared_cpus), None)
 
 
-def warnings_of(result: Result) -> tuple[Warned, ...]:
+def warnings_of(result: SearchResult) -> tuple[Warned, ...]:
     """All warnings of the page, the most important first."""
     return (
         *_provenance(result),
@@ -89,7 +89,7 @@ def warnings_of(result: Result) -> tuple[Warned, ...]:
     )
 
 
-def _provenance(result: Result) -> Iterator[Warned]:
+def _provenance(result: SearchResult) -> Iterator[Warned]:
     if not result.records:
         return
     numbers, changes = outdated(result.records, result.records[-1].made)
@@ -101,7 +101,7 @@ def _provenance(result: Result) -> Iterator[Warned]:
         )
 
 
-def _disagreement(result: Result) -> Iterator[Warned]:
+def _disagreement(result: SearchResult) -> Iterator[Warned]:
     verdict = result.verdict
     mine = (row for row in verdict.standings if row.contender.configuration == verdict.leader)
     leader = next(mine, None)
@@ -110,7 +110,7 @@ def _disagreement(result: Result) -> Iterator[Warned]:
     yield from _search_and_final(result, leader)
     # With n pairs that all agree, the exact test's p-value is 1 / 2**n: that is no disagreement.
     attainable = 1.01 * 0.5**leader.interval.pairs
-    if verdict.kind is Kind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
+    if verdict.kind is VerdictKind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
         yield Warned(
             "disagreement",
             f"the exact sign-flip test is less sure of the gain (p = {number(leader.chance, 2)}) than"
@@ -125,7 +125,7 @@ def _disagreement(result: Result) -> Iterator[Warned]:
         )
 
 
-def _search_and_final(result: Result, leader: Standing) -> Iterator[Warned]:
+def _search_and_final(result: SearchResult, leader: Standing) -> Iterator[Warned]:
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None
@@ -161,7 +161,7 @@ def _search_and_final(result: Result, leader: Standing) -> Iterator[Warned]:
     )
 
 
-def _noise(result: Result) -> Iterator[Warned]:
+def _noise(result: SearchResult) -> Iterator[Warned]:
     values = [value for value in result.values(BARE) if has_ratio(value)]
     for caution in noise_cautions(values) if len(values) > 1 else ():
         yield Warned("noise", f"the bare command: {caution}")
@@ -179,7 +179,7 @@ def _noise(result: Result) -> Iterator[Warned]:
                 )
 
 
-def _ending(result: Result) -> Iterator[Warned]:
+def _ending(result: SearchResult) -> Iterator[Warned]:
     if result.ended in ENDINGS:
         yield Warned("ending", ENDINGS[result.ended])
     if result.final_plan is None:

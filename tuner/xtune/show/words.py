@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch import text
-from xlaunch.metrics.metric_lines import Kind
+from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
 from xtune.launches.summaries import kind_in, name_of, unit_in
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
-from xtune.search.records import Record, Stage, Step
+from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.offers import LeftOut
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -62,7 +62,7 @@ def quantity_of(metric: str, goal: Goal) -> Quantity:
     if metric == WALL:
         return Quantity("wall time", "s", goal)
     name = name_of(metric)
-    unit = unit_in(name) if kind_in(metric) is Kind.TIME else None
+    unit = unit_in(name) if kind_in(metric) is MetricKind.TIME else None
     if unit is None and "/" in name and " " not in name:
         unit = name
     if metric.startswith(MARK):
@@ -80,7 +80,7 @@ def amount(value: float, objective: Objective) -> str:
 
 
 def ratios(*values: float) -> list[str]:
-    """Ratios with digits enough to tell them from each other and from 1.
+    """Ratios with enough digits to distinguish them from each other and from 1.
 
     **Ex.:** ``1.0436``, ``1.0004``, ``1.0886``; ``3.98``, ``3.90``, ``4.06``.
     """
@@ -294,7 +294,7 @@ def describe_failure(launch: Launch) -> str:
     return ": ".join([launch.outcome.value, *launch.notes[:1], *lines[-1:]])
 
 
-def describe_step(step: Step, space: Space) -> str:
-    """What is launched and why."""
+def describe_step(step: NextLaunch, space: Space) -> str:
+    """The configuration of a launch and its purpose."""
     origin = f" ({step.origin})" if step.origin and step.configuration != BARE else ""
     return f"{settings(step.configuration, space)}{origin}"

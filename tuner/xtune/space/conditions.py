@@ -14,13 +14,13 @@ word, and anything in quotes, is text, and must be a value of some parameter. Op
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from types import CodeType
 from typing import NamedTuple
 
+from xlaunch.text import did_you_mean
 from xtune.errors import SpaceError
 from xtune.space.parameters import Value
 
@@ -41,7 +41,7 @@ class Condition(NamedTuple):
     """The parameters and derived values in it."""
     code: CodeType
     words: Mapping[str, Value]
-    """What its other words mean."""
+    """The meaning of its other words."""
 
     def holds(self, values: Values) -> bool:
         """Whether `values`, which must contain all of `names`, meet it.
@@ -164,9 +164,9 @@ def _require_known(
     """Raise `SpaceError` for a word that is no name and no value."""
     if word in texts:
         return
-    near = difflib.get_close_matches(word, [*names, *sorted(texts)], n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    raise _error(text, f"nothing here has the name or the value {word!r}; {hint}")
+    hint = did_you_mean(word, [*names, *sorted(texts)], count=1)
+    hint = hint or f"; there are {', '.join(names)}"
+    raise _error(text, f"nothing here has the name or the value {word!r}{hint}")
 
 
 def _error(text: str, message: str) -> SpaceError:

@@ -19,8 +19,8 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from xlaunch.environment.program import Program
-from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.machine.tree import Tree
 from xlaunch.planning import Request
 
 _IDENTITY = (

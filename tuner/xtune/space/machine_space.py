@@ -145,7 +145,8 @@ def _sizes(units: Sequence[int], budget: int) -> list[int]:
 
 
 def _levels(topology: Topology, pool: Sequence[CPUs]) -> list[tuple[int, list[int]]]:
-    """For each level of domains, the typical number of cores, and those of all in the pool.
+    """For each level of domains, the typical number of cores in a domain, and those of all its
+    domains.
 
     If domains differ in size, the typical size is the one that places most cores in full domains:
     42 for 43, 43 and 42 cores, and 8 for 8, 8 and 2.

@@ -190,7 +190,8 @@ def _waiting(
 def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
     """The program's own runtime and the others, each with its default waiting and with spinning.
 
-    Sleeping at once is tried with one runtime only, because then the kernel wakes the threads.
+    Passive waiting is tried with one runtime only: the kernel wakes the threads then, so all
+    runtimes behave alike.
     """
     yield "auto"
     yield from [f"auto+{way}" for way in waits]

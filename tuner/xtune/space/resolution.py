@@ -21,11 +21,11 @@ from xlaunch.environment.program import Program, resolve_program
 from xlaunch.environment.substitution import substitute
 from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine.files import is_live
 from xlaunch.machine.topology import Machine
+from xlaunch.machine.tree import is_live
 from xlaunch.options.definitions import IN_FILES, RESERVED, Option
 from xlaunch.options.kinds import FLAG, VARIABLE
-from xlaunch.options.layers import field_of, request_from, shown
+from xlaunch.options.precedence import field_of, request_from, shown
 from xlaunch.options.presets import preset_text
 from xlaunch.options.settings_files import read_preset
 from xlaunch.planning import MAX, MemoryPolicy, Plan, Request, plan

@@ -18,7 +18,7 @@ from xtune.space.conditions import Condition, parse_condition
 from xtune.space.parameters import Configuration, Parameter, Value, Where
 
 MAX_COUNTED = 10_000
-"""A space with conditions is counted up to this size."""
+"""Maximum size up to which a space with conditions is counted."""
 
 MAX_CHECKS = 400_000
 """Maximum number of evaluations of conditions: some seconds."""
@@ -27,7 +27,7 @@ Choices = tuple[int, ...]
 """The position of each parameter's value."""
 
 
-class Check(NamedTuple):
+class ValueCheck(NamedTuple):
     """A condition on the values of some parameters."""
 
     positions: tuple[int, ...]
@@ -36,7 +36,7 @@ class Check(NamedTuple):
     """Called with at least the choices up to the last of `positions`."""
 
 
-def admitted(sizes: Sequence[int], checks: Sequence[Check]) -> Iterator[Choices]:
+def admitted(sizes: Sequence[int], checks: Sequence[ValueCheck]) -> Iterator[Choices]:
     """Yield the choices that every check admits, the last parameter changing fastest.
 
     Raises `SpaceError` after too many checks.
@@ -327,8 +327,10 @@ class Space:
         names = {sources.get(name, name) for name in condition.names} - {""}
         return tuple(sorted([self._positions[name] for name in names]))
 
-    def _check_of(self, condition: Condition) -> Check:
-        return Check(self._asked(condition), lambda choices: condition.holds(self._values(choices)))
+    def _check_of(self, condition: Condition) -> ValueCheck:
+        return ValueCheck(
+            self._asked(condition), lambda choices: condition.holds(self._values(choices))
+        )
 
     def _admits(self, choices: Choices) -> bool:
         return all(check.admits(choices) for check in self._checks)

@@ -22,7 +22,7 @@ FAMILIES: dict[str, tuple[Check, ...]] = {
 """The checks by the title under which they are shown."""
 
 
-class Result(NamedTuple):
+class CheckResult(NamedTuple):
     """A finding with its place."""
 
     group: str
@@ -32,8 +32,9 @@ class Result(NamedTuple):
     finding: Finding
 
 
-def run_checks(facts: Facts) -> tuple[list[Result], list[str]]:
-    """All findings, the worst first in each group and among the groups; and checks not available.
+def run_checks(facts: Facts) -> tuple[list[CheckResult], list[str]]:
+    """All findings, sorted by severity within groups and between them; and the checks that cannot
+    run here.
 
     Raises `UsageError` for a module of `Facts.imports` that does not exist.
     """
@@ -42,7 +43,7 @@ def run_checks(facts: Facts) -> tuple[list[Result], list[str]]:
         for check in checks:
             if check.available(facts):
                 found = check.show(facts)
-                results += [Result(title, check.name, finding) for finding in found]
+                results += [CheckResult(title, check.name, finding) for finding in found]
             else:
                 unavailable.append(check.name)
     order = list(Severity)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.machine.mounts import file_system_of
+from xlaunch.machine.tree import file_system_of
 from xlaunch.text import size
 
 MIN_FREE_BYTES = 1 << 30
@@ -21,7 +21,7 @@ OPTION = "xlaunch --cache-dir DIRECTORY PROGRAM"
 
 
 def show_directory(facts: Facts) -> Iterator[Finding]:
-    """What would keep a launch from using its default directory. Nothing is made."""
+    """Why a launch could not use its default directory. Nothing is created."""
     from xlaunch.cache.store import why_unusable
     from xlaunch.cache.use import default_directory
 

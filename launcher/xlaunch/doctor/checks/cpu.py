@@ -12,9 +12,10 @@ from xlaunch.text import counted
 
 CPU = "/sys/devices/system/cpu"
 MAX_NAMES = 60
-"""Characters of a list of CPUs; a longer one is shown as their number."""
+"""Maximum characters of a list of CPUs; of a longer one only the number of CPUs is shown."""
 OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp")
-"""Drivers whose "powersave" is no low frequency: the processor chooses, see amd-pstate.rst."""
+"""Drivers whose "powersave" does not mean a low frequency: the processor chooses, see
+amd-pstate.rst."""
 
 ATEN = "ATEN_CPU_CAPABILITY"
 ONEDNN = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
@@ -122,7 +123,7 @@ def show_smt(facts: Facts) -> Iterator[Finding]:
 
 
 def show_offline(facts: Facts) -> Iterator[Finding]:
-    """CPUs that are present and off, other than SMT siblings that were switched off."""
+    """CPUs that are present but offline, apart from SMT siblings that were switched off."""
     offline = facts.machine.topology.offline_cpus
     if not offline or facts.tree.read(f"{CPU}/smt/control") in ("off", "forceoff"):
         return

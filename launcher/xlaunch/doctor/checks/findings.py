@@ -7,8 +7,8 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from xlaunch.machine.files import Tree
 from xlaunch.machine.topology import Machine
+from xlaunch.machine.tree import Tree
 
 
 class Severity(enum.Enum):

@@ -154,7 +154,7 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
 
 
 def _import(facts: Facts, names: tuple[str, ...]) -> dict[str, Any] | str:
-    """What the child told; or how it ended."""
+    """The child's report, or how it ended."""
     assert facts.interpreter is not None
     try:
         done = subprocess.run(
@@ -183,7 +183,7 @@ def _import(facts: Facts, names: tuple[str, ...]) -> dict[str, Any] | str:
 
 
 def _can_load(facts: Facts) -> bool:
-    """Libraries are this system's, whichever machine is looked at."""
+    """The libraries are this system's, also when another machine is checked."""
     return facts.live and facts.prefix is not None
 
 

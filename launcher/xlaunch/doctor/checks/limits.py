@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.cgroups import ControlGroups, read_counters
 from xlaunch.text import counted, size
 
 MIN_FILES = 1024
-"""Of open files: the usual soft limit."""
+"""The usual soft limit of open files."""
 MIN_LOCKED_BYTES = 8 << 20
 """The usual limit of locked memory (since Linux 5.16)."""
 
@@ -44,8 +44,7 @@ def _throttled(facts: Facts) -> str:
     for levels in ControlGroups(facts.tree).enclosing("cpu"):
         for group in levels:
             path = group.file("cpu", "stat") if group.prefixed else f"{group.directory}/cpu.stat"
-            rows = [line.split() for line in (facts.tree.read(path) or "").splitlines()]
-            stat = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+            stat = read_counters(facts.tree, path)
             if stat.get("nr_periods"):
                 share = stat.get("nr_throttled", 0) / stat["nr_periods"]
                 return f"; here in {share:.0%} of the periods so far (cpu.stat)"
@@ -53,7 +52,7 @@ def _throttled(facts: Facts) -> str:
 
 
 def show_affinity(facts: Facts) -> Iterator[Finding]:
-    """Whether a process may bind itself; its own mask is set again."""
+    """Whether a process may set its affinity mask; tried by setting the mask that it has."""
     if not hasattr(os, "sched_setaffinity"):
         return
     try:
@@ -71,7 +70,7 @@ def show_affinity(facts: Facts) -> Iterator[Finding]:
 
 
 def show_memory_policy(facts: Facts) -> Iterator[Finding]:
-    """Whether a process may choose the NUMA node of its memory; its own policy is set again."""
+    """Whether a process may set its memory policy; tried by setting the policy that it has."""
     from xlaunch.supervision.syscalls import read_memory_policy, restore_memory_policy
 
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.environment.huge_pages import SYSTEM_MODE_FILE, SystemMode, system_mode
-from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.cgroups import ControlGroups, read_counters
 from xlaunch.text import size
 
 SWAPPED_SHARE = 0.01
@@ -16,7 +16,7 @@ SWAPPED_SHARE = 0.01
 FULL_SHARE = 0.9
 """Minimum share of a memory limit in use that is serious."""
 TORCH_BYTES = 224 << 20
-"""What a process has that imported torch 2.13 (CPU build) and called one layer, measured."""
+"""Measured memory of a process that has imported torch 2.13 (CPU build) and called one layer."""
 SHARED = "/dev/shm"  # noqa: S108
 MIN_SHARED_BYTES = 1 << 30
 """Of /dev/shm. Containers have 64 MiB unless told otherwise: a batch of 64 images of 224 x 224 in
@@ -76,7 +76,7 @@ def show_swap(facts: Facts) -> Iterator[Finding]:
 
 
 def show_available(facts: Facts) -> Iterator[Finding]:
-    """How much memory the next program can have."""
+    """How much memory is available for another program."""
     memory = read_meminfo(facts)
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     if not total or available is None:
@@ -146,11 +146,7 @@ def _used_below(facts: Facts, limit: int) -> int | None:
             if limit not in [tree.read_int(group.file("memory", name)) for name in names]:
                 continue
             used = tree.read_int(group.file("memory", "current" if version_2 else "usage_in_bytes"))
-            rows = [
-                line.split()
-                for line in (tree.read(group.file("memory", "stat")) or "").splitlines()
-            ]
-            stat = {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+            stat = read_counters(tree, group.file("memory", "stat"))
             cached = stat.get("inactive_file" if version_2 else "total_inactive_file", 0)
             return None if used is None else max(0, used - cached)
     return None

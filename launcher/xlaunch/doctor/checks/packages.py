@@ -177,7 +177,7 @@ def _requirement(facts: Facts, package: str) -> SpecifierSet:
 
 
 def _fits(version: str, wanted: SpecifierSet) -> bool:
-    """Whether a version is within a specifier; one of a form of its own is let pass."""
+    """Whether a version meets a specifier. A version that cannot be parsed is accepted."""
     try:
         return wanted.contains(Version(version), prereleases=True)
     except InvalidVersion:

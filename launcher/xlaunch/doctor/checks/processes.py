@@ -14,9 +14,9 @@ REAPERS = (
     *("systemd", "init", "tini", "docker-init", "dumb-init", "catatonit", "s6-svscan", "runit"),
     *("xlaunch", "bash", "sh", "dash", "busybox", "supervisord"),
 )
-"""Programs that wait for children that they did not start; shells do as well."""
+"""Programs, shells among them, that reap children which they did not start."""
 MIN_ZOMBIES = 3
-"""Fewer may be about to be waited for."""
+"""Minimum number of zombies that is reported: a few may be reaped at any moment."""
 
 
 def show_load(facts: Facts) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def show_first_process(facts: Facts) -> Iterator[Finding]:
 
 
 def _zombies(facts: Facts) -> list[int]:
-    """Dead children of PID 1 that nobody has waited for, see proc_pid_stat(5)."""
+    """Zombies whose parent is PID 1, see proc_pid_stat(5)."""
     found = []
     for pid in facts.tree.numbered("/proc", ""):
         fields = (facts.tree.read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()

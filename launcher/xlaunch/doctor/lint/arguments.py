@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL00x: options and variables whose value is not what was typed."""
+"""XL00x: options and environment variables whose value is not the one that the user typed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from xlaunch.doctor.lint.facts import Call, Facts, Problem, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, Scope, dotted, has_stars, keyword
 
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
 )
 
 
-def check_arguments(facts: Facts) -> Iterator[Problem]:
+def check_arguments(facts: FileFacts) -> Iterator[Problem]:
     """Options of argparse, click and typer, and variables of the environment."""
     imported = facts.modules()
     # jsonargparse reads bool as true and false.
@@ -28,7 +28,7 @@ def check_arguments(facts: Facts) -> Iterator[Problem]:
             yield from _bool_of_environment(facts, call)
 
 
-def _argparse_options(facts: Facts) -> Iterator[Problem]:
+def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
     added = [
         call
         for call in facts.called.get("add_argument", ())
@@ -71,7 +71,7 @@ def _argparse_options(facts: Facts) -> Iterator[Problem]:
 
 
 def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> str | None:
-    """What is wrong with an option without a type; None if nothing is."""
+    """The fault of an option without a type; None if it has none."""
     choices, several = keyword(node, "choices"), keyword(node, "nargs")
     constant = keyword(node, "const")
     if kind := _number_type(getattr(choices, "elts", ())):
@@ -107,7 +107,7 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> s
     return None
 
 
-def _decorated_options(facts: Facts) -> Iterator[Problem]:
+def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
     """Flags of click and typer that are on by default."""
     for call in facts.named("option", "Option"):
         full = facts.full(call.node.func, call.scope)
@@ -135,7 +135,7 @@ def _decorated_options(facts: Facts) -> Iterator[Problem]:
             )
 
 
-def _bool_of_environment(facts: Facts, call: Call) -> Iterator[Problem]:
+def _bool_of_environment(facts: FileFacts, call: Call) -> Iterator[Problem]:
     read = call.node.args[0]
     default: ast.expr | None = None
     name: ast.expr | None = None
@@ -162,7 +162,7 @@ def _bool_of_environment(facts: Facts, call: Call) -> Iterator[Problem]:
         )
 
 
-def _converted_attributes(facts: Facts) -> set[str]:
+def _converted_attributes(facts: FileFacts) -> set[str]:
     """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
     found: set[str] = set()
     for call in facts.calls:
@@ -203,7 +203,7 @@ def _action(node: ast.Call) -> str:
     return str(given.value) if isinstance(given, ast.Constant) else "another"
 
 
-def _is_bool_call(facts: Facts, node: ast.expr | None, scope: Scope) -> bool:
+def _is_bool_call(facts: FileFacts, node: ast.expr | None, scope: Scope) -> bool:
     """Whether a converter is ``bool``, or ``lambda x: bool(x)``."""
     if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
         call, own = node.body, [one.arg for one in node.args.args]

@@ -18,7 +18,7 @@ Problem = tuple[ast.expr | ast.stmt, str, str]
 
 
 class Block:
-    """A piece of code under one statement: what it stands in, outwards."""
+    """The code under one statement, with the block that encloses it."""
 
     __slots__ = ("node", "parent", "part", "scope")
 
@@ -30,22 +30,22 @@ class Block:
         self.scope = scope
 
     def outwards(self) -> Iterator[Block]:
-        """The block itself and those around it, within the same function."""
+        """The block itself and the blocks that enclose it, within the same function."""
         return itertools.takewhile(lambda block: block.scope is self.scope, self.ancestors())
 
     def ancestors(self) -> Iterator[Block]:
-        """The block itself and all around it, those of outer functions too."""
+        """The block itself and all that enclose it, those of outer functions included."""
         block: Block | None = self
         while block is not None:
             yield block
             block = block.parent
 
     def is_within(self, other: Block) -> bool:
-        """Whether this block is `other` or stands in it, within the same function."""
+        """Whether this block is `other` or is enclosed by it, within the same function."""
         return any(block is other for block in self.outwards())
 
     def loops(self) -> list[Block]:
-        """The bodies of loops around, the innermost first, within the same function."""
+        """The enclosing bodies of loops, the innermost first, within the same function."""
         return [block for block in self.outwards() if block.part == "loop"]
 
 
@@ -76,7 +76,7 @@ class Scope:
 
     @property
     def enclosing_class(self) -> Scope | None:
-        """The class of the method that this is, or stands in."""
+        """The class of the method that this scope is, or that encloses it."""
         return next((one for one in self._outwards() if isinstance(one.node, ast.ClassDef)), None)
 
     def find(self, name: str) -> Scope | None:
@@ -89,7 +89,7 @@ class Scope:
         return None
 
     def find_bindings(self, text: str) -> list[Binding]:
-        """How a name, or ``self.NAME``, used here may have got what it holds."""
+        """All bindings of a name, or of ``self.NAME``, that may apply where it is used here."""
         if text.startswith("self."):
             owner = self.enclosing_class
             return owner.attributes.get(text[5:], []) if owner is not None else []
@@ -108,7 +108,7 @@ class Call(NamedTuple):
 
     node: ast.Call
     parent: ast.AST
-    """The expression or statement whose direct part the call is."""
+    """The expression or statement that directly contains the call."""
     block: Block
 
     @property
@@ -131,7 +131,7 @@ class Call(NamedTuple):
         return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
 
 
-class Facts:
+class FileFacts:
     """What one file holds."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -143,7 +143,7 @@ class Facts:
         self.within: dict[Scope, list[Call]] = defaultdict(list)
         """By the function in which they stand."""
         self.imports: list[tuple[str, ast.Import | ast.ImportFrom, Block]] = []
-        """Dotted names, as often as imported."""
+        """Dotted names; one that is imported several times is listed several times."""
         self.attributes: list[tuple[ast.Attribute, ast.AST, Block]] = []
         """Dotted names, whole, with what they are part of. **Ex.:** ``torch.cuda.amp.autocast``."""
         self.assignments: list[tuple[ast.expr, ast.expr, Block]] = []
@@ -159,7 +159,7 @@ class Facts:
         return {name.partition(".")[0] for name, _, _ in self.imports}
 
     def named(self, *names: str) -> Iterator[Call]:
-        """The calls of what has one of these names."""
+        """The calls of functions and methods with one of these names."""
         return itertools.chain.from_iterable(self.called.get(name, ()) for name in names)
 
     def full(self, node: ast.AST | None, scope: Scope) -> str | None:
@@ -186,7 +186,7 @@ class Facts:
         return (self.full(node.func, scope) or "") if isinstance(node, ast.Call) else ""
 
     def calls_named(self, full: str) -> Iterator[Call]:
-        """The calls of what an import makes known by this full name."""
+        """The calls of the imported function or class with this full name."""
         for call in self.named(full.rpartition(".")[2]):
             if self.full(call.node.func, call.scope) == full:
                 yield call

@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Facts, Function, Problem
+from xlaunch.doctor.lint.facts import Block, FileFacts, Function, Problem
 
 _AMP = {
     f"torch.{device}.amp.{name}": (f"torch.amp.{name}", device)
@@ -16,13 +16,13 @@ _AMP = {
 }
 
 
-def check_replaced(facts: Facts) -> Iterator[Problem]:
+def check_replaced(facts: FileFacts) -> Iterator[Problem]:
     """Imports and names with a successor."""
     yield from _archived_extension(facts)
     yield from _old_autocast(facts)
 
 
-def _archived_extension(facts: Facts) -> Iterator[Problem]:
+def _archived_extension(facts: FileFacts) -> Iterator[Problem]:
     seen = set()
     for name, node, block in facts.imports:
         if name.partition(".")[0] != "intel_extension_for_pytorch" or node in seen:
@@ -38,7 +38,7 @@ def _archived_extension(facts: Facts) -> Iterator[Problem]:
             )
 
 
-def _old_autocast(facts: Facts) -> Iterator[Problem]:
+def _old_autocast(facts: FileFacts) -> Iterator[Problem]:
     versions = ("version", "hasattr", "greater", "is_torch", "_ge_", "gte", "lt_")
     seen = set()
     for name, node, block in facts.imports:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files to findings: which rules apply where, several processes where there are many files."""
+"""Checks files: selects the rules that apply to each, and uses several processes for many files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from xlaunch.doctor.lint.arguments import check_arguments
-from xlaunch.doctor.lint.facts import Facts
+from xlaunch.doctor.lint.facts import FileFacts
 from xlaunch.doctor.lint.replaced import check_replaced
 from xlaunch.doctor.lint.rules import BY_CODE, RULES
 from xlaunch.doctor.lint.source import (
-    Finding,
+    ScriptFinding,
     SkippedError,
     find_files,
     read_source,
     syntax_finding,
     usable_cpus,
 )
+from xlaunch.doctor.lint.tensors import check_hints, check_tensors
 from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
 from xlaunch.doctor.lint.torchfix import run_torchfix
-from xlaunch.doctor.lint.training import check_hints, check_tensors
 from xlaunch.errors import UsageError
+from xlaunch.options.settings_files import parse_project, project_files
+from xlaunch.text import did_you_mean
 
 CHECKS = (check_arguments, check_threads, check_replaced)
 TORCH_CHECKS = (check_tensors, check_hints)
@@ -38,18 +40,16 @@ _SUBJECTS = re.compile(
 
 _IS_TEST = re.compile(r"(^|[/\\])(test_[^/\\]*|[^/\\]*_test|conftest)\.py$")
 _TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
-"""What tests, and the helpers of tests, import."""
+"""Modules that only tests and their helpers import."""
 _SPEED = ("XL1", "XL030", "XL041")
 """Rules about speed, which tests do not need."""
 
 _FEW_FILES = 48
-"""So many are checked sooner in this process than in others, which must be started."""
-
-_REPOSITORY_MARKS = (".git", ".hg", ".jj")
+"""Up to this many files are checked in this process: starting others would take longer."""
 
 
 class Selection(NamedTuple):
-    """Which rules apply; codes or prefixes of codes, empty where nothing was said."""
+    """Which rules apply, as codes or prefixes of codes; empty if nothing was selected."""
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -64,13 +64,13 @@ class Selection(NamedTuple):
         return hints or rule is None or not rule.is_hint
 
 
-class Result(NamedTuple):
+class LintResult(NamedTuple):
     """What was found."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ScriptFinding, ...]
     """In the order of files and lines."""
     files: int
-    """How many were checked, those that do not parse included."""
+    """Number of files that were checked, those that do not parse included."""
     skipped: dict[str, int]
     """Reasons with their counts."""
     hidden_hints: int
@@ -85,7 +85,7 @@ def check_paths(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> Result:
+) -> LintResult:
     """Check files and directories.
 
     `select` and `ignore`, codes or their beginnings, replace those of pyproject.toml.
@@ -106,7 +106,7 @@ def check_paths(
                 tuple(select) or configured.select, tuple(ignore) or configured.ignore
             )
         tasks.append((path, selections[directory], hints))
-    findings: list[Finding] = []
+    findings: list[ScriptFinding] = []
     about_torch: list[str] = []
     hidden = 0
     for done, ((path, _, _), (found, more_hints, problem, has_torch)) in enumerate(
@@ -131,15 +131,15 @@ def check_paths(
     order = {path: number for number, path in enumerate(files.paths)}
     findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
-    return Result(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
+    return LintResult(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
 
 
-def findings_in(paths: Sequence[str]) -> list[Finding]:
+def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
     """The faults and hints in files, as their projects select them, without TorchFix's.
 
-    A file that cannot be read has none, nor has one whose project is configured wrongly.
+    Nothing is found in a file that cannot be read, or whose project has an invalid configuration.
     """
-    findings: list[Finding] = []
+    findings: list[ScriptFinding] = []
     for path in paths:
         with contextlib.suppress(UsageError):
             selection = _configured(os.path.dirname(os.path.abspath(path)))
@@ -148,7 +148,7 @@ def findings_in(paths: Sequence[str]) -> list[Finding]:
 
 
 def check_codes(codes: Sequence[str]) -> None:
-    """Raise `UsageError` for a code that begins none of a rule."""
+    """Raise `UsageError` for a code that is neither a rule's nor the beginning of one."""
     for code in codes:
         known = [rule.code for rule in RULES]
         if code.startswith("TOR"):
@@ -156,14 +156,11 @@ def check_codes(codes: Sequence[str]) -> None:
                 continue
             raise UsageError(f"{code!r} is not a code of TorchFix, such as TOR1 or TOR101")
         if not code or not any(one.startswith(code) for one in known):
-            import difflib
-
-            near = difflib.get_close_matches(code.upper(), known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"they are {', '.join(known)}"
-            raise UsageError(f"there is no rule {code!r}; {hint}")
+            hint = did_you_mean(code.upper(), known, count=2) or f"; they are {', '.join(known)}"
+            raise UsageError(f"there is no rule {code!r}{hint}")
 
 
-Outcome = tuple[list[Finding], int, str, bool]
+Outcome = tuple[list[ScriptFinding], int, str, bool]
 """The findings, the number of hints left out, why the file was skipped, and whether it has torch."""
 
 
@@ -180,7 +177,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     text = "\n".join(source.lines)
     if not _SUBJECTS.search(text):
         return [], 0, "", False
-    facts = Facts(source.tree)
+    facts = FileFacts(source.tree)
     checks = CHECKS + TORCH_CHECKS if facts.modules() & {"torch", "torchvision", "timm"} else CHECKS
     problems = [problem for check in checks for problem in check(facts)]
     if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):
@@ -206,37 +203,13 @@ def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:
 
 def _configured(directory: str) -> Selection:
     """The table [tool.xlaunch.doctor] of the nearest pyproject.toml that has one."""
-    while True:
-        path = os.path.join(directory, "pyproject.toml")
-        table = _table(path) if os.path.isfile(path) else None
-        if table is not None:
+    for path, data in project_files(directory):
+        table = (parse_project(data, path) or {}).get("doctor")
+        if isinstance(table, dict):
             return _read_table(table, path)
-        parent = os.path.dirname(directory)
-        top = any(os.path.lexists(os.path.join(directory, mark)) for mark in _REPOSITORY_MARKS)
-        if top or parent == directory:
-            return Selection()
-        directory = parent
-
-
-def _table(path: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as stream:
-            data = stream.read()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    if b"xlaunch" not in data:
-        return None
-    import tomllib
-
-    try:
-        tools = tomllib.loads(data.decode()).get("tool")
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    ours = tools.get("xlaunch") if isinstance(tools, dict) else None
-    table = ours.get("doctor") if isinstance(ours, dict) else None
-    if table is not None and not isinstance(table, dict):
-        raise UsageError(f"{path}: tool.xlaunch.doctor must be a table: [tool.xlaunch.doctor]")
-    return table
+        if table is not None:
+            raise UsageError(f"{path}: tool.xlaunch.doctor must be a table: [tool.xlaunch.doctor]")
+    return Selection()
 
 
 def _read_table(table: dict[str, Any], path: str) -> Selection:

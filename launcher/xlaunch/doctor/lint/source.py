@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 
 MAX_FILE_BYTES = 1 << 20
-"""Longer files are tables of data or made by programs."""
+"""Longer files are skipped: they are tables of data, or generated."""
 
 LEFT_OUT = frozenset(("__pycache__", "build", "dist", "node_modules", "site-packages", "venv"))
 """Directories that hold copies, or the code of others."""
@@ -22,7 +22,7 @@ LEFT_OUT = frozenset(("__pycache__", "build", "dist", "node_modules", "site-pack
 _SILENCED = re.compile(r"#\s*noqa(?::\s*(?P<codes>[A-Z]+\d+(?:[,\s]+[A-Z]+\d+)*))?", re.IGNORECASE)
 
 
-class Finding(NamedTuple):
+class ScriptFinding(NamedTuple):
     """One place in a file, and what is wrong there. Lines and columns count from 1."""
 
     path: str
@@ -55,9 +55,9 @@ class Source(NamedTuple):
     lines: list[str]
     tree: ast.Module
 
-    def finding(self, node: ast.expr | ast.stmt, code: str, message: str) -> Finding:
+    def finding(self, node: ast.expr | ast.stmt, code: str, message: str) -> ScriptFinding:
         """A finding at `node`."""
-        return Finding(
+        return ScriptFinding(
             self.path,
             node.lineno,
             self._column(node.lineno, node.col_offset),
@@ -67,7 +67,7 @@ class Source(NamedTuple):
             message,
         )
 
-    def is_silenced(self, finding: Finding) -> bool:
+    def is_silenced(self, finding: ScriptFinding) -> bool:
         """Whether a comment ``# noqa`` or ``# noqa: CODE`` stands on a line of the finding."""
         for number in {finding.line, finding.end_line}:
             for match in _SILENCED.finditer(self.lines[number - 1]):
@@ -108,13 +108,13 @@ def read_source(path: str) -> Source:
     return Source(path, _lines(data), tree)
 
 
-def syntax_finding(path: str, error: SyntaxError) -> Finding:
+def syntax_finding(path: str, error: SyntaxError) -> ScriptFinding:
     """A file that does not parse, as a finding XL000 at the place that Python names."""
     line, column = max(error.lineno or 1, 1), max(error.offset or 1, 1)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     reason = " ".join((error.msg or "invalid syntax").split())
     message = f"not Python {version}: {reason}; nothing else in this file was checked"
-    return Finding(path, line, column, line, column, "XL000", message)
+    return ScriptFinding(path, line, column, line, column, "XL000", message)
 
 
 def find_files(words: Sequence[str]) -> Files:
@@ -195,7 +195,9 @@ def _is_python(path: str, name: str) -> bool:
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines as Python counts them; in `ast`'s UTF-8, whatever the file's encoding."""
+    """The lines as Python counts them, in UTF-8 as `ast` has them, whatever the file's encoding
+    is.
+    """
     import io
     import tokenize
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Facts, Problem, dotted
+from xlaunch.doctor.lint.facts import Block, FileFacts, Problem, dotted
 
 VARIABLES = frozenset(
     (
@@ -23,19 +23,19 @@ _LOADING = frozenset(
         "tensorflow", "jax", "cv2", "xgboost", "lightgbm", "numexpr",
     )
 )  # fmt: skip
-"""What loads an OpenMP or BLAS library when it is imported."""
+"""Modules that load an OpenMP or BLAS library when they are imported."""
 
 _STARTING = frozenset(("subprocess", "multiprocessing", "joblib", "ray", "dask", "concurrent"))
-"""A program that starts others may set variables for those."""
+"""Calls that start other programs: variables that are set before them may be for those."""
 
 
-def check_threads(facts: Facts) -> Iterator[Problem]:
+def check_threads(facts: FileFacts) -> Iterator[Problem]:
     """Variables that are set late, and counts that are fixed."""
     yield from _set_late(facts)
     yield from _fixed(facts)
 
 
-def _set_late(facts: Facts) -> Iterator[Problem]:
+def _set_late(facts: FileFacts) -> Iterator[Problem]:
     imported = {part for name, _, _ in facts.imports for part in name.split(".")}
     starts_others = bool(imported & _STARTING) or bool(
         facts.words
@@ -64,7 +64,7 @@ def _set_late(facts: Facts) -> Iterator[Problem]:
             )
 
 
-def _settings(facts: Facts) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
+def _settings(facts: FileFacts) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
     """Where variables of this process are set."""
     for target, _, block in facts.assignments:
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
@@ -80,7 +80,7 @@ def _settings(facts: Facts) -> Iterator[tuple[ast.expr | ast.stmt, str, Block]]:
                 yield call.node, str(first.value), call.block
 
 
-def _fixed(facts: Facts) -> Iterator[Problem]:
+def _fixed(facts: FileFacts) -> Iterator[Problem]:
     # Counts that are compared or restored are meant, and so is one thread.
     if "get_num_threads" in facts.words:
         return

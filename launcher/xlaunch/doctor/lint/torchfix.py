@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-from xlaunch.doctor.lint.source import Finding
+from xlaunch.doctor.lint.source import ScriptFinding
 from xlaunch.environment.program import find_interpreter
 
 CODES = re.compile(r"TOR\d{0,3}")
@@ -22,12 +22,12 @@ _FILES_AT_ONCE = 500
 _TIMEOUT_S = 600
 
 
-def run_torchfix(paths: Sequence[str]) -> tuple[list[Finding], tuple[str, ...]]:
+def run_torchfix(paths: Sequence[str]) -> tuple[list[ScriptFinding], tuple[str, ...]]:
     """Its findings in `paths`, with notes about what went wrong; nothing where it is not installed."""
     command = find_torchfix()
     if command is None or not paths:
         return [], ()
-    findings: list[Finding] = []
+    findings: list[ScriptFinding] = []
     for start in range(0, len(paths), _FILES_AT_ONCE):
         # A path may begin with a dash.
         given = {os.path.abspath(path): path for path in paths[start : start + _FILES_AT_ONCE]}
@@ -56,7 +56,7 @@ def find_torchfix() -> str | None:
     return beside if os.access(beside, os.X_OK) else shutil.which("torchfix")
 
 
-def _read(output: str, given: dict[str, str]) -> Iterator[Finding]:
+def _read(output: str, given: dict[str, str]) -> Iterator[ScriptFinding]:
     for line in output.splitlines():
         match = _LINE.fullmatch(line)
         if match is None:  # the differences that it proposes
@@ -66,4 +66,4 @@ def _read(output: str, given: dict[str, str]) -> Iterator[Finding]:
         if path is not None:
             place = (int(match["line"]), int(match["column"]))
             message = match["message"].removeprefix("[*] ")
-            yield Finding(path, *place, *place, match["code"], message)
+            yield ScriptFinding(path, *place, *place, match["code"], message)

@@ -22,7 +22,7 @@ PASSES: Final = {
     "split_master_weight_for_bf16": "split_bf16",
     "fuse_update_step": "fused_optimizer",
 }
-"""The pass of xruntime.optimize that each switch is."""
+"""The pass of xruntime.optimize for each switch."""
 
 WITHOUT_EFFECT: Final = {
     "weights_prepack": "torch's compiler packs weights, with graph_mode=True or torch.compile",
@@ -119,7 +119,9 @@ def compile_backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Compile by Inductor for ``torch.compile(model, backend="ipex")``; say once that the name can go."""
+    """Compile by Inductor for ``torch.compile(model, backend="ipex")``; say once that ``backend``
+    can be left out.
+    """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 

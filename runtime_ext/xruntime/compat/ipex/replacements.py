@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replaces the calls and the arguments of the extension that are not offered here."""
+"""Replacements for the calls and arguments of the extension that are not offered here."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ _GROUPS: Final[dict[str, str]] = {
 }
 
 REPLACEMENTS: Final = {path: said for said, paths in _GROUPS.items() for path in paths.split()}
-"""By the path below `ipex`: what to use instead."""
+"""What to use instead of each name, by its path below `ipex`."""
 
 reported: set[str] = set()
-"""What `report` has said in this process."""
+"""The messages that `report` has printed in this process."""
 
 
 def report(said: str, *, stacklevel: int = 2) -> None:
@@ -121,7 +121,7 @@ def missing(module: str, name: str) -> NoReturn:
 
 
 class GoneFinder(MetaPathFinder):
-    """Says what to use instead of a name that is gone, when it is imported.
+    """Raises an error that names the replacement when a name is imported that is not offered here.
 
     ``from module import name`` looks for a submodule when there is no attribute, and drops the
     AttributeError of `missing`.
@@ -130,7 +130,7 @@ class GoneFinder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find nothing. Raises ImportError for a name that is gone."""
+        """Find nothing. Raises ImportError for a name that is not offered here."""
         said = _said(name) if name.startswith(_PACKAGE) else None
         if said is not None:
             raise ImportError(said, name=name)
@@ -138,7 +138,7 @@ class GoneFinder(MetaPathFinder):
 
 
 def _said(name: str) -> str | None:
-    """What to say of a name of this package; None if it never was there."""
+    """The message for a name of this package; None if the extension never had it."""
     path = name.removeprefix(_PACKAGE)
     return f"ipex.{path} is gone: {REPLACEMENTS[path]}" if path in REPLACEMENTS else None
 

@@ -17,7 +17,9 @@ from xruntime.errors import CompatibilityError
 
 
 class FP32MathMode(enum.Enum):
-    """What fp32 multiplications of matrices and convolutions are computed in; sums are in fp32."""
+    """The precision in which fp32 matrix multiplications and convolutions multiply; sums are in
+    fp32.
+    """
 
     FP32 = "ieee"
     TF32 = "tf32"

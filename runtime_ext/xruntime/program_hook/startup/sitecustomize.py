@@ -74,7 +74,9 @@ def _say(text: str) -> None:
 
 
 def _remove_traces() -> str | None:
-    """Undo what xlaunch set; the value of `VARIABLE`, a precision and perhaps ``wait``."""
+    """Remove what xlaunch set. Return the value of `VARIABLE`: a precision, and ``wait`` if it was
+    asked for.
+    """
     here = os.path.dirname(__file__)
     first, _, others = os.environ.get(PATH, "").partition(os.pathsep)
     if first == here:

@@ -11,48 +11,48 @@ from xlaunch.doctor.device import advise, document, render, script_findings, scr
 from xlaunch.doctor.lint.rules import RULES
 from xlaunch.planning.request import Request
 from xlaunch.report import Report
-from xlaunch.report.devices import DevicesReport, DeviceUse, Reading, Sample, Verdict
+from xlaunch.report.device_use import DeviceSample, DevicesReport, DeviceUse, DeviceVerdict, Reading
 
 GIB = 1 << 30
 REQUEST = Request.of("train.py", "--cuda", "False")
 
 
-def report(verdict: Verdict, *, cpus_used: float = 1.0, peak: int = 4 * GIB) -> DevicesReport:
+def report(verdict: DeviceVerdict, *, cpus_used: float = 1.0, peak: int = 4 * GIB) -> DevicesReport:
     use = DeviceUse(
         "cuda:0", "NVIDIA H100", "NVML", verdict.value, "a sentence", busy=0.3, window_s=9.0,
         cpus_used=cpus_used, memory_peak_bytes=peak, memory_total_bytes=80 * GIB, power_w=210.0,
     )  # fmt: skip
-    sample = Sample(0.25, 0.25, 1.0, (Reading(0.3, 0.3, peak, peak, 210.0),))
+    sample = DeviceSample(0.25, 0.25, 1.0, (Reading(0.3, 0.3, peak, peak, 210.0),))
     return DevicesReport("a sentence", 16, cpus_used, (use,), samples=(sample,))
 
 
-def advice(verdict: Verdict, **more: float) -> str:
+def advice(verdict: DeviceVerdict, **more: float) -> str:
     found = advise(report(verdict, **more), REQUEST)  # type: ignore[arg-type]
     return " | ".join([text for one in found for text in (*one.causes, *one.next_steps)])
 
 
 def test_waiting_names_workers_pinned_memory_and_the_batch_that_fits():
-    text = advice(Verdict.WAITED)
+    text = advice(DeviceVerdict.WAITED)
     for words in ("num_workers=15", "pin_memory=True", "about 18 times as large fits", "xtune"):
         assert words in text
-    assert "num_workers" not in advice(Verdict.WAITED, cpus_used=15.5)
-    assert "decode faster" in advice(Verdict.WAITED, cpus_used=15.5)
+    assert "num_workers" not in advice(DeviceVerdict.WAITED, cpus_used=15.5)
+    assert "decode faster" in advice(DeviceVerdict.WAITED, cpus_used=15.5)
 
 
 def test_idle_device_names_placement_and_the_option_that_cannot_be_false():
-    text = advice(Verdict.IDLE)
+    text = advice(DeviceVerdict.IDLE)
     for words in ("--cuda False that means True", ".to(device) was thrown away", "xlaunch doctor train.py"):  # fmt: skip
         assert words in text
 
 
 def test_unused_device_names_the_build_of_torch():
-    assert "torch is built for CPUs only" in advice(Verdict.UNUSED)
+    assert "torch is built for CPUs only" in advice(DeviceVerdict.UNUSED)
 
 
 def test_device_that_works_gets_advice_only_while_a_larger_batch_fits():
-    assert "batch about 18 times" in advice(Verdict.WORKED)
-    assert advice(Verdict.WORKED, peak=60 * GIB) == ""
-    assert advice(Verdict.UNKNOWN) == ""
+    assert "batch about 18 times" in advice(DeviceVerdict.WORKED)
+    assert advice(DeviceVerdict.WORKED, peak=60 * GIB) == ""
+    assert advice(DeviceVerdict.UNKNOWN) == ""
 
 
 def test_findings_in_the_script_are_named_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -68,11 +68,11 @@ def test_findings_in_the_script_are_named_first(tmp_path: Path, monkeypatch: pyt
     lines = script_findings("train.py")
     assert [line.split()[1] for line in lines] == ["XL010", "XL001", "XL041", "XL106"]
     assert lines[0].startswith("train.py:17 XL010 ")
-    assert advise(report(Verdict.IDLE), REQUEST)[0].causes[:4] == lines
+    assert advise(report(DeviceVerdict.IDLE), REQUEST)[0].causes[:4] == lines
 
 
 def test_text_and_document():
-    whole = Report(0, "1 instance succeeded", 12.5, 1, (), (), ("train.py",), devices=report(Verdict.WAITED))  # fmt: skip
+    whole = Report(0, "1 instance succeeded", 12.5, 1, (), (), ("train.py",), devices=report(DeviceVerdict.WAITED))  # fmt: skip
     lines = render(whole, REQUEST)
     assert lines[:2] == [
         "a sentence",

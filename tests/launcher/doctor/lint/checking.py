@@ -7,10 +7,10 @@ import textwrap
 from pathlib import Path
 
 from xlaunch.doctor.lint.running import Selection, check_file
-from xlaunch.doctor.lint.source import Finding
+from xlaunch.doctor.lint.source import ScriptFinding
 
 
-def findings_in(text: str, directory: Path, *, hints: bool = False) -> list[Finding]:
+def findings_in(text: str, directory: Path, *, hints: bool = False) -> list[ScriptFinding]:
     """The findings in a script."""
     path = directory / "script.py"
     path.write_text(textwrap.dedent(text), encoding="utf-8")

@@ -144,6 +144,9 @@ def test_configuration(tmp_path: Path):
     ):
         project.write_text(f"[tool.xlaunch.doctor]\n{text}\n")
         assert told in ask("doctor", "a.py", cwd=tmp_path).refused(2)
+    for text in ("[tool]\nxlaunch = 1\n", "[tool.xlaunch]\ndoctor = 1\n"):
+        project.write_text(text)
+        assert "must be a table: [tool.xlaunch" in ask("doctor", "a.py", cwd=tmp_path).refused(2)
 
 
 def test_json(tmp_path: Path):

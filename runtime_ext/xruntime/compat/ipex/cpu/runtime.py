@@ -16,8 +16,8 @@ import xruntime
 from xlaunch.machine.cpu_list import format_cpu_list
 from xruntime.compat.ipex.replacements import missing
 from xruntime.streams.hints import MultiStreamModuleHint
-from xruntime.streams.module import AUTO
-from xruntime.streams.module import MultiStreamModule as _MultiStreamModule
+from xruntime.streams.multi_stream_module import AUTO
+from xruntime.streams.multi_stream_module import MultiStreamModule as _MultiStreamModule
 from xruntime.streams.task import Task as _Task
 from xruntime.threads.cpu_choice import read_core_ids
 from xruntime.threads.cpu_pool import (
@@ -88,7 +88,7 @@ def _named(cpus: Collection[int]) -> str:
 
 
 class pin(_pin):  # noqa: N801 - it reads as a verb: `with pin(pool):`
-    """`xruntime.pin` with the name that its argument had."""
+    """`xruntime.pin` with the extension's name for its argument."""
 
     def __init__(self, cpu_pool: xruntime.CPUPool) -> None:
         super().__init__(cpu_pool)
@@ -96,7 +96,7 @@ class pin(_pin):  # noqa: N801 - it reads as a verb: `with pin(pool):`
 
 
 class Task(_Task[P, T]):
-    """`xruntime.Task` with the names that its arguments had."""
+    """`xruntime.Task` with the extension's names for its arguments."""
 
     def __init__(self, module: Callable[P, T], cpu_pool: xruntime.CPUPool) -> None:
         super().__init__(module, cpu_pool)

@@ -44,7 +44,7 @@ class Prepared(nn.Module):
 
     @property
     def waits(self) -> bool:
-        """Whether it has no example inputs: those of its first call will be."""
+        """Whether it has no example inputs yet; its first call provides them."""
         return not self._observed
 
     @property
@@ -83,14 +83,16 @@ class Prepared(nn.Module):
         self.observed.conf.save(qconf_summary)
 
     def load_qconf_summary(self, qconf_summary: str | os.PathLike[str]) -> None:
-        """Take over a recipe that `save_qconf_summary` wrote; `convert` needs no calibration then.
+        """Use a recipe that `save_qconf_summary` wrote. Then `convert` needs no calibration.
 
         Raises RecipeError, and changes nothing, if it cannot be read or is of another model.
         """
         self.take(QuantConf.load(qconf_summary))
 
     def take(self, conf: QuantConf) -> None:
-        """Take over a recipe. Raises RecipeError, QuantizationError; then nothing has changed."""
+        """Use another recipe. Raises RecipeError and QuantizationError, and then changes
+        nothing.
+        """
         if self.waits:
             self._recipe = conf
         elif self.observed.batches and conf.mode == self.observed.conf.mode:

@@ -32,10 +32,10 @@ class EmbeddingSpec(NamedTuple):
     num_embeddings: int
     embedding_dim: int
     pooling_mode: str
-    """sum or mean; xruntime's bags have max, too."""
+    """"sum" or "mean"; xruntime's bags also have "max"."""
     dtype: torch.dtype
     weight: torch.Tensor | None
-    """The table, which is shared. None: drawn as in nn.EmbeddingBag."""
+    """The table, which is not copied. None: initialized randomly as in nn.EmbeddingBag."""
     sparse: bool
     include_last_offset: bool
 
@@ -155,7 +155,7 @@ class MergedEmbeddingBagWithSGD(_FromModules, native.MergedEmbeddingBagWithSGD):
 
     @property
     def sgd_args(self) -> SGDArgs:
-        """The options of the next update; schedulers change them in `optimizer.param_groups`."""
+        """The options of the next update. Schedulers change them in `optimizer.param_groups`."""
         group = self.optimizer.param_groups[0]
         return SGDArgs(group["weight_decay"], group["lr"])
 

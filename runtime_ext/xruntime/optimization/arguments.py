@@ -31,7 +31,7 @@ GRAPHS: Final = {
 """The values of `graph`, and what each means."""
 
 
-class Request(NamedTuple):
+class OptimizeRequest(NamedTuple):
     """What the caller of `optimize` asked for."""
 
     model: Any
@@ -47,7 +47,7 @@ class Request(NamedTuple):
     tolerance: float | None = None
     keep_weights: bool = True
     call: Sample | None = None
-    """That of the sample, once it is checked."""
+    """The call that the sample describes, once it is checked."""
 
     def obstacle(self, name: str) -> str | None:
         """Why a pass is off; None if it is on."""
@@ -56,7 +56,7 @@ class Request(NamedTuple):
         return "level O0" if self.level == "O0" else None
 
 
-def checked(asked: Request) -> Request:
+def checked(asked: OptimizeRequest) -> OptimizeRequest:
     """Check the arguments. Raises OptimizationError, SampleError, CompilationError."""
     model, training, dtype, level, graph = asked.model, *asked[2:5], asked.graph
     if not isinstance(model, nn.Module):

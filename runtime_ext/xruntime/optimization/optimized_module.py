@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The modules that `optimize` returns, of subclasses of the input's class: for inference, with calls that a
-`Runner` computes; for training in bf16, with fp32 weights in and out.
+`CallRunner` computes; for training in bf16, with fp32 weights in and out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
 from xruntime.optimization.layers import Lowered
 from xruntime.optimization.plain_weights import PlainWeights
-from xruntime.optimization.runner import Modes, Runner
+from xruntime.optimization.runner import CallRunner, Modes
 
 if TYPE_CHECKING:  # torch's optimizers take a second to import
     from xruntime.optim.native_optimizer import NativeOptimizer
@@ -37,7 +37,7 @@ class OptimizedModule(nn.Module):
     weights or modes raises OptimizationError: it is done to the original, which is then optimized again.
     """
 
-    _xruntime_optimized: Runner
+    _xruntime_optimized: CallRunner
     _xruntime_plain: PlainWeights
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

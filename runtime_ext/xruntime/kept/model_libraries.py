@@ -32,13 +32,13 @@ from xruntime.kept.making import (
     Order,
     compile_in_child,
 )
-from xruntime.kept.store import Code, Refused, Store, open_store, write_refusal
+from xruntime.kept.store import Code, CodeStore, Refused, open_store, write_refusal
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _FORMAT: Final = "2"
 
 SILENT_S: Final = 2.0
-"""A wait for the compiler is shown after so long."""
+"""Time after which a wait for the compiler is shown."""
 
 CLEAR_LINE: Final = "\r\033[K"
 
@@ -94,7 +94,7 @@ class ModelCall:
         return tuple(tensors_of(outputs))
 
 
-class Library:
+class LoadedLibrary:
     """Loaded code, the name of its entry, and the nest of its outputs once they were compared."""
 
     def __init__(self, code: Code, name: str, *, kept: bool) -> None:
@@ -122,7 +122,7 @@ class Lane:
         note: Callable[[str], None],
     ) -> None:
         self.key = key
-        self.libraries: list[Library] = []
+        self.libraries: list[LoadedLibrary] = []
         self.samples: dict[Pattern, Sizes] = {}
         """The sizes of the sample by pattern, for each library that exists or is being made."""
 
@@ -138,11 +138,11 @@ class Lane:
         """What the names of this lane's entries begin with."""
         return self.key.prefix(self._fingerprint().digits)
 
-    def fitting(self, sizes: Sizes) -> Library | None:
+    def fitting(self, sizes: Sizes) -> LoadedLibrary | None:
         """Return the library for calls of these sizes; None without one."""
         return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
 
-    def add(self, library: Library) -> None:
+    def add(self, library: LoadedLibrary) -> None:
         """Add a library. Those in which fewer sizes may vary come first, because they are faster."""
         found = [*self.libraries, library]
         self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
@@ -158,7 +158,8 @@ class Lane:
         dynamic: bool = False,
         **others: Any,
     ) -> Order:
-        """Return the order of a library for this call and others, and record that it is being made.
+        """Return the order for a library that serves this call and others, and record that it is
+        being made.
 
         Sizes may vary that differ from those of other libraries' samples, or of the calls in `seen`; with
         `dynamic` the first size of each tensor. `others` are further fields of the order. Raises
@@ -182,12 +183,12 @@ class Lane:
         store = open_store()
         for name in store.names(self.prefix):
             found = self._loaded(store, name)
-            if isinstance(found, Library):
+            if isinstance(found, LoadedLibrary):
                 if (sizes := found.code.served.fixed) is not None:
                     self.samples[found.code.served.pattern] = sizes
                 self.add(found)
 
-    def find_or_make(self, store: Store, order: Order, nice: int) -> Library:
+    def find_or_make(self, store: CodeStore, order: Order, nice: int) -> LoadedLibrary:
         """Return a kept library; have a child process of that niceness compile it otherwise.
 
         Called in a thread that has run nothing parallel, see `making`. Raises NotCompiledError and OSError.
@@ -210,9 +211,9 @@ class Lane:
                 store.add(partial, name)
             code = store.load(name, runners=self._runners)
         assert isinstance(code, Code)
-        return Library(code, name, kept=False)
+        return LoadedLibrary(code, name, kept=False)
 
-    def _loaded(self, store: Store, name: str) -> Library | Refused | None:
+    def _loaded(self, store: CodeStore, name: str) -> LoadedLibrary | Refused | None:
         """Load an entry; remove one that cannot be used, and say why."""
         try:
             found = store.load(name, runners=self._runners)
@@ -223,10 +224,10 @@ class Lane:
             self._note(f"kept code is removed: {reason}")
             store.remove(name)
             return None
-        return Library(found, name, kept=True) if isinstance(found, Code) else found
+        return LoadedLibrary(found, name, kept=True) if isinstance(found, Code) else found
 
 
-def store_for(model: nn.Module) -> Store:
+def store_for(model: nn.Module) -> CodeStore:
     """Return the store that has room for this model."""
     store = open_store()
     if store.temporary is None:
@@ -258,7 +259,9 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def own_memory_problem(one: Any, other: Any) -> str | None:
-    """Why outputs of two calls must not be given away: they are the code's own memory."""
+    """Why the outputs must not be returned to the program: the outputs of two calls share the
+    code's own memory.
+    """
     addresses = {tensor.data_ptr() for tensor in one if tensor.numel()}
     if any(tensor.data_ptr() in addresses for tensor in other if tensor.numel()):
         return "it returns a tensor that it keeps, which the program could change"
@@ -288,7 +291,9 @@ class _Turn:
         return thread
 
     def run(self, make: Callable[[], None], name: str) -> None:
-        """The same, and wait. A terminal shows for how long, with the model's `name`, after two seconds."""
+        """Do the same and wait. After two seconds a terminal shows the model's `name` and the
+        time.
+        """
         thread, began, shown = self.start(make), time.monotonic(), False
         thread.join(SILENT_S)
         while thread.is_alive():

@@ -10,7 +10,7 @@ import pytest
 
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS
-from xlaunch.options.layers import COMMAND_LINE, Layer, request_from, resolve, variables_layer
+from xlaunch.options.precedence import COMMAND_LINE, Layer, request_from, resolve, variables_layer
 from xlaunch.planning.request import MAX, Mode, OnFailure, Request
 
 TYPED, PRESET, PROJECT, USER = COMMAND_LINE, "preset p.toml", "project", "user"

@@ -12,11 +12,12 @@ import re
 from typing import NamedTuple
 
 from xlaunch.machine.cgroups import ControlGroups
-from xlaunch.machine.files import Tree, number
+from xlaunch.machine.tree import Tree, number
 
 POWERCAP = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
-"""Also the name for AMD's processors. ``intel-rapl-mmio`` counts the same energy again."""
+"""The name of the counters, also on AMD's processors. ``intel-rapl-mmio`` counts the same energy
+again."""
 
 MAX_PAUSE_S = 60.0
 """Maximum time between samples: at 4 kW, a counter of 2^32 units of 61 microjoules wraps after 65 s."""
@@ -39,7 +40,7 @@ class EnergyMeter:
         """`root`: root of the file tree to read."""
         self._tree = Tree(root)
         self._ranges_uj = dict(self._find())
-        """By directory; the counter wraps beyond it."""
+        """Each counter's maximum by its directory; above it the counter wraps."""
         self._last = {path: self._read(path) for path in self._ranges_uj}
         self._total_uj = 0
         self._is_lost = not self._last or None in self._last.values()
@@ -82,7 +83,7 @@ class _Counter(NamedTuple):
     """`KILLS` or `FULL`."""
     path: str
     name: str
-    """Of its line; empty: the file is one number."""
+    """The name at the beginning of its line; empty: the file is one number."""
 
 
 class MemoryWatch:

@@ -10,7 +10,7 @@ from xlaunch.doctor.lint.facts import (
     Binding,
     Block,
     Call,
-    Facts,
+    FileFacts,
     Function,
     Problem,
     Scope,
@@ -49,7 +49,7 @@ _DEPTH = 30
 """Expressions that are nested deeper are not understood."""
 
 
-def check_tensors(facts: Facts) -> Iterator[Problem]:
+def check_tensors(facts: FileFacts) -> Iterator[Problem]:
     """Results of moves that are lost, and reads in the loop of a training."""
     yield from _lost_results(facts)
     devices = ("cuda", "xpu", "mps")
@@ -58,7 +58,7 @@ def check_tensors(facts: Facts) -> Iterator[Problem]:
             yield from _reads(facts, step)
 
 
-def _lost_results(facts: Facts) -> Iterator[Problem]:
+def _lost_results(facts: FileFacts) -> Iterator[Problem]:
     for call in facts.named(*_CONVERSIONS):
         text = dotted(call.receiver)
         if (
@@ -110,7 +110,7 @@ def _expects_errors(block: Block) -> bool:
     )
 
 
-def _is_tensor(facts: Facts, node: ast.AST | None, scope: Scope, depth: int = 0) -> bool:
+def _is_tensor(facts: FileFacts, node: ast.AST | None, scope: Scope, depth: int = 0) -> bool:
     """Whether an expression plainly holds a tensor: all bindings of its names agree."""
     if depth > _DEPTH:
         return False
@@ -153,7 +153,7 @@ def _keeps(binding: Binding, name: str) -> bool:
             return False
 
 
-def _binds_tensor(facts: Facts, binding: Binding, depth: int) -> bool:
+def _binds_tensor(facts: FileFacts, binding: Binding, depth: int) -> bool:
     node, scope = binding.node, binding.block.scope
     if binding.how == "is":
         return _is_tensor(facts, node, scope, depth)
@@ -164,7 +164,7 @@ def _binds_tensor(facts: Facts, binding: Binding, depth: int) -> bool:
     )
 
 
-def _is_loader(facts: Facts, node: ast.expr, scope: Scope) -> bool:
+def _is_loader(facts: FileFacts, node: ast.expr, scope: Scope) -> bool:
     """Whether a loop unpacks the usual batches of a `DataLoader`: tensors on the CPU."""
     source, _ = looped_over(node)
     made = [source]
@@ -180,7 +180,7 @@ def _is_loader(facts: Facts, node: ast.expr, scope: Scope) -> bool:
     )
 
 
-def _steps(facts: Facts) -> list[Block]:
+def _steps(facts: FileFacts) -> list[Block]:
     """The bodies of the innermost loops that call ``backward()``, or a function that does."""
     found: dict[int, Block] = {}
 
@@ -198,7 +198,7 @@ def _steps(facts: Facts) -> list[Block]:
     return list(found.values())
 
 
-def _reads(facts: Facts, step: Block) -> Iterator[Problem]:
+def _reads(facts: FileFacts, step: Block) -> Iterator[Problem]:
     """The reads of a step, one a line."""
     lines = set()
     for call in facts.within[step.scope]:
@@ -267,7 +267,7 @@ def _is_number(binding: Binding) -> bool:
     return isinstance(func, ast.Constant) or name in ("item", "numpy", "tolist", "float", "int")
 
 
-def check_hints(facts: Facts) -> Iterator[Problem]:
+def check_hints(facts: FileFacts) -> Iterator[Problem]:
     """What would probably make the script faster."""
     cpus = usable_cpus()
     for call in facts.calls_named("torch.utils.data.DataLoader"):

@@ -21,11 +21,11 @@ from xruntime.aoti.package import StreamPackage
 from xruntime.compilation.gil import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
 from xruntime.streams.batching import Batching
-from xruntime.streams.compiling import CompiledForStreams
+from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join
 from xruntime.streams.splitting import count_items, even_sizes, split
-from xruntime.streams.stream_count import Measured, StreamCountSearch, counts_to_try
+from xruntime.streams.stream_count import StreamCountSearch, StreamRate, counts_to_try
 from xruntime.streams.stream_pool import QUEUE_LENGTH, Streams, ordered_results
 from xruntime.streams.whole_batch import (
     compare,
@@ -122,7 +122,7 @@ class MultiStreamModule(torch.nn.Module):
         self._search_lock = threading.RLock()
         """Held while a batch is measured."""
         self._search: StreamCountSearch | None = None
-        self._seen: tuple[Measured, ...] = ()
+        self._seen: tuple[StreamRate, ...] = ()
         count = self._checked_count(num_streams)
         self._warn_of_the_gil(count)
         self._max_batch, self._check = max_batch, check

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading sysfs and procfs under any root, and their two formats for a set of CPUs.
+"""Reading sysfs and procfs under any root, their two formats for a set of CPUs, and the table of mounts.
 
 Without pathlib, which takes longer to import than a small machine takes to read.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from xlaunch.files import names_in
 from xlaunch.machine.topology import CPUs
 
 if TYPE_CHECKING:
@@ -77,10 +78,7 @@ class Tree:
 
     def names(self, path: str) -> list[str]:
         """The names in a directory, in no order."""
-        try:
-            return os.listdir(self._prefix + path)
-        except OSError:
-            return []
+        return names_in(self._prefix + path)
 
     def numbered(self, path: str, prefix: str) -> list[int]:
         """The numbers N of the entries `prefix` N of a directory, ascending.
@@ -146,6 +144,24 @@ def parse_mask(text: str) -> CPUs:
     except ValueError:
         return ()
     return tuple(bit for bit, digit in enumerate(reversed(f"{value:b}")) if digit == "1")
+
+
+def file_system_of(tree: Tree, path: str) -> str:
+    """The type of the file system of an existing or future path; empty if unknown.
+
+    From the table of mounts, see proc_pid_mountinfo(5).
+    """
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in (tree.read("/proc/self/mountinfo") or "").splitlines():
+        left, _, right = line.partition(" - ")
+        words = left.split()
+        point = words[4].replace("\\040", " ") if len(words) > 4 else ""
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        # Later mounts hide earlier ones.
+        if point and inside and len(point) >= len(best):
+            best, kind = point, right.partition(" ")[0]
+    return kind
 
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is new and private

@@ -15,7 +15,7 @@ class Device(NamedTuple):
     model: str
     """**Ex.:** ``"NVIDIA H100 80GB HBM3"``."""
     source: str
-    """Where its counters are read: ``NVML`` or ``sysfs and fdinfo``."""
+    """The source of its counters: ``NVML`` or ``sysfs and fdinfo``."""
     memory_total_bytes: int | None = None
     memory_before_bytes: int = 0
     """Memory in use before the program was started."""
@@ -24,18 +24,18 @@ class Device(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The state of one device, over the time since the last reading. None: the driver does not say."""
+    """The state of one device since the last reading. None: the driver does not report it."""
 
     busy: float | None = None
-    """Share of the time in which its engines worked for any process, 0 to 1."""
+    """Share of the time in which its engines were busy, for any process, 0 to 1."""
     own_busy: float | None = None
-    """The same, for the program alone."""
+    """Share of the time in which they were busy for the program."""
     memory_bytes: int | None = None
     own_memory_bytes: int | None = None
     power_w: float | None = None
 
 
-class Sample(NamedTuple):
+class DeviceSample(NamedTuple):
     """What was seen of the program and of every device at one time."""
 
     at_s: float
@@ -48,18 +48,18 @@ class Sample(NamedTuple):
     """One for each device."""
 
 
-class Verdict(enum.Enum):
+class DeviceVerdict(enum.Enum):
     """What a device did during a run."""
 
     WORKED = "worked"
     WAITED = "waited"
-    """It computed in bursts, with pauses in which it waited for the program."""
+    """It was busy in bursts, and waited for the program between them."""
     IDLE = "allocated but idle"
-    """The program has memory on it, and its engines do not work."""
+    """The program has memory on it, but its engines were not busy."""
     UNUSED = "unused"
     HIDDEN = "hidden"
     UNKNOWN = "unknown"
-    """Its driver does not count, or the run was too short."""
+    """Not known: its driver has no counters, or the run was too short."""
 
 
 class DeviceUse(NamedTuple):
@@ -69,13 +69,13 @@ class DeviceUse(NamedTuple):
     model: str
     source: str
     verdict: str
-    """The value of a `Verdict`."""
+    """The value of a `DeviceVerdict`."""
     text: str
     """One sentence. **Ex.:** ``worked on cuda:0 (NVIDIA H100), 87 % busy``."""
     busy: float | None = None
     """Mean share of `window_s` in which its engines worked: for the program if `per_process`."""
     per_process: bool = False
-    """False: the driver's figures are of the whole device, whoever used it."""
+    """Whether the driver counts for each process. False: the figures are of the whole device."""
     window_s: float = 0.0
     """From the program's first use of the device to the last."""
     cpus_used: float = 0.0
@@ -85,7 +85,7 @@ class DeviceUse(NamedTuple):
     others: tuple[str, ...] = ()
     """**Ex.:** ``("python (PID 4711)",)``."""
     memory_peak_bytes: int | None = None
-    """Peak of the program's memory; if not `per_process`, of the growth since the start."""
+    """Peak of the program's memory; if not `per_process`, peak of the growth since the start."""
     memory_total_bytes: int | None = None
     power_w: float | None = None
     """Mean over `window_s`."""
@@ -102,10 +102,10 @@ class DevicesReport(NamedTuple):
     """Mean number of CPUs that it used."""
     devices: tuple[DeviceUse, ...] = ()
     caveats: tuple[str, ...] = ()
-    """What could not be seen, and why."""
+    """What could not be observed, and why."""
     messages: tuple[str, ...] = ()
     """Explanations of messages known as harmless that the program printed on standard error."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[DeviceSample, ...] = ()
     """Not written to `--report`."""
 
     def as_dict(self) -> dict[str, Any]:

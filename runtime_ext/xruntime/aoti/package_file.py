@@ -47,7 +47,7 @@ _FLAGS_OF: Final = {
 """The flags of /proc/cpuinfo for Inductor's names of instruction sets."""
 
 _CODE_FLAGS: Final = ("avx", "amx", "fma", "bmi", "f16c", "gfni", "vaes", "vpclmulqdq", "sha_ni")
-"""Prefixes of flags of instructions that a C++ compiler may use by itself."""
+"""Prefixes of the flags for instructions that a C++ compiler may use on its own."""
 
 
 class PackageContents(NamedTuple):
@@ -91,7 +91,7 @@ def opened(path: str) -> Iterator[zipfile.ZipFile]:
 
 
 def read_contents(archive: zipfile.ZipFile, path: str, model: str) -> PackageContents:
-    """Read what the archive has of the model. Raises PackageError if it cannot run here."""
+    """Read the contents of one model. Raises PackageError if it cannot run here."""
     root = _root(archive, path)
     files = [name[len(root) + 1 :] for name in archive.namelist() if name.startswith(f"{root}/")]
     models = sorted(
@@ -189,7 +189,9 @@ def _description(archive: zipfile.ZipFile, name: str, path: str) -> dict[str, st
 
 
 def check_machine(description: dict[str, str], path: str) -> None:
-    """Raise PackageError for another device, system or CPU, where it would not load or would crash."""
+    """Raise PackageError if the code is for another device, system or CPU, where it would fail or
+    crash.
+    """
     wanted = (
         ("AOTI_DEVICE_KEY", "cpu", "device"),
         ("AOTI_PLATFORM", sys.platform, "system"),

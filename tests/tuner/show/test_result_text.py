@@ -12,13 +12,13 @@ from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 from xlaunch.planning import Request
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import SecondGoal
-from xtune.evidence.verdicts import Kind, MoreBudget, Verdict, undecided
+from xtune.evidence.verdicts import MoreBudget, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.study import Subject
-from xtune.show.results import Result
-from xtune.show.text import result_lines, resume_command
+from xtune.show.result_text import result_lines, resume_command
+from xtune.show.results import SearchResult
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
@@ -34,9 +34,11 @@ def interval(estimate: float, low: float, high: float) -> RatioInterval:
     return RatioInterval(estimate, low, high, plain=estimate, error=0.01, level=0.025, pairs=6)
 
 
-GAIN = Verdict(Kind.GAIN, FOUR, FOUR, interval(3.98, 3.9, 4.06), "it is ahead")
-NO_GAIN = Verdict(Kind.NO_GAIN, BARE, FOUR, interval(0.99, 0.98, 1.0), "n=4 gains nothing")
-OPEN = Verdict(Kind.INCONCLUSIVE, BARE, FOUR, interval(1.03, 0.98, 1.08), "6 pairs are too few")
+GAIN = Verdict(VerdictKind.GAIN, FOUR, FOUR, interval(3.98, 3.9, 4.06), "it is ahead")
+NO_GAIN = Verdict(VerdictKind.NO_GAIN, BARE, FOUR, interval(0.99, 0.98, 1.0), "n=4 gains nothing")
+OPEN = Verdict(
+    VerdictKind.INCONCLUSIVE, BARE, FOUR, interval(1.03, 0.98, 1.08), "6 pairs are too few"
+)
 EARLY = undecided(BARE, "interrupted before the final")
 MEDIAN = "  n=4: median 402 items/s (2 launches)"
 DETAILS = "  4 launches, 8.0 s in all; details: xtune report rates"
@@ -47,10 +49,10 @@ def concluded(
     launches: tuple[Launch, ...] = LAUNCHES,
     objective: Objective = RATE,
     **more: object,
-) -> Result:
+) -> SearchResult:
     program = ProgramIdentity("c0ffee", "/bin/echo", "abc", PROGRAM)
     subject = Subject(MachineIdentity((("cores", "1"),)), program, SPACE, objective)
-    found = Result("rates", subject, RESOLVER, verdict, None, recorded(launches))
+    found = SearchResult("rates", subject, RESOLVER, verdict, None, recorded(launches))
     return found._replace(**more)  # type: ignore[arg-type]
 
 

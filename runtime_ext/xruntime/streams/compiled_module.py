@@ -25,7 +25,7 @@ import torch
 from xlaunch.text import counted
 from xruntime.compilation.accuracy import Difference
 from xruntime.compilation.compiled_code import pieces
-from xruntime.compilation.gil import Kind
+from xruntime.compilation.gil import CallableKind
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.samples import (
     Sample,
@@ -81,7 +81,7 @@ class CompiledForStreams(torch.nn.Module):
 
     evidence: Evidence
 
-    stream_kind: Final = Kind.COMPILED_FOR_STREAMS
+    stream_kind: Final = CallableKind.COMPILED_FOR_STREAMS
 
     def __init__(self, code: KeptCode, call: Sample, *, threads: int, dynamic: bool) -> None:
         super().__init__()

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from xlaunch.text import number
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import front_of
-from xtune.evidence.verdicts import Kind
+from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Outcome
-from xtune.show.results import HEADLINES, Result
+from xtune.show.results import HEADLINES, SearchResult
 from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
     amount,
@@ -28,7 +28,7 @@ from xtune.show.words import (
 from xtune.space.parameters import BARE, Configuration
 
 MIN_EFFECT_SHOWN = 0.005
-"""Smaller effects get no line, however sure they are."""
+"""Minimum effect that gets a line, however certain it is."""
 
 MAX_CONFIGURATIONS_SHOWN = 8
 """Size of a space up to which all configurations are listed."""
@@ -39,24 +39,24 @@ MIN_DEGREES_SHOWN = 2
 """With one degree of freedom, the range of gains reaches several hundred percent."""
 
 MAX_MORE = 8
-"""More launches than this many times those made are not advised."""
+"""Advice is limited to this many times the launches made so far."""
 
 
-def result_lines(result: Result) -> Iterator[str]:
+def result_lines(result: SearchResult) -> Iterator[str]:
     """The text of `xtune` and `xtune report`."""
     verdict = result.verdict
-    if verdict.kind is not Kind.GAIN or verdict.interval is None:
+    if verdict.kind is not VerdictKind.GAIN or verdict.interval is None:
         yield HEADLINES[verdict.kind]
     else:
         yield from _claim(verdict.interval)
-    if verdict.kind is Kind.GAIN:
+    if verdict.kind is VerdictKind.GAIN:
         yield f"  best: {settings(verdict.best, result.space)}"
         if result.values(BARE) and result.values(verdict.best):
             best, bare = _medians(result, verdict.best), _medians(result, BARE)
             yield f"  median: {best}; bare command: {bare}"
     else:
         yield f"  {verdict.reason}"
-    if verdict.kind is Kind.INCONCLUSIVE:
+    if verdict.kind is VerdictKind.INCONCLUSIVE:
         yield from _lead(result)
         if result.resolution is not None and result.resolution.degrees >= MIN_DEGREES_SHOWN:
             yield f"  this budget detects gains {describe_gains(result.resolution)}"
@@ -87,8 +87,8 @@ def describe_interval(interval: RatioInterval, unit: str = "") -> str:
     return f"{low}{unit} to {high}{unit}"
 
 
-def advice(result: Result) -> str:
-    """What the resume command is for."""
+def advice(result: SearchResult) -> str:
+    """The purpose of the resume command."""
     more = result.verdict.more
     if more is None:
         return "to continue"
@@ -103,26 +103,26 @@ def advice(result: Result) -> str:
     )
 
 
-def resume_command(result: Result) -> str:
+def resume_command(result: SearchResult) -> str:
     """The command that continues the search; with the budget that should settle it, if advised."""
     more = result.verdict.more if _is_affordable(result) else None
     budget = "" if more is None else f" --budget '{more.launches} launches'"
     return f"xtune resume{_storage_option(result)}{budget} {shlex.quote(result.study)}"
 
 
-def _is_affordable(result: Result) -> bool:
+def _is_affordable(result: SearchResult) -> bool:
     more = result.verdict.more
     return more is not None and more.launches <= MAX_MORE * len(result.launches)
 
 
-def _storage_option(result: Result) -> str:
+def _storage_option(result: SearchResult) -> str:
     """--storage, if it was given."""
     return "" if result.storage is None else f" --storage {shlex.quote(result.storage)}"
 
 
 def _claim(interval: RatioInterval) -> Iterator[str]:
     times = ratios(interval.estimate, interval.low, interval.high)[0]
-    yield f"{HEADLINES[Kind.GAIN]}: {times} times as good as the bare command"
+    yield f"{HEADLINES[VerdictKind.GAIN]}: {times} times as good as the bare command"
     pairs = counted(interval.pairs, "pair")
     if interval.low > 0.0:
         yield f"  95 % confidence interval: {describe_interval(interval)} ({pairs})"
@@ -130,14 +130,14 @@ def _claim(interval: RatioInterval) -> Iterator[str]:
         yield f"  {pairs}: too few for a confidence interval"
 
 
-def _medians(result: Result, configuration: Configuration) -> str:
+def _medians(result: SearchResult, configuration: Configuration) -> str:
     values = result.values(configuration)
     median = result.median(configuration)
     assert median is not None
     return f"{amount(median, result.objective)} ({launches(len(values))})"
 
 
-def _lead(result: Result) -> Iterator[str]:
+def _lead(result: SearchResult) -> Iterator[str]:
     """The best configuration of a search that proved nothing."""
     lead = result.lead
     if lead is None:
@@ -157,7 +157,7 @@ def _lead(result: Result) -> Iterator[str]:
         yield f"  nothing is ahead of the bare command by more than the noise; the best is {shown}"
 
 
-def _mattered(result: Result) -> Iterator[str]:
+def _mattered(result: SearchResult) -> Iterator[str]:
     """The settings that mattered; for a small space the median of each configuration."""
     importance, lines = result.importance, list[str]()
     for left_out in result.ablations:
@@ -185,7 +185,7 @@ def _mattered(result: Result) -> Iterator[str]:
             yield f"  {settings(one, result.space)}: median {_medians(result, one)}{mark}"
 
 
-def _failures(result: Result) -> Iterator[str]:
+def _failures(result: SearchResult) -> Iterator[str]:
     failed: Counter[str] = Counter()
     for one in result.failures:
         failed[one.launches[0].outcome.value] += len(one.numbers)
@@ -201,7 +201,7 @@ def _failures(result: Result) -> Iterator[str]:
         )
 
 
-def _front(result: Result) -> Iterator[str]:
+def _front(result: SearchResult) -> Iterator[str]:
     """The Pareto front of two goals, best by the objective first; the bare command is a candidate."""
     second = result.second
     if second is None:
@@ -220,6 +220,6 @@ def _front(result: Result) -> Iterator[str]:
         yield f"    and {len(front) - MAX_FRONT_SHOWN} more"
 
 
-def _too_few(count: int, result: Result) -> str:
+def _too_few(count: int, result: SearchResult) -> str:
     meets = " and meets the requirements" if result.objective.requirements else ""
     return f"{'only one configuration' if count else 'no launch'} has both values{meets}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the layers that set options to the options of a launch: one pure function, `resolve`.
+"""Merges the layers that set options into the options of a launch, by one pure function, `resolve`.
 
 The layers, the strongest first: command line, variables (XLAUNCH_OPT_NCORES=4), the preset, the
 project's ``[tool.xlaunch]``, the user's configuration. The defaults are those of `Request`.
@@ -16,6 +16,7 @@ from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS, Optio
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
 from xlaunch.planning.contradictions import find_contradiction
 from xlaunch.planning.request import Request
+from xlaunch.text import did_you_mean
 
 COMMAND_LINE = "command line"
 VARIABLES = OPTION_PREFIX
@@ -34,7 +35,7 @@ class Layer(NamedTuple):
         return variable_of(key) if self.origin == VARIABLES else self.origin
 
 
-class Resolved(NamedTuple):
+class ResolvedOptions(NamedTuple):
     """The options of a launch."""
 
     values: dict[str, Any]
@@ -42,7 +43,7 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
     """Where each value comes from; for variables of --env under ``"env NAME"``."""
     notes: tuple[str, ...]
-    """What was dropped, one line each."""
+    """The options that were dropped, one line each."""
 
     def explain(self) -> list[str]:
         """A line for each option that is set. **Ex.:** ``option ncores 4: preset best.toml``."""
@@ -58,7 +59,7 @@ class Resolved(NamedTuple):
         return [f"option {line}".encode(errors="backslashreplace").decode() for line in lines]
 
     def set_elsewhere(self) -> str:
-        """What was not typed, as the end of an error; empty if everything was.
+        """The options that were not typed, as the end of an error message; empty if all were typed.
 
         **Ex.:** ``" (preset best.toml sets instances, mode)"``.
         """
@@ -71,11 +72,11 @@ class Resolved(NamedTuple):
 
 
 def _typed(key: str) -> str:
-    """A key of `Resolved.origins` as it is typed. **Ex.:** ``log-dir``; ``env MY_NAME``."""
+    """A key of `ResolvedOptions.origins` as it is typed. **Ex.:** ``log-dir``; ``env MY_NAME``."""
     return key if key.startswith("env ") else key.replace("_", "-")
 
 
-def resolve(layers: Iterable[Layer]) -> Resolved:
+def resolve(layers: Iterable[Layer]) -> ResolvedOptions:
     """Merge layers, the strongest first.
 
     The first layer that sets an option wins; variables of --env are merged by name. An option that
@@ -105,7 +106,7 @@ def resolve(layers: Iterable[Layer]) -> Resolved:
                     f"{_named(key, value)} ({origin}) is ignored: {_named(winner, values[winner])} "
                     f"({origins[winner]}) contradicts it"
                 )
-    resolved = Resolved(values, origins, tuple(notes))
+    resolved = ResolvedOptions(values, origins, tuple(notes))
     contradiction = find_contradiction(values)
     if contradiction is not None:
         raise UsageError(f"{contradiction}{resolved.set_elsewhere()}")
@@ -156,14 +157,6 @@ def shown(option: Option, value: Any) -> str:
     return str(value).lower() if option.kind is FLAG else str(plain(value))
 
 
-def nearest(name: str, names: Collection[str], *, count: int = 3, prefix: str = "") -> str:
-    """The most similar names, each after `prefix`, as the end of a sentence."""
-    import difflib
-
-    near = [f"{prefix}{one}" for one in difflib.get_close_matches(name, names, n=count)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
 def variable_of(name: str) -> str:
     """**Ex.:** ``"XLAUNCH_OPT_LOG_DIR"`` for ``"log-dir"``."""
     return f"{VARIABLES}{name.upper().replace('-', '_')}"
@@ -175,7 +168,9 @@ _BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
 
 def _unknown(variable: str) -> str:
     names = [option.key.upper() for option in OPTIONS]
-    near = nearest(variable.removeprefix(VARIABLES).upper(), names, count=1, prefix=VARIABLES)
+    near = did_you_mean(
+        variable.removeprefix(VARIABLES).upper(), names, count=1, form=f"{VARIABLES}{{}}"
+    )
     return f"{variable}: there is no such option{near or '; xlaunch --help lists the options'}"
 
 
