@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code that replaces the modules when it is ready: from the cache, or compiled in the background.
 
-    aside = CompiledAside(model, runner, tolerance=0.01, input_s=0.1, wait=False)
+    aside = CompiledAside(model, runner, tolerance=0.01, speedup=1.3, wait=False)
     outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
 
 Calls differ by their form and the caller's number of threads, autocast and default dtype. For each
@@ -86,24 +86,20 @@ class CompiledAside:
 
     tolerance
         The largest difference from the modules' outputs, see `xruntime.compilation.accuracy`.
-    input_s
-        Time of a call of the input model, in seconds. The child process may take from the program what the
-        passes save of it.
+    speedup
+        How many times as fast as the input model the modules are. The child process may take from the program
+        what the passes save.
     wait
         Compile at the first call of each kind, and wait.
     """
 
     def __init__(
-        self, model: nn.Module, runner: CallRunner, *, tolerance: float, input_s: float, wait: bool
+        self, model: nn.Module, runner: CallRunner, *, tolerance: float, speedup: float, wait: bool
     ) -> None:
         self.model = model
         self.runner = runner
         self.tolerance = tolerance
-        self.input_s = input_s
-        self.fastest_s = float("inf")
-        """The shortest time of a call of the modules with the first sizes."""
-
-        self.first: Sizes | None = None
+        self.speedup = speedup
         self.wait = wait
         self.report: Callable[[str], None] | None = None
         """Receives a line that says what runs from now on, and why; None: it goes to the log and to
@@ -163,7 +159,7 @@ class CompiledAside:
             yield 0
             return
         cpus = len(os.sched_getaffinity(0))
-        chosen = background(self.input_s / self.fastest_s, threads, cpus)
+        chosen = background(self.speedup, threads, cpus)
         self._leaves_core = chosen.leaves_core and can_resize_team()
         try:
             yield chosen.nice
@@ -303,10 +299,6 @@ class _Lane(Lane):
             if aside.report is None:
                 aside.runner.warn("some calls", self.over)
             return outputs
-        if aside.first is None:
-            aside.first = sizes
-        if sizes == aside.first:
-            aside.fastest_s = min(aside.fastest_s, spent_s)
         with self._changing:
             self._seen.pop(sizes, None)
             self._seen[sizes] = None

@@ -60,6 +60,13 @@ MIN_ROUND_S: Final = 0.02
 MAX_CALLS: Final = 100
 """Maximum calls of a candidate in one round."""
 
+MAX_REPEATED_S: Final = 0.5
+"""Longer calls of the input are not repeated to time them once more."""
+
+MAX_TIMED_CALLS: Final = 5
+MAX_TIMING_S: Final = 0.1
+"""No further call is timed after this time."""
+
 Graph = CompiledAside | CompiledGraph
 
 
@@ -105,6 +112,19 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
         raise OptimizationError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): use inplace=True"
         ) from error
+
+
+def _shortest_s(call: Callable[[], object]) -> float:
+    """The time of the shortest of some calls, in seconds; of one call if it is long."""
+    first, shortest = time.perf_counter(), float("inf")
+    for _ in range(MAX_TIMED_CALLS):
+        began = time.perf_counter()
+        call()
+        now = time.perf_counter()
+        shortest = min(shortest, now - began)
+        if now - first > MAX_TIMING_S:
+            break
+    return shortest
 
 
 class _Inference(Run):
@@ -176,17 +196,38 @@ class _Inference(Run):
             and (not_compiled is not None or request.wait or not self._may_be_aside())
         )
 
+    def _speedup(self, input_s: float) -> float:
+        """How many times as fast as the input the modules are, in calls with the sample.
+
+        `input_s`: the time of an earlier call of the input. It may have been the first with these sizes, which
+        takes longer, so the input is called again unless calls are long.
+        """
+        request = self.request
+        call = request.call
+        assert call is not None
+        own = Modes(dtype=None if request.dtype is None else torch.float32)
+
+        def call_input() -> None:
+            given = copied(call)
+            with torch.no_grad(), own.precision():
+                request.model(*given.args, **given.kwargs)
+
+        if input_s < MAX_REPEATED_S and not request.inplace:
+            input_s = min(input_s, _shortest_s(call_input))
+        return input_s / _shortest_s(self.call_returned)
+
     def _compiled(self) -> Graph | None:
         """Return the model's compiled form, checked; or one that compiles aside and checks then."""
         request, not_kept = self.request, ""
         assert self.check is not None
         if self._may_be_aside():
+            wait = request.wait or request.measure
             aside = CompiledAside(
                 self.model,
                 self.runner,
                 tolerance=self.check.tolerance,
-                input_s=self.check.input_s,
-                wait=request.wait or request.measure,
+                speedup=1.0 if wait else self._speedup(self.check.input_s),
+                wait=wait,
             )
             if not aside.wait:
                 return aside

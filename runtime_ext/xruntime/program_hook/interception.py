@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -48,6 +49,14 @@ calls every block of a model as one."""
 MAX_FIRST_CALLS: Final = 3
 """Maximum number of calls that may change a module; after that it is left alone."""
 
+AMX: Final = "amx_bf16"
+"""With these instructions bf16 is faster than fp32 on every CPU that has them."""
+
+MAX_BF16_TIME: Final = 1.2
+"""Where a product of matrices takes longer in bf16, relative to fp32, no model is tried in bf16."""
+
+BF16_ROUNDS: Final = 8
+
 MAX_LINES: Final = 40
 MAX_REFUSED_CALLS: Final = 100
 """Maximum number of refused calls; after that a module is left alone for good."""
@@ -80,8 +89,8 @@ class Interception:
         self._wait = wait
         self.thread = _Thread()
         self.active = True
+        self._asked = precision
         self._auto = precision == "auto"
-        self._bf16, self._why_precision = _precision(precision)
         self._known: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = (
             weakref.WeakKeyDictionary()
         )
@@ -220,7 +229,7 @@ class Interception:
         ]
         used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         ours = "precision" in applied and not known.fp32
-        chosen = self._why_precision if ours else ", ".join(sorted(used))
+        chosen = self._precision[1] if ours else ", ".join(sorted(used))
         graph = "" if aside is None else f" graph: {aside.describe()};"
         self._say(
             f"{type(module).__name__}: optimized in {elapsed_s:.1f} s: {chosen}; {', '.join(applied)};"
@@ -230,11 +239,16 @@ class Interception:
     def _report(self, name: str, line: str) -> None:
         self._say(f"{name}: {line}")
 
+    @functools.cached_property
+    def _precision(self) -> tuple[bool, str]:
+        return chosen_precision(self._asked)
+
     def _dtype_for(self, known: _Known, module: torch.nn.Module) -> torch.dtype | None:
         """The precision to compute in; None: the module keeps its own."""
         if {parameter.dtype for parameter in module.parameters()} != {torch.float32}:
             return None
-        return torch.bfloat16 if self._bf16 and not known.fp32 else torch.float32
+        bf16, _ = self._precision
+        return torch.bfloat16 if bf16 and not known.fp32 else torch.float32
 
     def _routed(
         self, known: _Known, routed: Routed, module: torch.nn.Module, args: Any, kwargs: Any
@@ -296,14 +310,33 @@ def _optimized_form(
     return optimize_for_inference(checked(request), known=known, shares_weights=True)
 
 
-def _precision(asked: str) -> tuple[bool, str]:
+def chosen_precision(asked: str) -> tuple[bool, str]:
     """Whether to compute in bf16, and the reason for the report."""
     if asked != "auto":
         return asked == "bf16", asked
-    found = cpu_bf16_flags()
-    if found:
-        return True, f"bf16 (auto: this CPU has {found[0]})"
-    return False, "fp32 (auto: this CPU has no instructions for bf16)"
+    flags = cpu_bf16_flags()
+    if not flags:
+        return False, "fp32 (auto: this CPU has no instructions for bf16)"
+    if AMX not in flags and (ratio := _bf16_time()) > MAX_BF16_TIME:
+        return False, (
+            f"fp32 (auto: this CPU has {flags[0]}, and takes {ratio:.1f} times as long to multiply"
+            " matrices in bf16)"
+        )
+    return True, f"bf16 (auto: this CPU has {flags[0]})"
+
+
+def _bf16_time() -> float:
+    """How long a product of matrices takes in bf16, relative to fp32: some milliseconds decide."""
+    shortest = [float("inf")] * 2
+    with torch.inference_mode():
+        rows, weights = torch.ones(256, 768), torch.ones(768, 768)
+        for _ in range(BF16_ROUNDS):
+            for place, dtype in enumerate((torch.float32, torch.bfloat16)):
+                given = rows.to(dtype), weights.to(dtype)
+                began = time.perf_counter()
+                torch.nn.functional.linear(*given)
+                shortest[place] = min(shortest[place], time.perf_counter() - began)
+    return shortest[1] / shortest[0]
 
 
 def _text(error: Exception) -> str:

@@ -24,6 +24,7 @@ from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import Background
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
+from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import team_of
 
@@ -61,6 +62,28 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What is measured here is no reason to leave the code that a test is about.
     monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
     return path
+
+
+FIRST_CALLS_S: list[float] = []
+"""What the next calls of a `Preparing` take in addition."""
+
+
+class Preparing(nn.Linear):
+    """Its first calls take longer, as where torch prepares for sizes."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        if FIRST_CALLS_S:
+            time.sleep(FIRST_CALLS_S.pop())
+        return super().forward(values)
+
+
+def test_slow_first_calls_of_the_input_are_no_gain_of_the_passes(store: Path) -> None:
+    # Of a gain the compiler would take CPU time from the program.
+    FIRST_CALLS_S[:] = [0.2, 0.2]
+    aside = compiled_aside(optimize(Preparing(64, 64).eval(), sample_input=SAMPLE))
+    assert not FIRST_CALLS_S
+    assert aside is not None
+    assert aside.speedup < 10.0
 
 
 def graph(model: nn.Module) -> str:

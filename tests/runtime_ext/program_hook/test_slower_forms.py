@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`auto` leaves bf16 where its calls take longer than the program's."""
+"""`auto` leaves bf16 where it takes longer: products of matrices, or calls of the model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from xruntime.program_hook import interception
 from xruntime.program_hook.refusals import SlowerError
 from xruntime.program_hook.routed import Routed
 
@@ -50,3 +51,38 @@ def test_a_form_that_is_slower_than_the_module(form_s: float, must_be_faster: bo
     else:
         assert failure is None
         assert routed.optimized is form
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "time_of_bf16", "bf16", "reason"),
+    [
+        ("bf16", (), None, True, "bf16"),
+        ("fp32", ("amx_bf16",), None, False, "fp32"),
+        ("auto", None, None, False, "fp32 (auto: this CPU has no instructions for bf16)"),
+        ("auto", ("amx_bf16", "avx512_bf16"), None, True, "bf16 (auto: this CPU has amx_bf16)"),
+        ("auto", ("avx512_bf16",), 0.6, True, "bf16 (auto: this CPU has avx512_bf16)"),
+        (
+            *("auto", ("avx512_bf16",), 1.74, False),
+            "fp32 (auto: this CPU has avx512_bf16, and takes 1.7 times as long to multiply matrices in bf16)",
+        ),
+    ],
+)
+def test_the_precision_that_auto_chooses(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    flags: tuple[str, ...] | None,
+    time_of_bf16: float | None,
+    bf16: bool,
+    reason: str,
+) -> None:
+    def timed() -> float:
+        assert time_of_bf16 is not None, "this decides without a measurement"
+        return time_of_bf16
+
+    monkeypatch.setattr(interception, "cpu_bf16_flags", lambda: flags)
+    monkeypatch.setattr(interception, "_bf16_time", timed)
+    assert interception.chosen_precision(asked) == (bf16, reason)
+
+
+def test_products_of_matrices_are_timed() -> None:
+    assert 0.01 < interception._bf16_time() < 1000.0
