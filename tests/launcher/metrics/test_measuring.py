@@ -267,7 +267,7 @@ def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
         ("pid = os.fork()\nbarrier()\nif pid: os.waitpid(pid, 0)", (), {0, 1}),
     ],
     ids=[
-        *("a printed value ends the warm-up", "one is started anew", "it is called twice"),
+        *("a printed value ends the warm-up", "one is restarted", "it is called twice"),
         *("only one runs here", "children wait, too"),
     ],
 )
