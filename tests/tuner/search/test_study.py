@@ -30,7 +30,14 @@ from xtune.search.records import (
 )
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
-from xtune.search.study import Subject, earlier_winners, find_study, list_studies, open_study
+from xtune.search.study import (
+    Subject,
+    earlier_winners,
+    find_study,
+    list_studies,
+    open_study,
+    other_formats,
+)
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import LEASE_S, Watch, this_worker
 from xtune.space.identities import MachineIdentity
@@ -118,12 +125,20 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
         open_study(storage, SUBJECT, "mine")
 
 
-def test_a_study_of_another_version_is_refused(storage: Storage) -> None:
-    study = open_study(storage, SUBJECT)
-    study.set_attribute("xtune:version", 1)
-    study.set_attribute("xtune:subject#0", "1 as that version wrote it")
-    with pytest.raises(StudyError, match="format version 1; this xtune reads 3"):
-        open_study(again(storage), SUBJECT)
+def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
+    old = open_study(storage, SUBJECT, "old")
+    old.set_attribute("xtune:version", 1)
+    old.set_attribute("xtune:subject#0", "1 as that version wrote it")
+    storage = again(storage)
+    assert other_formats(storage) == {"old": 1}
+    assert list_studies(storage) == []
+    assert open_study(storage, SUBJECT).id != old.id
+    said = r"'old' in .* has format version 1; this xtune reads 3"
+    with pytest.raises(StudyError, match=said):
+        find_study(storage, "old")
+    with pytest.raises(StudyError, match=said):
+        open_study(storage, SUBJECT, "old")
+    assert other_formats(storage) == {"old": 1}
 
 
 def test_notes_are_kept(storage: Storage) -> None:

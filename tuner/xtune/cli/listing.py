@@ -22,13 +22,15 @@ def command(*, storage: str | None, as_json: bool) -> int:
 
     Each with its name, launches, verdict, metric and program.
     """
+    from xtune.cli import say
     from xtune.cli.studies import open_named
-    from xtune.search.study import list_studies
+    from xtune.search.study import list_studies, other_formats
     from xtune.search.study_store import StudyStore
     from xtune.show.words import launches
 
     rows: list[dict[str, Any]] = []
-    for study in list_studies(open_named(storage)):
+    opened = open_named(storage)
+    for study in list_studies(opened):
         records = StudyStore(study).records()
         verdict = study.notes.get("verdict") or {}
         rows.append(
@@ -42,6 +44,8 @@ def command(*, storage: str | None, as_json: bool) -> int:
                 "program": shlex.join(study.subject.program.words),
             }
         )
+    for name, version in sorted(other_formats(opened).items()):
+        say(f"study {name!r} has format version {version!r}, which this xtune does not read")
     if as_json:
         click.echo(json.dumps(rows))
         return 0

@@ -34,7 +34,7 @@ from xtune.space.spaces import Space
 SCHEMA_VERSION = 3
 """Of xtune's attributes; increased when a key changes its meaning or is removed."""
 
-
+VERSION = f"{PREFIX}version"
 NOTE = "note "
 """Prefix of the notes' names."""
 
@@ -56,6 +56,7 @@ class Subject(NamedTuple):
             self.program.place,
             self.space.name,
             encode_objective(self.objective),
+            SCHEMA_VERSION,
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         return f"{os.path.basename(self.program.place) or 'program'} {digest[:8]}"
@@ -130,8 +131,8 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
     name
         None: the study of this subject with any name.
 
-    Raises StudyError if the study of that name has another subject, StorageError if the storage
-    cannot be used.
+    Raises StudyError if the study of that name has another subject or format, StorageError if the
+    storage cannot be used.
     """
     with storage.reaching(), storage.writing():
         studies = _all(storage)
@@ -140,6 +141,7 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
             if matching:
                 return matching[0]
             name = subject.name
+        _check_format(storage, name)
         for one in studies:
             if one.name == name and (difference := subject.difference(one.subject)) is not None:
                 raise StudyError(
@@ -152,8 +154,11 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
 
 
 def find_study(storage: Storage, name: str) -> Study:
-    """The study of that name. Raises StudyError if there is none, with the names of the others."""
+    """The study of that name. Raises StudyError if there is none, with the names of the others, or
+    if it has another format.
+    """
     with storage.reaching():
+        _check_format(storage, name)
         studies = _all(storage)
     found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
     if len(found) == 1 or (found and found[0].name == name):
@@ -164,9 +169,20 @@ def find_study(storage: Storage, name: str) -> Study:
 
 
 def list_studies(storage: Storage) -> list[Study]:
-    """The studies of xtune in a storage, the oldest first; other Optuna studies are left out."""
+    """The studies in a storage, the oldest first, without those of `other_formats` and other tools."""
     with storage.reaching():
         return _all(storage)
+
+
+def other_formats(storage: Storage) -> dict[str, Any]:
+    """The studies of other versions of xtune, with the versions of their formats."""
+    with storage.reaching():
+        studies = storage.backend.get_all_studies()
+    return {
+        one.study_name: one.user_attrs[VERSION]
+        for one in studies
+        if one.user_attrs.get(VERSION, SCHEMA_VERSION) != SCHEMA_VERSION
+    }
 
 
 def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
@@ -193,14 +209,8 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
 def _all(storage: Storage) -> list[Study]:
     studies = []
     for frozen in storage.backend.get_all_studies():
-        version = frozen.user_attrs.get(f"{PREFIX}version")
-        if version is None:
-            continue  # another tool's, or being made
-        if version != SCHEMA_VERSION:
-            raise StudyError(
-                f"study {frozen.study_name!r} in {storage.shown} has format version {version!r}; this"
-                f" xtune reads {SCHEMA_VERSION}: name another --storage"
-            )
+        if frozen.user_attrs.get(VERSION) != SCHEMA_VERSION:
+            continue  # another version's or tool's, or being made
         names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
         notes = {
             name[len(NOTE) :]: read_pieces(frozen.user_attrs, name)
@@ -211,6 +221,15 @@ def _all(storage: Storage) -> list[Study]:
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
         studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
     return sorted(studies, key=lambda study: study.id)
+
+
+def _check_format(storage: Storage, name: str) -> None:
+    version = other_formats(storage).get(name, SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise StudyError(
+            f"study {name!r} in {storage.shown} has format version {version!r}; this xtune reads"
+            f" {SCHEMA_VERSION}; xtune --study NAME begins another"
+        )
 
 
 def _create(storage: Storage, subject: Subject, name: str) -> Study:
@@ -226,7 +245,7 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
         # Another worker creates it now, or it belongs to another tool.
         study_id = backend.get_study_id_from_name(name)
     attributes = backend.get_study_user_attrs(study_id)
-    if f"{PREFIX}version" not in attributes and backend.get_all_trials(study_id, deepcopy=False):
+    if VERSION not in attributes and backend.get_all_trials(study_id, deepcopy=False):
         raise StudyError(
             f"{name!r} in {storage.shown} is a study of another tool; choose another name"
         )
@@ -235,7 +254,7 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     study.set_attribute("program", _words(subject))
     study.set_attribute("machine", subject.machine.to_plain())
     # Last, so that readers who see it see the rest.
-    study.set_attribute(f"{PREFIX}version", SCHEMA_VERSION)
+    study.set_attribute(VERSION, SCHEMA_VERSION)
     return study
 
 
