@@ -177,6 +177,11 @@ class CompiledAside:
         reasons = [lane.over for lane in self._lanes.values() if lane.over is not None]
         return reasons[0] if reasons and not self.compiled else None
 
+    @property
+    def waits(self) -> bool:
+        """Whether the first code is being compiled."""
+        return not self.compiled and any(lane.making for lane in self._lanes.values())
+
     def describe(self) -> str:
         """Say what computes the calls."""
         return "; ".join(self.notes) or "compiled aside; until then the modules are called"
@@ -215,6 +220,14 @@ class CompiledAside:
 _all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
 
 
+def report_unfinished(line: str) -> None:
+    """Report a line for each model whose first code is being compiled, if it would be kept."""
+    if open_store().temporary is None:
+        for aside in list(_all):
+            if aside.waits and aside.report is not None:
+                aside.report(line)
+
+
 def _renew_locks() -> None:
     """Make new locks in a forked child, which has none of the parent's threads."""
     for aside in _all:
@@ -248,7 +261,7 @@ class _Lane(Lane):
         self._changing = threading.RLock()
         self._waiting = threading.Lock()
         """Held by the thread that waits for code."""
-        self._making = False
+        self.making = False
 
     def _end(self, reason: str) -> None:
         self.over = reason
@@ -307,7 +320,7 @@ class _Lane(Lane):
             self._calls += 1
             self._spent_s += spent_s
             due = self._calls >= MIN_CALLS and self._spent_s >= START_AFTER_S
-            if due and not self._making and self.over is None:
+            if due and not self.making and self.over is None:
                 refusal = Nest.like(outputs).refusal
                 if refusal is not None:
                     self._end(refusal)
@@ -327,7 +340,7 @@ class _Lane(Lane):
             self.over = str(error)
             self.aside.note(f"calls of further sizes are not compiled: {self.over}")
             return
-        self._making = True
+        self.making = True
         make = functools.partial(self._make, order)
         if self.aside.wait:
             turn.run(make, kind.__name__)
@@ -356,7 +369,7 @@ class _Lane(Lane):
             self._end(first_line(error))
         finally:
             with self._changing:
-                self._making = False
+                self.making = False
                 self._spent_s = 0.0
 
     def _drop(self, served: LoadedLibrary, reason: str, *, remove: bool = True) -> None:

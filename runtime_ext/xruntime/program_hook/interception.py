@@ -24,7 +24,7 @@ import torch
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
 from xruntime.optimization.arguments import OptimizeRequest, checked
-from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.aside import compiled_aside, report_unfinished
 from xruntime.optimization.inference import optimize_for_inference
 from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
@@ -128,7 +128,7 @@ class Interception:
         )
         call.__name__, call.__qualname__ = original.__name__, original.__qualname__
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
-        atexit.register(self._report_idle)
+        atexit.register(self._report_end)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._turn_off)
 
@@ -280,9 +280,16 @@ class Interception:
                 line = f"xruntime: optimize: {' '.join(text.split())}"
                 print(line, file=sys.stderr, flush=True)
 
-    def _report_idle(self) -> None:
-        if not self._lines and os.getpid() == self._pid:
+    def _report_end(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        if not self._lines:
             self._say("nothing is optimized: the program called no module that has parameters")
+        report_unfinished(
+            "the program ended before its code was compiled; xlaunch cache warm --optimize"
+            f" {self._asked} -- PROGRAM compiles it for later starts"
+        )
+        self._lines = MAX_LINES  # the compiler ends now, which is no further report
 
     def _turn_off(self) -> None:
         """Switch off in a forked child, which lacks the threads of the parent's torch."""

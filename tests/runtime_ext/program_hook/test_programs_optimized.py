@@ -178,3 +178,32 @@ def test_parts_of_a_pipeline_are_optimized(tmp_path: Path):
     assert reports[1] == "Encode: left as it is: a call changes its arguments"
     assert reports[2].startswith("Net: optimized in ")
     assert len(reports) == 3
+
+
+BUSY = """
+import time
+import torch
+
+def main():
+    layers = [torch.nn.Linear(512, 512) for _ in range(8)]
+    net, x = torch.nn.Sequential(*layers).eval(), torch.randn(512, 512)
+    with torch.no_grad():
+        net(x)
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            net(x)
+
+main()
+"""
+
+
+def test_a_program_that_ends_before_its_code_is_compiled_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY)
+    kept = str(tmp_path / "kept")
+    *_, last = run_optimized(script, XRUNTIME_CACHE_DIR=kept).reports
+    assert last.endswith(
+        "xlaunch cache warm --optimize fp32 -- PROGRAM compiles it for later starts"
+    )
+    *_, last = run_optimized(script, XRUNTIME_CACHE_DIR="0").reports
+    assert "ended before" not in last
