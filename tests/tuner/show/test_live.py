@@ -47,7 +47,7 @@ def test_before_the_first_launch_has_ended(terminal: Console) -> None:
             NextLaunch(Stage.SEARCH, FOUR, "hash", "1", origin="preset mine.toml"), FIRST
         )
     drawn = shown(terminal)
-    assert "xtune: budget: 40 launches; 3 configurations" in drawn
+    assert "xtune: budget: 40 launches" in drawn
     assert " 0 launches" in drawn
     assert "stage the bare command running n=4 (preset mine.toml), for " in drawn
     assert " left" not in drawn
