@@ -95,9 +95,13 @@ def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
     old += ["--master_addr", "h0", "--allocator", "glibc", "--dry-run", "--synthetic", "core:4"]
     done = ask(*old, "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
+    (command,) = [line for line in done.out.decode().splitlines() if line.startswith("command: ")]
     assert "--nproc-per-node=2 --nnodes=2 --node-rank=0 --master-addr=h0 --master-port=29500" in (
-        done.out.decode()
+        command
     )
+    # A rank with an option for torchrun would start torchrun again.
+    _, _, of_rank = command.partition(" -m xlaunch ")
+    assert shlex.split(of_rank) == ["--allocator", "glibc", "--synthetic", "core:4", "train.py"]
 
 
 def test_what_is_not_needed_is_named() -> None:
