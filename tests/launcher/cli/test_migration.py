@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -164,3 +167,12 @@ def test_options_after_a_script_that_does_not_know_them_are_pointed_out(tmp_path
     assert "note" not in xlaunch("-q", *words).err
     script.write_text("print('--instances', '--report')\n")
     assert "note" not in xlaunch(*words).err
+
+
+def test_a_command_that_binds_again_is_named(needs: Callable[[object, str], None]) -> None:
+    needs(shutil.which("taskset"), "taskset (Debian: util-linux)")
+    cpu = str(min(os.sched_getaffinity(0)))
+    done = xlaunch("taskset", "-c", cpu, "true")
+    assert done.code == 0, done.err
+    assert "note: taskset binds again, after xlaunch has chosen the number of threads" in done.err
+    assert "binds again" not in xlaunch("--cpus", cpu, "true").err
