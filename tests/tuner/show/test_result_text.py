@@ -214,7 +214,7 @@ def test_broken_requirements_are_counted_and_marked() -> None:
 def test_warnings_come_with_the_result() -> None:
     busy = "CPU 0 is busy with other work (80%): make (PID 42)"
     launches = (*LAUNCHES[:3], LAUNCHES[3]._replace(shared_cpus=(busy,)))
-    told = f"1 launch of 4 (4) shared their CPUs with other work; the last: {busy}"
+    told = f"1 launch of 4 (4) shared its CPUs with other work; the last: {busy}"
     assert list(result_lines(concluded(NO_GAIN, launches)))[-3] == f"  warning: {told}"
 
 
