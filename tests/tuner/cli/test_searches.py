@@ -175,6 +175,10 @@ def test_what_rates_and_second_metrics_mean_is_told_before_the_first_launch(
     told = desk.xtune(*metrics, "--budget", "2", "both.py").err
     assert "runs the whole program in each of them, and their rates are added" in told
     assert "note: 'score' is only recorded: for a Pareto front, give each --metric its" in told
+    assert (
+        "their rates are added"
+        not in desk.xtune("--metric", "latency:score", "--budget", "2", "both.py").err
+    )
     goals = "--goal", "maximize", "--goal", "minimize"
     told = desk.xtune(*metrics, *goals, "--instances", "1", "--budget", "2", "both.py").err
     assert "note: " not in told

@@ -170,7 +170,8 @@ def prepare(
             )
     if asked.service is not None and not cores_kept_free(request, machine):
         made = made._replace(notes=(*made.notes, SHARED_CORES))
-    if asked.service is None and not asked.work_shared and _has_several_instances(made.space):
+    is_rate = kind_in(objective.metric) is MetricKind.RATE and asked.service is None
+    if is_rate and not asked.work_shared and _has_several_instances(made.space):
         made = made._replace(notes=(*made.notes, RATES_ARE_ADDED))
     if len(asked.metrics) == 2 and second_goal(asked) is None:
         made = made._replace(notes=(*made.notes, NO_FRONT.format(metric=asked.metrics[1])))
