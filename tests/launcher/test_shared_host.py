@@ -384,7 +384,7 @@ def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
             "--nnodes 2 needs --node-rank, the number of this host: 0 to 1",
         ),
         ("--node-rank 0", "--node-rank goes with --nproc-per-node"),
-        ("--nproc-per-node max", "'max' is not a whole number from 1"),
+        ("--nproc-per-node max", "take a number, not max"),
         ("--wait soon", "'soon' is not a time"),
     ],
 )

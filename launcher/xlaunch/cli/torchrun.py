@@ -17,7 +17,7 @@ from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
 from xlaunch.options.precedence import ResolvedOptions
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import Max, Request
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""
@@ -49,6 +49,8 @@ def torchrun_command(
 ) -> list[str]:
     """The command that starts the ranks of this host. Raises `UsageError`."""
     count, hosts = options["nproc_per_node"], options.get("nnodes", 1)
+    if isinstance(count, Max) or isinstance(hosts, Max):
+        raise UsageError("--nproc-per-node and --nnodes take a number, not max")
     where = ["--standalone"]
     if hosts > 1:
         place, rank = options.get("rendezvous"), options.get("node_rank")

@@ -49,14 +49,6 @@ def parse_count(text: str) -> int | Max:
     return number
 
 
-def parse_positive_number(text: str) -> int:
-    """A whole number from 1."""
-    number = _digits(text)
-    if not number:
-        raise UsageError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
-    return number
-
-
 def parse_whole_number(text: str) -> int:
     """A whole number from 0."""
     number = _digits(text)
@@ -149,7 +141,6 @@ def parse_metric(text: str) -> str:
 
 
 COUNT = OptionKind("N|max", parse_count, 2)
-POSITIVE_NUMBER = OptionKind("N", parse_positive_number, 2)
 WHOLE_NUMBER = OptionKind("N", parse_whole_number, 1)
 NUMBER_LIST = OptionKind("LIST", parse_number_list, "0-3")
 DURATION = OptionKind("TIME", parse_duration, "10s")
