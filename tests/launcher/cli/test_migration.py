@@ -95,6 +95,7 @@ def test_what_can_mean_nothing_says_what_to_use(old: str, said: str) -> None:
 def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     old = ["--distributed", "--nprocs_per_node", "2", "--nnodes", "2", "--node-rank", "0"]
+    old += ["--ncores_per_instance", "1"]
     old += ["--master_addr", "h0", "--allocator", "glibc", "--dry-run", "--synthetic", "core:4"]
     done = ask(*old, "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
@@ -104,7 +105,8 @@ def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
     )
     # A rank with an option for torchrun would start torchrun again.
     _, _, of_rank = command.partition(" -m xlaunch ")
-    assert shlex.split(of_rank) == ["--allocator", "glibc", "--synthetic", "core:4", "train.py"]
+    kept = ["--allocator", "glibc", "--synthetic", "core:4", "--ncores", "1", "train.py"]
+    assert shlex.split(of_rank) == kept
 
 
 def test_what_is_not_needed_is_named() -> None:
