@@ -82,6 +82,21 @@ def fit(
     return lines
 
 
+def folded(line: str, width: int | None) -> list[str]:
+    """A line broken at spaces to fit `width` columns; later pieces are indented by two more.
+
+    None: the line as it is.
+    """
+    if width is None or len(line) <= width:
+        return [line]
+    import textwrap  # only commands that show something need it
+
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
 def number(value: float, digits: int = 4) -> str:
     """A number to some significant digits. **Ex.:** ``0.0123``, ``12.34``, ``126,800``."""
     if not math.isfinite(value):

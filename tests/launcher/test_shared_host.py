@@ -277,8 +277,11 @@ def test_ranks_of_torchrun_have_cores_and_threads_of_their_own(tmp_path, needs):
     assert set(first).isdisjoint(second)  # type: ignore[arg-type]
     assert (one, other) == (half, half)
     assert {threads for _, threads in shown_by_ranks(outside, OMP_NUM_THREADS="3")} == {"3"}
-    composed = shown_by_ranks([*XLAUNCH, "--nproc-per-node", "2", script])
-    assert composed == [[first, half], [second, half]]
+    for option in ("--nproc-per-node", "--nprocs-per-node"):  # today's name, ipexrun's
+        composed = shown_by_ranks([*XLAUNCH, option, "2", script])
+        assert composed == [[first, half], [second, half]]
+    by_variable = shown_by_ranks([*XLAUNCH, script], XLAUNCH_OPT_NPROC_PER_NODE="2")
+    assert by_variable == [[first, half], [second, half]]
     off = shown_by_ranks([*torchrun, "--no-python", *XLAUNCH, "--rank-mode", "off", script])
     assert off[0] == off[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from xlaunch.text import did_you_mean, fit
+from xlaunch.text import did_you_mean, fit, folded
 
 ROWS = [("name", "size", "where", "use"), ("a", "10", "here", "x"), ("bb", "9", "there", "y")]
 
@@ -49,3 +49,10 @@ def test_similar_words_are_named_each_in_its_form():
     assert did_you_mean("latenc", known) == "; did you mean latency or lateness?"
     assert did_you_mean("latenc", known, count=1, form="--{}") == "; did you mean --latency?"
     assert did_you_mean("zebra", known) == ""
+
+
+def test_a_line_is_folded_at_spaces_below_its_own_indentation():
+    line = "  omp  auto gnu+passive  (how threads wait)"
+    assert folded(line, 24) == ["  omp  auto gnu+passive", "    (how threads wait)"]
+    assert folded(line, len(line)) == folded(line, None) == [line]
+    assert folded("--a-word-that-is-too-long", 10) == ["--a-word-that-is-too-long"]

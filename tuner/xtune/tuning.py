@@ -318,7 +318,7 @@ class Search:
         if ended is Ended.STORAGE:
             return f"it ended before the final: {self._trouble}"
         if ended is Ended.INTERRUPTED:
-            return "it was interrupted before the final; xtune resume continues it"
+            return "it was interrupted before the final"
         allowance = self._allowance()
         if ended is Ended.DONE:  # a control launch may come before what is left, a final
             had_room, more = allowance.left >= MIN_FINAL.launches, MIN_FINAL.launches + 1

@@ -19,6 +19,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
+from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
@@ -26,8 +27,13 @@ from xlaunch.report import Report
 
 NAME = "xlaunch doctor"
 USAGE = f"{NAME} --device -- PROGRAM ARGS"
-OTHERS = ("sysroot", "synthetic", "dry-run", "json", "explain", "save-preset", "verify-device")
-"""Options of a launch that this command does not take: they run nothing, or it implies them."""
+OTHERS = (
+    *OF_TORCHRUN, "exclusive", "wait", "rank-mode",
+    "sysroot", "synthetic", "dry-run", "json", "explain", "save-preset", "verify-device",
+)  # fmt: skip
+"""Options of a launch that this command does not take: they run nothing, it implies them, or they
+need other launches and ranks, which it does not look at.
+"""
 
 
 def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool) -> int:

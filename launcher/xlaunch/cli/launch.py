@@ -106,6 +106,12 @@ def command(asked: ResolvedOptions) -> int:
     if not quiet and (misplaced := misplaced_options(request.program.words)):
         says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
         note(f"{says}, which does not mention it; xlaunch's options stand before the program")
+    binder = os.path.basename(request.program.words[0]) if request.program.words else ""
+    if binder in BINDERS:
+        note(
+            f"{binder} binds again, after xlaunch has chosen the number of threads for its own CPUs:"
+            f" leave {binder} out and use --cpus or --numa-nodes"
+        )
     if not quiet and request.run.max_restarts is not None and not restarts:
         say("warning: --max-restarts does nothing without --on-failure restart")
 
@@ -123,6 +129,9 @@ def command(asked: ResolvedOptions) -> int:
         lease=placed.lease,
     )
 
+
+BINDERS = ("numactl", "taskset")
+"""Programs whose only purpose is to bind another one."""
 
 command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
 

@@ -15,7 +15,7 @@ from xlaunch.environment.program import find_interpreter
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
-from xlaunch.options.precedence import ResolvedOptions
+from xlaunch.options.precedence import VARIABLES, ResolvedOptions
 from xlaunch.planning.request import Max, Request
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
@@ -72,9 +72,12 @@ def torchrun_command(
 
 
 def _execute(interpreter: str, command: list[str]) -> NoReturn:
+    # A rank that read these variables would start torchrun again.
+    own = {VARIABLES + name.upper().replace("-", "_") for name in OWN}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execv(interpreter, command)
+        os.execve(interpreter, command, environment)
     except OSError as error:
         raise XLaunchError(f"{interpreter!r} cannot be executed: {error.strerror}") from None

@@ -153,6 +153,7 @@ class LaunchCommand(GroupedCommand):
             if not is_old(error.option_name):
                 raise
         arguments, notes = in_todays_words(typed, ctx.command_path)
+        ctx.obj = arguments
         program = super().parse_args(ctx, list(arguments))
         if not ctx.params.get("quiet"):
             for note in notes:

@@ -204,8 +204,9 @@ def _combine(
         options["ncores"] = _cores_of_cpus(cores, machine)
     if old.keys() & {"bind-numa-node", "skip-cross-node-cores"}:
         _keep_within_nodes(options, machine, notes)
-    alone = "ncores" in options and "instances" not in options
-    if alone and not {"-n", "--instances"} & {word.partition("=")[0] for word in others}:
+    alone = "ncores" in options and not options.keys() & {"instances", "nproc-per-node"}
+    counts = {"-n", "--instances", "--nproc-per-node"}
+    if alone and not counts & {word.partition("=")[0] for word in others}:
         options["instances"] = "max"
     if "dtype" in old and "auto-ipex" in old:
         precision = PRECISIONS.get(old["dtype"])

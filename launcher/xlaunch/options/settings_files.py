@@ -56,34 +56,41 @@ def file_layers(
     return FileLayers(tuple(layers), tuple(notes))
 
 
-def read_preset(name: str, notes: list[str] | None = None, *, named: bool = False) -> Layer:
+def read_preset(
+    name: str,
+    notes: list[str] | None = None,
+    *,
+    named: bool = False,
+    option: str = "--preset",
+) -> Layer:
     """The options of a preset, found as `locate_preset` does; `notes` gets what the user should know.
 
-    `named`: `name` is a path that the user typed, even without a slash. Raises `UsageError` unless
-    it is a valid preset that no other user may write.
+    `named`: `name` is a path that the user typed, even without a slash; `option`: the option that
+    names it, for messages. Raises `UsageError` unless it is a valid preset that no other user may
+    write.
     """
-    path = locate_preset(name)
+    path = locate_preset(name, option)
     shown = shorten(path)
     data = _read(path)
     refusal, note = inspect_ownership(path, named=named or "/" in name)
     if refusal is not None:
         by_path = path if "/" in path else f"./{path}"
-        raise UsageError(f"--preset {name}: {refusal}; to use it anyway write its path, {by_path}")
+        raise UsageError(f"{option} {name}: {refusal}; to use it anyway write its path, {by_path}")
     if note is not None and notes is not None:
         notes.append(f"preset {shown}: {note}")
     return Layer(f"preset {shown}", _values(_parse(data, shown), shown))
 
 
-def locate_preset(name: str) -> str:
+def locate_preset(name: str, option: str = "--preset") -> str:
     """The file of a preset: the file of that name, with .toml or without, else the user's preset.
 
     **Ex.:** ``best`` is ``best``, ``best.toml``, or ``~/.config/xlaunch/presets/best.toml``.
     Raises `UsageError` if there is none.
     """
     if not name:
-        raise UsageError("--preset: the file's name is empty")
+        raise UsageError(f"{option}: the file's name is empty")
     if "\0" in name:
-        raise UsageError(f"--preset {name!r} is not a file name")
+        raise UsageError(f"{option} {name!r} is not a file name")
     full = name if name.endswith(SUFFIX) else name + SUFFIX
     candidates = [name, full]
     store = user_directory("presets")
@@ -93,12 +100,12 @@ def locate_preset(name: str) -> str:
         if os.path.lexists(candidate) and not os.path.isdir(candidate):
             return candidate
     if os.path.isdir(name):
-        raise UsageError(f"--preset {name!r} is a directory; name a file in it")
+        raise UsageError(f"{option} {name!r} is a directory; name a file in it")
     if "/" in name or store is None:
-        raise UsageError(f"--preset {name!r}: there is no such file")
+        raise UsageError(f"{option} {name!r}: there is no such file")
     stored = [entry.removesuffix(SUFFIX) for entry in names_in(store)]
     near = did_you_mean(name.removesuffix(SUFFIX), stored)
-    raise UsageError(f"--preset {name!r} is neither here nor in {shorten(store)}{near}")
+    raise UsageError(f"{option} {name!r} is neither here nor in {shorten(store)}{near}")
 
 
 def user_directory(*names: str) -> str | None:

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,12 +95,18 @@ def test_what_can_mean_nothing_says_what_to_use(old: str, said: str) -> None:
 def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     old = ["--distributed", "--nprocs_per_node", "2", "--nnodes", "2", "--node-rank", "0"]
+    old += ["--ncores_per_instance", "1"]
     old += ["--master_addr", "h0", "--allocator", "glibc", "--dry-run", "--synthetic", "core:4"]
     done = ask(*old, "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
+    (command,) = [line for line in done.out.decode().splitlines() if line.startswith("command: ")]
     assert "--nproc-per-node=2 --nnodes=2 --node-rank=0 --master-addr=h0 --master-port=29500" in (
-        done.out.decode()
+        command
     )
+    # A rank with an option for torchrun would start torchrun again.
+    _, _, of_rank = command.partition(" -m xlaunch ")
+    kept = ["--allocator", "glibc", "--synthetic", "core:4", "--ncores", "1", "train.py"]
+    assert shlex.split(of_rank) == kept
 
 
 def test_what_is_not_needed_is_named() -> None:
@@ -160,3 +169,12 @@ def test_options_after_a_script_that_does_not_know_them_are_pointed_out(tmp_path
     assert "note" not in xlaunch("-q", *words).err
     script.write_text("print('--instances', '--report')\n")
     assert "note" not in xlaunch(*words).err
+
+
+def test_a_command_that_binds_again_is_named(needs: Callable[[object, str], None]) -> None:
+    needs(shutil.which("taskset"), "taskset (Debian: util-linux)")
+    cpu = str(min(os.sched_getaffinity(0)))
+    done = xlaunch("taskset", "-c", cpu, "true")
+    assert done.code == 0, done.err
+    assert "note: taskset binds again, after xlaunch has chosen the number of threads" in done.err
+    assert "binds again" not in xlaunch("--cpus", cpu, "true").err

@@ -14,6 +14,7 @@ import sys
 
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
+from tests.tuner.conftest import Needs
 
 from xtune.search.workers import HostTurn, runtime_directory
 
@@ -154,11 +155,33 @@ def test_what_is_not_kept_is_told_with_the_reason(desk: Desk) -> None:
     desk.write("steps.py", f"for number in range(3): {memory}; print(f'step_ms: {{5 + number}}')\n")
     bounds = ("--require", "p99(step_ms)<=20ms", "--require", "rss<=1MiB")
     done = desk.search("steps.py", *bounds, metric="step_ms", budget="3")
-    why = "rss<=1MiB; --require 'p99(step_ms)<=20ms': p99 takes 100 values and there are 2: run longer"
+    why = (
+        r"rss<=1MiB \(measured: [0-9.]+ MiB\);"
+        r" --require 'p99\(step_ms\)<=20ms': p99 takes 100 values and there are 2: run longer"
+    )
     (bare,) = [line for line in done.err.splitlines() if "a launch took" in line]
-    assert f"; breaks a requirement: {why}" in bare
+    assert re.search(f"; breaks a requirement: {why}", bare), bare
     (told,) = [line for line in done.out.splitlines() if " broke requirements" in line]
-    assert told.startswith(f"  3 of 3 launches broke requirements; the last: {why}")
+    assert re.match(f"  3 of 3 launches broke requirements; the last: {why}", told), told
+
+
+@pytest.mark.machine
+def test_what_rates_and_second_metrics_mean_is_told_before_the_first_launch(
+    desk: Desk, needs: Needs
+) -> None:
+    needs(len(os.sched_getaffinity(0)) > 1, "two CPUs")
+    desk.write("both.py", "print('10 items/s')\nprint('score: 3')\n")
+    metrics = "--metric", "items/s", "--metric", "score"
+    told = desk.xtune(*metrics, "--budget", "2", "both.py").err
+    assert "runs the whole program in each of them, and their rates are added" in told
+    assert "note: 'score' is only recorded: for a Pareto front, give each --metric its" in told
+    assert (
+        "their rates are added"
+        not in desk.xtune("--metric", "latency:score", "--budget", "2", "both.py").err
+    )
+    goals = "--goal", "maximize", "--goal", "minimize"
+    told = desk.xtune(*metrics, *goals, "--instances", "1", "--budget", "2", "both.py").err
+    assert "note: " not in told
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from tests.tuner.cli.commands import XTUNE, Desk
+from tests.tuner.cli.commands import RATE, XTUNE, Desk
 
 PATIENCE_S = 90
 NAPS = ",".join(["0.3", *[f"0.{number}" for number in range(10, 29, 2)]])
@@ -18,7 +18,7 @@ LONG = ("--only-params", "--param", f"t={NAPS}", "--budget", "2000", "nap.py", "
 """A search that takes longer than any test, and many launches until its final begins."""
 
 
-def spawn(desk: Desk, *words: str) -> pexpect.spawn[str]:
+def spawn(desk: Desk, *words: str, columns: int = 140) -> pexpect.spawn[str]:
     return pexpect.spawn(
         XTUNE[0],
         [*XTUNE[1:], *words],
@@ -26,7 +26,7 @@ def spawn(desk: Desk, *words: str) -> pexpect.spawn[str]:
         env={**desk.environment, "TERM": "xterm"},  # type: ignore[arg-type]
         timeout=PATIENCE_S,
         encoding="utf-8",
-        dimensions=(40, 140),
+        dimensions=(40, columns),
     )
 
 
@@ -49,6 +49,22 @@ def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
     (listed,) = desk.xtune("list", "--json").found
     assert listed["launches"] > 1
     assert listed["verdict"] == "inconclusive", child.before
+
+
+def test_a_narrow_terminal_gets_whole_words_and_whole_commands(desk: Desk) -> None:
+    desk.write("rate.py", RATE)
+    program = "rate.py", "{n}", "an argument that makes the command longer than a line"
+    only = "--metric", "items/s", "--only-params", "--param", "n=1,2", "--budget", "2"
+    child = spawn(desk, *only, *program, columns=60)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    lines = child.before.split("inconclusive")[1].splitlines()
+    assert (
+        max(len(line) for line in lines if "run it:" not in line and "details:" not in line) <= 60
+    )
+    (command,) = [line for line in lines if line.startswith("  run it: ")]
+    assert command.endswith("rate.py 1 'an argument that makes the command longer than a line'")
 
 
 @pytest.mark.parametrize(

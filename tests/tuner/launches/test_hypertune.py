@@ -157,7 +157,7 @@ def test_wrong_files_are_refused_in_a_line(read: Any, text: str, said: str):
 
 def test_file_that_is_not_there_or_binary(tmp_path: Path):
     path = tmp_path / "conf.yaml"
-    with pytest.raises(SpaceError, match=r"conf\.yaml: No such file"):
+    with pytest.raises(SpaceError, match=r"conf\.yaml': No such file"):
         read_settings(str(path))
     path.write_bytes(b"\x80\xff\xfe")
     with pytest.raises(SpaceError, match="not valid YAML"):

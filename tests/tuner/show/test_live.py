@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -47,7 +48,7 @@ def test_before_the_first_launch_has_ended(terminal: Console) -> None:
             NextLaunch(Stage.SEARCH, FOUR, "hash", "1", origin="preset mine.toml"), FIRST
         )
     drawn = shown(terminal)
-    assert "xtune: budget: 40 launches; 3 configurations" in drawn
+    assert "xtune: budget: 40 launches" in drawn
     assert " 0 launches" in drawn
     assert "stage the bare command running n=4 (preset mine.toml), for " in drawn
     assert " left" not in drawn
@@ -85,3 +86,15 @@ def test_failures_stay_above_and_progress_is_only_drawn(terminal: Console) -> No
             screen.launched(record, LATER)
     assert shown(terminal).count("xtune: n=4: crashed: no room") == 1
     assert "up to 30 left" not in shown(terminal)
+
+
+def test_the_status_leaves_room_for_the_echo_of_ctrl_c(terminal: Console) -> None:
+    step = NextLaunch(Stage.SEARCH, FOUR, "hash", "1", origin="a long origin " * 20)
+    with LiveScreen(SPACE, RATE, console=terminal) as screen:
+        screen.launching(step, LATER)
+    assert isinstance(terminal.file, io.StringIO)
+    lines = [
+        re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", line).strip("\r")
+        for line in terminal.file.getvalue().splitlines()
+    ]
+    assert 120 < max(map(len, lines)) <= 140 - len("^C")

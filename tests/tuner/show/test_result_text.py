@@ -182,7 +182,7 @@ def test_failed_launches_are_counted_by_how_they_failed() -> None:
         launch(BARE, 100.0),
         launch(TWO, None),
         launch(FOUR, None, outcome=Outcome.OUT_OF_MEMORY),
-        launch(TWO, None),
+        launch(TWO, None, stderr_tail="n is too large\nxlaunch: SIGTERM sent to 1 instance\n"),
         launch(TWO, None, outcome=Outcome.CUT),
     )
     earlier = "an earlier search found a gain"
@@ -193,7 +193,7 @@ def test_failed_launches_are_counted_by_how_they_failed() -> None:
         "  to continue: xtune resume rates",
         "  an earlier search found a gain",
         "  failed launches: 2 crashed, 1 out of memory (xtune export has their standard error)",
-        "  the last search was interrupted; this is the verdict so far",
+        "  the last failure: crashed: n is too large",
         "  run it: echo 1",
         "  5 launches, 10 s in all; details: xtune report rates",
     ]
@@ -208,13 +208,13 @@ def test_broken_requirements_are_counted_and_marked() -> None:
     objective = RATE._replace(requirements=(bound,))
     lines = list(result_lines(concluded(NO_GAIN, launches, objective)))
     assert f"{MEDIAN}; broke rss<=1MiB in 2 of 2 launches" in lines
-    assert "  2 of 4 launches broke requirements; the last: rss<=1MiB" in lines
+    assert "  2 of 4 launches broke requirements; the last: rss<=1MiB (measured: 4 MiB)" in lines
 
 
 def test_warnings_come_with_the_result() -> None:
     busy = "CPU 0 is busy with other work (80%): make (PID 42)"
     launches = (*LAUNCHES[:3], LAUNCHES[3]._replace(shared_cpus=(busy,)))
-    told = f"1 launch of 4 (4) shared their CPUs with other work; the last: {busy}"
+    told = f"1 launch of 4 (4) shared its CPUs with other work; the last: {busy}"
     assert list(result_lines(concluded(NO_GAIN, launches)))[-3] == f"  warning: {told}"
 
 

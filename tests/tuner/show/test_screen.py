@@ -16,6 +16,7 @@ from xtune.show.screens import MAX_PAUSE_S, PlainScreen
 from xtune.show.words import (
     aim,
     describe_favourite,
+    describe_gains,
     describe_left,
     describe_outline,
     describe_space,
@@ -82,7 +83,7 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
         clock.now_s += 1.0
         progress = Progress(number + 1, 2000.0 - number, clock.now_s, Stage.SEARCH)
         screen.launched(launched(number), progress)
-    assert said[0].startswith("budget: 2000 launches; 2 configurations")
+    assert said[0].startswith("budget: 2000 launches")
     assert "a launch took 1.0 s; the search will take up to 33 min" in said[1]
     assert 1800 / MAX_PAUSE_S < len(said) < 50
 
@@ -170,7 +171,7 @@ def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) 
     screen.started(Outline(3, 2, budget=Budget(launches=40), records=7))
     screen.resolution_known(Resolution(spread=0.031, degrees=9, gain=0.123, low=0.0951, high=0.182))
     assert said == [
-        "budget: 40 launches; 3 configurations (2 different ways to start the program);"
+        "budget: 40 launches; the configurations start the program in 2 different ways;"
         " 7 launches of earlier searches count",
         "40 launches: detects gains above 9.5 to 18 % (noise: 3.1 % from launch to launch);"
         " smaller ones stay open",
@@ -179,7 +180,26 @@ def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) 
 
 def test_an_outline_without_known_plans_or_earlier_launches() -> None:
     outline = Outline(3, None, budget=Budget(time_s=600.0), records=0)
-    assert describe_outline(outline) == ("budget: 10m; 3 configurations")
+    assert describe_outline(outline) == "budget: 10m"
+
+
+def test_an_outline_with_a_plan_for_each_configuration() -> None:
+    outline = Outline(3, 3, budget=Budget(launches=40), records=1)
+    assert describe_outline(outline) == "budget: 40 launches; 1 launch of earlier searches counts"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.0951, 0.182, "above 9.5 to 18 % (noise: 60.0 % from launch to launch)"),
+        (3.1, 212.0, "above 310 % at best (noise: 60.0 % from launch to launch)"),
+        (10.1, 9.9e7, "above 1000 % only (noise: 60.0 % from launch to launch)"),
+    ],
+)
+def test_gains_that_no_noise_hides_have_no_absurd_bounds(
+    low: float, high: float, said: str
+) -> None:
+    assert describe_gains(Resolution(0.6, 2, gain=low, low=low, high=high)) == said
 
 
 def test_progress_names_the_best_so_far(said: list[str]) -> None:
@@ -221,7 +241,7 @@ def test_the_aim_and_what_breaks_it() -> None:
     seen = launch(
         FOUR, 1.0, requirements=((small.text, 2.0**31), (quick.text, None)), notes=("slow", why)
     )
-    assert unmet(seen, objective) == f"rss<=1GiB; {why}"
+    assert unmet(seen, objective) == f"rss<=1GiB (measured: 2 GiB); {why}"
 
 
 def test_the_bare_command_needs_no_origin() -> None:

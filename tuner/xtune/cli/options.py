@@ -213,6 +213,10 @@ def asked_from(options: dict[str, Any]) -> Asked:
             f"{len(options['goal'])} --goal for {len(options['metric'])} --metric: give one for each"
             " of the first two"
         )
+    if len(set(options["metric"])) < len(options["metric"]):
+        raise UsageError("--metric names the same number twice; drop one")
+    if options["study"] == "":
+        raise UsageError("--study: the name is empty; leave it out for a name of xtune's")
     if options["only_params"] and options["conf_file"]:
         raise UsageError("--only-params contradicts --conf-file, which names launch settings")
     if options["only_params"] and not options["param"]:

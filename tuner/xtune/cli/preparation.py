@@ -51,6 +51,11 @@ from xtune.space.resolution import Resolver, starting_point
 from xtune.space.spaces import Derived, Space
 from xtune.space.user_parameters import parse_parameters
 
+RATES_ARE_ADDED = (
+    "a layout of several instances runs the whole program in each of them, and their rates are added;"
+    " give --instances 1 if a single run is to become faster, such as a training"
+)
+NO_FRONT = "{metric!r} is only recorded: for a Pareto front, give each --metric its --goal"
 SHARED_CORES = (
     "the load generator has cores of its own only where a layout leaves some idle; give the service"
     " fewer, as with --cpus 0-7, to keep the others for the generator"
@@ -165,7 +170,18 @@ def prepare(
             )
     if asked.service is not None and not cores_kept_free(request, machine):
         made = made._replace(notes=(*made.notes, SHARED_CORES))
+    is_rate = kind_in(objective.metric) is MetricKind.RATE and asked.service is None
+    if is_rate and not asked.work_shared and _has_several_instances(made.space):
+        made = made._replace(notes=(*made.notes, RATES_ARE_ADDED))
+    if len(asked.metrics) == 2 and second_goal(asked) is None:
+        made = made._replace(notes=(*made.notes, NO_FRONT.format(metric=asked.metrics[1])))
     return SearchTask(subject, request, machine, made, resolver, runner_for(objective), probe)
+
+
+def _has_several_instances(space: Space) -> bool:
+    """Whether layouts of one and of several instances are searched."""
+    counts = [derived.values for derived in space.derived if derived.name == INSTANCES]
+    return any(len(set(values)) > 1 for values in counts)
 
 
 def current_provenance(task: SearchTask) -> Provenance:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 
 import click
 
+from xlaunch.console import terminal_width
 from xlaunch.errors import XLaunchError
+from xlaunch.text import folded
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
 from xtune.cli.output_files import write_preset
@@ -44,6 +47,9 @@ from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search
+
+COMMAND_LINE = re.compile(r"(run it|to try it|preset): |: xtune re(port|sume)\b")
+"""What precedes the commands of a verdict."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a search: the first with the verdict so far, the second at once."""
@@ -114,7 +120,7 @@ def announce(task: SearchTask, *, verbose: bool = False) -> None:
     for line in describe_space(task.space, task.made.left_out, verbose=verbose):
         _line(line)
     for note in task.made.notes:
-        say(f"note: {note}")
+        _line(f"note: {note}")
 
 
 def begin(
@@ -305,8 +311,11 @@ def print_result(result: SearchResult, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(result.to_plain()))
         return
+    width = terminal_width(1)
     for line in result_lines(result):
-        click.echo(line)
+        # A command stays whole, so that it can be copied.
+        for piece in [line] if COMMAND_LINE.search(line) else folded(line, width):
+            click.echo(piece)
 
 
 def conclude(begun: Begun, found: SearchOutcome) -> SearchResult:
@@ -383,8 +392,10 @@ def _screen(task: SearchTask, shown: Shown) -> Iterator[Observer]:
 
 def _line(text: str) -> None:
     """Write a line to standard error with its indentation."""
+    width = terminal_width(2)
     with contextlib.suppress(OSError):
-        click.echo(f"xtune: {text}", err=True)
+        for piece in folded(text, None if width is None else width - len("xtune: ")):
+            click.echo(f"xtune: {piece}", err=True)
 
 
 def require_launched(records: Sequence[object], name: str) -> None:

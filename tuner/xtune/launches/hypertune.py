@@ -87,7 +87,7 @@ def read_settings(path: str) -> HypertuneSettings:
         with open(path, encoding="utf-8") as stream:
             content = yaml.safe_load(stream)
     except OSError as error:
-        raise SpaceError(f"{path}: {error.strerror}") from None
+        raise SpaceError(f"--conf-file {path!r}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpaceError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 

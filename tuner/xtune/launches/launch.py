@@ -88,6 +88,12 @@ class Launch(NamedTuple):
     notes: tuple[str, ...] = ()
     """Caveats, and the reason of a cut or failure."""
 
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote to standard error, if it failed; xlaunch's own do not count."""
+        lines = self.stderr_tail.strip().splitlines()
+        return next((line for line in reversed(lines) if not line.startswith("xlaunch: ")), "")
+
 
 WALL = "wall"
 """The metric for wall time."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from xlaunch.metrics.collector import MIN_FOR_P99
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind
+from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import WALL, Objective, Requirement, Secondary
@@ -67,15 +68,24 @@ def parse_requirement(text: str) -> Requirement:
     quantity, sign, unit = found["quantity"].strip(), found["sign"], found["unit"].strip()
     if sign not in ("<=", ">=", "≤", "≥"):
         raise ObjectiveError(f"--require {text!r}: {sign!r} is not supported; write <= or >=")
-    number = float(found["number"])
-    if not math.isfinite(number):
+    value = float(found["number"])
+    if not math.isfinite(value):
         raise ObjectiveError(f"--require {text!r}: the limit is too large")
-    limit, as_printed = _limit(text, quantity, number, unit)
+    limit, as_printed = _limit(text, quantity, value, unit)
     at_most = sign in ("<=", "≤")
     resource = quantity in RESOURCES or _PERCENTILE.fullmatch(quantity) is not None
     if resource and at_most and limit <= 0:
         raise ObjectiveError(f"--require {text!r}: nothing can meet it; the limit must be above 0")
     return Requirement(text.strip(), quantity, at_most, limit, as_printed)
+
+
+def describe_seen(requirement: Requirement, seen: float) -> str:
+    """A measured value in the unit of the requirement's text. **Ex.:** ``34.2 ms``, ``0.87``."""
+    found = _FORM.fullmatch(requirement.text)
+    if found is None or not requirement.limit:
+        return number(seen)
+    value = number(seen / requirement.limit * float(found["number"]))
+    return f"{value} {found['unit'].strip()}".rstrip()
 
 
 def _limit(text: str, quantity: str, number: float, unit: str) -> tuple[float, bool]:

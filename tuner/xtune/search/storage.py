@@ -130,7 +130,11 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
     """
     if text is None:
         text = default_url(os.environ if environment is None else environment)
-    url = text if "://" in text or text.startswith(JOURNAL) else file_url(Path(text))
+    if "://" in text or text.startswith(JOURNAL):
+        url = text
+    else:
+        _check_place(Path(text))
+        url = file_url(Path(text))
     try:
         return _open(url)
     except StorageError:
@@ -146,6 +150,18 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
             f"storage {_shown(url)} cannot be opened: {_reason(error)}; give a file, or a URL such as"
             " postgresql://user@host/database"
         ) from error
+
+
+def _check_place(path: Path) -> None:
+    """Raise `StorageError` unless a file may be at that path."""
+    if path.is_dir():
+        raise StorageError(
+            f"--storage '{path}' is a directory; name a file in it, such as {path / 'studies.db'}"
+        )
+    if not path.parent.is_dir():
+        raise StorageError(
+            f"--storage '{path}': there is no directory {path.parent}; make it first"
+        )
 
 
 def _open(url: str) -> Storage:

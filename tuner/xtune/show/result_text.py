@@ -17,6 +17,7 @@ from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
     amount,
     counted,
+    describe_failure,
     describe_gains,
     duration,
     launches,
@@ -68,7 +69,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     yield from _front(result)
     for warned in launch_warnings(result.records):
         yield f"  warning: {warned.text}"
-    if result.ended in ENDINGS:
+    if result.ended in ENDINGS and result.verdict.standings:  # else it is the reason
         yield f"  {ENDINGS[result.ended]}"
     yield f"  run it: {result.command}"
     if result.preset is not None:
@@ -191,7 +192,9 @@ def _failures(result: SearchResult) -> Iterator[str]:
         failed[one.launches[0].outcome.value] += len(one.numbers)
     if failed:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.items())
+        last = max(result.failures, key=lambda one: one.numbers[-1]).launches[-1]
         yield f"  failed launches: {counts} (xtune export has their standard error)"
+        yield f"  the last failure: {describe_failure(last)}"
     measured = [one for one in result.launches if one.outcome is Outcome.MEASURED]
     broke = [one for one in measured if not result.objective.is_feasible(one)]
     if broke:

@@ -185,7 +185,7 @@ class SearchResult(NamedTuple):
             for one in self.launches
             if one.outcome is Outcome.MEASURED and self._whole(one.configuration) == wanted
         ]
-        texts = dict.fromkeys(text for one in broken for text in one)
+        texts = dict.fromkeys(requirement.text for one in broken for requirement in one)
         many = f"{sum(map(bool, broken))} of {counted_launches(len(broken))}"
         return f"{', '.join(texts)} in {many}" if texts else ""
 
@@ -227,8 +227,8 @@ class SearchResult(NamedTuple):
         groups: dict[tuple[Outcome, int | None, str], list[tuple[int, Launch]]] = {}
         for number, one in enumerate(self.launches, start=1):
             if one.outcome not in (Outcome.MEASURED, Outcome.CUT):
-                said = one.stderr_tail.strip().rpartition("\n")[2]
-                groups.setdefault((one.outcome, one.exit_code, said), []).append((number, one))
+                kind = one.outcome, one.exit_code, one.last_words
+                groups.setdefault(kind, []).append((number, one))
         return tuple([Failure(*zip(*members, strict=True)) for members in groups.values()])
 
     @property

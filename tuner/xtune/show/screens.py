@@ -168,7 +168,7 @@ class LiveScreen(PlainScreen):
         from rich.live import Live
         from rich.text import Text
 
-        place = console or Console(stderr=True, highlight=False)
+        place = self._console = console or Console(stderr=True, highlight=False)
         super().__init__(space, objective, lambda text: place.print(Text(f"xtune: {text}")))
         self._progress: Progress | None = None
         self._step: NextLaunch | None = None
@@ -204,7 +204,11 @@ class LiveScreen(PlainScreen):
         """Do nothing: progress is on the screen."""
 
     def _draw(self) -> RenderableType:
+        """The status. It leaves room for the terminal's echo of Ctrl-C: in a full line that would wrap,
+        and move the cursor away from the lines that are erased at the end.
+        """
         from rich.console import Group
+        from rich.constrain import Constrain
         from rich.table import Table
         from rich.text import Text
 
@@ -219,7 +223,8 @@ class LiveScreen(PlainScreen):
         if self._favourite is not None:
             text = describe_favourite(self._favourite, self._space, self._objective)
             rows.add_row("best", Text(text))
-        return rows if self._progress is None else Group(self._bar(self._progress), rows)
+        drawn = rows if self._progress is None else Group(self._bar(self._progress), rows)
+        return Constrain(drawn, self._console.width - len("^C"))
 
     def _bar(self, progress: Progress) -> RenderableType:
         from rich.progress_bar import ProgressBar

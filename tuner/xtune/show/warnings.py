@@ -47,9 +47,10 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
     seen = [shared_with(record.launch) for record in records if record.launch is not None]
     numbers = [number for number, note in enumerate(seen, start=1) if note]
     if numbers and len(numbers) >= MIN_SHARED * len(seen):
+        whose = "its" if len(numbers) == 1 else "their"
         yield Warned(
             "others",
-            f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared their CPUs with"
+            f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared {whose} CPUs with"
             f" other work; the last: {seen[numbers[-1] - 1]}",
         )
     hosts: dict[str, list[Control]] = {}

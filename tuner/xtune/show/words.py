@@ -14,7 +14,8 @@ from xlaunch import text
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
-from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
+from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Requirement
+from xtune.launches.requirements import describe_seen
 from xtune.launches.summaries import kind_in, name_of, unit_in
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
@@ -157,6 +158,9 @@ STAGES = {
 """The purpose of a launch."""
 
 MAX_VALUES = 8
+
+MAX_GAIN_SHOWN = 10.0
+"""Larger bounds of what a budget detects are numbers without meaning: the noise is too high."""
 """Values of a parameter that are listed."""
 
 
@@ -206,11 +210,13 @@ def describe_space(
 
 def describe_outline(outline: Outline) -> str:
     """How the space will be searched."""
-    plans = ""
-    if outline.plans is not None:
-        plans = f" ({outline.plans:,} different ways to start the program)"
-    before = f"; {launches(outline.records)} of earlier searches count" if outline.records else ""
-    return f"budget: {outline.budget}; {counted(outline.size, 'configuration')}{plans}{before}"
+    text = f"budget: {outline.budget}"
+    if outline.plans not in (None, outline.size):
+        text += f"; the configurations start the program in {outline.plans:,} different ways"
+    if outline.records:
+        count = "counts" if outline.records == 1 else "count"
+        text += f"; {launches(outline.records)} of earlier searches {count}"
+    return text
 
 
 def time_left(progress: Progress, budget: Budget) -> float | None:
@@ -253,11 +259,16 @@ def describe_resolution(resolution: Resolution, budget: Budget) -> str:
 
 def describe_gains(resolution: Resolution) -> str:
     """**Ex.:** ``above 4.1 to 9.2 % (noise: 3.1 % from launch to launch)``."""
+    noise = f"(noise: {100 * resolution.spread:.1f} % from launch to launch)"
+    if resolution.low >= MAX_GAIN_SHOWN:
+        return f"above {100 * MAX_GAIN_SHOWN:.0f} % only {noise}"
     low, high = (
         f"{100 * one:.{0 if one >= 0.1 else 1}f}" for one in (resolution.low, resolution.high)
     )
+    if resolution.high >= MAX_GAIN_SHOWN:
+        return f"above {low} % at best {noise}"
     span = low if low == high else f"{low} to {high}"
-    return f"above {span} % (noise: {100 * resolution.spread:.1f} % from launch to launch)"
+    return f"above {span} % {noise}"
 
 
 def describe_launch(record: Record, space: Space, objective: Objective) -> str:
@@ -272,11 +283,11 @@ def describe_launch(record: Record, space: Space, objective: Objective) -> str:
     return f"{shown}: {amount(launch.value, objective)}{broken}"
 
 
-def broken_requirements(launch: Launch, objective: Objective) -> list[str]:
-    """The requirements for which a launch has a value that breaks them, as the user wrote them."""
+def broken_requirements(launch: Launch, objective: Objective) -> list[Requirement]:
+    """The requirements for which a launch has a value that breaks them."""
     seen = dict(launch.requirements)
     return [
-        one.text
+        one
         for one in objective.requirements
         if seen.get(one.text) is not None and not one.holds(seen[one.text])
     ]
@@ -284,14 +295,22 @@ def broken_requirements(launch: Launch, objective: Objective) -> list[str]:
 
 def unmet(launch: Launch, objective: Objective) -> str:
     """The requirements that a measured launch breaks, or the reason why that is unknown."""
+    seen = dict(launch.requirements)
+    known = [
+        f"{one.text} (measured: {describe_seen(one, value)})"
+        for one in broken_requirements(launch, objective)
+        if (value := seen[one.text]) is not None
+    ]
     unknown = [note for note in launch.notes if note.startswith("--require ")]
-    return "; ".join([*broken_requirements(launch, objective), *unknown])
+    return "; ".join([*known, *unknown])
 
 
 def describe_failure(launch: Launch) -> str:
     """How a launch without a value ended. **Ex.:** ``crashed: exit code 3: no such file``."""
-    lines = launch.stderr_tail.strip().splitlines()
-    return ": ".join([launch.outcome.value, *launch.notes[:1], *lines[-1:]])
+    parts = [launch.outcome.value, *launch.notes[:1]]
+    if launch.last_words and launch.last_words.strip() not in parts[-1]:
+        parts.append(launch.last_words)
+    return ": ".join(parts)
 
 
 def describe_step(step: NextLaunch, space: Space) -> str:

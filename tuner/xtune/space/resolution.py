@@ -369,7 +369,7 @@ def starting_point(
 
 def _with_preset(request: Request, path: str) -> Request:
     """`request` with the preset's options added; those of the request take precedence."""
-    said = request_from(read_preset(path).values)
+    said = request_from(read_preset(path, option="--try").values)
     default, given = Request().options(), request.options()
     fields = {
         name: value

@@ -66,7 +66,7 @@ def show_allocator(facts: Facts) -> Iterator[Finding]:
         "tcmalloc is not installed, or cannot be preloaded"
         + (f"; there is {', '.join(others)}" if others else ""),
         "xlaunch tunes glibc's allocator instead. With tcmalloc, examples/infer.py ran at 1.09 and "
-        "examples/train.py at 1.21 times the rate under glibc's defaults (README)",
+        "examples/train.py at 1.21 times the rate under glibc's defaults (docs/measurements.md)",
         how_to_install("tcmalloc").partition(",")[0],
     )
 

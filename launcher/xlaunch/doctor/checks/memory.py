@@ -48,7 +48,7 @@ def show_huge_pages(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.ADVICE,
             "transparent huge pages: never",
-            "with 16 threads or more they made ResNet-50 and BERT training 4 to 6% faster "
+            "with 16 threads or more they made ResNet-50 and BERT training 4 to 6% faster, within the noise "
             "(docs/decisions.md)",
             f"echo madvise | sudo tee {SYSTEM_MODE_FILE}",
         )

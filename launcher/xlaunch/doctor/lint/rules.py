@@ -127,7 +127,7 @@ RULES = (
         "archived-extension",
         "`intel_extension_for_pytorch` is imported.",
         "It was archived in March 2026 and fits torch up to 2.8. torch itself runs xpu devices and has "
-        "most of its kernels; `xruntime` has the rest.",
+        "most of its kernels; `xruntime.compat.ipex` has the extension's calls.",
         "import intel_extension_for_pytorch as ipex\n",
         "import xruntime\n",
     ),

@@ -83,6 +83,11 @@ def test_ctrl_c_ends_the_program_and_the_verdict_is_printed():
         (("--device", "train.py", "--json"), "put -- before the program"),
         (("--device", "-v", "--", "train.py"), "-v does not go with that"),
         (("--device", "--", "--ncore", "2", "train.py"), "there is no option --ncore;"),
+        (
+            ("--device", "--", "--nproc-per-node", "2", "train.py"),
+            "there is no option --nproc-per-node;",
+        ),
+        (("--device", "--", "--exclusive", "train.py"), "there is no option --exclusive;"),
         (("--device", "--", "--ncores", "none", "train.py"), "'none' is not a count"),
         (("--compare", "cpu,gpu", "--", "train.py"), "'gpu' is not a device; write cpu, cuda, xpu"),
         (("--compare", "cpu,cuda:x", "--", "train.py"), "'cuda:x' is not a device"),
