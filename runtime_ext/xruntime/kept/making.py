@@ -153,25 +153,17 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
         _children.discard(child)
         os.close(held)
     if not said:
-        who = (
-            "the program ended first"
-            if _ending.is_set()
-            else "the process that compiled ended early"
-        )
-        raise NotCompiledError(who, final=False)
+        raise NotCompiledError("the process that compiled ended early", final=False)
     result = json.loads(said)
     if result["reason"] is not None:
         raise NotCompiledError(result["reason"], final=result["final"])
 
 
 _children: set[int] = set()
-_ending = threading.Event()
-"""The program ends, and its compilers are killed."""
 
 
 def _end_children() -> None:
     """End the compilers when the program ends. A library that is not finished is of no use."""
-    _ending.set()
     for child in list(_children):
         with contextlib.suppress(OSError):
             os.killpg(child, signal.SIGKILL)
