@@ -94,6 +94,17 @@ def test_full_disk_under_standard_output_is_one_line(words: tuple[str, ...]):
     assert "No space left on device" in done.refused(125)
 
 
+@pytest.mark.parametrize("options", [SEVERAL, ("--supervise", "--tag", "-q")])
+def test_output_that_a_full_disk_loses_fails_the_run(options: tuple[str, ...]):
+    """The program wrote to a pipe and succeeded: only the launcher knows that its output is lost."""
+    with open("/dev/full", "wb") as full:
+        done = xlaunch(*options, "sh", "-c", "echo out", stdout=full)
+    assert done.code == 125
+    assert done.err == "xlaunch: error: standard output cannot be written: No space left on device\n"
+    with open("/dev/full", "wb") as full:
+        assert xlaunch(*options, "sh", "-c", "echo err >&2; exit 3", stderr=full).code == 3
+
+
 def test_error_that_cannot_be_printed_keeps_its_exit_code():
     with open("/dev/full", "wb") as full:
         assert xlaunch("no-such-program", stderr=full).code == 127
