@@ -197,7 +197,7 @@ def check_startable(plan: Plan, run: RunRequest) -> None:
     if run.log_dir is not None:
         from xlaunch.output.logs import prepare_log_directory
 
-        prepare_log_directory(run.log_dir)
+        prepare_log_directory(run.log_dir, [it.index for it in plan.instances])
 
 
 @contextlib.contextmanager
