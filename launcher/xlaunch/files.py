@@ -21,15 +21,26 @@ LOCK_INTERVAL_S = 0.01
 def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
     """Write or replace a regular file, whole or not at all. Raises OSError, and then leaves nothing behind.
 
-    A link is followed. The umask applies to `mode`.
+    A link is followed. The umask applies to the `mode` of a new file; a file that is replaced keeps
+    its mode, and its owner where the user may give it away.
     """
-    directory, name = os.path.split(os.path.realpath(path))
+    place = os.path.realpath(path)
+    directory, name = os.path.split(place)
     temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
+    replaced = None
+    with contextlib.suppress(FileNotFoundError):
+        replaced = os.stat(place)
+        mode = stat.S_IMODE(replaced.st_mode) & 0o777
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(data)
-        os.replace(temporary, os.path.join(directory, name))
+        if replaced is not None:
+            if hasattr(os, "chown"):
+                with contextlib.suppress(OSError):
+                    os.chown(temporary, replaced.st_uid, replaced.st_gid)
+            os.chmod(temporary, mode)
+        os.replace(temporary, place)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -203,6 +203,8 @@ def test_file_that_lies_in_this_directory_is_hinted_at(refused, tmp_path: Path):
 
 def test_logs_and_report_that_cannot_be_had(refused, tmp_path: Path):
     (tmp_path / "file").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "astray").symlink_to("gone/report.json")
     for words in (
         ("--log-dir", "file"),
         ("--log-dir", "file/below"),
@@ -211,6 +213,9 @@ def test_logs_and_report_that_cannot_be_had(refused, tmp_path: Path):
         ("--report", "."),
         ("--report", "gone/report.json"),
         ("--report", ""),
+        ("--report", "circle"),
+        ("--report", "astray"),
+        ("--report", "x" * 300),
         ("--log-dir", "logs", "--report", "gone/report.json"),
     ):
         assert refused((*words, "true")).startswith(words[-2])

@@ -29,7 +29,9 @@ def test_program_s_own_where_the_working_directory_was_removed(tmp_path: Path):
     assert (done.code, done.err) == (3, "xlaunch: --report: [Errno 2] No such file or directory\n")
 
 
-@pytest.mark.parametrize("options", [("--cache-dir", "d"), ("--allocator", "./l.so")])
+@pytest.mark.parametrize(
+    "options", [("--cache-dir", "d"), ("--allocator", "./l.so"), ("--report", "r.json")]
+)
 def test_paths_below_a_working_directory_that_was_removed(tmp_path: Path, options: tuple[str, str]):
     here = tmp_path / "here"
     here.mkdir()
