@@ -21,7 +21,7 @@ WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
 WRONG_VALUES = [
     *(("--ncores", value) for value in COUNTS),
     *(("--cpus", value) for value in LISTS),
-    *(("--timeout", value) for value in (*TIMES, "0", "0s")),
+    *(("--timeout", value) for value in (*TIMES, "0", "0s", "1_0", "٣", "2 weeks")),
     *(("--mode", value) for value in WORDS),
     ("--instances", "0"),
     ("--reserve-cores", "-1"),

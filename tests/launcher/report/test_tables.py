@@ -178,7 +178,7 @@ def test_report_overwrites_a_file_that_cannot_be_replaced():
         path = Path(directory, "report.json")
         path.write_text("x" * 100_000)
         path.chmod(0o666)
-        os.chmod(directory, 0o555)  # noqa: S103
+        os.chmod(directory, 0o555)
         root = os.geteuid() == 0
         try:
             if root:
