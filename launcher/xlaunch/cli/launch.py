@@ -134,7 +134,8 @@ def misplaced_options(program: Sequence[str]) -> list[str]:
     """
     names = {word: word[2:].partition("=")[0] for word in program[1:] if word.startswith("--")}
     known = {word: name for word, name in names.items() if name.replace("-", "_") in BY_KEY}
-    if not known or not program[0].endswith(".py"):
+    # A pipe can be read only once, by the program.
+    if not known or not program[0].endswith(".py") or not os.path.isfile(program[0]):
         return []
     try:
         with open(program[0], encoding="utf-8", errors="replace") as script:
