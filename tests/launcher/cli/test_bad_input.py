@@ -194,6 +194,8 @@ def test_message_names_what_is_wrong_and_what_would_do(refused):
     assert "chmod +x" in refused(("/etc/passwd",), 126)
     assert "at most" in refused(("--ncores", "1048576", "true"))
     assert "PATH" in refused(("no-such-program",), 127)
+    assert "'python -'" in refused(("-",), 127)
+    assert "'python -c CODE'" in refused(("-c", "print(1)"))
 
 
 def test_file_that_lies_in_this_directory_is_hinted_at(refused, tmp_path: Path):

@@ -54,10 +54,17 @@ def test_signal(options: tuple[str, ...], name: str):
 
 @HOW
 def test_interpreter_that_a_script_names_is_gone(tmp_path: Path, options: tuple[str, ...]):
-    script = program(tmp_path / "script", "#!/no/such/interpreter\n")
-    done = xlaunch(*options, script)
-    assert done.code == 127
-    assert "the interpreter that it names" in done.err
+    for line, problem in (
+        (
+            "#!/no/such/interpreter -x\n",
+            "names the interpreter '/no/such/interpreter', which does not",
+        ),
+        ("#!/bin/sh\r\n", "has lines that end in a carriage return"),
+    ):
+        script = program(tmp_path / "script", line)
+        done = xlaunch(*options, script)
+        assert done.code == 127
+        assert f"program '{script}' {problem}" in done.err
 
 
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
