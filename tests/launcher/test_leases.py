@@ -85,7 +85,7 @@ def test_what_others_could_have_written_is_not_read(tmp_path, sleeper, fault):
 
 
 def test_record_with_control_characters_is_read_without_them(tmp_path, sleeper):
-    evil = {name: "\x1b]0;a\x07\u202eb" for name in ("program", "log_dir", "metric")}
+    evil = dict.fromkeys(("program", "log_dir", "metric"), "\x1b]0;a\x07\u202eb")
     record(of(sleeper, **evil, gpus=("\x1b[2J",)), str(tmp_path))
     shown = dict.fromkeys(evil, "?]0;a??b")
     assert read_leases(str(tmp_path)) == [of(sleeper, **shown, gpus=("?[2J",))]
