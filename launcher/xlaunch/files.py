@@ -27,24 +27,30 @@ def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
     place = os.path.realpath(path)
     directory, name = os.path.split(place)
     temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
-    replaced = None
-    with contextlib.suppress(FileNotFoundError):
-        replaced = os.stat(place)
-        mode = stat.S_IMODE(replaced.st_mode) & 0o777
+    if os.path.exists(place):
+        mode = 0o600  # until it takes the mode of the other
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(data)
-        if replaced is not None:
-            if hasattr(os, "chown"):
-                with contextlib.suppress(OSError):
-                    os.chown(temporary, replaced.st_uid, replaced.st_gid)
-            os.chmod(temporary, mode)
-        os.replace(temporary, place)
+        replace(temporary, place)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def replace(new: str, place: str) -> None:
+    """Move the file `new` to `place`, with the mode of the file that it replaces, if there is one, and
+    its owner where the user may give it away. Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(place)
+        if hasattr(os, "chown"):
+            with contextlib.suppress(OSError):
+                os.chown(new, status.st_uid, status.st_gid)
+        os.chmod(new, stat.S_IMODE(status.st_mode) & 0o777)
+    os.replace(new, place)
 
 
 BINARY = getattr(os, "O_BINARY", 0)
