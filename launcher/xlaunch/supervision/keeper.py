@@ -18,6 +18,7 @@ import termios
 import time
 from collections.abc import Collection
 
+from xlaunch.console import say
 from xlaunch.errors import XLaunchError
 from xlaunch.leases import Lease, own_lease, record
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
@@ -143,8 +144,8 @@ def _pass_signals_on(
             if time.monotonic() >= deadline:
                 deadline = float("inf")
                 if _holds_unread(commands):
-                    print("xlaunch: the supervisor does not respond; it is killed", file=sys.stderr)
                     os.kill(supervisor, signal.SIGKILL)
+                    say("the supervisor does not respond; it is killed")
             continue
         if info.si_signo in ignored and info.si_pid != caller:
             continue
@@ -213,10 +214,7 @@ def _exit_code(status: int, *, interrupted: bool) -> int:
         _die_of_interrupt(whole_group=True)
         return 128 + signal.SIGINT  # PID 1 of a container does not die of it
     if code < 0:
-        print(
-            f"xlaunch: the supervisor was ended by {signal_name(-code)}; every instance was killed",
-            file=sys.stderr,
-        )
+        say(f"the supervisor was ended by {signal_name(-code)}; every instance was killed")
         return XLaunchError.exit_code
     if interrupted and code == 128 + signal.SIGINT:
         _die_of_interrupt(whole_group=False)
