@@ -22,12 +22,23 @@ def report_errors(
     except XLaunchError as error:
         say(f"error: {error}", program)
         return error.exit_code
-    except OSError as error:  # usually standard output on a full disk
+    except BrokenPipeError:  # the reader of standard output has enough
+        return 1
+    except OSError as error:
         if error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
             say("error: the working directory has been removed; change to another one", program)
             return UsageError.exit_code
-        say(f"error: {error}", program)
+        say(f"error: {_explain(error)}", program)
         return XLaunchError.exit_code
+
+
+def _explain(error: OSError) -> str:
+    """What failed. An error that names no file is of standard output, or of a new process."""
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return f"standard output cannot be written: {error.strerror}"
+    if error.filename is None and error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return f"no process can be started: {error.strerror} (see ulimit -u, or the container's limits)"
+    return str(error)
 
 
 def _is_nowhere() -> bool:

@@ -21,19 +21,36 @@ LOCK_INTERVAL_S = 0.01
 def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
     """Write or replace a regular file, whole or not at all. Raises OSError, and then leaves nothing behind.
 
-    A link is followed. The umask applies to `mode`.
+    A link is followed. The umask applies to the `mode` of a new file; a file that is replaced keeps
+    its mode, and its owner where the user may give it away.
     """
-    directory, name = os.path.split(os.path.realpath(path))
+    place = os.path.realpath(path)
+    directory, name = os.path.split(place)
     temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
+    if os.path.exists(place):
+        mode = 0o600  # until it takes the mode of the other
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(data)
-        os.replace(temporary, os.path.join(directory, name))
+        replace(temporary, place)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def replace(new: str, place: str) -> None:
+    """Move the file `new` to `place`, with the mode of the file that it replaces, if there is one, and
+    its owner where the user may give it away. Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(place)
+        if hasattr(os, "chown"):
+            with contextlib.suppress(OSError):
+                os.chown(new, status.st_uid, status.st_gid)
+        os.chmod(new, stat.S_IMODE(status.st_mode) & 0o777)
+    os.replace(new, place)
 
 
 BINARY = getattr(os, "O_BINARY", 0)

@@ -21,6 +21,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import ProgramRequest, Request, RunRequest, checked
+from xlaunch.text import counted
 
 if TYPE_CHECKING:
     from xlaunch.leases import Lease
@@ -197,7 +198,7 @@ def check_startable(plan: Plan, run: RunRequest) -> None:
     if run.log_dir is not None:
         from xlaunch.output.logs import prepare_log_directory
 
-        prepare_log_directory(run.log_dir)
+        prepare_log_directory(run.log_dir, [it.index for it in plan.instances])
 
 
 @contextlib.contextmanager
@@ -220,7 +221,7 @@ def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
     if hard != resource.RLIM_INFINITY:
         if hard < fewest:
             raise UsageError(
-                f"{count} instances need {needed} open files, and the hard limit is {hard}: raise it "
+                f"{counted(count, 'instance')}: {needed} open files are needed, and the hard limit is {hard}; raise it "
                 "(see ulimit -Hn, or LimitNOFILE= of systemd), or start fewer instances"
             )
         needed = min(needed, hard)

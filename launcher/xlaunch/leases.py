@@ -28,6 +28,7 @@ from xlaunch.machine.processes import (
     start_ticks,
 )
 from xlaunch.machine.topology import CPUs
+from xlaunch.text import printable
 
 DIRECTORY = "xlaunch-launches-{uid}"
 LOCK = "xlaunch-launches.lock"
@@ -233,8 +234,11 @@ def _to_text(lease: Lease) -> str:
 
 
 def _from_text(text: str, uid: int) -> tuple[Lease, str]:
-    """Raises ValueError or KeyError for a text that is not a record."""
-    fields = dict([line.split(" ", 1) for line in text.splitlines()])
+    """Raises ValueError or KeyError for a text that is not a record.
+
+    Another user wrote it, perhaps, and terminals must not obey it.
+    """
+    fields = dict([printable(line).split(" ", 1) for line in text.splitlines()])
     lease = Lease(
         pid=int(fields["pid"]),
         start_ticks=int(fields["start_ticks"]),

@@ -42,6 +42,19 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_is_replaced_keeps_its_mode_and_owner(tmp_path: Path):
+    path = tmp_path / "file"
+    path.touch()
+    owner = 65534 if os.geteuid() == 0 else os.geteuid()
+    os.chown(path, owner, -1)
+    for mode in (0o600, 0o664):
+        path.chmod(mode)
+        write_whole(str(path), b"new")
+        status = path.stat()
+        assert (status.st_mode & 0o7777, status.st_uid) == (mode, owner)
+    assert path.read_bytes() == b"new"
+
+
 def test_private_directories_are_made_so_whatever_the_mask(tmp_path: Path):
     before = os.umask(0)
     try:

@@ -412,7 +412,7 @@ def test_more_instances_than_the_soft_limit_on_open_files_allows(call: str):
 def test_more_instances_than_the_hard_limit_on_open_files_allows_is_refused():
     code, told = run_with_open_files("hard", "main(words)")
     assert code == 2
-    assert "20 instances need 132 open files, and the hard limit is 50" in told
+    assert "20 instances: 132 open files are needed, and the hard limit is 50" in told
     assert told.count("\n") == 1
 
 

@@ -84,6 +84,13 @@ def test_what_others_could_have_written_is_not_read(tmp_path, sleeper, fault):
     assert read_leases(str(tmp_path)) == []
 
 
+def test_record_with_control_characters_is_read_without_them(tmp_path, sleeper):
+    evil = dict.fromkeys(("program", "log_dir", "metric"), "\x1b]0;a\x07\u202eb")
+    record(of(sleeper, **evil, gpus=("\x1b[2J",)), str(tmp_path))
+    shown = dict.fromkeys(evil, "?]0;a??b")
+    assert read_leases(str(tmp_path)) == [of(sleeper, **shown, gpus=("?[2J",))]
+
+
 def test_records_are_not_written_to_a_directory_of_others(tmp_path, sleeper):
     place = tmp_path / f"xlaunch-launches-{os.geteuid()}"
     place.symlink_to(tmp_path)

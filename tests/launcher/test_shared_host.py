@@ -384,12 +384,21 @@ def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
             "--nnodes 2 needs --node-rank, the number of this host: 0 to 1",
         ),
         ("--node-rank 0", "--node-rank goes with --nproc-per-node"),
+        ("--nproc-per-node 2 --node-rank 1", "--node-rank 1 is the number of one of several hosts"),
+        ("--nproc-per-node 2 --instances 2", "one instance for each rank: drop --instances"),
+        ("--nproc-per-node 2 --mode latency", "one instance for each rank: drop --mode"),
         ("--nproc-per-node max", "take a number, not max"),
         ("--wait soon", "'soon' is not a time"),
     ],
 )
 def test_contradictions_are_one_line(words: str, said: str):
     assert said in ask(*words.split(), "train.py").refused()
+
+
+def test_program_that_does_not_exist_starts_no_ranks():
+    done = xlaunch("--nproc-per-node", "2", "no-such-program.py")
+    assert (done.code, done.out) == (127, b"")
+    assert done.err == "xlaunch: error: program 'no-such-program.py' does not exist\n"
 
 
 def test_the_command_of_torchrun_is_shown():

@@ -30,7 +30,7 @@ from xlaunch.cache.contents import LOCAL_KINDS, entries_of
 from xlaunch.cache.store import CacheDirectory, hold, why_unusable
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.errors import UsageError
-from xlaunch.files import is_special_file, write_whole
+from xlaunch.files import is_special_file, replace, write_whole
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -101,6 +101,8 @@ def export(
     if is_special_file(path):
         raise UsageError(f"{path} is not a regular file; name a file to write or to replace")
     place = os.path.realpath(path)
+    if not os.path.isdir(os.path.dirname(place)):
+        raise UsageError(f"{path}: the directory {os.path.dirname(place)} does not exist")
     left_out: list[str] = []
     try:
         refusal = why_unusable(base, directories)
@@ -265,4 +267,4 @@ def _write(place: str, caches: Iterable[BundledCache], copies: str, sign: str | 
                 header = tarfile.TarInfo(name)
                 header.size = os.fstat(stream.fileno()).st_size
                 tar.addfile(header, stream)
-    os.replace(whole, place)
+    replace(whole, place)

@@ -29,14 +29,11 @@ from xlaunch.options.commands import (
     resolved_options,
     with_options,
 )
-from xlaunch.options.definitions import BY_KEY
+from xlaunch.options.definitions import BY_KEY, MAX_CACHE_SIZE
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
 from xlaunch.text import align, counted, fit, size
 
 SETTINGS = {**CONTEXT, "allow_interspersed_args": True}
-
-MAX_SIZE_VARIABLE = "XLAUNCH_CACHE_MAX_SIZE"
-"""Maximum size of all caches, which launches enforce; 20 GiB if it is not set."""
 
 DIRECTORY = click_option(BY_KEY["cache_dir"])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
@@ -312,11 +309,11 @@ def _here(python: str | None) -> tuple[Hardware, Packages]:
 
 
 def _max_bytes() -> int:
-    text = os.environ.get(MAX_SIZE_VARIABLE)
+    text = os.environ.get(MAX_CACHE_SIZE)
     try:
         number: int = SIZE.parse(text) if text else DEFAULT_MAX_BYTES
     except UsageError as error:
-        raise UsageError(f"{MAX_SIZE_VARIABLE}: {error}") from None
+        raise UsageError(f"{MAX_CACHE_SIZE}: {error}") from None
     return number
 
 

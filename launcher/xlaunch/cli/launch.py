@@ -14,7 +14,8 @@ from xlaunch.errors import UsageError
 from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import BY_KEY, COMMANDS, RESERVED
+from xlaunch.options.definitions import BY_KEY, COMMANDS, MAX_CACHE_SIZE, RESERVED
+from xlaunch.options.kinds import SIZE
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
 from xlaunch.shared_host import plan_beside_others
@@ -119,6 +120,8 @@ def command(asked: ResolvedOptions) -> int:
         if not quiet:
             say(f"warning: {text}")
 
+    if environment.caches.base is not None and (problem := _cache_size_problem()):
+        warn(f"compile caches are not pruned: {problem}")
     return run_plan(
         made,
         environment,
@@ -143,7 +146,8 @@ def misplaced_options(program: Sequence[str]) -> list[str]:
     """
     names = {word: word[2:].partition("=")[0] for word in program[1:] if word.startswith("--")}
     known = {word: name for word, name in names.items() if name.replace("-", "_") in BY_KEY}
-    if not known or not program[0].endswith(".py"):
+    # A pipe can be read only once, by the program.
+    if not known or not program[0].endswith(".py") or not os.path.isfile(program[0]):
         return []
     try:
         with open(program[0], encoding="utf-8", errors="replace") as script:
@@ -155,6 +159,17 @@ def misplaced_options(program: Sequence[str]) -> list[str]:
         for name in dict.fromkeys(known.values())
         if name not in text and name.replace("-", "_") not in text
     ]
+
+
+def _cache_size_problem() -> str | None:
+    """Why the size to which caches are pruned cannot be read: the pruner itself has no terminal."""
+    text = os.environ.get(MAX_CACHE_SIZE)
+    try:
+        if text:
+            SIZE.parse(text)
+    except UsageError as error:
+        return f"{MAX_CACHE_SIZE}: {error}"
+    return None
 
 
 def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from xlaunch.environment.program import find_interpreter
+from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
@@ -25,8 +25,8 @@ OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str]) -> None:
     """Replace this process by torchrun, or with --dry-run print its command and the plan of all ranks.
 
-    `typed`: the command line. Its options go to every rank. Raises `UsageError` for options that
-    contradict each other.
+    `typed`: the command line. Its options go to every rank. Raises `XLaunchError` for options that
+    contradict each other, and for a program that does not exist.
     """
     options = asked.values
     interpreter, _ = find_interpreter(request.program.python, os.environ)
@@ -40,6 +40,7 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         layout = layout._replace(near_gpus=layout.gpus_per_instance is None)
         print_plan(prepare_unrecorded(request._replace(layout=layout), asked), asked)
         return
+    resolve_program(request.program, os.environ)
     _execute(interpreter, command)
 
 
@@ -50,9 +51,14 @@ def torchrun_command(
     count, hosts = options["nproc_per_node"], options.get("nnodes", 1)
     if isinstance(count, Max) or isinstance(hosts, Max):
         raise UsageError("--nproc-per-node and --nnodes take a number, not max")
+    if options.get("instances", 1) != 1 or "mode" in options:
+        name = "--mode" if "mode" in options else "--instances"
+        raise UsageError(f"--nproc-per-node starts one instance for each rank: drop {name}")
     where = ["--standalone"]
+    place, rank = options.get("rendezvous"), options.get("node_rank")
+    if hosts == 1 and rank:
+        raise UsageError(f"--node-rank {rank} is the number of one of several hosts: add --nnodes")
     if hosts > 1:
-        place, rank = options.get("rendezvous"), options.get("node_rank")
         address, _, port = (place or "").rpartition(":")
         if not address or not port.isdecimal():
             raise UsageError(

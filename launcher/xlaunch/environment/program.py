@@ -87,6 +87,8 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
     if request.module or is_script:
         if not request.module:
             _check_file(name, must_execute=False)
+            if name.startswith("-"):  # to Python it would be an option
+                name = f"./{name}"
         executable, reason = find_interpreter(request.python, environment)
         argv = (executable, *(["-m"] if request.module else []), name, *arguments)
         interpreter: str | None = executable
@@ -194,4 +196,6 @@ def _search_path(name: str, environment: Mapping[str, str]) -> str:
     if os.path.isdir(name):
         raise ProgramNotExecutableError(f"program {name!r} is a directory; name a file in it")
     hint = f"; to run the file in this directory write ./{name}" if os.path.isfile(name) else ""
+    if name == "-":
+        hint = "; to run a script from standard input write 'python -' as the program"
     raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint}")

@@ -43,7 +43,7 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
                 if high < low
                 else "has a stride of 0"
                 if step == 0
-                else "is too large"
+                else f"is too large: at most {MAX_NUMBER - 1}"
             )
             raise UsageError(f"{beginning}{_quoted(part, text)} {reason}")
         numbers.update(range(low, high + 1, step))

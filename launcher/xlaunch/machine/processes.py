@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 from xlaunch.files import names_in
+from xlaunch.text import printable
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -172,6 +173,11 @@ def _children_by_scan(pid: int) -> list[int]:
         if status is not None and status.parent == pid:
             found.append(int(name))
     return found
+
+
+def process_name(pid: int, root: str = "/proc") -> str:
+    """The name that a process has given itself, fit for a terminal; empty if it has ended."""
+    return printable((read_file(f"{root}/{pid}/comm") or b"").strip().decode(errors="replace"))
 
 
 def read_file(path: str) -> bytes | None:

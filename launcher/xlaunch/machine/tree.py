@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 16
 """Size of one read; no attribute of sysfs is larger."""
+MAX_NUMBER = (1 << 14) - 1
+"""The largest number of a CPU or node that is believed; kernels are built for at most 8192 CPUs."""
+MAX_MASK_CHARACTERS = 1 << 13
 
 
 class Tree:
@@ -112,24 +115,33 @@ def number(text: str | None) -> int | None:
 def parse_list(text: str) -> CPUs:
     """The numbers of a kernel list such as ``0-3,8,16-30:2``; the kernel's stride has a width too.
 
-    Unlike a user's list, a kernel's is never refused: unreadable parts are left out.
+    Unlike a user's list, a kernel's is never refused: unreadable parts are left out, and so are
+    numbers that no kernel has, as in a damaged capture.
     """
     numbers: set[int] = set()
     for part in text.split(","):
-        if part.isdecimal():
-            numbers.add(int(part))
-            continue
         interval, _, stride = part.partition(":")
-        low, _, high = interval.partition("-")
-        if not (low.isdecimal() and high.isdecimal()):
+        first, dash, last = interval.partition("-")
+        low = _kernel_number(first)
+        high = _kernel_number(last) if dash else low
+        if low is None or high is None:
             continue
         width, _, step = stride.partition("/")  # "0-30:1/2" takes 1 of every 2
-        if step.isdecimal() and width.isdecimal() and int(step):
-            for start in range(int(low), int(high) + 1, int(step)):
-                numbers.update(range(start, min(start + int(width), int(high) + 1)))
+        taken, of_every = _kernel_number(width), _kernel_number(step)
+        if taken is not None and of_every:
+            for start in range(low, high + 1, of_every):
+                numbers.update(range(start, min(start + taken, high + 1)))
         else:
-            numbers.update(range(int(low), int(high) + 1))
+            numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
+
+
+def _kernel_number(digits: str) -> int | None:
+    """The number of a CPU or node; None for anything else, and beyond `MAX_NUMBER`."""
+    if not digits.isdecimal() or len(digits) > len(str(MAX_NUMBER)):
+        return None
+    number = int(digits)
+    return number if number <= MAX_NUMBER else None
 
 
 def parse_mask(text: str) -> CPUs:
@@ -138,6 +150,8 @@ def parse_mask(text: str) -> CPUs:
     **Ex.:** ``"1,0000000f"`` is ``(0, 1, 2, 3, 32)``.
     """
     value = 0
+    if len(text) > MAX_MASK_CHARACTERS:
+        return ()
     try:
         for word in text.split(","):
             value = value << 32 | int(word, 16)

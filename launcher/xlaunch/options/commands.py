@@ -272,6 +272,8 @@ def _run(run: Callable[[ResolvedOptions], int | None], typed: dict[str, Any]) ->
 
 def words_for_help(words: Sequence[str], commands: Collection[str], program: str) -> list[str]:
     """The command line that prints what ``help WORDS`` asks for. Raises `UsageError`."""
+    if words[:1] in (["-h"], ["--help"]):
+        words = []
     if words and words[0] not in commands:
         raise no_command(words[0], commands, program)
     return [*words, "--help"]
@@ -346,6 +348,8 @@ def _meant(error: click.ClickException) -> str:
     offered = (
         set() if error.ctx is None else {it for p in error.ctx.command.params for it in p.opts}
     )
+    if error.option_name == "-c" and "--module" in offered:
+        return "; to run code write 'python -c CODE' as the program"
     word = error.option_name.lstrip("-").replace("_", "-")
     for option, names in SYNONYMS.items():
         if word in names and option.split()[0] in offered:

@@ -47,6 +47,10 @@ RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
 """A program with one of these names needs ``--`` before it, or a path."""
 
 
+MAX_CACHE_SIZE = "XLAUNCH_CACHE_MAX_SIZE"
+"""Maximum size of all compile caches, which launches enforce; 20 GiB if it is not set."""
+
+
 class OptionGroup(enum.Enum):
     """The parts of ``--help``."""
 

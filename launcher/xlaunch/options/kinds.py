@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
@@ -13,7 +13,7 @@ from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning.request import MAX, Max
 
-SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SECONDS_PER_UNIT = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES_PER_UNIT = {
     "": 1,
     "b": 1,
@@ -67,13 +67,8 @@ def parse_number_list(text: str) -> CPUs:
 
 def parse_duration(text: str) -> float:
     """Seconds, or a number with a unit: ``90``, ``1.5s``, ``10m``, ``2h``, ``250ms``."""
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = text[len(number) :] or "s"
-    try:
-        seconds = float(number) * SECONDS_PER_UNIT[unit]
-    except (ValueError, KeyError):
-        seconds = math.nan
-    if not math.isfinite(seconds) or seconds < 0:
+    seconds = _scaled(text, SECONDS_PER_UNIT)
+    if seconds is None:
         raise UsageError(
             f"{text!r} is not a time; write seconds, or a number with ms, s, m, h or d"
         )
@@ -95,13 +90,8 @@ def parse_wait(text: str) -> float:
 
 def parse_size(text: str) -> int:
     """Bytes, or a number with a unit: ``20GiB``, ``500MB``, ``1.5G``; a lone letter means 1024."""
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ").strip()
-    unit = text[len(number) :].strip().lower()
-    try:
-        size_bytes = float(number) * BYTES_PER_UNIT[unit]
-    except (ValueError, KeyError):
-        size_bytes = math.nan
-    if not math.isfinite(size_bytes) or size_bytes < 0:
+    size_bytes = _scaled(text.lower(), BYTES_PER_UNIT)
+    if size_bytes is None:
         raise UsageError(
             f"{text!r} is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB or GB"
         )
@@ -189,6 +179,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return format_cpu_list(value)
     return value
+
+
+def _scaled(text: str, units: Mapping[str, float]) -> float | None:
+    """A number times its unit; None for anything else, and for what is negative or not finite."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz").rstrip()
+    unit = text[len(number) :].lstrip()
+    if (
+        unit not in units or "_" in number or not text.isascii()
+    ):  # float() takes 1_0 and other digits
+        return None
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
 
 
 def _digits(text: str) -> int | None:

@@ -97,7 +97,13 @@ def locate_preset(name: str, option: str = "--preset") -> str:
     if "/" not in name and store is not None:
         candidates.append(os.path.join(store, full))
     for candidate in candidates:
-        if os.path.lexists(candidate) and not os.path.isdir(candidate):
+        try:
+            os.lstat(candidate)
+        except PermissionError as error:
+            raise UsageError(f"--preset {candidate!r}: {error.strerror}") from None
+        except OSError:
+            continue
+        if not os.path.isdir(candidate):
             return candidate
     if os.path.isdir(name):
         raise UsageError(f"{option} {name!r} is a directory; name a file in it")

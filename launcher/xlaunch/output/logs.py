@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterable
 
 from xlaunch.errors import UsageError
+from xlaunch.files import try_lock
 
 STREAMS = ("out", "err")
 LINES_SHOWN = 10
@@ -18,30 +21,66 @@ def log_path(directory: str, index: int, stream: str) -> str:
     return os.path.join(directory, f"instance-{index}.{stream}")
 
 
-def prepare_log_directory(directory: str) -> None:
-    """Make the directory if it does not exist. Raises `UsageError` if it is not writable."""
+def prepare_log_directory(directory: str, indices: Iterable[int]) -> None:
+    """Make the directory if it does not exist. Raises `UsageError` if it is not writable, or if a
+    running launch writes the logs of one of the instances `indices` there.
+    """
+    if not directory:
+        raise UsageError("--log-dir: the directory's name is empty")
     try:
         os.makedirs(directory, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--log-dir: {directory!r} is not a directory") from None
     except OSError as error:
         raise UsageError(
             f"--log-dir: cannot make the directory {directory!r}: {error.strerror}"
         ) from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise UsageError(f"--log-dir: no permission to write in {directory!r}")
+    for index in indices:
+        if _is_in_use(log_path(directory, index, "out")):
+            raise UsageError(
+                f"--log-dir {directory!r}: another launch is writing the log of instance {index} "
+                "there; name another directory, or wait for its end (xlaunch ps)"
+            )
 
 
 def open_logs(directory: str, index: int, *, new: bool = True) -> tuple[int, int]:
-    """Open an instance's two files for appending.
+    """Open an instance's two files for appending, and lock them while a process has them open.
 
-    `new`: create them; those of the previous run are renamed to end in `.1`.
+    `new`: create them; those of the previous run are renamed to end in `.1`. Raises OSError, also if
+    another launch writes them.
     """
     descriptors = []
     for stream in STREAMS:
         path = log_path(directory, index, stream)
         if new and os.path.exists(path):
+            if _is_in_use(path):
+                raise OSError(errno.EBUSY, "another launch is writing this log", path)
             os.replace(path, f"{path}.1")
-        descriptors.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try_lock(descriptor)
+        descriptors.append(descriptor)
     return descriptors[0], descriptors[1]
+
+
+def _is_in_use(path: str) -> bool:
+    """Whether a running launch has this log file open."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class LogFile:

@@ -200,6 +200,11 @@ class Relay:
         """Whether output waits for its reader."""
         return self._stdout.pending or self._stderr.pending
 
+    @property
+    def output_problem(self) -> str | None:
+        """Why standard output was lost; None if it was not, or its reader is gone."""
+        return self._stdout.problem
+
     def drop_pending(self) -> None:
         """Drop the pending output of all destinations, and what they would get later."""
         for sink in (self._stdout, self._stderr):

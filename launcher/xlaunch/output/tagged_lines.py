@@ -107,7 +107,9 @@ class Sink:
         self._shared = shared
         self.terminal = os.isatty(descriptor)
         self.broken = False
-        """Whether its reader is gone: then further output is dropped."""
+        """Whether nothing more can be written: then further output is dropped."""
+        self.problem: str | None = None
+        """Why output was lost, unless its reader is gone. **Ex.:** ``"No space left on device"``."""
         self._waiting: deque[bytes | memoryview] = deque()
         self._size = 0
         self._update_shown = False
@@ -147,7 +149,9 @@ class Sink:
             count = os.write(self.descriptor, data[: self._portion])
         except BlockingIOError:
             return
-        except OSError:  # usually EPIPE: the reader is gone
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                self.problem = error.strerror
             self.give_up()
             return
         self._size -= count

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_process
+from xlaunch.machine.processes import TICKS_PER_SECOND, process_name, read_process
 from xlaunch.report.device_use import Device, DeviceSample, DevicesReport, Reading
 from xlaunch.report.device_verdict import judge, summarize
 from xlaunch.report.drm_counters import DrmCounters
@@ -160,7 +160,7 @@ def _names(pids: Collection[int]) -> list[str]:
     """**Ex.:** ``["python (PID 4711)", "2 more"]``; of processes that can be seen from here."""
     named = []
     for pid in sorted(pids)[:MAX_NAMED]:
-        name = (read_file(f"/proc/{pid}/comm") or b"").strip().decode(errors="replace")
+        name = process_name(pid)
         named.append(f"{name} (PID {pid})" if name else f"PID {pid}")
     return [*named, f"{len(pids) - MAX_NAMED} more"] if len(pids) > MAX_NAMED else named
 

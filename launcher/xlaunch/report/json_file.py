@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -13,6 +14,8 @@ from xlaunch.files import is_special_file, write_whole
 from xlaunch.report import Report
 
 SCHEMA_VERSION = 1
+CANNOT_REPLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""Errors for a file that may be writable all the same."""
 
 COLUMNS = {
     "index": "the instance's number",
@@ -66,23 +69,30 @@ def check_report_path(path: str, *, log_directory: str | None) -> None:
 
     `log_directory` is about to be made, with its parents.
     """
-    directory = os.path.dirname(path) or "."
     if not path:
         raise UsageError("--report: the file's name is empty")
     if os.path.isdir(path):
         raise UsageError(f"--report: {path!r} is a directory; name a file")
-    if not os.path.isdir(directory):
-        if log_directory is not None and _lies_in(log_directory, directory):
-            return
-        raise UsageError(f"--report: the directory {directory!r} does not exist")
-    writable = path if os.path.exists(path) else directory
+    place = path if is_special_file(path) else os.path.realpath(path)
+    directory = os.path.dirname(place)
+    writable = place
+    try:
+        os.stat(place)
+    except FileNotFoundError:
+        if not os.path.isdir(directory):
+            if log_directory is not None and _lies_in(log_directory, directory):
+                return
+            raise UsageError(f"--report: the directory {directory!r} does not exist") from None
+        writable = directory
+    except OSError as error:
+        raise UsageError(f"--report: {path!r} cannot be written: {error.strerror}") from None
     if not os.access(writable, os.W_OK):
         raise UsageError(f"--report: no permission to write {writable!r}")
 
 
 def _lies_in(path: str, directory: str) -> bool:
-    directory = os.path.abspath(directory)
-    return os.path.commonpath((os.path.abspath(path), directory)) == directory
+    """Whether `path` is in or below `directory`, which is absolute."""
+    return os.path.commonpath((os.path.realpath(path), directory)) == directory
 
 
 def write_report_or_complain(report: Report, path: str | None) -> int:
@@ -101,10 +111,20 @@ def write_report_or_complain(report: Report, path: str | None) -> int:
 
 
 def write_report(report: Report, path: str) -> None:
-    """Write `report` as JSON. A regular file appears whole or not at all."""
+    """Write `report` as JSON. A regular file appears whole or not at all, unless it cannot be replaced.
+
+    A file that is mounted into a container, or whose directory is not writable, is overwritten.
+    """
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
-    if is_special_file(path):
-        with open(path, "a", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        write_whole(path, text.encode())
+    mode = "a"
+    if not is_special_file(path):
+        try:
+            write_whole(path, text.encode())
+        except OSError as error:
+            if error.errno not in CANNOT_REPLACE or not os.path.isfile(path):
+                raise
+            mode = "w"
+        else:
+            return
+    with open(path, mode, encoding="utf-8") as stream:
+        stream.write(text)

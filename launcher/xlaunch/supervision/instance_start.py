@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Program
+from xlaunch.environment.python_environment import shebang_of
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.planning.plans import Instance, Plan
@@ -166,7 +167,13 @@ def exec_error(program: Program, number: int) -> XLaunchError:
     """The error for a `program` that could not be executed. `number`: errno."""
     text = f"program {program.executable!r}: {os.strerror(number)}"
     if number == errno.ENOENT:  # the file was there: its interpreter is not
-        return ProgramNotFoundError(f"{text} (the file or the interpreter that it names)")
+        interpreter = next(iter(shebang_of(program.executable)), None)
+        if interpreter is None:
+            return ProgramNotFoundError(f"{text} (the file or the interpreter that it names)")
+        problem = f"names the interpreter {interpreter!r}, which does not exist"
+        if os.path.exists(interpreter):
+            problem = "has lines that end in a carriage return; save it with Unix line ends"
+        return ProgramNotFoundError(f"program {program.executable!r} {problem}")
     if number == errno.E2BIG:
         return ProgramNotExecutableError(f"{text}: arguments and environment are too long")
     return ProgramNotExecutableError(text)

@@ -2,29 +2,38 @@
 """The keeper: the process with the user's PID. It passes signals on and leaves nothing behind.
 
 It forks the supervisor. Signals go to the supervisor through a pipe, one byte each, so that none
-merges with another; the end of that pipe tells the supervisor that the keeper is gone. As a child
+merges with another; the end of that pipe tells the supervisor that the keeper is gone. A supervisor
+that leaves a request to end unread beyond the grace period is killed. As a child
 subreaper the keeper inherits every orphan of the run: when the supervisor has ended, however it
 ended, the keeper kills and reaps until it has no child left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
+import termios
+import time
 from collections.abc import Collection
 
+from xlaunch.console import say
 from xlaunch.errors import XLaunchError
 from xlaunch.leases import Lease, own_lease, record
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
-from xlaunch.supervision.supervisor import Job
+from xlaunch.supervision.supervisor import ENDING, Job
 from xlaunch.supervision.supervisor_process import supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
 
 RESCAN_INTERVAL_S = 0.1
 """Polling interval while descendants are being killed."""
+MAX_READ_S = 2.0
+"""Time in which the supervisor has to read a request to end, beyond the grace period."""
+MAX_WAIT_S = 1e6
+"""The longest wait for a signal that every kernel takes."""
 
 
 def keep(job: Job, *, caller: int | None = None) -> int:
@@ -61,7 +70,9 @@ def keep(job: Job, *, caller: int | None = None) -> int:
         _supervise_and_exit(job, commands_in, mask, fifo_directory, others_run=others_run)
     os.close(commands_in)
     numbers: set[int] = {*passed_on, signal.SIGCHLD}
-    status, interrupted = _pass_signals_on(supervisor, commands_out, numbers, ignored, caller)
+    status, interrupted = _pass_signals_on(
+        supervisor, commands_out, numbers, ignored, caller, max_read_s=job.run.grace_s + MAX_READ_S
+    )
     _end_all_descendants(preexisting)
     _remove_fifo_directory(fifo_directory)
     return _exit_code(status, interrupted=interrupted)
@@ -115,15 +126,27 @@ def _pass_signals_on(
     numbers: set[int],
     ignored: Collection[int],
     caller: int | None,
+    *,
+    max_read_s: float,
 ) -> tuple[int, bool]:
     """Wait for the supervisor. Return its wait status, and whether the terminal sent SIGINT.
 
-    Of the signals in `ignored`, only the caller's are passed on.
+    Of the signals in `ignored`, only the caller's are passed on. `max_read_s`: time in which the
+    supervisor has to read a request to end; then it is killed.
     """
     interrupted = False
     not_by_caller = 0
+    deadline = float("inf")
     while True:
-        info = signal.sigwaitinfo(numbers)
+        wait_s = min(max(0.0, deadline - time.monotonic()), MAX_WAIT_S)
+        info = signal.sigtimedwait(numbers, wait_s)
+        if info is None:
+            if time.monotonic() >= deadline:
+                deadline = float("inf")
+                if _holds_unread(commands):
+                    os.kill(supervisor, signal.SIGKILL)
+                    say("the supervisor does not respond; it is killed")
+            continue
         if info.si_signo in ignored and info.si_pid != caller:
             continue
         if info.si_signo == signal.SIGINT and caller is not None:
@@ -138,6 +161,10 @@ def _pass_signals_on(
             continue
         if info.si_signo != signal.SIGCHLD:
             interrupted |= info.si_signo == signal.SIGINT and from_terminal
+            if not _holds_unread(commands):
+                deadline = float("inf")
+            if info.si_signo in ENDING and deadline == float("inf"):
+                deadline = time.monotonic() + max_read_s
             try:
                 os.write(commands, bytes([info.si_signo]))
             except BrokenPipeError:  # the supervisor has just ended
@@ -145,6 +172,11 @@ def _pass_signals_on(
         status = _reap(supervisor)
         if status is not None:
             return status, interrupted
+
+
+def _holds_unread(pipe: int) -> bool:
+    """Whether a pipe holds bytes that its reader has not read."""
+    return any(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
 
 
 def _reap(supervisor: int) -> int | None:
@@ -182,10 +214,7 @@ def _exit_code(status: int, *, interrupted: bool) -> int:
         _die_of_interrupt(whole_group=True)
         return 128 + signal.SIGINT  # PID 1 of a container does not die of it
     if code < 0:
-        print(
-            f"xlaunch: the supervisor was ended by {signal_name(-code)}; every instance was killed",
-            file=sys.stderr,
-        )
+        say(f"the supervisor was ended by {signal_name(-code)}; every instance was killed")
         return XLaunchError.exit_code
     if interrupted and code == 128 + signal.SIGINT:
         _die_of_interrupt(whole_group=False)

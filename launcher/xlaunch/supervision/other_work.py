@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.files import names_in
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.machine.processes import TICKS_PER_SECOND, read_file, read_status
+from xlaunch.machine.processes import TICKS_PER_SECOND, process_name, read_file, read_status
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1
@@ -166,8 +166,7 @@ class Occupancy:
             if used[pid] < least:
                 break
             if not self._busy.keys().isdisjoint(_last_cpus(self._root, pid)):
-                name = (read_file(f"{self._root}/{pid}/comm") or b"?").strip()
-                found.append(Occupant(pid, name.decode(errors="replace")))
+                found.append(Occupant(pid, process_name(pid, self._root) or "?"))
         return found
 
 

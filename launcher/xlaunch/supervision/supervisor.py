@@ -201,7 +201,19 @@ class Supervisor:
         self._timeout_at = self._grace_at = None  # they were for the instances
         self._relay.hide_live()
         self.flush()
+        self._report_lost_output()
         return self._make_report()
+
+    def _report_lost_output(self) -> None:
+        """Print why standard output was lost, if it was: then the run has failed."""
+        problem = self._relay.output_problem
+        if problem is None:
+            return
+        text = f"standard output cannot be written: {problem}"
+        self._warnings.append(text)
+        self.say(f"error: {text}")
+        if self._reason is None:
+            self.exit_code, self._reason = XLaunchError.exit_code, "output was lost"
 
     def say(self, text: str) -> None:
         """Print a line of the launcher's own on standard error, never inside another line."""

@@ -242,7 +242,10 @@ def test_files_that_are_replaced_while_they_are_read(base: Path, tmp_path: Path)
 
 def test_a_refused_export_keeps_the_old_file(base: Path, bundle: Path):
     before, there = bundle.read_bytes(), {*bundle.parent.iterdir()}
-    for path, why in (("/dev/null", "not a regular file"), ("/proc/absent/x.tar", "No such file")):
+    for path, why in (
+        ("/dev/null", "not a regular file"),
+        ("/proc/absent/x.tar", "/proc/absent does not exist"),
+    ):
         with pytest.raises(UsageError, match=why):
             pack(base, Path(path))
     link = Path(place(base, "inductor").path, "24/c25.so")
@@ -254,6 +257,14 @@ def test_a_refused_export_keeps_the_old_file(base: Path, bundle: Path):
     with pytest.raises(UsageError, match="missing or damaged"):
         pack(base, bundle)
     assert (bundle.read_bytes(), {*bundle.parent.iterdir()}) == (before, there)
+
+
+def test_an_export_keeps_the_mode_of_the_file_that_it_replaces(base: Path, bundle: Path):
+    bundle.write_bytes(b"")
+    bundle.chmod(0o600)
+    pack(base, bundle)
+    assert bundle.stat().st_mode & 0o777 == 0o600
+    assert tarfile.is_tarfile(bundle)
 
 
 # What import refuses

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -52,6 +53,20 @@ def test_arguments_do_not_depend_on_the_locale(encoding: str):
 def test_second_separator_is_the_program_s():
     told = show("--", "--instances", "2", options=("--",))
     assert arguments_of(told) == [b"--", b"--instances", b"2"]
+
+
+def test_script_whose_name_begins_with_a_dash(tmp_path: Path):
+    (tmp_path / "-c.py").write_text("import sys; print(sys.argv)")
+    assert xlaunch("--", "-c.py", "-x", cwd=tmp_path).out == b"['./-c.py', '-x']\n"
+
+
+def test_script_that_can_be_read_once(tmp_path: Path):
+    """Such as a named pipe: nothing looks into it before the program."""
+    script = tmp_path / "pipe.py"
+    os.mkfifo(script)
+    with subprocess.Popen(["sh", "-c", f"echo 'print(1)' > {script}"]):
+        done = xlaunch(script, "--instances", "2")
+    assert (done.code, done.out, done.err) == (0, b"1\n", "")
 
 
 @pytest.mark.parametrize("options", [("-m",), ("--module",), ("-m", "--"), ("--smt", "-m", "--")])

@@ -21,7 +21,7 @@ WORDS = ("", "x", "LATENCIES", "latency ", "no", "\n")
 WRONG_VALUES = [
     *(("--ncores", value) for value in COUNTS),
     *(("--cpus", value) for value in LISTS),
-    *(("--timeout", value) for value in (*TIMES, "0", "0s")),
+    *(("--timeout", value) for value in (*TIMES, "0", "0s", "1_0", "٣", "2 weeks")),
     *(("--mode", value) for value in WORDS),
     ("--instances", "0"),
     ("--reserve-cores", "-1"),
@@ -194,6 +194,8 @@ def test_message_names_what_is_wrong_and_what_would_do(refused):
     assert "chmod +x" in refused(("/etc/passwd",), 126)
     assert "at most" in refused(("--ncores", "1048576", "true"))
     assert "PATH" in refused(("no-such-program",), 127)
+    assert "'python -'" in refused(("-",), 127)
+    assert "'python -c CODE'" in refused(("-c", "print(1)"))
 
 
 def test_file_that_lies_in_this_directory_is_hinted_at(refused, tmp_path: Path):
@@ -203,6 +205,8 @@ def test_file_that_lies_in_this_directory_is_hinted_at(refused, tmp_path: Path):
 
 def test_logs_and_report_that_cannot_be_had(refused, tmp_path: Path):
     (tmp_path / "file").write_text("")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "astray").symlink_to("gone/report.json")
     for words in (
         ("--log-dir", "file"),
         ("--log-dir", "file/below"),
@@ -211,6 +215,9 @@ def test_logs_and_report_that_cannot_be_had(refused, tmp_path: Path):
         ("--report", "."),
         ("--report", "gone/report.json"),
         ("--report", ""),
+        ("--report", "circle"),
+        ("--report", "astray"),
+        ("--report", "x" * 300),
         ("--log-dir", "logs", "--report", "gone/report.json"),
     ):
         assert refused((*words, "true")).startswith(words[-2])

@@ -194,6 +194,8 @@ def test_clear_and_prune(base, words: tuple[str, ...]):
     ("words", "told"),
     [
         (("prune", "--max-size", "big"), "'big' is not a size"),
+        (("prune", "--max-size", "٣G"), "'٣G' is not a size"),
+        (("prune", "--max-size", "1_0"), "'1_0' is not a size"),
         (("prune", "--older-than", "soon"), "'soon' is not a time"),
         (("prune",), "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"),
         (("clear", "frobnicate"), "the caches are inductor, optimized, triton"),

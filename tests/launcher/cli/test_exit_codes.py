@@ -29,7 +29,9 @@ def test_program_s_own_where_the_working_directory_was_removed(tmp_path: Path):
     assert (done.code, done.err) == (3, "xlaunch: --report: [Errno 2] No such file or directory\n")
 
 
-@pytest.mark.parametrize("options", [("--cache-dir", "d"), ("--allocator", "./l.so")])
+@pytest.mark.parametrize(
+    "options", [("--cache-dir", "d"), ("--allocator", "./l.so"), ("--report", "r.json")]
+)
 def test_paths_below_a_working_directory_that_was_removed(tmp_path: Path, options: tuple[str, str]):
     here = tmp_path / "here"
     here.mkdir()
@@ -52,10 +54,17 @@ def test_signal(options: tuple[str, ...], name: str):
 
 @HOW
 def test_interpreter_that_a_script_names_is_gone(tmp_path: Path, options: tuple[str, ...]):
-    script = program(tmp_path / "script", "#!/no/such/interpreter\n")
-    done = xlaunch(*options, script)
-    assert done.code == 127
-    assert "the interpreter that it names" in done.err
+    for line, problem in (
+        (
+            "#!/no/such/interpreter -x\n",
+            "names the interpreter '/no/such/interpreter', which does not",
+        ),
+        ("#!/bin/sh\r\n", "has lines that end in a carriage return"),
+    ):
+        script = program(tmp_path / "script", line)
+        done = xlaunch(*options, script)
+        assert done.code == 127
+        assert f"program '{script}' {problem}" in done.err
 
 
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"

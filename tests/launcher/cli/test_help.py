@@ -34,6 +34,11 @@ def test_help_of_a_command(name: str):
     assert asked.out.startswith(f"Usage: xlaunch {name} ".encode())
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_of_help(word: str):
+    assert ask("help", word) == ask("--help")
+
+
 def test_help_of_a_command_of_a_command():
     assert ask("help", "cache", "warm") == ask("cache", "warm", "--help")
 

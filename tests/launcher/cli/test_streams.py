@@ -91,7 +91,21 @@ def test_full_disk_under_standard_output_is_one_line(words: tuple[str, ...]):
     with open("/dev/full", "wb") as full:
         done = xlaunch(*words, stdout=full)
     assert done.code == 125
-    assert "No space left on device" in done.refused(125)
+    problem = "standard output cannot be written: No space left on device"
+    assert done.refused(125) == problem
+
+
+@pytest.mark.parametrize("options", [SEVERAL, ("--supervise", "--tag", "-q")])
+def test_output_that_a_full_disk_loses_fails_the_run(options: tuple[str, ...]):
+    """The program wrote to a pipe and succeeded: only the launcher knows that its output is lost."""
+    with open("/dev/full", "wb") as full:
+        done = xlaunch(*options, "sh", "-c", "echo out", stdout=full)
+    assert done.code == 125
+    assert (
+        done.err == "xlaunch: error: standard output cannot be written: No space left on device\n"
+    )
+    with open("/dev/full", "wb") as full:
+        assert xlaunch(*options, "sh", "-c", "echo err >&2; exit 3", stderr=full).code == 3
 
 
 def test_error_that_cannot_be_printed_keeps_its_exit_code():
@@ -102,8 +116,9 @@ def test_error_that_cannot_be_printed_keeps_its_exit_code():
 
 def test_reader_that_has_enough_of_a_plan_gets_no_complaint():
     line = '"$@" | true; exit ${PIPESTATUS[1]}'
-    done = run(("bash", "-c", line, "bash", *XLAUNCH, "plan", "--explain"))
-    assert (done.code, done.err) == (0, "")
+    for words in (("plan", "--explain"), ("--version",)):
+        done = run(("bash", "-c", line, "bash", *XLAUNCH, *words))
+        assert (done.code, done.err) == (0, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "ascii:strict"])

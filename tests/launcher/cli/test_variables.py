@@ -73,6 +73,16 @@ def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
     assert told.count(line) == 1
 
 
+def test_cache_size_that_cannot_be_read_is_reported(tmp_path: Path):
+    """The pruner that a launch starts has no terminal."""
+    env = clean_environment(XLAUNCH_CACHE_MAX_SIZE="3 parsecs")
+    done = xlaunch("--cache-dir", tmp_path, SHOW, env=env)
+    assert done.code == 0
+    problem = "compile caches are not pruned: XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"
+    assert f"xlaunch: warning: {problem}" in done.err
+    assert "pruned" not in xlaunch("--no-cache", SHOW, env=env).err
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("words", [("torchrun",), ("-m", "torch.distributed.run")])
 def test_torchrun_shares_the_cpus_among_its_ranks(words: tuple[str, ...], needs: Any):

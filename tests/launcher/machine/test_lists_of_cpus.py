@@ -56,6 +56,12 @@ def test_the_kernels_strides_take_some_of_every_so_many() -> None:
     assert parse_list("nonsense,3,-") == (3,)
 
 
+@pytest.mark.parametrize("text", ["0-9999999", "9999999", "9" * 5000, "0-3:1/" + "9" * 5000 + ",x"])
+def test_numbers_that_no_kernel_has_are_left_out(text: str) -> None:
+    assert parse_list(f"{text},5") in ((5,), (0, 1, 2, 3, 5))
+    assert parse_mask("f" * 100_000) == ()
+
+
 @pytest.mark.parametrize(
     "text", ["0-", "-3", "a", "0..3", "3-1", "0-4:0", "1,,2", "0-3:", "99999999", "²"]
 )

@@ -16,6 +16,7 @@ from tests.launcher.options.settings import Home, home, typed
 
 from xlaunch.cli import run
 from xlaunch.errors import UsageError
+from xlaunch.options.settings_files import locate_preset
 from xlaunch.planning.request import MAX, MemoryPolicy, Mode, OnFailure
 
 __all__ = ["home"]
@@ -134,6 +135,21 @@ def test_preset_that_is_not_there_names_the_nearest(home: Home):
     assert "no such file" in ask("--preset", "./bset", "true", cwd=home.here).refused()
     assert "is a directory" in ask("--preset", "..", "true", cwd=home.here).refused()
     assert "empty" in ask("--preset", "", "true", cwd=home.here).refused()
+
+
+def test_preset_that_may_not_be_read(tmp_path: Path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)
+        with pytest.raises(UsageError, match=r"best\.toml': Permission denied"):
+            locate_preset(str(closed / "best.toml"))
+    finally:
+        if root:
+            os.seteuid(0)
+        closed.chmod(0o700)
 
 
 def test_preset_may_be_named_by_a_variable_or_come_through_a_pipe(home: Home):

@@ -130,6 +130,27 @@ def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
     assert (logs / "instance-0.out.1").read_bytes() == data
 
 
+@pytest.mark.parametrize("more", [(), ("--tee",)])
+def test_logs_of_a_running_launch_are_left_alone(tmp_path: Path, more: tuple[str, ...]):
+    logs = tmp_path / "logs"
+    options = (*TWO, "--log-dir", logs, *more, "-q", "--instance-index")
+    first = [*XLAUNCH, *options, "0", "--", "sh", "-c", "echo first; exec sleep 100"]
+    with subprocess.Popen(first, stdout=subprocess.DEVNULL) as running:
+        log = logs / "instance-0.out"
+        wait_until(lambda: log.exists() and log.read_text() == "first\n", "its output")
+        problem = xlaunch(*options, "0-1", "echo", "second").refused(2)
+        assert "another launch is writing the log of instance 0" in problem
+        # Other instances of the same layout have files of their own.
+        assert xlaunch(*options, "1", "echo", "second").code == 0
+        assert sorted(os.listdir(logs)) == sorted(
+            [f"instance-{index}.{stream}" for index in (0, 1) for stream in ("out", "err")]
+        )
+        running.terminate()
+    assert log.read_text() == "first\n"
+    assert xlaunch(*options, "0", "echo", "second").code == 0
+    assert log.read_text() == "second\n"
+
+
 def test_a_failed_instance_shows_the_end_of_its_log(tmp_path):
     logs = tmp_path / "logs"
     program = (

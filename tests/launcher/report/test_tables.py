@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pexpect
@@ -169,6 +170,26 @@ def test_report_that_cannot_be_written_fails_a_run_that_succeeded(
     assert capsys.readouterr().err == ""
     assert write_report_or_complain(run, str(tmp_path / "gone" / "report.json")) == ends_with
     assert capsys.readouterr().err.startswith("xlaunch: --report: [Errno 2] No such file")
+
+
+def test_report_overwrites_a_file_that_cannot_be_replaced():
+    """Such as one that is mounted into a container, or lies in a directory of another user."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "report.json")
+        path.write_text("x" * 100_000)
+        path.chmod(0o666)
+        os.chmod(directory, 0o555)
+        root = os.geteuid() == 0
+        try:
+            if root:
+                os.seteuid(65534)
+            write_report(RUN, str(path))
+        finally:
+            if root:
+                os.seteuid(0)
+            os.chmod(directory, 0o700)
+        assert json.loads(path.read_text())["exit_code"] == 137
+        assert os.listdir(directory) == ["report.json"]
 
 
 def test_report_may_lie_in_a_log_directory_that_is_about_to_be_made(tmp_path: Path):

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.launcher.launching import Launched, is_alive, wait_until
 
@@ -44,6 +46,31 @@ def child(request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str
             for pid in (started, shell.pid):
                 if is_alive(pid):
                     os.kill(pid, 9)
+
+
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(("--metric", "((x+x+)+)y"), marks=pytest.mark.long)]
+)
+def test_supervisor_that_does_not_respond_is_killed(tmp_path: Path, words: tuple[str, ...]):
+    """Because it is stopped, or searches a line for a pattern that takes ages to fail."""
+    program = (
+        "import os, time; print('x' * 60, flush=True)\n"
+        "open(os.environ['XLAUNCH_INSTANCE_INDEX'], 'w'); time.sleep(600)"
+    )
+    options = (*words, "--grace", "0", "--", sys.executable, "-c", program)
+    with Launched(tmp_path, options, count=2) as run:
+        started = [tmp_path / "0", tmp_path / "1"]
+        wait_until(lambda: all(path.exists() for path in started), "the instances")
+        supervisor, instances = run.supervisor, run.instances
+        if words:
+            wait_until(lambda: psutil.Process(supervisor).cpu_times().user > 1, "the search")
+        else:
+            os.kill(supervisor, signal.SIGSTOP)
+        run.send(signal.SIGTERM)
+        code, _, err = run.end()
+    assert code == 125
+    assert "xlaunch: the supervisor does not respond; it is killed\n" in err
+    assert not any(is_alive(pid) for pid in (supervisor, *instances))
 
 
 @pytest.mark.parametrize(
