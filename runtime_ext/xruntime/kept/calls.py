@@ -228,6 +228,7 @@ class Nest:
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
+        self.has_numbers = any(isinstance(it, (int, float, complex)) for it in self._leaves)
         kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
         """Why compiled code cannot return it; None if it can."""

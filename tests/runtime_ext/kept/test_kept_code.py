@@ -279,6 +279,22 @@ def test_numbers_that_differ_are_left_to_torch(store: Path) -> None:
     assert len(entries(store)) == 1
 
 
+class Counted(nn.Linear):
+    """Returns its number of rows, too."""
+
+    def forward(self, values: Tensor) -> Any:
+        return super().forward(values), values.shape[0]
+
+
+@pytest.mark.long
+def test_numbers_among_outputs_differ_with_sizes(store: Path) -> None:
+    model = Counted(4, 3).eval()
+    compiled = compile_for_streams(model, torch.rand(3, 4), threads=1, dynamic=True)
+    assert "not kept: it returns numbers, which may depend on sizes that vary" in notes(compiled)
+    for size in (3, 5, 7, 5):
+        agrees(compiled, model, torch.rand(size, 4))
+
+
 @pytest.mark.long
 def test_code_that_computes_something_else_is_removed(
     store: Path, monkeypatch: pytest.MonkeyPatch
