@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from xruntime.compilation.samples import Sample
+from xruntime.optimization.skipped_norms import AwaitNorm
 
 CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -36,8 +37,9 @@ _HOOKS = (
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the hooks that someone has registered on calls of this module."""
-    return [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
+    """Return the hooks that someone has registered on calls of this module, without our own."""
+    found = [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
+    return [hook for hook in found if not isinstance(hook, AwaitNorm)]
 
 
 def has_hooks(module: nn.Module) -> bool:

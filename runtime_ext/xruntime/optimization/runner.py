@@ -16,6 +16,7 @@ from torch.utils._device import DeviceContext
 from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import restored, tensors_in
+from xruntime.optimization.skipped_norms import refusing_skipped_norms
 from xruntime.threads.torch_modes import Autocast, current_autocast, under_autocast
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -109,6 +110,9 @@ class CallRunner:
         self.frozen: FrozenModel | None = None
         """The model that the code was compiled of, once it is finished."""
 
+        self.norms_may_be_skipped = False
+        """Whether batch norms were folded that only the sample's call is known to use."""
+
         self._change: str | None = None
         self._warned = False
 
@@ -132,7 +136,8 @@ class CallRunner:
     ) -> Any:
         """Call the modules one by one."""
         modes = self.modes._replace(no_grad=False) if gradients else self.modes
-        with modes.grad_mode(), modes.precision():
+        watch = refusing_skipped_norms if self.norms_may_be_skipped else contextlib.nullcontext
+        with modes.grad_mode(), modes.precision(), watch():
             outputs = self.kind.forward(model, *args, **kwargs)
         return modes.result(outputs)
 
