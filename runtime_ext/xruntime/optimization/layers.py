@@ -102,7 +102,9 @@ class Joined(nn.Module):
             return output
         if at:
             return self._linear(value, *self.own(at))
-        outputs = torch.split(self._linear(value, self.weight, self.bias), self.sizes, -1)
+        # Not torch.split, whose results autograd does not let a model change in place.
+        whole = self._linear(value, self.weight, self.bias)
+        outputs = torch.unsafe_split_with_sizes(whole, self.sizes, -1)
         parts = dict(enumerate(outputs[1:], 1))
         self._waiting.call = _Waiting(value, version, torch.is_autocast_enabled("cpu"), parts)
         return outputs[0]

@@ -122,7 +122,11 @@ def join_linears(run: Run) -> str:
         joined.eval()
         for at, linear in enumerate(group):
             run.edits.replace_module(linear, JoinedLinear(joined, at, linear))
-    left = f"; {refused} are called twice, or have hooks or tied weights" if refused else ""
+    left = (
+        f"; {refused} are called twice, have hooks or tied weights, or are returned or viewed as they are"
+        if refused
+        else ""
+    )
     if not groups:
         raise SkipPassError(f"none of the linears with one input can be joined{left}")
     return f"joined {sum(map(len, groups))} linears into {len(groups)}{left}"
@@ -135,6 +139,7 @@ def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:
         linear is not run.model
         and recording.calls[linear] == 1
         and linear not in recording.read_elsewhere
+        and linear not in recording.dense
         and not has_hooks(linear)
         and run.count(linear) == 1
         and not {id(p) for p in linear.parameters()} & shared
