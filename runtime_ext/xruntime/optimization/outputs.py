@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError
-from xruntime.pytrees import entries, rebuilt
+from xruntime.pytrees import entries, leaves, rebuilt
 
 MAX_DEPTH = 32
 
@@ -64,7 +65,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def comparable(value: Any) -> Any:
-    """Return `value` with dataclasses as dicts, so that the accuracy check looks into them."""
+    """Return `value` for the accuracy check: dataclasses as dicts, nested tensors as lists."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return list(value.unbind())
     inner = None if isinstance(value, torch.Tensor) else entries(value)
     if inner is not None:
         return {str(key): comparable(item) for key, item in inner}
@@ -77,16 +80,22 @@ def comparable(value: Any) -> Any:
 
 
 def copied(call: Sample) -> Sample:
-    """Return the same call on copies of its tensors: a model may write into its arguments."""
-    made: dict[int, torch.Tensor] = {}
+    """Return the same call on copies of its arguments, into which a model may write.
 
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.detach().clone()
-        return made[id(tensor)]
-
-    args = tuple([with_tensors(copy, value) for value in call.args])
-    return Sample(args, {name: with_tensors(copy, value) for name, value in call.kwargs.items()})
+    Modules are not copied, and of arguments that cannot be copied only the tensors are.
+    """
+    arguments = [*call.args, *call.kwargs.values()]
+    made: dict[int, Any] = {
+        id(leaf): leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.nn.Module)
+    }
+    for tensor in tensors_in(arguments):
+        made[id(tensor)] = tensor.detach().clone()
+    try:
+        given = copy.deepcopy(arguments, dict(made))
+    except Exception:  # noqa: BLE001 - any error of an argument's own class
+        given = with_tensors(lambda tensor: made[id(tensor)], arguments)
+    count = len(call.args)
+    return Sample(tuple(given[:count]), dict(zip(call.kwargs, given[count:], strict=True)))
 
 
 def restored(value: Any, low: torch.dtype, wanted: torch.dtype) -> Any:

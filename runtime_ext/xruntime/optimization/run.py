@@ -211,6 +211,11 @@ class OutputCheck:
                 known = known._replace(seconds=time.perf_counter() - began)
             self._expected = comparable(known.outputs)
         except Exception as error:
+            if "grad" in str(error) and self._works_with_gradients(model, sample, own):
+                raise OptimizationError(
+                    f"{name} needs gradients in its forward ({first_line(error)}), and calls here run"
+                    " without: wrap what needs them in torch.enable_grad()"
+                ) from error
             raise OptimizationError(
                 f"{name} cannot be called with the sample"
                 f" ({first_line(error)}){sample_problem(model, sample)}"
@@ -238,6 +243,14 @@ class OutputCheck:
                 f"{name} computes something else in each call, so that nothing can be checked: {problem}."
                 " Remove what is random, or allow any difference by tolerance=float('inf')"
             )
+
+    @staticmethod
+    def _works_with_gradients(model: nn.Module, sample: Any, modes: Modes) -> bool:
+        call = copied(sample)
+        with torch.enable_grad(), modes.precision(), contextlib.suppress(Exception):
+            model(*call.args, **call.kwargs)
+            return True
+        return False
 
     def problem(self, call: Callable[[], Any]) -> str | None:
         """Why the outputs of `call` cannot be used; None if they agree with the input's."""

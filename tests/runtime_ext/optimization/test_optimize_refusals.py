@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,3 +158,60 @@ def test_pass_that_changes_too_much_is_undone() -> None:
     assert "the outputs differ: the largest difference is" in step.reason
     assert explain(optimized).step("weights").outcome is PassOutcome.SKIPPED
     torch.testing.assert_close(optimized(sample), model(sample), rtol=1e-4, atol=1e-5)
+
+
+class Collecting(nn.Module):
+    """Changes the list and the object that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.eval()
+
+    def forward(self, values: Tensor, found: list[Tensor], counter: SimpleNamespace) -> Tensor:
+        outputs = self.linear(values) + counter.steps
+        found.append(outputs)
+        counter.steps += 1
+        return outputs
+
+
+def test_the_samples_objects_are_not_changed() -> None:
+    sample = torch.randn(2, 4), [], SimpleNamespace(steps=torch.zeros(4))
+    optimize(Collecting(), sample_input=sample, graph="none")
+    assert sample[1] == []
+    assert not sample[2].steps.any()
+
+
+class Force(nn.Module):
+    """Its output is a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.eval()
+
+    def forward(self, positions: Tensor) -> Tensor:
+        positions.requires_grad_()
+        return torch.autograd.grad(self.linear(positions).tanh().sum(), positions)[0]
+
+
+def test_model_that_needs_gradients() -> None:
+    with pytest.raises(OptimizationError, match=r"Force needs gradients.*torch\.enable_grad\(\)$"):
+        optimize(Force(), sample_input=torch.randn(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_within_a_model_and_among_its_outputs() -> None:
+    class Nesting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.eval()
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.linear(torch.nested.as_nested_tensor([values, values[:1]]))  # type: ignore[no-any-return]
+
+    model, values = Nesting(), torch.randn(2, 4)
+    optimized = optimize(model, sample_input=values, graph="none")
+    for found, expected in zip(optimized(values).unbind(), model(values).unbind(), strict=True):
+        torch.testing.assert_close(found, expected)
