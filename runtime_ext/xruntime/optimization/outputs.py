@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,6 +15,9 @@ from xruntime.errors import BatchError
 from xruntime.pytrees import entries, leaves, rebuilt
 
 MAX_DEPTH = 32
+
+CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format by the number of dimensions."""
 
 
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -79,6 +82,16 @@ def comparable(value: Any) -> Any:
     return value
 
 
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is stored channels-last, and not contiguous at the same time."""
+    layout = CHANNELS_LAST.get(tensor.dim()) if tensor.layout is torch.strided else None
+    return (
+        layout is not None
+        and tensor.is_contiguous(memory_format=layout)
+        and not tensor.is_contiguous()
+    )
+
+
 def copied(call: Sample) -> Sample:
     """Return the same call on copies of its arguments, into which a model may write.
 
@@ -96,8 +109,3 @@ def copied(call: Sample) -> Sample:
         given = with_tensors(lambda tensor: made[id(tensor)], arguments)
     count = len(call.args)
     return Sample(tuple(given[:count]), dict(zip(call.kwargs, given[count:], strict=True)))
-
-
-def restored(value: Any, low: torch.dtype, wanted: torch.dtype) -> Any:
-    """Return outputs with tensors of dtype `low` converted to `wanted`."""
-    return with_tensors(lambda tensor: tensor.to(wanted) if tensor.dtype == low else tensor, value)

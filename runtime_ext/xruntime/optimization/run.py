@@ -23,7 +23,7 @@ from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module_order import CallRecording, Traced, record, trace
 from xruntime.optimization.optimized_module import optimized_class, own_dtype
-from xruntime.optimization.outputs import comparable, copied
+from xruntime.optimization.outputs import comparable, copied, tensors_in
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
 
@@ -251,6 +251,14 @@ class OutputCheck:
             model(*call.args, **call.kwargs)
             return True
         return False
+
+    def expected_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the input's outputs."""
+        return tensors_in(self._expected)
+
+    def expected_dtypes(self) -> set[torch.dtype]:
+        """Return the floating-point dtypes among the input's outputs."""
+        return {it.dtype for it in self.expected_tensors() if it.is_floating_point()}
 
     def problem(self, call: Callable[[], Any]) -> str | None:
         """Why the outputs of `call` cannot be used; None if they agree with the input's."""

@@ -15,7 +15,7 @@ from torch.utils._device import DeviceContext
 
 from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
-from xruntime.optimization.outputs import restored, tensors_in
+from xruntime.optimization.outputs import is_channels_last, tensors_in, with_tensors
 from xruntime.optimization.skipped_norms import refusing_skipped_norms
 from xruntime.threads.torch_modes import Autocast, current_autocast, under_autocast
 
@@ -37,6 +37,9 @@ class Modes(NamedTuple):
     outputs: torch.dtype | None = None
     """Precision that outputs in `dtype` are converted to; None: they stay."""
 
+    contiguous: bool = False
+    """Whether channels-last outputs are returned contiguous, as the model's are."""
+
     def autocast(self) -> Autocast | None:
         """Return the autocast to call under; None without any."""
         if self.dtype is None:
@@ -53,10 +56,17 @@ class Modes(NamedTuple):
         return contextlib.nullcontext() if self.dtype is None else under_autocast(self.autocast())
 
     def result(self, outputs: Any) -> Any:
-        """Return outputs in the dtype that the caller expects."""
-        if self.outputs is None or self.dtype is None:
+        """Return outputs in the dtype and the layout that the caller expects."""
+        if self.outputs is None and not self.contiguous:
             return outputs
-        return restored(outputs, self.dtype, self.outputs)
+        return with_tensors(self._usual, outputs)
+
+    def _usual(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.outputs is not None and tensor.dtype == self.dtype:
+            tensor = tensor.to(self.outputs)
+        if self.contiguous and is_channels_last(tensor):
+            tensor = tensor.contiguous()
+        return tensor
 
 
 def transformed() -> bool:
