@@ -34,17 +34,17 @@ class FoldedNorm(nn.Identity):
         super().__init__()
         self.name, self.awaited, self.dimensions = name, awaited, dimensions
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        if self.dimensions is not None and value.dim() != self.dimensions:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        if self.dimensions is not None and input.dim() != self.dimensions:
             raise OptimizationError(
                 f"{self.name}: {self.dimensions} dimensions were expected, as in the sample's call, and this"
-                f" is a tensor of {value.dim()}: optimize with passes={{'linear_bn': False}}"
+                f" is a tensor of {input.dim()}: optimize with passes={{'linear_bn': False}}"
             )
         if self.awaited and not torch.compiler.is_compiling():
             waiting = getattr(_call, "waiting", None)
             if waiting is not None:
                 waiting.discard(self.name)
-        return value
+        return input
 
 
 class AwaitNorm:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -168,3 +170,23 @@ def test_outputs_keep_their_dtypes(
     assert tuple(it.dtype for it in optimized(values)) == returned
     if weights in returned:
         assert optimize(model, dtype=BF16)(values)[0].dtype == returned[0]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_joined_linears_see_what_changes_between_their_calls(mode: Any) -> None:
+    """Parts of a model are called alone, too. Torch counts no changes of tensors made in inference mode."""
+    model, sample = Siblings(), torch.randn(2, 4)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
+    with mode():
+        values = torch.randn(2, 4)
+        for shift in (None, torch.ones(4)):
+            expected = model(values.clone(), shift)
+            torch.testing.assert_close(optimized(values.clone(), shift), expected)
+        optimized.first(values)
+        values.mul_(2)
+        torch.testing.assert_close(optimized.second(values), model.second(values))
+    values = torch.randn(2, 4, requires_grad=True)
+    with mode():
+        optimized.first(values)
+    assert optimized.second(input=values).requires_grad
