@@ -10,11 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from xruntime.compilation.gil import kind_of
 from xruntime.compilation.inductor import eager_module
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
+from xruntime.optimization.optimized_module import OptimizedModule
 from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained, is_for_training
 from xruntime.pytrees import place
 
@@ -77,6 +79,18 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
         raise OptimizationError(
             f"this {type(original).__name__} is optimized already: give optimize() the original module"
         )
+    for name, part in original.named_modules():
+        if isinstance(part, OptimizedModule):
+            raise OptimizationError(
+                f"{name} of this {type(original).__name__} is optimized already: put the original module"
+                " there, and optimize the whole"
+            )
+    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
+        if is_lazy(tensor):
+            raise OptimizationError(
+                f"{name} of this {type(original).__name__} gets its size in the first call: call the model"
+                " before optimize()"
+            )
     _check_choice("level", level, LEVELS)
     _check_choice("graph", graph, tuple(GRAPHS))
     known = TRAINING if training else INFERENCE

@@ -71,6 +71,16 @@ def test_models() -> None:
 
 
 @pytest.mark.long
+def test_parts_that_are_optimized_or_have_no_weights_yet() -> None:
+    inner = optimize(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), passes={"dropout": False})
+    holder = nn.Sequential(inner, nn.Linear(4, 4)).eval()
+    refused(OptimizationError, "0 of this Sequential is optimized already", holder)
+    lazy = nn.Sequential(nn.LazyLinear(4)).eval()
+    for arguments in ({}, {"sample_input": torch.randn(2, 4)}):
+        with pytest.raises(OptimizationError, match=r"0\.weight of this Sequential gets"):
+            optimize(lazy, **arguments)
+
+
 def test_modules_that_are_compiled_or_scripted() -> None:
     linear, sample = nn.Linear(2, 2).eval(), torch.ones(3, 2)
     with pytest.raises(CompilationError, match="is a TorchScript module"):
