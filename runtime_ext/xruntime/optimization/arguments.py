@@ -93,8 +93,19 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
             )
     _check_choice("level", level, LEVELS)
     _check_choice("graph", graph, tuple(GRAPHS))
+    tolerance: Any = asked.tolerance
+    passes: Any = asked.passes
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
+        raise OptimizationError(
+            f"tolerance={tolerance!r}: a number of at least 0 is expected, or None for the precision's own"
+        )
+    if not isinstance(passes, Mapping) or not all(isinstance(it, bool) for it in passes.values()):
+        raise OptimizationError(
+            f"passes={passes!r}: a dict of True and False by the names of passes is expected, for example"
+            " {'join_linears': False}"
+        )
     known = TRAINING if training else INFERENCE
-    for name in asked.passes:
+    for name in passes:
         if name not in known:
             raise OptimizationError(
                 f"passes: there is no {name!r} for {'training' if training else 'inference'}; allowed are"

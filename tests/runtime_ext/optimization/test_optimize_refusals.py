@@ -37,6 +37,10 @@ def test_arguments() -> None:
     refused(
         OptimizationError, r"no 'fold' for inference; allowed are no_grad", model, passes=unknown
     )
+    for passes in ({"dropout": "no"}, ["dropout"]):
+        refused(OptimizationError, "a dict of True and False by the names", model, passes=passes)
+    for tolerance in (-1.0, float("nan"), "small"):
+        refused(OptimizationError, "a number of at least 0 is expected", model, tolerance=tolerance)
     refused(OptimizationError, r"dtype=torch.int8: allowed are float32, b", model, dtype=torch.int8)
     refused(
         OptimizationError,
