@@ -42,7 +42,7 @@ SILENT_S: Final = 2.0
 """Time after which a wait for the compiler is shown."""
 
 SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""What a number is while a model is exported, if it depends on sizes that vary."""
+"""What a number is while a model is exported, if it depends on values of tensors or on sizes that vary."""
 
 CLEAR_LINE: Final = "\r\033[K"
 
@@ -97,7 +97,7 @@ class ModelCall:
         with under_autocast(self._autocast):
             outputs = self._forward(self.model, *args, **kwargs)
         if any(isinstance(it, SYMBOLIC) for it in pytree.tree_flatten(outputs)[0]):
-            raise NoLibraryError("it returns a number that depends on the sizes of its arguments")
+            raise NoLibraryError("it returns a number that depends on its arguments")
         return tuple(tensors_of(outputs))
 
 
