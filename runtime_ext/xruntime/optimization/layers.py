@@ -26,13 +26,12 @@ def with_low_weights(
 ) -> torch.Tensor:
     """Return `function(value)`, computed in `low` and returned in float32 where autocast is off.
 
-    Under autocast, or for a value in `low`, the result is what `function` returns.
+    Under autocast, or for a value in `low`, the result is what `function` returns. Autocast would convert the
+    value, too, but not within torch.vmap.
     """
+    output = function(value.to(low) if value.dtype == torch.float32 else value)
     if value.dtype == low or torch.is_autocast_enabled("cpu"):
-        return function(value)
-    if value.dtype == torch.float32:
-        value = value.to(low)
-    output = function(value)
+        return output
     return output.to(torch.float32) if output.dtype == low else output
 
 
@@ -109,9 +108,11 @@ class Joined(nn.Module):
             self._waiting.call = None
         if at:
             return self._linear(value, *self.own(at))
-        # Not torch.split, whose results autograd does not let a model change in place.
         whole = self._linear(value, self.weight, self.bias)
-        outputs = torch.unsafe_split_with_sizes(whole, self.sizes, -1)
+        # Autograd does not let a model change the results of torch.split in place; torch.vmap knows no other.
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
+        split: Any = torch.split if mapped else torch.unsafe_split_with_sizes
+        outputs: tuple[torch.Tensor, ...] = split(whole, self.sizes, -1)
         parts = dict(enumerate(outputs[1:], 1))
         self._waiting.call = _Waiting(value, _state(value), parts)
         return outputs[0]

@@ -227,3 +227,11 @@ def test_slice_of_a_sequential_is_a_plain_module(training: bool) -> None:
     part = (made[0] if isinstance(made, tuple) else made)[:2]
     assert type(part) is nn.Sequential
     torch.testing.assert_close(part(values), model[:2](values), rtol=0.05, atol=0.05)
+
+
+def test_vmap_of_layers_with_weights_in_bf16() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).eval()
+    images = torch.randn(3, 2, 3, 6, 6)
+    optimized = optimize(model, sample_input=images[0], graph="none", dtype=torch.bfloat16)
+    found, expected = torch.vmap(optimized)(images), torch.vmap(model)(images)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)

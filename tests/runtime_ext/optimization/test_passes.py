@@ -121,6 +121,8 @@ def test_linears_are_joined_where_their_outputs_may_have_gaps(
         assert outputs.stride() == expected.stride()
         wanted, found = (torch.autograd.grad(it.sum(), values) for it in (expected, outputs))
         torch.testing.assert_close(found, wanted)
+    many = torch.randn(2, 2, 5, 4)
+    torch.testing.assert_close(torch.vmap(optimized)(many), torch.vmap(model)(many))
 
 
 @pytest.mark.parametrize("sampled", [True, False])
