@@ -8,8 +8,8 @@ may take a branch without them, and would get the normalized output there.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,8 +17,8 @@ from torch import nn
 
 from xruntime.errors import OptimizationError
 
-_call = threading.local()
-"""`waiting`: during a call, the layers whose output has not reached the place of its norm, and the norms."""
+_waiting: ContextVar[set[str] | None] = ContextVar("waiting", default=None)
+"""During a call: the names of norms whose place the output of the layer before has not reached."""
 
 
 class FoldedNorm(nn.Identity):
@@ -41,9 +41,7 @@ class FoldedNorm(nn.Identity):
                 f" is a tensor of {input.dim()}: optimize with passes={{'linear_bn': False}}"
             )
         if self.awaited and not torch.compiler.is_compiling():
-            waiting = getattr(_call, "waiting", None)
-            if waiting is not None:
-                waiting.discard(self.name)
+            (_waiting.get() or set()).discard(self.name)
         return input
 
 
@@ -55,7 +53,7 @@ class AwaitNorm:
 
     def __call__(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
-            waiting = getattr(_call, "waiting", None)
+            waiting = _waiting.get()
             if waiting is not None:
                 waiting.add(self.name)
 
@@ -66,13 +64,12 @@ def refusing_skipped_norms() -> Iterator[None]:
     if torch.compiler.is_compiling():
         yield
         return
-    outer = getattr(_call, "waiting", None)
     waiting: set[str] = set()
-    _call.waiting = waiting
+    token = _waiting.set(waiting)
     try:
         yield
     finally:
-        _call.waiting = outer
+        _waiting.reset(token)
     if waiting:
         raise OptimizationError(
             f"a call skips {min(waiting)}, which the sample's call did not: optimize with"
