@@ -7,10 +7,11 @@ and the values of everything else. *Sizes* are the sizes of all its tensors, one
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,6 +20,16 @@ from xruntime.aoti.inputs import CONTIGUOUS, memory_format
 from xruntime.pytrees import CONSTANT_TYPES, constant_key
 
 Sizes = tuple[tuple[int, ...], ...]
+
+_SCOPE: Final = {
+    "abs": abs,
+    "max": max,
+    "min": min,
+    "round": round,
+    "math": math,
+    "torch": torch,
+}
+"""What torch's printer of conditions refers to."""
 
 
 class Structure:
@@ -163,7 +174,7 @@ class Served:
     conditions
         Further ones, as Python expressions of the names, under which the compiler chose the code.
 
-    Raises ValueError for a condition that cannot be parsed.
+    Raises ValueError for a condition that cannot be parsed or names something else.
     """
 
     def __init__(
@@ -179,6 +190,11 @@ class Served:
             self._conditions = [compile(text, "<condition>", "eval") for text in conditions]
         except SyntaxError as error:
             raise ValueError(f"{error.text!r} is no expression") from error
+        known = {*_SCOPE, *self.ranges}
+        for text in conditions:
+            names = {it.id for it in ast.walk(ast.parse(text)) if isinstance(it, ast.Name)}
+            if not names <= known:
+                raise ValueError(f"{text!r} names {min(names - known)!r}, which is unknown")
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether the code computes calls of these sizes."""
@@ -199,7 +215,7 @@ class Served:
             if size < low or (high is not None and size > high):
                 return False
         # They were written beside the code that they are about, which is trusted as much.
-        scope = {"__builtins__": {}, "math": math, **values}
+        scope = {"__builtins__": {}, **_SCOPE, **values}
         return all(eval(condition, scope) for condition in self._conditions)  # noqa: S307
 
     @property
@@ -228,6 +244,7 @@ class Nest:
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
+        self.has_numbers = any(isinstance(it, (int, float, complex)) for it in self._leaves)
         kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
         """Why compiled code cannot return it; None if it can."""

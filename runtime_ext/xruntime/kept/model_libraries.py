@@ -28,6 +28,7 @@ from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes
 from xruntime.kept.fingerprint import Fingerprint
 from xruntime.kept.making import (
     CAN_FORK,
+    NoLibraryError,
     NotCompiledError,
     Order,
     compile_in_child,
@@ -35,10 +36,13 @@ from xruntime.kept.making import (
 from xruntime.kept.store import Code, CodeStore, Refused, open_store, write_refusal
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
-_FORMAT: Final = "2"
+_FORMAT: Final = "3"
 
 SILENT_S: Final = 2.0
 """Time after which a wait for the compiler is shown."""
+
+SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""What a number is while a model is exported, if it depends on values of tensors or on sizes that vary."""
 
 CLEAR_LINE: Final = "\r\033[K"
 
@@ -76,7 +80,8 @@ class CallKey(NamedTuple):
 class ModelCall:
     """Computes a model's call from its tensors; returns the tensors of the outputs.
 
-    `forward` is called with the model first. `leaves` are those of the call's nest.
+    `forward` is called with the model first. `leaves` are those of the call's nest. Raises NoLibraryError
+    while it is exported, unless strictly, if it returns a number that differs between calls.
     """
 
     def __init__(
@@ -91,6 +96,8 @@ class ModelCall:
         args, kwargs = self._arguments.rebuilt(tensors)
         with under_autocast(self._autocast):
             outputs = self._forward(self.model, *args, **kwargs)
+        if any(isinstance(it, SYMBOLIC) for it in pytree.tree_flatten(outputs)[0]):
+            raise NoLibraryError("it returns a number that depends on its arguments")
         return tuple(tensors_of(outputs))
 
 

@@ -70,7 +70,7 @@ class WatchedState:
         self._tensors = [(name, it, it.data_ptr(), _version(it)) for name, it in tensors.values()]
         # Storages stay in memory while their words are read.
         self._storages = [it.untyped_storage() for _, it in tensors.values()]
-        self._words = [word for _, it in tensors.values() for word in _words(it)]
+        self._words = [word for _, it in tensors.values() for word in sampled_words(it)]
         self._sampled = [word.value for word in self._words]
 
     def change(self) -> str | None:
@@ -189,8 +189,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel() > 0
 
 
-def _words(tensor: torch.Tensor) -> list[Any]:
-    """Words of 8 bytes at even distances in the memory of a tensor; its bytes if it is smaller."""
+def sampled_words(tensor: torch.Tensor) -> list[Any]:
+    """Words of 8 bytes at even distances in the memory of a tensor; its bytes if it is smaller.
+
+    None of a tensor without such memory.
+    """
+    if not _is_plain(tensor):
+        return []
     storage = tensor.untyped_storage()
     start = tensor.data_ptr()
     size = min(

@@ -10,11 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from xruntime.compilation.gil import kind_of
 from xruntime.compilation.inductor import eager_module
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
+from xruntime.optimization.optimized_module import OptimizedModule
 from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained, is_for_training
 from xruntime.pytrees import place
 
@@ -77,10 +79,33 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
         raise OptimizationError(
             f"this {type(original).__name__} is optimized already: give optimize() the original module"
         )
+    for name, part in original.named_modules():
+        if isinstance(part, OptimizedModule):
+            raise OptimizationError(
+                f"{name} of this {type(original).__name__} is optimized already: put the original module"
+                " there, and optimize the whole"
+            )
+    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
+        if is_lazy(tensor):
+            raise OptimizationError(
+                f"{name} of this {type(original).__name__} gets its size in the first call: call the model"
+                " before optimize()"
+            )
     _check_choice("level", level, LEVELS)
     _check_choice("graph", graph, tuple(GRAPHS))
+    tolerance: Any = asked.tolerance
+    passes: Any = asked.passes
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
+        raise OptimizationError(
+            f"tolerance={tolerance!r}: a number of at least 0 is expected, or None for the precision's own"
+        )
+    if not isinstance(passes, Mapping) or not all(isinstance(it, bool) for it in passes.values()):
+        raise OptimizationError(
+            f"passes={passes!r}: a dict of True and False by the names of passes is expected, for example"
+            " {'join_linears': False}"
+        )
     known = TRAINING if training else INFERENCE
-    for name in asked.passes:
+    for name in passes:
         if name not in known:
             raise OptimizationError(
                 f"passes: there is no {name!r} for {'training' if training else 'inference'}; allowed are"

@@ -47,6 +47,10 @@ class Edits:
         self._undo.append(functools.partial(setattr, module, "__class__", type(module)))
         module.__class__ = kind
 
+    def add_forward_hook(self, module: nn.Module, hook: Callable[..., None]) -> None:
+        """Have `hook` called after each call of a module."""
+        self._undo.append(module.register_forward_hook(hook).remove)
+
     def replace_parameter(self, old: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
         """Put a new Parameter of this value wherever `old` is, so that tied weights stay tied."""
         new = nn.Parameter(value, requires_grad=old.requires_grad)

@@ -18,11 +18,8 @@ from xruntime.optimization.module_order import (
     shared_parameters,
 )
 from xruntime.optimization.run import Run
+from xruntime.optimization.skipped_norms import AwaitNorm, FoldedNorm
 from xruntime.optimization.steps import SkipPassError
-
-
-class FoldedNorm(nn.Identity):
-    """Stands where a batch norm was that is now part of the weights before it."""
 
 
 class NoDropout(nn.Identity):
@@ -78,6 +75,13 @@ def _fold(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
         reason = _obstacle(run, order, first, norm, shared)
         if reason is None:
             _fold_pair(run, first, norm)
+            watched = isinstance(order, CallRecording)
+            if watched:
+                run.edits.add_forward_hook(first, AwaitNorm(names[norm]))
+                run.runner.norms_may_be_skipped = True
+            dimensions = 2 if type(first) is nn.Linear else None
+            stand_in = FoldedNorm(names[norm], awaited=watched, dimensions=dimensions)
+            run.edits.replace_module(norm, stand_in)
             folded += 1
         else:
             refused.append(f"{names[first]} and {names[norm]} not: {reason}")
@@ -143,4 +147,3 @@ def _fold_pair(run: Run, first: Any, norm: Any) -> None:
     for name, value in zip(("weight", "bias"), fused, strict=True):
         made = nn.Parameter(value.detach().to(dtype), requires_grad=False)
         run.edits.set_parameter(first, name, made)
-    run.edits.replace_module(norm, FoldedNorm())

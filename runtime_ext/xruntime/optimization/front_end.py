@@ -112,7 +112,7 @@ def optimize(
     request = checked(
         OptimizeRequest(
             *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
-            *(measure, wait, dict(passes or {}), tolerance, keep_weights),
+            *(measure, wait, passes or {}, tolerance, keep_weights),
         )
     )
     if optimizer is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from xruntime.compilation.call_shapes import of_its_own
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.compilation.inductor import first_line
-from xruntime.errors import CompilationError
+from xruntime.errors import CompilationError, OptimizationError
 from xruntime.optimization.module_order import hooks_of
 from xruntime.optimization.outputs import with_tensors
 from xruntime.optimization.runner import CallRunner
@@ -55,9 +56,23 @@ class CompiledGraph:
         else:
             outputs = self._code().call_or(plain, self._report, args, kwargs)
         if self.graphs > before:
+            if self._runner.norms_may_be_skipped:
+                self._check_norms(plain)
             # These outputs are of the module as it is; those of code for other shapes may not be.
             self._runner.is_changed(thorough=True)
         return self._finished(outputs)
+
+    def _check_norms(self, plain: Callable[[], Any]) -> None:
+        """Raise OptimizationError if a call skips a folded norm, and call the modules from then on.
+
+        They notice that, and compiled code does not.
+        """
+        try:
+            plain()
+        except OptimizationError as error:
+            self._runner.compiled = None
+            self._runner.warn("calls", str(error))
+            raise
 
     def _finished(self, outputs: Any) -> Any:
         outputs = self._runner.modes.result(outputs)

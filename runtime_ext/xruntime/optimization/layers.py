@@ -17,19 +17,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from xruntime.kept.watched_state import sampled_words
+from xruntime.threads.torch_modes import current_autocast
+
 
 def with_low_weights(
     function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, low: torch.dtype
 ) -> torch.Tensor:
     """Return `function(value)`, computed in `low` and returned in float32 where autocast is off.
 
-    Under autocast, or for a value in `low`, the result is what `function` returns.
+    Under autocast, or for a value in `low`, the result is what `function` returns. Autocast would convert the
+    value, too, but not within torch.vmap.
     """
+    output = function(value.to(low) if value.dtype == torch.float32 else value)
     if value.dtype == low or torch.is_autocast_enabled("cpu"):
-        return function(value)
-    if value.dtype == torch.float32:
-        value = value.to(low)
-    output = function(value)
+        return output
     return output.to(torch.float32) if output.dtype == low else output
 
 
@@ -57,17 +59,20 @@ class _Waiting(NamedTuple):
     """Outputs that the first linear computed for the others."""
 
     value: torch.Tensor
-    version: int | None
-    autocast: bool
+    state: tuple[Any, ...]
     parts: dict[int, torch.Tensor]
 
-    def fits(self, value: torch.Tensor, version: int | None) -> bool:
-        """Whether they are outputs for this tensor with its present content."""
-        return (
-            self.value is value
-            and self.version == version
-            and self.autocast == torch.is_autocast_enabled("cpu")
-        )
+
+def _state(value: torch.Tensor) -> tuple[Any, ...]:
+    """Return what decides whether outputs for this tensor are still right.
+
+    Torch does not count the changes of tensors made in inference mode: some words of their memory are compared.
+    """
+    if value.is_inference():
+        content: Any = [word.value for word in sampled_words(value)]
+    else:
+        content = value._version  # noqa: SLF001 - no public one
+    return content, torch.is_grad_enabled(), current_autocast()
 
 
 class Joined(nn.Module):
@@ -93,18 +98,23 @@ class Joined(nn.Module):
 
     def part(self, at: int, value: torch.Tensor) -> torch.Tensor:
         """Return the output of linear number `at`."""
-        version = None if value.is_inference() else value._version  # noqa: SLF001 - no public one
         waiting: _Waiting | None = getattr(self._waiting, "call", None)
-        if waiting is not None and waiting.fits(value, version) and at in waiting.parts:
-            output = waiting.parts.pop(at)
-            if not waiting.parts:
-                self._waiting.call = None
-            return output
+        if waiting is not None and waiting.value is value and at in waiting.parts:
+            if waiting.state == _state(value):
+                output = waiting.parts.pop(at)
+                if not waiting.parts:
+                    self._waiting.call = None
+                return output
+            self._waiting.call = None
         if at:
             return self._linear(value, *self.own(at))
-        outputs = torch.split(self._linear(value, self.weight, self.bias), self.sizes, -1)
+        whole = self._linear(value, self.weight, self.bias)
+        # Autograd does not let a model change the results of torch.split in place; torch.vmap knows no other.
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
+        split: Any = torch.split if mapped else torch.unsafe_split_with_sizes
+        outputs: tuple[torch.Tensor, ...] = split(whole, self.sizes, -1)
         parts = dict(enumerate(outputs[1:], 1))
-        self._waiting.call = _Waiting(value, version, torch.is_autocast_enabled("cpu"), parts)
+        self._waiting.call = _Waiting(value, _state(value), parts)
         return outputs[0]
 
     def _linear(
@@ -140,5 +150,5 @@ class JoinedLinear(nn.Module):
     def bias(self) -> torch.Tensor | None:
         return self.joined.own(self.at)[1]
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return self.joined.part(self.at, value)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        return self.joined.part(self.at, input)

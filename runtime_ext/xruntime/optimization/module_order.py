@@ -8,6 +8,8 @@ operator that reads what a module returned.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, MutableMapping
@@ -20,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from xruntime.compilation.samples import Sample
+from xruntime.optimization.skipped_norms import AwaitNorm
 
 CONVOLUTIONS = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -36,8 +39,9 @@ _HOOKS = (
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """Return the hooks that someone has registered on calls of this module."""
-    return [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
+    """Return the hooks that someone has registered on calls of this module, without our own."""
+    found = [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
+    return [hook for hook in found if not isinstance(hook, AwaitNorm)]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -67,6 +71,10 @@ class CallRecording(NamedTuple):
     read_elsewhere: set[nn.Module]
     """Modules whose weights were read while they were not called."""
 
+    dense: set[nn.Module]
+    """Modules whose output cannot be a part of a wider tensor: it was returned or stored, or viewed across its
+    rows."""
+
     convolution_share: float
     """The convolutions' part of the multiplications in convolutions and linears."""
 
@@ -80,6 +88,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made_by: MutableMapping[torch.Tensor, nn.Module] = WeakTensorKeyDictionary()
         self.readers: dict[nn.Module, list[nn.Module | None]] = {}
         self.read_elsewhere: set[nn.Module] = set()
+        self.dense: set[nn.Module] = set()
         self._owners = owners
 
     @classmethod
@@ -97,7 +106,25 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             owner = self._owners.get(id(leaf))
             if owner is not None and owner not in self.stack:
                 self.read_elsewhere.add(owner)
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.view.default:
+            maker = self.made_by.get(args[0])
+            if maker is not None and not _keeps_rows(args[0].shape, made.shape):
+                self.dense.add(maker)
+        return made
+
+
+def _keeps_rows(old: torch.Size, new: torch.Size) -> bool:
+    """Whether a view divides rows, the last dimension, but joins none, so that there may be gaps between them.
+
+    Not where that is unknown because there is a single row: a batch of more may be joined.
+    """
+    if new[: len(old) - 1] == old[:-1]:
+        return True
+    if len(old) < 2 or old[-2] == 1:
+        return False
+    sizes = list(itertools.accumulate(reversed(new), operator.mul))
+    return old[-1] in sizes
 
 
 def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
@@ -145,7 +172,8 @@ def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         convolution = type(module) in CONVOLUTIONS
-        per_value = weight.numel() // max(1, output.shape[1 if convolution else -1])
+        features: Any = module.out_channels if convolution else module.out_features
+        per_value = weight.numel() // max(1, features)
         work[convolution] += output.numel() * per_value
 
     hooks = []
@@ -170,7 +198,11 @@ def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
         and all(reader is norm for reader in watch.readers[maker])
     }
     share = work[True] / max(1, work[True] + work[False])
-    return CallRecording(calls, follows, dimensions, siblings, watch.read_elsewhere, share), outputs
+    found = CallRecording(
+        *(calls, follows, dimensions, siblings),
+        *(watch.read_elsewhere, watch.dense | kept, share),
+    )
+    return found, outputs
 
 
 class Traced(NamedTuple):

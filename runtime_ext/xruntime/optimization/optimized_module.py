@@ -113,7 +113,14 @@ def subclass(
     Other code saves the name, or looks it up: a configuration's `architectures`, tables by class name.
     Raises OptimizationError if the model's class allows no subclass.
     """
+
+    def make(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Make a plain module, such as a slice of a Sequential, which its class makes."""
+        self.__class__ = kind
+        kind.__init__(self, *args, **kwargs)
+
     space: dict[str, Any] = {
+        "__init__": functools.wraps(kind.__init__)(make),
         "forward": functools.wraps(kind.forward)(forward),
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError
-from xruntime.pytrees import entries, rebuilt
+from xruntime.pytrees import entries, leaves, rebuilt
 
 MAX_DEPTH = 32
+
+CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format by the number of dimensions."""
 
 
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -64,7 +68,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def comparable(value: Any) -> Any:
-    """Return `value` with dataclasses as dicts, so that the accuracy check looks into them."""
+    """Return `value` for the accuracy check: dataclasses as dicts, nested tensors as lists."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return list(value.unbind())
     inner = None if isinstance(value, torch.Tensor) else entries(value)
     if inner is not None:
         return {str(key): comparable(item) for key, item in inner}
@@ -76,19 +82,30 @@ def comparable(value: Any) -> Any:
     return value
 
 
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is stored channels-last, and not contiguous at the same time."""
+    layout = CHANNELS_LAST.get(tensor.dim()) if tensor.layout is torch.strided else None
+    return (
+        layout is not None
+        and tensor.is_contiguous(memory_format=layout)
+        and not tensor.is_contiguous()
+    )
+
+
 def copied(call: Sample) -> Sample:
-    """Return the same call on copies of its tensors: a model may write into its arguments."""
-    made: dict[int, torch.Tensor] = {}
+    """Return the same call on copies of its arguments, into which a model may write.
 
-    def copy(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.detach().clone()
-        return made[id(tensor)]
-
-    args = tuple([with_tensors(copy, value) for value in call.args])
-    return Sample(args, {name: with_tensors(copy, value) for name, value in call.kwargs.items()})
-
-
-def restored(value: Any, low: torch.dtype, wanted: torch.dtype) -> Any:
-    """Return outputs with tensors of dtype `low` converted to `wanted`."""
-    return with_tensors(lambda tensor: tensor.to(wanted) if tensor.dtype == low else tensor, value)
+    Modules are not copied, and of arguments that cannot be copied only the tensors are.
+    """
+    arguments = [*call.args, *call.kwargs.values()]
+    made: dict[int, Any] = {
+        id(leaf): leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.nn.Module)
+    }
+    for tensor in tensors_in(arguments):
+        made[id(tensor)] = tensor.detach().clone()
+    try:
+        given = copy.deepcopy(arguments, dict(made))
+    except Exception:  # noqa: BLE001 - any error of an argument's own class
+        given = with_tensors(lambda tensor: made[id(tensor)], arguments)
+    count = len(call.args)
+    return Sample(tuple(given[:count]), dict(zip(call.kwargs, given[count:], strict=True)))

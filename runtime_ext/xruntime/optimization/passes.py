@@ -10,13 +10,12 @@ from torch import nn
 
 from xruntime.optimization.layers import Joined, JoinedLinear, lowered_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
+from xruntime.optimization.outputs import CHANNELS_LAST, is_channels_last
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
 
 CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
 """Modules whose weights are stored in a lower precision. Norms are not among them."""
-
-LAYOUTS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def without_gradients(run: Run) -> str:
@@ -44,7 +43,10 @@ def use_channels_last(run: Run) -> str:
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         change = run.edits.set_layout if run.keeps_parameters else run.edits.replace_layout
-        change(weight, LAYOUTS[weight.dim()])
+        change(weight, CHANNELS_LAST[weight.dim()])
+    returned = [] if run.check is None else run.check.expected_tensors()
+    if not any(map(is_channels_last, returned)):
+        run.modes = run.modes._replace(contiguous=True)
     return f"converted {len(found)} weights; {why}"
 
 
@@ -59,10 +61,26 @@ def lower_precision(run: Run) -> str:
         return "float32: calls run without autocast"
     if dtypes and dtypes == {wanted}:
         raise SkipPassError(f"all weights are {_name(wanted)} already")
-    outputs = torch.float32 if torch.float32 in dtypes or not dtypes else None
+    outputs = _output_dtype(run, wanted, dtypes)
     run.modes = run.modes._replace(dtype=wanted, outputs=outputs)
-    kept = f"; outputs in {_name(wanted)} are returned as float32" if outputs else ""
+    kept = f"; outputs in {_name(wanted)} are returned as {_name(outputs)}" if outputs else ""
     return f"calls run under autocast to {_name(wanted)}{kept}"
+
+
+def _output_dtype(run: Run, wanted: torch.dtype, weights: set[torch.dtype]) -> torch.dtype | None:
+    """Return what outputs in `wanted` are converted to; None: they stay, as the model's are `wanted`, too.
+
+    Raises SkipPassError if the model returns several dtypes that autocast could turn into `wanted`.
+    """
+    found = weights if run.check is None else run.check.expected_dtypes()
+    found = found - {torch.float64} or found  # which autocast leaves as it is
+    if not found or (run.check is None and torch.float32 in found):
+        return torch.float32
+    if len(found) > 1:
+        names = " and ".join(sorted(map(_name, found)))
+        raise SkipPassError(f"the model returns tensors in {names}, which autocast would mix up")
+    returned = next(iter(found))
+    return None if returned == wanted else returned
 
 
 def lower_weights(run: Run) -> str:
@@ -122,7 +140,11 @@ def join_linears(run: Run) -> str:
         joined.eval()
         for at, linear in enumerate(group):
             run.edits.replace_module(linear, JoinedLinear(joined, at, linear))
-    left = f"; {refused} are called twice, or have hooks or tied weights" if refused else ""
+    left = (
+        f"; {refused} are called twice, have hooks or tied weights, or are returned or viewed as they are"
+        if refused
+        else ""
+    )
     if not groups:
         raise SkipPassError(f"none of the linears with one input can be joined{left}")
     return f"joined {sum(map(len, groups))} linears into {len(groups)}{left}"
@@ -135,6 +157,7 @@ def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:
         linear is not run.model
         and recording.calls[linear] == 1
         and linear not in recording.read_elsewhere
+        and linear not in recording.dense
         and not has_hooks(linear)
         and run.count(linear) == 1
         and not {id(p) for p in linear.parameters()} & shared

@@ -23,7 +23,7 @@ from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module_order import CallRecording, Traced, record, trace
 from xruntime.optimization.optimized_module import optimized_class, own_dtype
-from xruntime.optimization.outputs import comparable, copied
+from xruntime.optimization.outputs import comparable, copied, tensors_in
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
 
@@ -211,6 +211,11 @@ class OutputCheck:
                 known = known._replace(seconds=time.perf_counter() - began)
             self._expected = comparable(known.outputs)
         except Exception as error:
+            if "grad" in str(error) and self._works_with_gradients(model, sample, own):
+                raise OptimizationError(
+                    f"{name} needs gradients in its forward ({first_line(error)}), and calls here run"
+                    " without: wrap what needs them in torch.enable_grad()"
+                ) from error
             raise OptimizationError(
                 f"{name} cannot be called with the sample"
                 f" ({first_line(error)}){sample_problem(model, sample)}"
@@ -238,6 +243,22 @@ class OutputCheck:
                 f"{name} computes something else in each call, so that nothing can be checked: {problem}."
                 " Remove what is random, or allow any difference by tolerance=float('inf')"
             )
+
+    @staticmethod
+    def _works_with_gradients(model: nn.Module, sample: Any, modes: Modes) -> bool:
+        call = copied(sample)
+        with torch.enable_grad(), modes.precision(), contextlib.suppress(Exception):
+            model(*call.args, **call.kwargs)
+            return True
+        return False
+
+    def expected_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the input's outputs."""
+        return tensors_in(self._expected)
+
+    def expected_dtypes(self) -> set[torch.dtype]:
+        """Return the floating-point dtypes among the input's outputs."""
+        return {it.dtype for it in self.expected_tensors() if it.is_floating_point()}
 
     def problem(self, call: Callable[[], Any]) -> str | None:
         """Why the outputs of `call` cannot be used; None if they agree with the input's."""

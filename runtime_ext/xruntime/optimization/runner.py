@@ -15,7 +15,8 @@ from torch.utils._device import DeviceContext
 
 from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
-from xruntime.optimization.outputs import restored, tensors_in
+from xruntime.optimization.outputs import is_channels_last, tensors_in, with_tensors
+from xruntime.optimization.skipped_norms import refusing_skipped_norms
 from xruntime.threads.torch_modes import Autocast, current_autocast, under_autocast
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -36,6 +37,9 @@ class Modes(NamedTuple):
     outputs: torch.dtype | None = None
     """Precision that outputs in `dtype` are converted to; None: they stay."""
 
+    contiguous: bool = False
+    """Whether channels-last outputs are returned contiguous, as the model's are."""
+
     def autocast(self) -> Autocast | None:
         """Return the autocast to call under; None without any."""
         if self.dtype is None:
@@ -52,10 +56,17 @@ class Modes(NamedTuple):
         return contextlib.nullcontext() if self.dtype is None else under_autocast(self.autocast())
 
     def result(self, outputs: Any) -> Any:
-        """Return outputs in the dtype that the caller expects."""
-        if self.outputs is None or self.dtype is None:
+        """Return outputs in the dtype and the layout that the caller expects."""
+        if self.outputs is None and not self.contiguous:
             return outputs
-        return restored(outputs, self.dtype, self.outputs)
+        return with_tensors(self._usual, outputs)
+
+    def _usual(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.outputs is not None and tensor.dtype == self.dtype:
+            tensor = tensor.to(self.outputs)
+        if self.contiguous and is_channels_last(tensor):
+            tensor = tensor.contiguous()
+        return tensor
 
 
 def transformed() -> bool:
@@ -109,6 +120,9 @@ class CallRunner:
         self.frozen: FrozenModel | None = None
         """The model that the code was compiled of, once it is finished."""
 
+        self.norms_may_be_skipped = False
+        """Whether batch norms were folded that only the sample's call is known to use."""
+
         self._change: str | None = None
         self._warned = False
 
@@ -132,7 +146,8 @@ class CallRunner:
     ) -> Any:
         """Call the modules one by one."""
         modes = self.modes._replace(no_grad=False) if gradients else self.modes
-        with modes.grad_mode(), modes.precision():
+        watch = refusing_skipped_norms if self.norms_may_be_skipped else contextlib.nullcontext
+        with modes.grad_mode(), modes.precision(), watch():
             outputs = self.kind.forward(model, *args, **kwargs)
         return modes.result(outputs)
 

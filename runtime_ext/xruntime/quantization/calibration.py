@@ -77,14 +77,27 @@ class Observed(nn.Module):
                 f"the calibration of {self.name} has ended: calibrate again for more batches"
             )
         args, kwargs = self.signature.check(args, kwargs)
+        prepared = self._prepared[0]
+        own = set(self.exported.graph_signature.buffers)
+        buffers = [
+            (name, buffer, buffer._version)  # noqa: SLF001 - nothing public tells
+            for name, buffer in prepared.named_buffers()
+            if name in own and not buffer.is_inference()
+        ]
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             try:
-                outputs = self._prepared[0](*args, **kwargs)
+                outputs = prepared(*args, **kwargs)
             except Exception as error:
                 # torchao's observers of histograms fail for NaN.
                 raise QuantizationError(
                     f"{self.name} cannot be calibrated with this batch: {first_line(error)}"
                 ) from error
+        for name, buffer, version in buffers:
+            if buffer._version != version:  # noqa: SLF001
+                raise QuantizationError(
+                    f"a call of {self.name} changes its buffer {name}, and an INT8 module has no state: keep"
+                    " that out of forward"
+                )
         self.batches += 1
         return outputs
 
@@ -142,6 +155,17 @@ class Observed(nn.Module):
 
         check_range(conf)
         graph = self.exported.module(check_guards=False)
+        for name in set(self.exported.graph_signature.buffers_to_mutate.values()):
+            path, _, attribute = name.rpartition(".")
+            owner = graph.get_submodule(path)
+            # It is the model's own.
+            setattr(owner, attribute, getattr(owner, attribute).clone())
+        copies: dict[int, torch.Tensor] = {}
+        for name, buffer in list(graph.named_buffers(remove_duplicate=False)):
+            # It is the model's own, and a call may change it.
+            path, _, attribute = name.rpartition(".")
+            copied = copies.setdefault(id(buffer), buffer.clone())
+            setattr(graph.get_submodule(path), attribute, copied)
         name_operators(graph.graph)
         try:
             prepared = observe(graph, conf)

@@ -70,6 +70,9 @@ _SOURCES: Final[dict[Any, Any]] = {
 }
 """What a node is to the quantizer. Other nodes, and additions that cannot be fused, match nothing."""
 
+WEIGHTED: Final = ("conv1d", "conv2d", "linear")
+"""The kinds of operators with a weight."""
+
 NAME: Final = "xruntime_operator"
 """The key of an operator's name in its node's `meta`."""
 
@@ -92,13 +95,18 @@ def name_operators(graph: torch.fx.Graph) -> None:
 
     A name is the path of the module, for a function with the operator's kind behind it; later calls of
     the same get a number. **Ex.:** ``layer1.0.conv1``, ``layer1.0.add``, ``layer1.0.add@1``.
+
+    An operator whose weight is computed, as by weight_norm, gets no name and is not quantized.
     """
     used: dict[str, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        node.meta["source_fn_stack"] = [(node.name, _source(node))]
         kind = KINDS.get(node.target)
+        if kind in WEIGHTED and node.args[1].op != "get_attr":
+            node.meta["source_fn_stack"] = [(node.name, node.target)]  # it matches nothing
+            continue
+        node.meta["source_fn_stack"] = [(node.name, _source(node))]
         if kind is None:
             continue
         path, module = next(reversed(node.meta.get("nn_module_stack", {"": ("", "")}).values()))
@@ -130,7 +138,7 @@ def operators(module: torch.fx.GraphModule) -> dict[str, Operator]:
     for node in _observing(module):
         kind = KINDS[node.target]
         weight: tuple[int, ...] = ()
-        if kind in ("conv1d", "conv2d", "linear"):
+        if kind in WEIGHTED:
             weight = tuple(weight_of(module, node.all_input_nodes[1]).shape)
         found[node.meta[NAME]] = Operator(kind, weight=weight)
     return found

@@ -20,6 +20,7 @@ from xlaunch.text import counted, plural
 from xruntime.aoti.package import StreamPackage
 from xruntime.compilation.gil import gil_enabled, kind_of
 from xruntime.errors import ClosedError, GILWarning, StreamCountError
+from xruntime.pytrees import tensor_leaves
 from xruntime.streams.batching import Batching
 from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
@@ -62,8 +63,9 @@ class MultiStreamModule(torch.nn.Module):
         The number of calls of `submit` and `map`, or batches of `max_batch` calls, that wait for each stream
         before the caller does.
     check
-        Compare the first batch that is split without hints with a call of the eager module on all of
-        it: without a hint the batch's dimension is a guess. Packages have no eager module. With
+        Compare the first batch that is split without hints, and the first whose tensors have other numbers of
+        dimensions, with a call of the eager module on all of it: without a hint the batch's dimension is a
+        guess. Packages have no eager module. With
         `max_batch`, also compare the first three batches of waiting calls of each shape and size with single calls:
         their results, and their time.
     max_batch
@@ -113,8 +115,11 @@ class MultiStreamModule(torch.nn.Module):
         self._kind = kind_of(model)
         self._training_dependent = training_dependent(model)
         guesses = input_split_hint is None or output_concat_hint is None
-        self._uncompared = check and concat_output and guesses
-        """Whether the next batch that is split is compared with the whole."""
+        self._compares = check and concat_output and guesses
+        """Whether the first batch of each form is compared with the whole."""
+
+        self._compared: set[tuple[Any, ...]] = set()
+        """The forms: which arguments are tensors, and their numbers of dimensions."""
 
         self._pin_workers = pin_workers
         self._queue_length = queue_length
@@ -145,7 +150,7 @@ class MultiStreamModule(torch.nn.Module):
         raised when all have ended.
         """
         self._refuse_training()
-        if self._uncompared:
+        if self._compares:
             return self._compared_call(args, kwargs)
         return self._split_call(args, kwargs)
 
@@ -158,6 +163,9 @@ class MultiStreamModule(torch.nn.Module):
 
     def _compared_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model, and compare the result with that of the whole batch if it is split."""
+        form = tuple([(path, tensor.dim()) for path, tensor in tensor_leaves((args, kwargs))])
+        if form in self._compared:
+            return self._split_call(args, kwargs)
         original = eager_original(self.model)
         items = count_items(args, kwargs, self.input_split_hint)
         if original is None or min(items, len(self._streams)) < 2:
@@ -165,7 +173,7 @@ class MultiStreamModule(torch.nn.Module):
         call = copied((args, kwargs))
         result = self._split_call(args, kwargs)
         compare(self.model, original, call, result)
-        self._uncompared = False
+        self._compared.add(form)
         return result
 
     def _refuse_training(self) -> None:
@@ -205,7 +213,7 @@ class MultiStreamModule(torch.nn.Module):
             lines.append(
                 "  the number is not decided: the next batches with an item for each stream are measured"
             )
-        if self._uncompared and eager_original(self.model) is None:
+        if self._compares and eager_original(self.model) is None:
             lines.append(
                 "  not compared with a whole batch, because there is no eager module: without a hint,"
                 " dimension 0 of every tensor is the batch"

@@ -81,6 +81,14 @@ def test_sizes_that_code_serves() -> None:
     assert not served.fits(((4, 3, 1), (4,)))
     assert Served([["a"]], {"a": (2, None)}, ()).fits(((10**9,),))
     assert served.pattern.described() == "?x3, ?"
+    for condition in (
+        "max(1, a // 2) == 2",
+        "min(a, 5) == math.ceil(4.5)",
+        "abs(a) >= torch.sym_float(a)",
+    ):
+        assert Served([["a"]], {"a": (2, None)}, [condition]).fits(((5,),))
+    with pytest.raises(ValueError, match="names 'b', which is unknown"):
+        Served([["a"]], {"a": (2, None)}, ["a == 2 or a < b"])
     with pytest.raises(ValueError, match="no expression"):
         Served([["a"]], {"a": (2, None)}, ["a <"])
 

@@ -279,6 +279,34 @@ def test_numbers_that_differ_are_left_to_torch(store: Path) -> None:
     assert len(entries(store)) == 1
 
 
+class Counted(nn.Linear):
+    """Returns its number of rows, too."""
+
+    def forward(self, values: Tensor) -> Any:
+        return super().forward(values), values.shape[0]
+
+
+class Summed(nn.Linear):
+    """Returns the sum of its outputs, too."""
+
+    def forward(self, values: Tensor) -> Any:
+        outputs = super().forward(values)
+        return outputs, outputs.sum().item()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "sizes"), [(Counted, (3, 5, 7, 5)), (Summed, (3, 3))])
+def test_numbers_among_outputs_are_left_to_torch(
+    store: Path, kind: type[nn.Linear], sizes: tuple[int, ...]
+) -> None:
+    model = kind(4, 3).eval()
+    dynamic = len(set(sizes)) > 1
+    compiled = compile_for_streams(model, torch.rand(3, 4), threads=1, dynamic=dynamic)
+    assert "not kept: it returns numbers, which may differ from call to call" in notes(compiled)
+    for size in sizes:
+        agrees(compiled, model, torch.rand(size, 4))
+
+
 @pytest.mark.long
 def test_code_that_computes_something_else_is_removed(
     store: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,7 @@ import torch
 from tests.runtime_ext.stream_threads import in_a_thread
 
 from xruntime import operator_library
-from xruntime.kept.calls import Pattern
+from xruntime.kept.calls import Pattern, flat_call
 from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
@@ -29,7 +29,7 @@ from xruntime.kept.making import (
     calls_by_torch,
     compile_in_child,
 )
-from xruntime.kept.model_libraries import stored_format
+from xruntime.kept.model_libraries import CallKey, ModelCall, stored_format
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -203,3 +203,28 @@ def _is_there(group: int) -> bool:
         if int(fields[2]) == group:
             states.append(fields[0])
     return any(state != "Z" for state in states)
+
+
+class Counting(torch.nn.Module):
+    """Returns a number beside its output."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return values * 2, values.shape[0]
+
+
+class Summing(torch.nn.Module):
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return values * 2, values.sum().item()
+
+
+@pytest.mark.parametrize(("model", "rows"), [(Counting(), None), (Summing(), 3)])
+def test_numbers_that_depend_on_a_call_are_not_kept(
+    tmp_path: Path, model: torch.nn.Module, rows: int | None
+) -> None:
+    values = torch.ones(3, 4)
+    given = flat_call((values,), {})
+    key = CallKey(given.form, 1, None, torch.float32)
+    call = ModelCall(type(model).forward, model, key, given.leaves)
+    error = compiled(order(call, values)._replace(pattern=Pattern(((rows, 4),))), tmp_path)
+    assert error.final
+    assert str(error) == "it returns a number that depends on its arguments"

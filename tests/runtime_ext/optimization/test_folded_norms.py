@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from xruntime.optimization import PassOutcome, explain, optimize
+from xruntime.errors import OptimizationError
+from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
 
 
 def randomized(norm: Any) -> Any:
@@ -104,6 +105,52 @@ def test_order_is_watched_where_fx_cannot_trace() -> None:
     step = explain(optimize(model)).step("conv_bn")
     assert step.outcome is PassOutcome.SKIPPED
     assert "torch.fx cannot trace it (TraceError" in step.reason
+
+
+class Skipping(Branching):
+    """Its batch norm is used in some calls."""
+
+    def forward(self, images: Tensor, norm: bool = True) -> Tensor:
+        features = self.first(images)
+        return self.norm(features) if norm and len(images) > 1 else features
+
+
+def test_call_that_skips_a_folded_norm_is_refused() -> None:
+    model, sample = Skipping(), torch.randn(2, 3, 6, 6)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    assert outcome(optimized, "conv_bn") is PassOutcome.APPLIED
+    for _ in range(2):
+        agree(model, optimized, sample)
+        for call in ((sample, False), (sample[:1],)):
+            with pytest.raises(OptimizationError, match="a call skips norm, which the sample's"):
+                optimized(*call)
+    optimized = optimize(model, sample_input=sample, graph="none", passes={"conv_bn": False})
+    torch.testing.assert_close(optimized(sample[:1]), model(sample[:1]), check_stride=False)
+
+
+@pytest.mark.long
+def test_compiled_call_that_skips_a_folded_norm_is_refused(compiler: None) -> None:
+    model, sample = Skipping(), torch.randn(2, 3, 6, 6)
+    optimized = optimize(model, sample_input=sample, graph="compile")
+    agree(model, optimized, sample)
+    with (
+        pytest.warns(SlowCallWarning, match="a call skips norm"),
+        pytest.raises(OptimizationError, match="a call skips norm"),
+    ):
+        optimized(sample, False)
+    with pytest.raises(OptimizationError, match="a call skips norm"):
+        optimized(sample, False)
+    agree(model, optimized, sample)
+
+
+def test_linear_before_a_norm_is_called_with_another_number_of_dimensions() -> None:
+    model = nn.Sequential(nn.Linear(7, 7), randomized(nn.BatchNorm1d(7))).eval()
+    optimized = optimize(model, sample_input=torch.randn(3, 7), graph="none")
+    assert outcome(optimized, "linear_bn") is PassOutcome.APPLIED
+    with pytest.raises(
+        OptimizationError, match="1: 2 dimensions were expected, as in the sample's call"
+    ):
+        optimized(torch.randn(3, 7, 7))  # the norm is over dimension 1
 
 
 def test_tracing_does_not_disturb_other_threads() -> None:

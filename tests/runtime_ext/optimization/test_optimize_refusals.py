@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ def test_arguments() -> None:
     refused(
         OptimizationError, r"no 'fold' for inference; allowed are no_grad", model, passes=unknown
     )
+    for passes in ({"dropout": "no"}, ["dropout"]):
+        refused(OptimizationError, "a dict of True and False by the names", model, passes=passes)
+    for tolerance in (-1.0, float("nan"), "small"):
+        refused(OptimizationError, "a number of at least 0 is expected", model, tolerance=tolerance)
     refused(OptimizationError, r"dtype=torch.int8: allowed are float32, b", model, dtype=torch.int8)
     refused(
         OptimizationError,
@@ -70,6 +75,16 @@ def test_models() -> None:
 
 
 @pytest.mark.long
+def test_parts_that_are_optimized_or_have_no_weights_yet() -> None:
+    inner = optimize(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), passes={"dropout": False})
+    holder = nn.Sequential(inner, nn.Linear(4, 4)).eval()
+    refused(OptimizationError, "0 of this Sequential is optimized already", holder)
+    lazy = nn.Sequential(nn.LazyLinear(4)).eval()
+    for arguments in ({}, {"sample_input": torch.randn(2, 4)}):
+        with pytest.raises(OptimizationError, match=r"0\.weight of this Sequential gets"):
+            optimize(lazy, **arguments)
+
+
 def test_modules_that_are_compiled_or_scripted() -> None:
     linear, sample = nn.Linear(2, 2).eval(), torch.ones(3, 2)
     with pytest.raises(CompilationError, match="is a TorchScript module"):
@@ -157,3 +172,60 @@ def test_pass_that_changes_too_much_is_undone() -> None:
     assert "the outputs differ: the largest difference is" in step.reason
     assert explain(optimized).step("weights").outcome is PassOutcome.SKIPPED
     torch.testing.assert_close(optimized(sample), model(sample), rtol=1e-4, atol=1e-5)
+
+
+class Collecting(nn.Module):
+    """Changes the list and the object that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.eval()
+
+    def forward(self, values: Tensor, found: list[Tensor], counter: SimpleNamespace) -> Tensor:
+        outputs = self.linear(values) + counter.steps
+        found.append(outputs)
+        counter.steps += 1
+        return outputs
+
+
+def test_the_samples_objects_are_not_changed() -> None:
+    sample = torch.randn(2, 4), [], SimpleNamespace(steps=torch.zeros(4))
+    optimize(Collecting(), sample_input=sample, graph="none")
+    assert sample[1] == []
+    assert not sample[2].steps.any()
+
+
+class Force(nn.Module):
+    """Its output is a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.eval()
+
+    def forward(self, positions: Tensor) -> Tensor:
+        positions.requires_grad_()
+        return torch.autograd.grad(self.linear(positions).tanh().sum(), positions)[0]
+
+
+def test_model_that_needs_gradients() -> None:
+    with pytest.raises(OptimizationError, match=r"Force needs gradients.*torch\.enable_grad\(\)$"):
+        optimize(Force(), sample_input=torch.randn(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_within_a_model_and_among_its_outputs() -> None:
+    class Nesting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.eval()
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.linear(torch.nested.as_nested_tensor([values, values[:1]]))  # type: ignore[no-any-return]
+
+    model, values = Nesting(), torch.randn(2, 4)
+    optimized = optimize(model, sample_input=values, graph="none")
+    for found, expected in zip(optimized(values).unbind(), model(values).unbind(), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -216,3 +216,22 @@ def test_hooks_that_transformers_leaves_behind_are_compiled(compiler: None) -> N
     torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state)
     found = optimized(ids, output_hidden_states=True)
     torch.testing.assert_close(found.hidden_states, expected.hidden_states)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_slice_of_a_sequential_is_a_plain_module(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).train(training)
+    values = torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if training else None
+    made = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    part = (made[0] if isinstance(made, tuple) else made)[:2]
+    assert type(part) is nn.Sequential
+    torch.testing.assert_close(part(values), model[:2](values), rtol=0.05, atol=0.05)
+
+
+def test_vmap_of_layers_with_weights_in_bf16() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)).eval()
+    images = torch.randn(3, 2, 3, 6, 6)
+    optimized = optimize(model, sample_input=images[0], graph="none", dtype=torch.bfloat16)
+    found, expected = torch.vmap(optimized)(images), torch.vmap(model)(images)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)

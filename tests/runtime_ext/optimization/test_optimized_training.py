@@ -366,3 +366,12 @@ def test_what_was_compiled_or_scripted_is_refused() -> None:
         optimize(torch.compile(faster), optimizer=stepper)
     with pytest.raises(OptimizationError, match="cannot be scripted: load its state_dict"):
         torch.jit.script(nn.Sequential(faster))
+
+
+def test_a_module_that_holds_a_trained_one_is_optimized_for_inference() -> None:
+    inner, values = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    trained, _ = optimize(inner, optimizer=optimizer, dtype=torch.bfloat16)
+    holder = nn.Sequential(trained, nn.Linear(4, 2)).eval()
+    optimized = optimize(holder, sample_input=values, graph="none")
+    torch.testing.assert_close(optimized(values), holder(values), rtol=0.05, atol=0.05)

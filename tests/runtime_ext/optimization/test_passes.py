@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,7 @@ class Siblings(nn.Module):
         first = self.first(values)
         if shift is not None:
             values.add_(shift)
-        return first, self.second(values)
+        return first.relu(), self.second(values).relu()
 
 
 def test_joined_linears_see_an_input_that_was_changed_in_place() -> None:
@@ -64,3 +66,129 @@ def test_convolutions_are_stored_channels_last_if_they_are_half_of_the_work(
     step = explain(optimized).step("channels_last")
     assert step.outcome is outcome
     assert f"convolutions are {share} of the multiplications" in step.reason
+
+
+class Viewing(nn.Module):
+    """Two linears with one input; `how` says what is done with the first one's output."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        first, second = self.first(values), self.second(values)
+        if self.how == "heads":
+            first = first.view(*values.shape[:-1], 2, 3).flatten(-2)
+        if self.how == "rows of all sequences":
+            first = first.view(-1, 6).view(second.shape)
+        if self.how == "rows joined":
+            return first.view(values.shape[0], -1).sum(1) + second.sum()
+        if self.how == "all joined":
+            return first.view(-1).sum() + second.sum()
+        if self.how == "changed in place":
+            first.mul_(2)
+        if self.how == "returned":
+            return first
+        return first * second
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome"),
+    [
+        ("heads", PassOutcome.APPLIED),
+        ("rows of all sequences", PassOutcome.APPLIED),
+        ("changed in place", PassOutcome.APPLIED),
+        ("rows joined", PassOutcome.SKIPPED),
+        ("all joined", PassOutcome.SKIPPED),
+        ("returned", PassOutcome.SKIPPED),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 5, 4), (3, 1, 4), (2, 5, 4)])
+def test_linears_are_joined_where_their_outputs_may_have_gaps(
+    how: str, outcome: PassOutcome, shape: tuple[int, ...]
+) -> None:
+    """A view of a sample with a single row is no evidence for other sizes."""
+    model, sample = Viewing(how), torch.randn(shape)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    if how != "rows of all sequences" or shape[1] > 1:
+        assert explain(optimized).step("join_linears").outcome is outcome
+    for size in ((2, 5, 4), (4, 3, 4)):
+        values = torch.randn(size, requires_grad=True)
+        expected, outputs = model(values), optimized(values)
+        torch.testing.assert_close(outputs, expected)
+        assert outputs.stride() == expected.stride()
+        wanted, found = (torch.autograd.grad(it.sum(), values) for it in (expected, outputs))
+        torch.testing.assert_close(found, wanted)
+    many = torch.randn(2, 2, 5, 4)
+    torch.testing.assert_close(torch.vmap(optimized)(many), torch.vmap(model)(many))
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_outputs_are_as_contiguous_as_the_models(sampled: bool) -> None:
+    model, images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)
+    optimized = optimize(model, sample_input=images if sampled else None, graph="none")
+    assert explain(optimized).step("channels_last").outcome is PassOutcome.APPLIED
+    torch.testing.assert_close(optimized(images).view(2, -1), model(images).view(2, -1))
+    if sampled:
+        images = images.to(memory_format=torch.channels_last)
+        optimized = optimize(model, sample_input=images, graph="none")
+        assert optimized(images).stride() == model(images).stride() != (144, 36, 6, 1)
+
+
+class Converting(nn.Module):
+    """Returns its output in each of some dtypes."""
+
+    def __init__(self, weights: torch.dtype, *returned: torch.dtype) -> None:
+        super().__init__()
+        self.linear, self.returned = nn.Linear(4, 4, dtype=weights), returned
+        self.eval()
+
+    def forward(self, values: Tensor) -> list[Tensor]:
+        outputs = self.linear(values)
+        return [outputs.to(dtype) for dtype in self.returned]
+
+
+FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("weights", "returned", "outcome"),
+    [
+        (FP32, (FP32,), PassOutcome.APPLIED),
+        (FP32, (BF16,), PassOutcome.APPLIED),
+        (FP32, (FP32, FP64), PassOutcome.APPLIED),
+        (FP16, (FP16,), PassOutcome.APPLIED),
+        (FP32, (FP32, BF16), PassOutcome.SKIPPED),
+    ],
+)
+def test_outputs_keep_their_dtypes(
+    weights: torch.dtype, returned: tuple[torch.dtype, ...], outcome: PassOutcome
+) -> None:
+    model, values = Converting(weights, *returned), torch.randn(3, 4, dtype=weights)
+    optimized = optimize(model, sample_input=values, graph="none", dtype=BF16)
+    assert explain(optimized).step("precision").outcome is outcome
+    assert tuple(it.dtype for it in optimized(values)) == returned
+    if weights in returned:
+        assert optimize(model, dtype=BF16)(values)[0].dtype == returned[0]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_joined_linears_see_what_changes_between_their_calls(mode: Any) -> None:
+    """Parts of a model are called alone, too. Torch counts no changes of tensors made in inference mode."""
+    model, sample = Siblings(), torch.randn(2, 4)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
+    with mode():
+        values = torch.randn(2, 4)
+        for shift in (None, torch.ones(4)):
+            expected = model(values.clone(), shift)
+            torch.testing.assert_close(optimized(values.clone(), shift), expected)
+        optimized.first(values)
+        values.mul_(2)
+        torch.testing.assert_close(optimized.second(values), model.second(values))
+    values = torch.randn(2, 4, requires_grad=True)
+    with mode():
+        optimized.first(values)
+    assert optimized.second(input=values).requires_grad

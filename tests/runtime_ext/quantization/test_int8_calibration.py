@@ -18,7 +18,7 @@ from tests.runtime_ext.quantization.int8_models import (
     images,
     residual,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from xruntime.errors import (
     CompilationError,
@@ -86,6 +86,37 @@ def test_the_model_is_not_changed() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert not any(module._forward_hooks for module in model.modules())
     assert not model.training
+
+
+class Counting(nn.Linear):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(values)
+
+
+def test_a_model_with_state_is_refused_and_not_changed() -> None:
+    model, values = Counting(), torch.randn(3, 4)
+    text = "a call of Counting changes its buffer calls, and an INT8 module has no state"
+    observed = prepare(model, QuantConf(), values)
+    with pytest.raises(QuantizationError, match=text):
+        observed(values)
+    assert model.calls == 0
+
+
+def test_operators_with_computed_weights_stay_float() -> None:
+    weighted = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    model, values = nn.Sequential(weighted, nn.ReLU(), nn.Linear(4, 4)).eval(), torch.randn(3, 4)
+    with calibrate(model, QuantConf(), values) as observed:
+        torch.testing.assert_close(observed(values), model(values))
+    assert list(observed.conf.operators) == ["2"]
+    torch.testing.assert_close(convert(observed).eager(values), model(values), rtol=0, atol=0.2)
 
 
 def test_the_observed_module_computes_what_the_model_does() -> None:

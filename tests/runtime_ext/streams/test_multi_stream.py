@@ -485,3 +485,13 @@ def test_a_submitted_call_is_done_when_it_has_ended_and_not_before(first: CPUPoo
     assert mailbox.wait(future.ticket, 60_000_000) == 0
     assert future.result(60) is None
     streams.close()
+
+
+def test_a_batch_with_other_dimensions_is_compared_again(two: CPUPool) -> None:
+    """Attention over the last dimension but one, which is the first of a single sequence."""
+    module = Called(lambda x: torch.softmax(x @ x.mT, -1) @ x).eval()
+    with MultiStreamModule(module, 2, two) as multi:
+        for _ in range(2):
+            multi(torch.rand(2, 4, 3))
+            with pytest.raises(BatchError, match=r"whole batch: .*input_split_hint"):
+                multi(torch.rand(4, 3))
