@@ -155,11 +155,6 @@ class Observed(nn.Module):
 
         check_range(conf)
         graph = self.exported.module(check_guards=False)
-        for name in set(self.exported.graph_signature.buffers_to_mutate.values()):
-            path, _, attribute = name.rpartition(".")
-            owner = graph.get_submodule(path)
-            # It is the model's own.
-            setattr(owner, attribute, getattr(owner, attribute).clone())
         copies: dict[int, torch.Tensor] = {}
         for name, buffer in list(graph.named_buffers(remove_duplicate=False)):
             # It is the model's own, and a call may change it.
