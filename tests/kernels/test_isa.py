@@ -25,9 +25,8 @@ Needs = Callable[[object, str], None]
 
 REPORTS = """
 import json, os, sys
-from xruntime import operator_library
+import torch
 from xruntime.cli import main
-operator_library.load()  # imports torch
 told = []
 for options, isa in json.loads(sys.argv[1]):
     streams = [os.memfd_create(name) for name in ("out", "err")]
