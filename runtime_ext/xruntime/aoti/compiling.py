@@ -21,7 +21,7 @@ from xruntime.compilation.inductor import (
     eager_module,
     explaining,
     inductor_options,
-    keep_device_guard,
+    mend_compiler,
 )
 from xruntime.compilation.samples import Sample, check_threads, sample_call
 from xruntime.errors import CompilationError
@@ -70,7 +70,7 @@ def compile_package(
     del settings["cpp_wrapper"]  # a package always has one
     metadata = own_description(threads, torch.__version__)
     settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})
-    keep_device_guard()
+    mend_compiler()
     with compiling, team_of(threads), explaining(module, only_compiles=True), torch.no_grad():
         settings = library_settings() | settings
         exported = torch.export.export(

@@ -101,8 +101,14 @@ def _known_options() -> set[str]:
     return set(inductor.list_options())
 
 
+def mend_compiler() -> None:
+    """Work around errors of torch's compiler. Called before each use of it."""
+    _keep_device_guard()
+    _keep_reads_inside()
+
+
 @functools.cache
-def keep_device_guard() -> None:
+def _keep_device_guard() -> None:
     """Keep CUDA's device guard, which torch's tracing replaces, in a thread that never ends.
 
     A torch for CUDA on a machine without a device replaces that guard when something is first
@@ -126,6 +132,31 @@ def keep_device_guard() -> None:
     done.wait()
 
 
+@functools.cache
+def _keep_reads_inside() -> None:
+    """Keep the vectors that compiled code reads inside the tensor.
+
+    Where a row ends within a vector, torch's code reads all of it if the read has another condition: a padded
+    pooling of 20 channels reads past its input, and ends the process where no memory follows. Seen with
+    torch 2.11 and 2.13.
+    """
+    from torch._inductor.codegen.cpp import CppVecKernel
+
+    original = CppVecKernel._get_vec_load_line  # noqa: SLF001 - there is no public one
+
+    def load_line(
+        self: Any, var: str, index: Any, dtype: torch.dtype, load_mask: Any = None
+    ) -> str:
+        line: str = original(self, var, index, dtype, load_mask)
+        mask, loads, rest = line.partition(".template loadu<")
+        if not loads or not self.tail_size:
+            return line
+        kind = self._get_mask_type(torch.float)
+        return f"{kind}::set({kind}::from(false), {mask}, {self.tail_size}){loads}{rest}"
+
+    CppVecKernel._get_vec_load_line = load_line  # type: ignore[method-assign]  # noqa: SLF001
+
+
 @contextlib.contextmanager
 def permitted() -> Iterator[None]:
     """Let the calling thread, which holds `compiling`, compile in the block, without any fallback."""
@@ -133,7 +164,7 @@ def permitted() -> Iterator[None]:
 
     # torch must not fall back to the eager module, neither after an error nor after many shapes.
     strict = {"suppress_errors": False, "fail_on_recompile_limit_hit": True}
-    keep_device_guard()
+    mend_compiler()
     known = {name: value for name, value in strict.items() if hasattr(config, name)}
     before = _permission.given
     _permission.given = True
