@@ -37,7 +37,7 @@ from xruntime.compilation.inductor import (
     explaining,
     first_line,
     inductor_options,
-    keep_device_guard,
+    mend_compiler,
 )
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import Pattern, Served
@@ -275,13 +275,14 @@ def compile_library(order: Order, directory: str) -> None:
     }
     auto = torch.export.Dim.AUTO
     varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in order.pattern.dims]
-    keep_device_guard()
+    mend_compiler()
     with (
         compiling,
         team_of(1),  # threads that wait for work would take more from the program
         explaining(module, only_compiles=True),
         torch.no_grad(),
         settings.patch(compile_threads=1),
+        _packing_for(order.threads),
     ):
         try:
             with _refusing_disabled(order.name):
@@ -307,6 +308,26 @@ def compile_library(order: Order, directory: str) -> None:
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
     write_description(directory, served, specs, machine, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def _packing_for(threads: int) -> Iterator[None]:
+    """Let torch pack weights for calls of `threads` threads. oneDNN's formats depend on that number, and weights
+    in another format would be converted in each call.
+    """
+    import torch._inductor.freezing as freezing
+
+    original = freezing.freeze
+
+    def freeze(*args: Any, **kwargs: Any) -> Any:
+        with team_of(threads):
+            return original(*args, **kwargs)
+
+    freezing.freeze = freeze
+    try:
+        yield
+    finally:
+        freezing.freeze = original
 
 
 def calls_by_torch(work: str) -> str | None:

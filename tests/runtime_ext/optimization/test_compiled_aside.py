@@ -506,3 +506,30 @@ def test_two_processes_compile_once(store: Path, tmp_path: Path) -> None:
     ]
     # And a third one, in another directory, finds it at its first call.
     assert python(*command[1:], cwd="/").startswith("code that was kept for 8x64")
+
+
+PACKING = """
+import torch
+from torch import nn
+from torch.backends import mkldnn
+import xruntime.optimization.aside as aside
+from xruntime import optimize
+
+aside._Lane._is_faster = lambda *_: True
+torch.set_num_threads(2)
+sample = torch.randn(1, 1152, 1, 1)
+model = nn.Sequential(nn.Conv2d(1152, 48, 1), nn.SiLU(), nn.Conv2d(48, 1152, 1)).eval()
+fast = optimize(model, sample_input=sample, wait=True)
+for _ in range(2):
+    fast(sample)
+with mkldnn.verbose(mkldnn.VERBOSE_ON):
+    fast(sample)
+"""
+
+
+@pytest.mark.long
+def test_weights_are_packed_for_the_number_of_threads(store: Path) -> None:
+    """oneDNN would convert weights that are packed for another number in each call."""
+    lines = [line for line in python("-c", PACKING).splitlines() if "primitive,exec" in line]
+    assert len([line for line in lines if ",convolution," in line]) == 2, lines
+    assert not [line for line in lines if ",reorder," in line]
