@@ -126,7 +126,9 @@ class _KeepsFloat:
 
     def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
         for node in model.graph.nodes:
-            if node.meta.get(NAME) in self._kept:
+            value = node.meta.get("val")
+            whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+            if whole or node.meta.get(NAME) in self._kept:  # torchao would observe integers
                 _annotate_nodes_not_quantize(node)
         for node in useless_followers(model.graph, self._kept):
             _annotate_nodes_not_quantize(node)

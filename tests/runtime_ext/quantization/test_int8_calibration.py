@@ -119,6 +119,27 @@ def test_operators_with_computed_weights_stay_float() -> None:
     torch.testing.assert_close(convert(observed).eager(values), model(values), rtol=0, atol=0.2)
 
 
+class Positions(nn.Module):
+    """Computes with integers before its linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(9, 4), nn.Linear(4, 4)
+        self.eval()
+
+    def forward(self, words: Tensor) -> Tensor:
+        given = words.ne(0).int()
+        return self.layer(self.table((given.cumsum(1).int() * given + given).long()))
+
+
+def test_operators_on_integers_are_not_observed() -> None:
+    model, words = Positions(), torch.arange(8).view(2, 4)
+    with calibrate(model, QuantConf(), words) as observed:
+        torch.testing.assert_close(observed(words), model(words))
+    assert list(observed.conf.operators) == ["layer"]
+    torch.testing.assert_close(convert(observed).eager(words), model(words), rtol=0, atol=0.1)
+
+
 def test_the_observed_module_computes_what_the_model_does() -> None:
     model = residual()
     observed = prepare(model, QuantConf(), images(2))
