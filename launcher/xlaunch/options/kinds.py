@@ -185,9 +185,8 @@ def _scaled(text: str, units: Mapping[str, float]) -> float | None:
     """A number times its unit; None for anything else, and for what is negative or not finite."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz").rstrip()
     unit = text[len(number) :].lstrip()
-    if (
-        unit not in units or "_" in number or not text.isascii()
-    ):  # float() takes 1_0 and other digits
+    # float() would take 1_0, and the digits of other scripts.
+    if unit not in units or "_" in number or not text.isascii():
         return None
     try:
         value = float(number) * units[unit]

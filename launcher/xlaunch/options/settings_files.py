@@ -100,7 +100,7 @@ def locate_preset(name: str, option: str = "--preset") -> str:
         try:
             os.lstat(candidate)
         except PermissionError as error:
-            raise UsageError(f"--preset {candidate!r}: {error.strerror}") from None
+            raise UsageError(f"{option} {candidate!r}: {error.strerror}") from None
         except OSError:
             continue
         if not os.path.isdir(candidate):

@@ -158,10 +158,10 @@ STAGES = {
 """The purpose of a launch."""
 
 MAX_VALUES = 8
+"""Values of a parameter that are listed."""
 
 MAX_GAIN_SHOWN = 10.0
 """Larger bounds of what a budget detects are numbers without meaning: the noise is too high."""
-"""Values of a parameter that are listed."""
 
 
 def aim(objective: Objective) -> str:
