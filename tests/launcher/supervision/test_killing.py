@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from tests.launcher.launching import Launched, is_alive, wait_until
 
-from xlaunch.machine.processes import children
+from xlaunch.machine.processes import TICKS_PER_SECOND, children, read_process
 from xlaunch.supervision.signalling import kill, kill_descendants
 
 CHAIN = """
@@ -63,7 +62,7 @@ def test_supervisor_that_does_not_respond_is_killed(tmp_path: Path, words: tuple
         wait_until(lambda: all(path.exists() for path in started), "the instances")
         supervisor, instances = run.supervisor, run.instances
         if words:
-            wait_until(lambda: psutil.Process(supervisor).cpu_times().user > 1, "the search")
+            wait_until(lambda: read_process(supervisor).cpu_ticks > TICKS_PER_SECOND, "the search")
         else:
             os.kill(supervisor, signal.SIGSTOP)
         run.send(signal.SIGTERM)
