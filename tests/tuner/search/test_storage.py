@@ -74,7 +74,7 @@ def test_no_place_to_keep_them_is_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("/nowhere/at/all/studies.db", "there is no directory /nowhere/at/all"),
+        ("/nowhere/at/all/studies.db", "the directory /nowhere/at/all does not exist"),
         ("/usr", "is a directory; name a file in it, such as /usr/studies.db"),
         ("nonsense://x", "cannot be opened"),
         ("sqlite:///:memory:", "is only in memory"),

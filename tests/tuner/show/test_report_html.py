@@ -125,10 +125,10 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     [
         ("-", "a page goes to a file, not to standard output; write --html report.html"),
         ("nap.py", "the name of a page ends in .html; write --html report.html"),
-        ("nowhere/page.html", "there is no directory "),
+        ("nowhere/page.html", "/nowhere does not exist; create it first"),
         ("directory.html", "exists and is not a regular file; choose another name"),
         ("pipe.html", "exists and is not a regular file; choose another name"),
-        ("nap.py/page.html", "there is no directory "),
+        ("nap.py/page.html", "/nap.py does not exist; create it first"),
     ],
 )
 def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:

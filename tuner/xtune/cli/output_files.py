@@ -29,7 +29,7 @@ def check_page(path: str) -> None:
         raise UsageError(f"{what}: the name of a page ends in .html; write --html report.html")
     directory = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(directory):
-        raise UsageError(f"{what}: there is no directory {directory}; make it first")
+        raise UsageError(f"{what}: the directory {directory} does not exist; create it first")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise UsageError(f"{what}: {directory} is not writable")
     if os.path.lexists(path) and not os.path.isfile(path):

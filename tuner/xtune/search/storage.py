@@ -160,7 +160,7 @@ def _check_place(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise StorageError(
-            f"--storage '{path}': there is no directory {path.parent}; make it first"
+            f"--storage '{path}': the directory {path.parent} does not exist; create it first"
         )
 
 
