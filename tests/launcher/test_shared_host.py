@@ -386,7 +386,7 @@ def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
         ("--nproc-per-node 2 --node-rank 1", "--node-rank 1 is the number of one of several hosts"),
         ("--nproc-per-node 2 --instances 2", "one instance for each rank: drop --instances"),
         ("--nproc-per-node 2 --mode latency", "one instance for each rank: drop --mode"),
-        ("--nproc-per-node max", "take a number, not max"),
+        ("--nproc-per-node max", "'--nproc-per-node': 'max' is not a whole number from 1 to "),
         ("--wait soon", "'soon' is not a time"),
     ],
 )

@@ -16,7 +16,7 @@ from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
 from xlaunch.options.precedence import VARIABLES, ResolvedOptions
-from xlaunch.planning.request import Max, Request
+from xlaunch.planning.request import Request
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""
@@ -49,8 +49,6 @@ def torchrun_command(
 ) -> list[str]:
     """The command that starts the ranks of this host. Raises `UsageError`."""
     count, hosts = options["nproc_per_node"], options.get("nnodes", 1)
-    if isinstance(count, Max) or isinstance(hosts, Max):
-        raise UsageError("--nproc-per-node and --nnodes take a number, not max")
     if options.get("instances", 1) != 1 or "mode" in options:
         name = "--mode" if "mode" in options else "--instances"
         raise UsageError(f"--nproc-per-node starts one instance for each rank: drop {name}")

@@ -57,6 +57,14 @@ def parse_whole_number(text: str) -> int:
     return number
 
 
+def parse_positive_number(text: str) -> int:
+    """A whole number from 1."""
+    number = _digits(text)
+    if not number:
+        raise UsageError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
+    return number
+
+
 def parse_number_list(text: str) -> CPUs:
     """Numbers and ranges, at least one: ``0-3,8``."""
     numbers = parse_cpu_list(text, what="")
@@ -132,6 +140,7 @@ def parse_metric(text: str) -> str:
 
 COUNT = OptionKind("N|max", parse_count, 2)
 WHOLE_NUMBER = OptionKind("N", parse_whole_number, 1)
+POSITIVE_NUMBER = OptionKind("N", parse_positive_number, 2)
 NUMBER_LIST = OptionKind("LIST", parse_number_list, "0-3")
 DURATION = OptionKind("TIME", parse_duration, "10s")
 WAIT = OptionKind("TIME|max", parse_wait, "10m")
