@@ -32,9 +32,9 @@ from xruntime.kept.model_libraries import (
     store_for,
     stored_format,
     tensors_of,
-    turn,
 )
 from xruntime.kept.store import Code, open_store
+from xruntime.kept.turn import turn
 from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import under_autocast
 

@@ -8,7 +8,6 @@ ends when this process does, however that ends.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -42,6 +41,7 @@ from xruntime.compilation.inductor import (
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import Pattern, Served
 from xruntime.kept.store import LIBRARY, write_description
+from xruntime.kept.turn import turn
 from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
@@ -136,7 +136,6 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
             child = os.fork()
             if child == 0:
                 _run_child(order, directory, nice, writing, life)
-        _children.add(child)
     except BaseException:
         os.close(reading)
         os.close(held)
@@ -145,33 +144,17 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
         os.close(writing)
         os.close(life)
     try:
-        with open(reading, "rb") as stream:
+        with turn.child(child), open(reading, "rb") as stream:
             said = stream.read()
         with contextlib.suppress(ChildProcessError):  # the program waits for any child
             os.waitpid(child, 0)
     finally:
-        _children.discard(child)
         os.close(held)
     if not said:
         raise NotCompiledError("the process that compiled ended early", final=False)
     result = json.loads(said)
     if result["reason"] is not None:
         raise NotCompiledError(result["reason"], final=result["final"])
-
-
-_children: set[int] = set()
-
-
-def _end_children() -> None:
-    """End the compilers when the program ends. A library that is not finished is of no use."""
-    for child in list(_children):
-        with contextlib.suppress(OSError):
-            os.killpg(child, signal.SIGKILL)
-
-
-atexit.register(_end_children)
-if CAN_FORK:
-    os.register_at_fork(after_in_child=_children.clear)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import shutil
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -27,24 +23,19 @@ from xruntime.errors import PackageError
 from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes
 from xruntime.kept.fingerprint import Fingerprint
 from xruntime.kept.making import (
-    CAN_FORK,
     NoLibraryError,
     NotCompiledError,
     Order,
     compile_in_child,
 )
 from xruntime.kept.store import Code, CodeStore, Refused, open_store, write_refusal
+from xruntime.kept.turn import turn
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _FORMAT: Final = "3"
 
-SILENT_S: Final = 2.0
-"""Time after which a wait for the compiler is shown."""
-
 SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """What a number is while a model is exported, if it depends on values of tensors or on sizes that vary."""
-
-CLEAR_LINE: Final = "\r\033[K"
 
 MAX_CODES: Final = 4
 """Maximum number of libraries for calls of one key; calls of other sizes run without one."""
@@ -201,7 +192,7 @@ class Lane:
         Called in a thread that has run nothing parallel, see `making`. Raises NotCompiledError and OSError.
         """
         name = store.name_of(self.prefix, order.pattern)
-        with store.locked(name):
+        with store.locked(name, turn.wait_for_lock):
             found = self._loaded(store, name)
             if isinstance(found, Refused):
                 raise NotCompiledError(found.reason, final=True)
@@ -273,45 +264,3 @@ def own_memory_problem(one: Any, other: Any) -> str | None:
     if any(tensor.data_ptr() in addresses for tensor in other if tensor.numel()):
         return "it returns a tensor that it keeps, which the program could change"
     return None
-
-
-class _Turn:
-    """Lets one thread at a time have code made."""
-
-    def __init__(self) -> None:
-        self.renew()
-        if CAN_FORK:  # a thread that is not in the child may hold the lock
-            os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        self._lock = threading.Lock()
-
-    def start(self, make: Callable[[], None]) -> threading.Thread:
-        """Run `make` in a thread of its own, see `making`, when no other runs."""
-
-        def run() -> None:
-            with self._lock:
-                make()
-
-        thread = threading.Thread(target=run, name="xruntime-compile", daemon=True)
-        thread.start()
-        return thread
-
-    def run(self, make: Callable[[], None], name: str) -> None:
-        """Do the same and wait. After two seconds a terminal shows the model's `name` and the
-        time.
-        """
-        thread, began, shown = self.start(make), time.monotonic(), False
-        thread.join(SILENT_S)
-        while thread.is_alive():
-            if sys.stderr is not None and sys.stderr.isatty():
-                line = f"xruntime: compiling {name}: {time.monotonic() - began:.0f} s"
-                print(CLEAR_LINE + line, end="", file=sys.stderr, flush=True)
-                shown = True
-            thread.join(1.0)
-        if shown:
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
-
-
-turn: Final = _Turn()
-"""One child process at a time compiles for this process."""

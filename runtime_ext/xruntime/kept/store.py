@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -146,13 +146,13 @@ class CodeStore:
         shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
 
     @contextlib.contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str, waiting: Callable[[int], None]) -> Iterator[None]:
         """Hold the entry's lock during the block; other processes that would compile it wait.
 
-        Raises OSError.
+        `waiting`: locks the open file in a process that waits. Raises OSError.
         """
         path = os.path.join(self.path, f"{name}.lock")
-        with locked(path), _unfinished(path):
+        with locked(path, waiting=waiting), _unfinished(path):
             yield
 
     @contextlib.contextmanager
@@ -199,7 +199,7 @@ def _remove_unfinished() -> None:
         _remove(path)
 
 
-# Runs after the exit handler of `making`, which is registered later and ends the processes that write there.
+# Runs after the exit handler of `turn`, which is registered later and ends the processes that write there.
 atexit.register(_remove_unfinished)
 os.register_at_fork(after_in_child=_paths.clear)
 

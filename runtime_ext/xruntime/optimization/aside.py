@@ -44,9 +44,9 @@ from xruntime.kept.model_libraries import (
     settings,
     store_for,
     stored_format,
-    turn,
 )
 from xruntime.kept.store import CodeStore, open_store
+from xruntime.kept.turn import turn
 from xruntime.optimization.outputs import comparable
 from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import can_resize_team, team_of

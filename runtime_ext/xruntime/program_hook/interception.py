@@ -191,7 +191,12 @@ class Interception:
     def _give_up(self, known: _Known, module: torch.nn.Module, failure: Exception) -> None:
         """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""
         unfit = isinstance(failure, DifferentError | SlowerError)
-        ran, known.routed = known.routed is not None, None
+        ran = known.routed is not None
+        form = None if known.routed is None else known.routed.optimized
+        known.routed = None
+        aside = compiled_aside(form) if form is not None else None
+        if aside is not None:
+            aside.report = None  # no call gets the code that it may be compiling
         if unfit and self._auto and self._dtype_for(known, module) is torch.bfloat16:
             known.fp32 = True
             self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")

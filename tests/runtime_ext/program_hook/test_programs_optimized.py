@@ -15,7 +15,7 @@ from tests.runtime_ext.program_hook.scripts import run_optimized
 pytestmark = pytest.mark.usefixtures("compiler")
 
 BEGIN = """
-import threading
+import sys, threading
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -73,6 +73,8 @@ with torch.no_grad():
 nn.Linear(8, 1)(y).sum().backward()             # what it returns may be used anywhere
 
 with torch.no_grad():
+    sys.modules["xruntime.optimization.aside"].START_AFTER_S = 0
+    assert optimized(net, x)                    # from now on its code is compiled
     net.shift.data += 1
     assert by_itself(net, x) and by_itself(net, x)
 """
