@@ -8,15 +8,17 @@ are in the tier `long`; where they are absent, one skipped test says so.
 from __future__ import annotations
 
 import functools
+import lzma
 import os
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from xlaunch.machine import read_machine
-from xlaunch.machine.capture import unpacked
 from xlaunch.machine.topology import Machine
+from xlaunch.machine.tree import scratch_directory
 
 OWN = Path(__file__).parent
 OTHERS = Path(__file__).parents[3] / "shared" / "topologies"
@@ -61,7 +63,9 @@ def capture_path(name: str) -> str:
 @functools.cache
 def read_capture(name: str) -> Machine:
     """The captured machine of that name; its root, which is gone again, is the name."""
-    with unpacked(capture_path(name)) as root:
+    with lzma.open(capture_path(name)) as archive, scratch_directory() as root:
+        # Several times as fast as Python's tarfile, which `unpacked` uses.
+        subprocess.run(["tar", "-x", "-C", root], input=archive.read(), check=True)
         return read_machine(root)._replace(root=name)
 
 

@@ -24,7 +24,7 @@ from xlaunch.metrics.live import (
     LiveStart,
     LiveValue,
     LiveWriter,
-)
+)  # fmt: skip
 
 BEGIN = """
 import os, signal, sys, time
@@ -83,22 +83,6 @@ def test_report_has_every_value_with_its_time(capfd: pytest.CaptureFixture[str])
     assert "12 x/s" in capfd.readouterr().out  # passed on, as the command line does
 
 
-def test_window_tells_when_it_began():
-    code = """
-print("1 x/s", flush=True)
-wait_for("go")
-print("2 x/s")
-"""
-    with start(code, "x/s") as run:
-        wait_until(lambda: any(isinstance(one, LiveValue) for one in run.live()), "a value")
-        Path("go").touch()
-        (total,) = run.report().metrics
-        (series,) = run.report().series
-    assert total.window_from_s == pytest.approx(series.times_s[0])
-    assert total.window_s is not None
-    assert series.times_s[1] <= total.window_from_s + total.window_s
-
-
 def test_lines_with_numbers_are_told_when_a_metric_was_never_seen():
     report = xlaunch.launch(*work("print('epoch 1 of 2'); print('step 3')", "x/s"))
     assert report.lines_seen == ("epoch 1 of 2", "step 3")
@@ -111,6 +95,22 @@ def test_page_faults_are_counted():
     assert instance.minor_faults > 32  # a huge page each, where the system gives such
     assert instance.major_faults is not None
     assert instance.started
+
+
+INTERRUPTED = """
+try: xlaunch.launch(plan, request.program, request.run)
+except KeyboardInterrupt: sys.exit(9)
+"""
+
+
+def caller_of(program: str, then: str, options: str = "") -> str:
+    """A program that plans `program` and does `then` with `plan` and `request`."""
+    return f"""
+import sys, xlaunch
+request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1{options})
+plan = xlaunch.plan(request.layout, xlaunch.read_machine())
+{then}
+"""
 
 
 @contextlib.contextmanager
@@ -137,14 +137,7 @@ signal.signal(signal.SIGINT, finish)
 open("ready", "w")
 while True: time.sleep(0.05)
 """
-    code = f"""
-import sys, xlaunch
-request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1)
-plan = xlaunch.plan(request.layout, xlaunch.read_machine())
-try: xlaunch.launch(plan, request.program)
-except KeyboardInterrupt: sys.exit(9)
-"""
-    with calling(code) as caller:
+    with calling(caller_of(program, INTERRUPTED)) as caller:
         wait_until((tmp_path / "ready").exists, "the program")
         if whole_group:
             os.killpg(caller.pid, signal.SIGINT)
@@ -157,12 +150,7 @@ except KeyboardInterrupt: sys.exit(9)
 @pytest.mark.parametrize("call", ["launch", "start"])
 def test_killed_caller_ends_the_run_without_a_traceback(tmp_path: Path, call: str):
     program = "import time; open('ready', 'w'); time.sleep(600)"
-    code = f"""
-import os, sys, xlaunch
-request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1)
-run = xlaunch.{call}(xlaunch.plan(request.layout, xlaunch.read_machine()), request.program)
-run.report()
-"""
+    code = caller_of(program, f"xlaunch.{call}(plan, request.program).report()")
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True) as caller:
         wait_until((tmp_path / "ready").exists, "the program")
@@ -179,14 +167,7 @@ signal.signal(signal.SIGINT, lambda *_: open("told", "w"))
 open("ready", "w")
 while True: time.sleep(600)
 """
-    code = f"""
-import sys, xlaunch
-request = xlaunch.Request.of(sys.executable, "-c", {program!r}, ncores=1, grace_s=3600)
-plan = xlaunch.plan(request.layout, xlaunch.read_machine())
-try: xlaunch.launch(plan, request.program, request.run)
-except KeyboardInterrupt: sys.exit(9)
-"""
-    with calling(code) as caller:
+    with calling(caller_of(program, INTERRUPTED, ", grace_s=3600")) as caller:
         for word in ("ready", "told"):
             wait_until((tmp_path / word).exists, f"the program to be {word}")
             caller.send_signal(signal.SIGINT)
@@ -227,10 +208,14 @@ print("2.5 x/s")
         assert values() == [1.5, 2.5]
     first, *_ = seen
     assert isinstance(first, LiveStart)
-    assert [list(one.values) for one in report.series] == [[1.5, 2.5]]
     times = [one.at_s - first.at_s for one in seen if isinstance(one, LiveValue)]
-    (series,) = report.series
+    (series,), (total,) = report.series, report.metrics
+    assert list(series.values) == [1.5, 2.5]
     assert times[1] - times[0] == pytest.approx(series.times_s[1] - series.times_s[0])
+    # The window begins with the first value.
+    assert total.window_from_s == pytest.approx(series.times_s[0])
+    assert total.window_s is not None
+    assert series.times_s[1] <= total.window_from_s + total.window_s
 
 
 def test_start_is_seen_without_any_metric():
@@ -256,20 +241,6 @@ for step in range(20): print(f"after {step}", file=other)
         assert {one.stream for one in own} == {stream}
         told = [f"after {step}" for step in range(LINES_AFTER_MARK)]
         assert [one.text for one in own] == [f"@mark {{'index': {index}}}", *told]
-
-
-def test_end_asks_and_the_report_tells():
-    code = """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-print("1 x/s", flush=True)
-while True: time.sleep(0.05)
-"""
-    with start(code, "x/s") as run:
-        wait_until(lambda: any(isinstance(one, LiveValue) for one in run.live()), "a value")
-        run.end()
-        report = run.report()
-    assert report.exit_code == 5
-    assert [list(one.values) for one in report.series] == [[1]]
 
 
 def test_leaving_the_block_kills_what_ignores_every_signal():
@@ -322,10 +293,8 @@ sys.exit(5)
         wait_until(told, "the program")
         (instance,) = children_of(children_of(run._keeper.process.pid)[0])
         os.kill(run._keeper.process.pid, signal.SIGINT)
-        if end is xlaunch.RunningLaunch.kill:
-            end(run)
-        else:
-            end(run)
+        end(run)
+        if end is xlaunch.RunningLaunch.end:
             assert run.report().exit_code == 5
     assert not is_alive(instance)
 
@@ -383,10 +352,9 @@ def test_descriptors_are_given_back():
     with start("") as run:
         run.report()
     before = count()
-    for _ in range(2):
-        with start("", "x/s") as run:
-            run.report()
-        xlaunch.launch(*work(""))
+    with start("", "x/s") as run:
+        run.report()
+    xlaunch.launch(*work(""))
     assert count() == before
 
 
@@ -399,14 +367,13 @@ while os.dup(0) < 1100: pass
 """
 
 
-@pytest.mark.parametrize("call", ["command", "launch", "start"])
+@pytest.mark.parametrize("call", ["command", "functions"])
 def test_more_instances_than_the_soft_limit_on_open_files_allows(call: str):
-    code = {
-        "command": "main(words)",
-        "launch": "assert xlaunch.launch(plan, request.program).exit_code == 0",
-        "start": "with xlaunch.start(plan, request.program) as run: assert run.report().exit_code == 0",
-    }[call]
-    assert run_with_open_files("soft", code) == (0, "")
+    code = """
+assert xlaunch.launch(plan, request.program).exit_code == 0
+with xlaunch.start(plan, request.program) as run: assert run.report().exit_code == 0
+"""
+    assert run_with_open_files("soft", "main(words)" if call == "command" else code) == (0, "")
 
 
 def test_more_instances_than_the_hard_limit_on_open_files_allows_is_refused():

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.launcher.launching import wait_until
 
 from xlaunch import leases
 from xlaunch.leases import Lease, own_lease, read_leases, record
@@ -115,34 +116,30 @@ def test_the_lock_is_waited_for_and_then_given_up(tmp_path, monkeypatch):
 
 
 TAKE = """
-import sys, time
+import os, sys, time
 from xlaunch import leases
 directory, leases.MAX_LOCK_WAIT_S = sys.argv[1], 100.0
+for _ in range(49):
+    if os.fork() == 0:
+        break
 with leases.table(directory) as held:
     assert held
     taken = set(leases.taken_cpus(leases.read_leases(directory)))
     cpu = min(set(range(64)) - taken)
     leases.record(leases.own_lease((cpu,), "take", exclusive=True), directory)
-print(cpu, flush=True)
+os.write(1, b"%d\\n" % cpu)
 time.sleep(100)
 """
 
 
 def test_fifty_at_once_never_share_a_core(tmp_path):
     command = [sys.executable, "-c", TAKE, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(50)
-    ]
-    try:
-        cpus = [int(process.stdout.readline()) for process in processes if process.stdout]
-        assert sorted(cpus) == list(range(50))
-        assert len(read_leases(str(tmp_path))) == 50
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    deadline = time.monotonic() + 10
-    while read_leases(str(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert read_leases(str(tmp_path)) == []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as first:
+        assert first.stdout is not None
+        try:
+            cpus = [int(first.stdout.readline()) for _ in range(50)]
+            assert sorted(cpus) == list(range(50))
+            assert len(read_leases(str(tmp_path))) == 50
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    wait_until(lambda: read_leases(str(tmp_path)) == [], "the end of all records")

@@ -12,6 +12,8 @@ import pytest
 
 from xlaunch.ownership import Ownership, inspect_ownership
 
+CLONE_NEWUSER = 0x10000000
+
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
@@ -39,43 +41,28 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: other)
 
 
-def test_file_of_one_s_own(library: Path):
-    assert refusal(library) is None
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o757])
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_file_or_directory_that_all_may_write(library: Path, mode: int, which: int):
+@pytest.mark.parametrize(
+    ("which", "mode", "fine"),
+    [
+        (0, 0o644, True), (0, 0o777, False), (0, 0o757, False), (1, 0o777, False),
+         (1, 0o757, False),
+        (2, 0o777, False), (2, 0o757, False),
+        # A sticky directory is no danger; a sticky file is no directory.
+        (1, 0o1777, True), (0, 0o1666, False),
+    ],
+)  # fmt: skip
+def test_who_may_write_the_file_or_a_directory(library: Path, which: int, mode: int, fine: bool):
     path = [library, library.parent, library.parent.parent][which]
     path.chmod(mode)
-    reason = refusal(library)
-    assert reason is not None
-    assert reason.endswith(f" {path}")
+    assert refusal(library) == (None if fine else f"every user may write {path}")
 
 
-def test_sticky_directory_is_no_danger(library: Path):
-    library.parent.chmod(0o1777)
-    assert refusal(library) is None
-
-
-def test_sticky_file_is_no_directory(library: Path):
-    library.chmod(0o1666)
-    assert refusal(library) is not None
-
-
-def test_file_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
-    give_away(library, monkeypatch)
-    assert "belongs to another user" in (refusal(library) or "")
-
-
-def test_file_of_another_user_in_a_sticky_directory(library: Path, monkeypatch: pytest.MonkeyPatch):
-    library.parent.chmod(0o1777)
-    give_away(library, monkeypatch)
-    assert refusal(library) is not None
-
-
-def test_directory_of_another_user(library: Path, monkeypatch: pytest.MonkeyPatch):
-    give_away(library.parent, monkeypatch)
+@pytest.mark.parametrize(("which", "mode"), [(0, 0o755), (0, 0o1777), (1, 0o755)])
+def test_file_or_directory_of_another_user(
+    library: Path, which: int, mode: int, monkeypatch: pytest.MonkeyPatch
+):
+    library.parent.chmod(mode)
+    give_away([library, library.parent][which], monkeypatch)
     assert "belongs to another user" in (refusal(library) or "")
 
 
@@ -89,15 +76,9 @@ def test_group_that_this_process_is_not_in(library: Path, needs):
 
 @pytest.mark.parametrize("by", ["os", "libc"])
 @pytest.mark.parametrize("permissions", [4, 6])
-@pytest.mark.parametrize(
-    ("tag", "told"),
-    [
-        (0x02, "another user (user 54321) may write {}"),
-        (0x08, "a group (group 54321) may write {}"),
-    ],
-)
+@pytest.mark.parametrize(("tag", "who"), [(0x02, "another user (user"), (0x08, "a group (group")])
 def test_access_list(
-    library: Path, tag: int, permissions: int, told: str, by: str, needs, monkeypatch
+    library: Path, tag: int, permissions: int, who: str, by: str, needs, monkeypatch
 ):
     nobody = 2**32 - 1
     # The owner, the named user or group, the group of the file, the mask, all others.
@@ -110,7 +91,8 @@ def test_access_list(
         needs(None, "a file system with access lists for temporary files")
     if by == "libc":
         monkeypatch.delattr(os, "getxattr")
-    assert refusal(library) == (told.format(library) if permissions & 2 else None)
+    told = f"{who} 54321) may write {library}"
+    assert refusal(library) == (told if permissions & 2 else None)
 
 
 def test_owners_that_a_user_namespace_does_not_show(library: Path, needs):
@@ -129,9 +111,6 @@ def test_owners_that_a_user_namespace_does_not_show(library: Path, needs):
     os.waitpid(child, 0)
     needs(told, "user namespaces")
     assert "is unknown in this user namespace" in told
-
-
-CLONE_NEWUSER = 0x10000000
 
 
 @pytest.mark.parametrize("which", ["file", "directory"])
@@ -219,11 +198,8 @@ def test_link_to_a_directory_and_up_again(library: Path, tmp_path: Path):
     assert str(library.parent.parent) in (refusal(link) or "")
 
 
-def test_loop_of_links(tmp_path: Path):
+def test_what_leads_nowhere(tmp_path: Path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert "loop" in (refusal(tmp_path / "a") or "")
-
-
-def test_file_that_is_not_there(tmp_path: Path):
     assert "No such file" in (refusal(tmp_path / "absent") or "")

@@ -8,7 +8,7 @@ import os
 import pwd
 from pathlib import Path
 
-from tests.launcher.cli.commands import show, xlaunch
+from tests.launcher.cli.commands import ask, show
 
 from xlaunch.cache.use import default_directory
 
@@ -29,5 +29,5 @@ def test_launches_of_tests_read_no_settings_of_the_user(tmp_path: Path):
     settings = Path(os.environ["XDG_CONFIG_HOME"])
     assert settings != Path.home() / ".config"
     assert list(settings.iterdir()) == []
-    values = json.loads(xlaunch("plan", "--json", cwd=tmp_path).out)
+    values = json.loads(ask("plan", "--json", cwd=tmp_path).out)
     assert values["instance_count"] == 1

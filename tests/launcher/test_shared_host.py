@@ -32,21 +32,18 @@ SHOW = "import os; print(sorted(os.sched_getaffinity(0)))"
 @pytest.fixture
 def others(tmp_path):
     """Start processes with a record of some cores."""
-    started = []
+    with ExitStack() as started:
 
-    def start(*cpus: int, **more: object) -> leases.Lease:
-        process = subprocess.Popen(["sleep", "1000"])
-        started.append(process)
-        ticks = start_ticks(process.pid)
-        assert ticks is not None
-        lease = leases.Lease(process.pid, ticks, os.geteuid(), cpus, "train.py")._replace(**more)  # type: ignore[arg-type]
-        assert leases.record(lease, str(tmp_path))
-        return lease
+        def start(*cpus: int, **more: object) -> leases.Lease:
+            process = started.enter_context(subprocess.Popen(["sleep", "1000"]))
+            started.callback(process.kill)
+            ticks = start_ticks(process.pid)
+            assert ticks is not None
+            lease = leases.Lease(process.pid, ticks, os.geteuid(), cpus, "train.py", **more)  # type: ignore[arg-type]
+            assert leases.record(lease, str(tmp_path))
+            return lease
 
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+        yield start
 
 
 def test_launches_of_one_instance_each_share_a_layout(others, tmp_path):
@@ -84,6 +81,9 @@ def cpus(made) -> list[tuple[int, ...]]:
         (range(14), {"ncores": 4}, [(12, 13, 14, 15)]),  # some must be shared: as few as possible
         ((3,), {}, [tuple(range(16))]),
         ((12,), {"ncores": 6}, [tuple(range(6))]),
+        # What was taken is never a reason for crossings or fewer cores.
+        ((0, 8), {"ncores": 8}, [tuple(range(8))]),
+        ((0, 8), {"instances": 4}, [tuple(range(n, n + 4)) for n in (0, 4, 8, 12)]),
     ],
 )
 def test_free_cores_are_preferred_among_equal_places(tmp_path, others, taken, options, expected):
@@ -94,12 +94,6 @@ def test_free_cores_are_preferred_among_equal_places(tmp_path, others, taken, op
     shares = not {cpu for one in expected for cpu in one}.isdisjoint(taken)
     assert bool(made.notes) == shares
     assert all(note.startswith("shares cores with train.py (PID ") for note in made.notes)
-
-
-def test_what_was_taken_is_never_a_reason_for_crossings_or_fewer_cores(tmp_path, others):
-    others(0, 8)
-    assert cpus(placed(tmp_path, ncores=8)) == [tuple(range(8))]
-    assert len(cpus(placed(tmp_path, instances=4))) == 4
 
 
 def test_exclusive_takes_free_cores_or_names_who_has_them(tmp_path, others):
@@ -277,23 +271,28 @@ def test_ranks_of_torchrun_have_cores_and_threads_of_their_own(tmp_path, needs):
     assert set(first).isdisjoint(second)  # type: ignore[arg-type]
     assert (one, other) == (half, half)
     assert {threads for _, threads in shown_by_ranks(outside, OMP_NUM_THREADS="3")} == {"3"}
-    for option in ("--nproc-per-node", "--nprocs-per-node"):  # today's name, ipexrun's
-        composed = shown_by_ranks([*XLAUNCH, option, "2", script])
-        assert composed == [[first, half], [second, half]]
-    by_variable = shown_by_ranks([*XLAUNCH, script], XLAUNCH_OPT_NPROC_PER_NODE="2")
-    assert by_variable == [[first, half], [second, half]]
-    off = shown_by_ranks([*torchrun, "--no-python", *XLAUNCH, "--rank-mode", "off", script])
-    assert off[0] == off[1]
+
+
+def test_ranks_share_all_cores_where_they_are_not_looked_for(needs):
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    for mode, disjoint in (("auto", True), ("off", False)):
+        first, second = (
+            json.loads(ask("plan", "--json", "--rank-mode", mode, env=rank).out)["instances"][0]
+            for rank in (
+                clean_environment(LOCAL_RANK=rank, LOCAL_WORLD_SIZE="2", RANK=rank) for rank in "01"
+            )
+        )
+        assert set(first["cpus"]).isdisjoint(second["cpus"]) is disjoint
 
 
 DDP = """\
-import os, sys
+import json, os, sys
+place = json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")])
 import torch, torch.distributed as dist
 from torch import nn
-from sklearn.datasets import load_digits
 torch.manual_seed(0)
-digits = load_digits()
-images, labels = torch.tensor(digits.data[:512] / 16, dtype=torch.float32), torch.tensor(digits.target[:512])
+images = torch.rand(512, 64)
+labels = (images @ torch.randn(64, 10)).argmax(1)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 rank, size = 0, 1
 if "RANK" in os.environ:
@@ -308,6 +307,8 @@ for _ in range(20):
     optimizer.step()
 with torch.no_grad():
     loss = nn.functional.cross_entropy(model(images), labels)
+with open(f"{__file__}.{rank}", "w") as file:
+    file.write(place)
 if rank == 0:
     print(f"loss {loss:.4f}", flush=True)
 if size > 1:
@@ -318,7 +319,7 @@ if size > 1:
 
 
 @pytest.mark.long
-def test_training_by_placed_ranks_gives_the_same_loss(tmp_path, needs):
+def test_training_by_placed_ranks_gives_the_same_loss_on_cores_of_their_own(tmp_path, needs):
     needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
     script = tmp_path / "train.py"
     script.write_text(DDP)
@@ -327,6 +328,11 @@ def test_training_by_placed_ranks_gives_the_same_loss(tmp_path, needs):
     ranks = xlaunch("--nproc-per-node", "2", script)
     assert ranks.code == 0, ranks.err
     assert alone.out == ranks.out
+    (first, one), (second, other) = (
+        json.loads(Path(f"{script}.{rank}").read_text()) for rank in range(2)
+    )
+    assert set(first).isdisjoint(second)
+    assert (one, other) == (str(len(first)), str(len(second)))
 
 
 @pytest.fixture
@@ -378,10 +384,8 @@ def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
     ("words", "said"),
     [
         ("--nnodes 2 --nproc-per-node 2", "--nnodes needs --rendezvous HOST:PORT"),
-        (
-            "--nnodes 2 --nproc-per-node 2 --rendezvous a:1",
-            "--nnodes 2 needs --node-rank, the number of this host: 0 to 1",
-        ),
+        ("--nnodes 2 --nproc-per-node 2 --rendezvous a:1",
+         "--nnodes 2 needs --node-rank, the number of this host: 0 to 1"),
         ("--node-rank 0", "--node-rank goes with --nproc-per-node"),
         ("--nproc-per-node 2 --node-rank 1", "--node-rank 1 is the number of one of several hosts"),
         ("--nproc-per-node 2 --instances 2", "one instance for each rank: drop --instances"),
@@ -389,15 +393,14 @@ def test_ranks_of_two_hosts_train_together(tmp_path, two_hosts):
         ("--nproc-per-node max", "'--nproc-per-node': 'max' is not a whole number from 1 to "),
         ("--wait soon", "'soon' is not a time"),
     ],
-)
+)  # fmt: skip
 def test_contradictions_are_one_line(words: str, said: str):
     assert said in ask(*words.split(), "train.py").refused()
 
 
 def test_program_that_does_not_exist_starts_no_ranks():
-    done = xlaunch("--nproc-per-node", "2", "no-such-program.py")
-    assert (done.code, done.out) == (127, b"")
-    assert done.err == "xlaunch: error: program 'no-such-program.py' does not exist\n"
+    refused = ask("--nproc-per-node", "2", "no-such-program.py").refused(127)
+    assert refused == "program 'no-such-program.py' does not exist"
 
 
 def test_the_command_of_torchrun_is_shown():
@@ -410,3 +413,11 @@ def test_the_command_of_torchrun_is_shown():
     assert "--master-addr=h0 --master-port=29400 --no-python" in first
     assert first.endswith("-m xlaunch --allocator glibc --synthetic core:8 -m train --lr 1")
     assert second == "2 instances on CPUs 0-7"
+
+
+def test_ranks_are_asked_for_by_torchruns_name_by_ipexruns_and_by_a_variable():
+    dry = ("--dry-run", "--synthetic", "core:8", "-m", "train")
+    shown = ask("--nproc-per-node", "2", *dry).out
+    assert b"torch.distributed.run --nproc-per-node=2" in shown
+    assert ask("--nprocs-per-node", "2", *dry).out == shown
+    assert ask(*dry, env=clean_environment(XLAUNCH_OPT_NPROC_PER_NODE="2")).out == shown

@@ -30,15 +30,6 @@ def members(path: Path) -> dict[str, str]:
         return found
 
 
-def test_this_machine_reads_back_the_same(tmp_path: Path) -> None:
-    capture = tmp_path / "this.tar.xz"
-    write_capture(str(capture))
-    with unpacked(str(capture)) as root:
-        assert describe_machine(read_machine(root)) == describe_machine(read_machine())
-    assert not Path(root).exists()
-    assert list(tmp_path.iterdir()) == [capture]
-
-
 def test_a_capture_of_a_limited_hybrid_machine_is_the_same_and_names_nobody(tmp_path: Path) -> None:
     files = cpus(
         "0-3",
@@ -78,25 +69,23 @@ def test_a_capture_of_a_limited_hybrid_machine_is_the_same_and_names_nobody(tmp_
     write_capture(str(capture), root)
     with unpacked(str(capture)) as copy:
         assert describe_machine(read_machine(copy)) == before
+    assert not Path(copy).exists()
     found = members(capture)
-    assert SECRET not in repr(found)
-    assert "deadbeef" not in repr(found)
-    assert "1234567890" not in repr(found)
+    assert not [word for word in (SECRET, "deadbeef", "1234567890") if word in repr(found)]
 
 
-def test_a_name_that_is_no_capture_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.zip", "a capture is a .tar.xz; write --capture {}/a.zip.tar.xz"),
+        ("none/a.tar.xz", "cannot write it: No such file or directory"),
+    ],
+)
+def test_where_no_capture_can_be_written(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        write_capture(str(tmp_path / "a.zip"))
-    assert str(caught.value).endswith(
-        f"a capture is a .tar.xz; write --capture {tmp_path}/a.zip.tar.xz"
-    )
+        write_capture(f"{tmp_path}/{name}")
+    assert str(caught.value).endswith(message.format(tmp_path))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    path = f"{tmp_path}/none/a.tar.xz"
-    with pytest.raises(UsageError, match=r"cannot write it: No such file or directory$"):
-        write_capture(path)
 
 
 def test_a_capture_that_fails_leaves_the_old_file(

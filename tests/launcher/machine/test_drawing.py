@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines drawn as text, to the letter."""
+"""Machines drawn as text, to the letter; captured ones are in planning/golden, with their plans."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.launcher.machine.trees import CPU, NODE, cpus, write_files
+from tests.launcher.machine.trees import cpus, write_files
 
-from xlaunch.machine import flat_machine, read_machine
-from xlaunch.machine.synthetic import parse_levels, write_tree
+from xlaunch.machine import flat_machine, machine_of, read_machine
 from xlaunch.machine.topology import CoreKind, Machine
+from xlaunch.planning import LayoutRequest, Plan, plan
 from xlaunch.planning.drawing import draw_machine
-from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import MemoryPolicy
 
 
-def made_up(directory: Path, text: str) -> Machine:
-    write_tree(parse_levels(text), str(directory))
-    return read_machine(str(directory))
+def made_up(text: str) -> Machine:
+    with machine_of(None, text) as machine:
+        return machine
 
 
-def drawn(machine: Machine, plan: Plan | None = None) -> str:
-    text = str(draw_machine(machine, plan))
+def drawn(machine: Machine, made: Plan | None = None) -> str:
+    text = str(draw_machine(machine, made))
     assert text.isascii()
     assert all(len(line) <= 80 for line in text.splitlines())
     return text
@@ -31,34 +29,6 @@ def drawn(machine: Machine, plan: Plan | None = None) -> str:
 
 def golden(text: str) -> str:
     return textwrap.dedent(text).strip("\n")
-
-
-def test_a_server_of_256_cpus(tmp_path: Path) -> None:
-    assert drawn(made_up(tmp_path, "package:2 node:2 l3:4 core:8 pu:2")) == golden("""
-        x86_64: 2 packages, 4 NUMA nodes, 16 L3 caches, 128 cores, 256 CPUs
-        package 0
-          node 0 128.0 GiB
-            L3: 8 cores x2 0-7+128-135
-            L3: 8 cores x2 8-15+136-143
-            L3: 8 cores x2 16-23+144-151
-            L3: 8 cores x2 24-31+152-159
-          node 1 128.0 GiB
-            L3: 8 cores x2 32-39+160-167
-            L3: 8 cores x2 40-47+168-175
-            L3: 8 cores x2 48-55+176-183
-            L3: 8 cores x2 56-63+184-191
-        package 1
-          node 2 128.0 GiB
-            L3: 8 cores x2 64-71+192-199
-            L3: 8 cores x2 72-79+200-207
-            L3: 8 cores x2 80-87+208-215
-            L3: 8 cores x2 88-95+216-223
-          node 3 128.0 GiB
-            L3: 8 cores x2 96-103+224-231
-            L3: 8 cores x2 104-111+232-239
-            L3: 8 cores x2 112-119+240-247
-            L3: 8 cores x2 120-127+248-255
-    """)
 
 
 def test_a_hybrid_laptop(tmp_path: Path) -> None:
@@ -77,75 +47,17 @@ def test_a_hybrid_laptop(tmp_path: Path) -> None:
     """)
 
 
-def test_a_container_with_every_limit(tmp_path: Path) -> None:
-    files = cpus(
-        "0-11",
-        core_cpus_list=[f"{cpu % 6},{cpu % 6 + 6}" for cpu in range(12)],
-        package_cpus_list=["0-11"] * 12,
-        physical_package_id=["0"] * 12,
-    )
-    files |= {
-        f"{CPU}/cpu12/": "",
-        f"{CPU}/isolated": "5,11",
-        f"{NODE}/node0/cpulist": "0-11",
-        f"{NODE}/node0/meminfo": "Node 0 MemTotal: 33554432 kB",
-        f"{NODE}/node1/cpulist": "",
-        f"{NODE}/node1/meminfo": "Node 1 MemTotal: 67108864 kB",
-        f"{NODE}/node1/access0/initiators/node0/": "",
-        "proc/self/mountinfo": "26 23 0:23 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
-        "proc/self/cgroup": "0::/job",
-        "proc/self/status": "Cpus_allowed_list:\t0-3,6-8",
-        "sys/fs/cgroup/job/cpuset.cpus.effective": "0-9",
-        "sys/fs/cgroup/job/cpuset.mems.effective": "0",
-        "sys/fs/cgroup/job/cpu.max": "250000 100000",
-        "sys/fs/cgroup/job/memory.max": "8589934592",
-    }
-    assert drawn(read_machine(write_files(tmp_path, files))) == golden("""
-        unknown: 1 package, 2 NUMA nodes, 6 cores, 12 CPUs
-        package 0, node 0 32.0 GiB: 3 cores x2 0-2+6-8  1 core x2 3+(9)
-          2 cores x2 (4-5+10-11)
-        node 1 64.0 GiB (memory not allowed): no CPUs, near 0-11
-        offline: (12)
-        isolated: 5,11 by isolcpus=
-        allowed: 0-3,6-8
-          others (in parentheses) by cpuset 0-9 (cgroup v2 /sys/fs/cgroup/job)
-          others (in parentheses) by affinity mask 0-3,6-8
-        CPU quota: 2.5 CPUs' worth of time (cgroup v2 /sys/fs/cgroup/job)
-        memory limit: 8.0 GiB (cgroup v2 /sys/fs/cgroup/job)
-    """)
+def plan_of(machine: Machine, *cpus: tuple[int, ...]) -> Plan:
+    """A plan of instances on these CPUs."""
+    made = plan(LayoutRequest(), machine)
+    instances = [made.instances[0]._replace(index=i, cpus=own) for i, own in enumerate(cpus)]
+    return made._replace(instances=tuple(instances), count=len(instances))
 
 
-def instance(index: int, *cpus: int) -> Instance:
-    return Instance(
-        index=index,
-        cpus=cpus,
-        ncores=len(cpus),
-        threads=len(cpus),
-        nodes=(0,),
-        packages_touched=1,
-        nodes_touched=1,
-        l3_touched=1,
-        memory=MemoryPolicy.NONE,
-        memory_nodes=(),
-    )
-
-
-def plan_of(*instances: Instance, bound: bool = True) -> Plan:
-    return Plan(
-        instances=instances,
-        count=len(instances),
-        bound=bound,
-        allowed_cpus=(),
-        idle_cpus=(),
-        decisions=(),
-        warnings=(),
-    )
-
-
-def test_instances_of_a_plan_on_their_cores(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, "package:2 l3:1 core:4 pu:2")
-    plan = plan_of(instance(0, 0, 1, 2), instance(1, 4, 5, 6), instance(2, 6, 7))
-    assert drawn(machine, plan) == golden("""
+def test_instances_of_a_plan_on_their_cores() -> None:
+    machine = made_up("package:2 l3:1 core:4 pu:2")
+    made = plan_of(machine, (0, 1, 2), (4, 5, 6), (6, 7))
+    assert drawn(machine, made) == golden("""
         x86_64: 2 packages, 1 NUMA node, 2 L3 caches, 8 cores, 16 CPUs
         node 0 32.0 GiB
           package 0, L3: #0 3 cores x2 0-2+8-10  1 core x2 3+11
@@ -154,9 +66,9 @@ def test_instances_of_a_plan_on_their_cores(tmp_path: Path) -> None:
     """)
 
 
-def test_instances_that_are_not_bound_have_no_place(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, "core:2")
-    assert drawn(machine, plan_of(instance(0, 0, 1), bound=False)) == golden("""
+def test_instances_that_are_not_bound_have_no_place() -> None:
+    machine = made_up("core:2")
+    assert drawn(machine, plan_of(machine, (0, 1))._replace(bound=False)) == golden("""
         x86_64: 1 package, 1 NUMA node, 2 cores, 2 CPUs
         package 0, node 0 8.0 GiB: 2 cores 0-1
         plan: 1 instance, not bound to cores
@@ -168,8 +80,8 @@ def test_every_cpu_its_own_package_is_one_line() -> None:
     assert drawn(flat) == "unknown: 1 package, 8 cores, 8 CPUs\npackage: 8 cores 0-7"
 
 
-def test_evenly_spaced_cpus_and_four_kinds(tmp_path: Path) -> None:
-    machine = made_up(tmp_path, "core:8")
+def test_evenly_spaced_cpus_and_four_kinds() -> None:
+    machine = made_up("core:8")
     kinds = tuple(CoreKind((i, i + 4), -1) for i in range(4))
     topology = machine.topology._replace(core_kinds=kinds, cores=((0,), (4,), (1,), (2,), (3,)))
     assert "kind0-cores: 0,4" in drawn(machine._replace(topology=topology))
@@ -187,10 +99,10 @@ def test_cores_numbered_unevenly_are_several_runs(tmp_path: Path) -> None:
     """)
 
 
-def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest(tmp_path: Path) -> None:
+def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest() -> None:
     from rich.console import Console
 
-    machine = made_up(tmp_path, "core:4")
+    machine = made_up("core:4")
     limited = machine._replace(limits=machine.limits._replace(allowed_cpus=(0, 1)))
     console = Console(force_terminal=True, color_system="standard", width=80)
     with console.capture() as captured:
@@ -200,12 +112,9 @@ def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["core:1", "package:8 node:1 l3:8 core:4 pu:2", "core:1 pu:8"])
-def test_no_line_is_longer_than_80_columns(tmp_path: Path, text: str) -> None:
-    machine = made_up(tmp_path, text)
+def test_no_line_is_longer_than_80_columns(text: str) -> None:
+    machine = made_up(text)
     every_other = machine.topology.online_cpus[::2]
+    limits = machine.limits._replace(allowed_cpus=every_other, narrowed_by=("mask",))
     drawn(machine)
-    drawn(
-        machine._replace(
-            limits=machine.limits._replace(allowed_cpus=every_other, narrowed_by=("mask",))
-        )
-    )
+    drawn(machine._replace(limits=limits))

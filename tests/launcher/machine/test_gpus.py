@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.captures import among_others, read_capture
+from tests.launcher.machine.trees import write_files
 
 from xlaunch.machine import machine_of, read_machine
 from xlaunch.machine.capture import unpacked, write_capture
@@ -21,31 +22,23 @@ UUIDS = ("GPU-aaaa-1111", "GPU-aaaa-2222", "GPU-bbbb-3333")
 def add_gpu(
     root: Path, driver: str, address: str, vendor: str, device: str, *, node: int | None = None
 ) -> None:
-    directory = root / "sys/bus/pci/drivers" / driver
-    (directory / address).mkdir(parents=True)
-    (directory / "bind").touch()
-    (directory / address / "vendor").write_text(f"0x{vendor}\n")
-    (directory / address / "device").write_text(f"0x{device}\n")
+    directory = f"sys/bus/pci/drivers/{driver}"
+    files = {f"{address}/vendor": f"0x{vendor}", f"{address}/device": f"0x{device}", "bind": ""}
     if node is not None:
-        (directory / address / "numa_node").write_text(f"{node}\n")
+        files[f"{address}/numa_node"] = str(node)
+    write_files(root / directory, files)
 
 
-def add_nvidia(root: Path, number: int, *, minor: int | None, node: int = -1) -> None:
+def add_nvidia(root: Path, number: int, *, minor: int | None) -> None:
     address = f"0000:0{number}:00.0"
-    add_gpu(root, "nvidia", address, "10de", "2330", node=node)
+    add_gpu(root, "nvidia", address, "10de", "2330", node=-1)
     if minor is not None:
-        facts = root / "proc/driver/nvidia/gpus" / address
-        facts.mkdir(parents=True)
-        (facts / "information").write_text(
-            f"Model: \t\t NVIDIA H100\nGPU UUID: \t {UUIDS[number]}\nDevice Minor: \t {minor}\n"
-        )
+        facts = f"Model: \t\t NVIDIA H100\nGPU UUID: \t {UUIDS[number]}\nDevice Minor: \t {minor}"
+        write_files(root, {f"proc/driver/nvidia/gpus/{address}/information": facts})
 
 
 def nodes(root: Path, *names: str) -> None:
-    for name in names:
-        path = root / "dev" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    write_files(root, {f"dev/{name}": "" for name in names})
 
 
 def nvidia(*models: str) -> tuple[Gpu, ...]:
@@ -95,11 +88,8 @@ def test_amds_gpus_are_in_the_order_of_rocm(tmp_path: Path):
     for bus in ("03", "c3"):
         add_gpu(tmp_path, "amdgpu", f"0000:{bus}:00.0", "1002", "74a1", node=-1)
     for node, simds, location in ((0, 0, 0), (1, 304, 0xC300), (2, 304, 0x0300)):
-        directory = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
-        directory.mkdir(parents=True)
-        (directory / "properties").write_text(
-            f"cpu_cores_count 0\nsimd_count {simds}\nlocation_id {location}\ndomain 0\n"
-        )
+        text = f"cpu_cores_count 0\nsimd_count {simds}\nlocation_id {location}\ndomain 0"
+        write_files(tmp_path, {f"sys/class/kfd/kfd/topology/nodes/{node}/properties": text})
     found = read_gpus(Tree(str(tmp_path)))
     assert [(gpu.address, gpu.numa_node) for gpu in found] == [
         ("0000:c3:00.0", None),
@@ -132,9 +122,8 @@ def test_gpus_that_cannot_be_told_apart_are_as_many_as_nodes(tmp_path: Path):
 def test_other_vendors_have_render_nodes(tmp_path: Path):
     for number in (0, 1):
         add_gpu(tmp_path, "xe", f"0000:0{number}:00.0", "8086", "56a0")
-        (tmp_path / f"sys/bus/pci/devices/0000:0{number}:00.0/drm/renderD{128 + number}").mkdir(
-            parents=True
-        )
+        drm = f"sys/bus/pci/devices/0000:0{number}:00.0/drm/renderD{128 + number}/"
+        write_files(tmp_path, {drm: ""})
     nodes(tmp_path, "dri/renderD129")
     (only,) = openable(read_gpus(Tree(str(tmp_path))), str(tmp_path))
     assert only.address == "0000:01:00.0"
@@ -149,16 +138,14 @@ def test_other_vendors_have_render_nodes(tmp_path: Path):
         ({"CUDA_VISIBLE_DEVICES": "2,7,0"}, [("2", "02")]),  # CUDA stops at the first unknown one
         ({"CUDA_VISIBLE_DEVICES": ""}, []),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
-        (
-            {"CUDA_VISIBLE_DEVICES": "GPU-bbbb,GPU-aaaa-1"},
-            [("GPU-bbbb", "02"), ("GPU-aaaa-1", "00")],
-        ),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-bbbb,GPU-aaaa-1"},
+         [("GPU-bbbb", "02"), ("GPU-aaaa-1", "00")]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-cccc,0"}, []),
         ({"CUDA_VISIBLE_DEVICES": "GPU-aaaa"}, []),  # names two
         ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, [("MIG-1", ""), ("MIG-2", "")]),
         ({"HIP_VISIBLE_DEVICES": "0"}, [("0", "00"), ("1", "01"), ("2", "02")]),
     ],
-)
+)  # fmt: skip
 def test_what_cudas_variable_leaves(variables: dict[str, str], expected: list[tuple[str, str]]):
     gpus = usable_gpus(ALIKE, variables)
     assert named(gpus) == expected
@@ -191,22 +178,15 @@ def test_a_gpu_that_is_named_twice_is_a_problem(text: str):
         (Vendor.AMD, {"HIP_VISIBLE_DEVICES": "2,1"}, [("2", "02"), ("1", "01")]),
         (Vendor.AMD, {"CUDA_VISIBLE_DEVICES": "2"}, [("2", "02")]),
         (Vendor.AMD, {"ROCR_VISIBLE_DEVICES": "1,2"}, [("0", "01"), ("1", "02")]),
-        (
-            Vendor.AMD,
-            {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"},
-            [("1", "02")],
-        ),
+        (Vendor.AMD, {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [("1", "02")]),
         (Vendor.INTEL, {}, [("0", "00"), ("1", "01"), ("2", "02")]),
         (Vendor.INTEL, {"ZE_AFFINITY_MASK": "2,0.1"}, [("2", "02"), ("0.1", "00")]),
         (Vendor.INTEL, {"ONEAPI_DEVICE_SELECTOR": "level_zero:2,0"}, [("2", "02"), ("0", "00")]),
         (Vendor.INTEL, {"ONEAPI_DEVICE_SELECTOR": "*:gpu", "ZE_AFFINITY_MASK": "1"}, [("1", "01")]),
-        (
-            Vendor.INTEL,
-            {"ONEAPI_DEVICE_SELECTOR": "level_zero:1", "ZE_AFFINITY_MASK": "2,0"},
-            [("1", "00")],
-        ),
+        (Vendor.INTEL, {"ONEAPI_DEVICE_SELECTOR": "level_zero:1", "ZE_AFFINITY_MASK": "2,0"},
+         [("1", "00")]),
     ],
-)
+)  # fmt: skip
 def test_what_other_vendors_variables_leave(
     vendor: Vendor, variables: dict[str, str], expected: list[tuple[str, str]]
 ):
@@ -261,17 +241,16 @@ def test_a_virtual_display_beside_an_accelerator_is_no_gpu(name: str):
 @pytest.mark.parametrize(
     ("vendor", "file", "text", "version"),
     [
-        (Vendor.NVIDIA, "sys/module/nvidia/version", "550.54.15\n", "550.54.15"),
-        (Vendor.AMD, "sys/module/amdgpu/version", "6.7.0\n", "6.7.0"),
-        (Vendor.AMD, "opt/rocm/.info/version", "6.2.1-66\n", "6.2.1-66"),
+        (Vendor.NVIDIA, "sys/module/nvidia/version", "550.54.15", "550.54.15"),
+        (Vendor.AMD, "sys/module/amdgpu/version", "6.7.0", "6.7.0"),
+        (Vendor.AMD, "opt/rocm/.info/version", "6.2.1-66", "6.2.1-66"),
         (Vendor.INTEL, "usr/lib64/libze_intel_gpu.so.1.6.33578", "", "1.6.33578"),
     ],
 )
 def test_driver_versions(tmp_path: Path, vendor: Vendor, file: str, text: str, version: str):
     assert read_driver_version(vendor, Tree(str(tmp_path))) is None
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
+    write_files(tmp_path, {file: text})
     if vendor is Vendor.INTEL:
-        (path.parent / "libze_intel_gpu.so.1").symlink_to(path)
+        path = tmp_path / file
+        path.with_name("libze_intel_gpu.so.1").symlink_to(path)
     assert read_driver_version(vendor, Tree(str(tmp_path))) == version

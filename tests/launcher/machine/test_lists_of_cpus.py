@@ -38,15 +38,10 @@ def test_masks_as_the_kernel_prints_them(cpus: set[int], padding: int) -> None:
 @pytest.mark.parametrize(
     ("mask", "cpus"),
     [
-        ("3", (0, 1)),
-        ("0", ()),
-        ("fffff", tuple(range(20))),
-        ("0,00000f00", (8, 9, 10, 11)),
-        ("1,00000000", (32,)),
-        ("", ()),
-        ("zz", ()),
+        ("3", (0, 1)), ("0", ()), ("fffff", tuple(range(20))), ("0,00000f00", (8, 9, 10, 11)),
+        ("1,00000000", (32,)), ("", ()), ("zz", ()),
     ],
-)
+)  # fmt: skip
 def test_masks_of_any_width(mask: str, cpus: tuple[int, ...]) -> None:
     assert parse_mask(mask) == cpus
 

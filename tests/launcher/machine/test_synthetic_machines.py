@@ -3,28 +3,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from xlaunch.errors import UsageError
-from xlaunch.machine import read_machine
-from xlaunch.machine.synthetic import Level, parse_levels, write_tree
+from xlaunch.machine import machine_of
+from xlaunch.machine.synthetic import Level, parse_levels
 from xlaunch.machine.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
 
 
-def made_up(directory: Path, text: str) -> Topology:
-    write_tree(parse_levels(text), str(directory))
-    machine = read_machine(str(directory))
-    assert machine.notes == ()
-    assert machine.limits.allowed_cpus == machine.topology.online_cpus
-    return machine.topology
+def made_up(text: str) -> Topology:
+    with machine_of(None, text) as machine:
+        assert machine.notes == ()
+        assert machine.limits.allowed_cpus == machine.topology.online_cpus
+        return machine.topology
 
 
-def test_every_level(tmp_path: Path) -> None:
-    assert made_up(tmp_path, "package:2 die:2 node:1 l3:1 core:2 pu:2") == Topology(
+def test_every_level() -> None:
+    assert made_up("package:2 die:2 node:1 l3:1 core:2 pu:2") == Topology(
         architecture="x86_64",
         online_cpus=tuple(range(16)),
         offline_cpus=(),
@@ -46,27 +43,24 @@ def test_every_level(tmp_path: Path) -> None:
     )
 
 
-def test_one_package_of_plain_cores(tmp_path: Path) -> None:
-    topology = made_up(tmp_path, "core:4")
+def test_one_package_of_plain_cores() -> None:
+    topology = made_up("core:4")
     assert topology.packages == (Package(0, (0, 1, 2, 3)),)
     assert topology.cores == ((0,), (1,), (2,), (3,))
     assert topology.l3_groups == ()
     assert topology.numa_nodes == (NumaNode(0, (0, 1, 2, 3), 16 * GIB, (10,)),)
 
 
-def test_nodes_that_hold_packages(tmp_path: Path) -> None:
-    topology = made_up(tmp_path, "node:2 package:2 core:1 pu:2")
+def test_levels_within_others() -> None:
+    topology = made_up("node:2 package:2 core:1 pu:2")
     assert [node.cpus for node in topology.numa_nodes] == [(0, 1, 4, 5), (2, 3, 6, 7)]
     assert [package.cpus for package in topology.packages] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-
-
-def test_several_l3_caches_in_a_node(tmp_path: Path) -> None:
-    topology = made_up(tmp_path, "package:1 node:2 l3:2 core:2")
+    topology = made_up("package:1 node:2 l3:2 core:2")
     assert topology.l3_groups == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
-def test_a_thousand_cpus(tmp_path: Path) -> None:
-    topology = made_up(tmp_path, "package:2 node:4 l3:8 core:8 pu:2")
+def test_a_thousand_cpus() -> None:
+    topology = made_up("package:2 node:4 l3:8 core:8 pu:2")
     assert len(topology.online_cpus) == 1024
     assert [len(package.cpus) for package in topology.packages] == [512, 512]
     assert [len(node.cpus) for node in topology.numa_nodes] == [128] * 8

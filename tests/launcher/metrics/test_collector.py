@@ -63,60 +63,66 @@ def test_values_that_came_at_once_share_their_time():
     assert by_instance[0][0].mean == pytest.approx((60 * 3.001 + 150) / 4.001)
 
 
-def test_other_kinds_are_not_weighted():
-    lines = {0: [(0, "loss 9"), (3, "loss 1"), (4, "loss 3")]}
-    assert total_of("loss", lines, {0: 9.0}).mean == 2
+ENDS_3 = {0: 3.0, 1: 3.0}
+TOTALS: dict[str, tuple[str, Lines, dict[int, float], float | None, dict[str, object]]] = {
+    "other kinds are not weighted": (
+        "loss", {0: [(0, "loss 9"), (3, "loss 1"), (4, "loss 3")]}, {0: 9.0}, None, {"mean": 2},
+    ),
+    "the window begins when the barrier opens": (
+        "x/s", {0: rates((1, 999), (6, 10)), 1: rates((6, 20), (6.5, 30))}, {0: 7.0, 1: 8.0}, 5.0,
+        {"sum": pytest.approx(10 + (20 * 1.0 + 30 * 0.5) / 1.5), "window_s": 2.0, "notes": ()},
+    ),
+    "of values that were read at one moment only the first is left out": (
+        "x/s", {0: rates((1, 1), (1, 10), (1, 20), (2, 30))}, {0: 3.0}, None,
+        {"sum": 20, "count": 3, "window_s": 2.0, "window_from_s": 1.0},
+    ),
+    "there is no window if one has no value while all run": (
+        "x/s", {0: rates((1, 1), (1, 10), (1, 20)), 1: rates((2, 1), (2, 100))}, ENDS_3, None,
+        {"window_s": None, "count": 5},
+    ),
+    "a value at the very end counts": (
+        "x/s", {0: rates((1, 1), (2, 4)), 1: rates((1, 1), (2, 5))}, {0: 2.0, 1: 3.0}, None,
+        {"sum": 9, "window_s": 1.0},
+    ),
+    "one value each is summed up and said to be no common window": (
+        "x/s", {0: rates((1, 10)), 1: rates((3, 20))}, {0: 2.0, 1: 4.0}, None,
+        {"sum": 30, "window_s": None, "notes": (
+            "no common window: no further value of instances 0, 1 while all ran; means of all values",
+        )},
+    ),
+    "without a window warm-up before the barrier still does not count": (
+        "x/s", {0: rates((1, 999), (6, 10)), 1: rates((1, 999), (9, 20))}, {0: 7.0, 1: 10.0}, 5.0,
+        {"sum": 30, "window_s": None},
+    ),
+    "an instance without a value is named": (
+        "x/s", {0: rates((1, 10), (2, 20)), 1: [], 2: []}, ENDS_3 | {2: 3.0}, None,
+        {"sum": 15, "window_s": None, "notes": ("no value of instances 1, 2",)},
+    ),
+    "a single value of the only instance needs no note": (
+        "x/s", {0: rates((1, 10))}, {0: 2.0}, None, {"sum": 10, "notes": ()},
+    ),
+    "nothing at all": (
+        "x/s", {0: [], 1: []}, ENDS_3, None,
+        {"count": 0, "sum": None, "window_s": None, "notes": ()},
+    ),
+    "units of time are brought together": (
+        "latency", {0: [(0, "latency 1 ms"), (1, "latency 2000 us"), (2, "latency 0.003 s")]},
+        {0: 9.0},
+        None, {"unit": "ms", "mean": pytest.approx(2.5)},
+    ),
+    "other values are averaged": (
+        "loss", {0: [(0, "loss 9"), (1, "loss 1"), (2, "loss 3")],
+        1: [(0, "loss 9"), (1, "loss 4")]},
+        {0: 9.0, 1: 9.0}, None, {"kind": "value", "sum": None, "mean": 3},
+    ),
+}  # fmt: skip
 
 
-def test_window_begins_when_the_barrier_opens():
-    lines = {0: rates((1, 999), (6, 10)), 1: rates((6, 20), (6.5, 30))}
-    total = total_of("x/s", lines, {0: 7.0, 1: 8.0}, released_at=5.0)
-    assert total.sum == pytest.approx(10 + (20 * 1.0 + 30 * 0.5) / 1.5)
-    assert (total.window_s, total.notes) == (2.0, ())
-
-
-def test_of_values_that_were_read_at_one_moment_only_the_first_is_left_out():
-    lines = {0: rates((1, 1), (1, 10), (1, 20), (2, 30))}
-    total = total_of("x/s", lines, {0: 3.0})
-    assert (total.sum, total.count, total.window_s, total.window_from_s) == (20, 3, 2.0, 1.0)
-    together = {0: rates((1, 1), (1, 10), (1, 20)), 1: rates((2, 1), (2, 100))}
-    total = total_of("x/s", together, {0: 3.0, 1: 3.0})
-    assert (total.window_s, total.count) == (None, 5)  # instance 0 had no value while both ran
-
-
-def test_value_at_the_very_end_counts():
-    total = total_of("x/s", {0: rates((1, 1), (2, 4)), 1: rates((1, 1), (2, 5))}, {0: 2.0, 1: 3.0})
-    assert (total.sum, total.window_s) == (9, 1.0)
-
-
-def test_one_value_each_is_summed_up_and_said_to_be_no_common_window():
-    total = total_of("x/s", {0: rates((1, 10)), 1: rates((3, 20))}, {0: 2.0, 1: 4.0})
-    assert (total.sum, total.window_s) == (30, None)
-    assert total.notes == (
-        "no common window: no further value of instances 0, 1 while all ran; means of all values",
-    )
-
-
-def test_without_a_window_warm_up_before_the_barrier_still_does_not_count():
-    lines = {0: rates((1, 999), (6, 10)), 1: rates((1, 999), (9, 20))}
-    total = total_of("x/s", lines, {0: 7.0, 1: 10.0}, released_at=5.0)
-    assert (total.sum, total.window_s) == (30, None)
-
-
-def test_instance_without_a_value_is_named():
-    total = total_of("x/s", {0: rates((1, 10), (2, 20)), 1: [], 2: []}, {0: 3.0, 1: 3.0, 2: 3.0})
-    assert (total.sum, total.window_s) == (15, None)
-    assert total.notes == ("no value of instances 1, 2",)
-
-
-def test_single_value_of_the_only_instance_needs_no_note():
-    total = total_of("x/s", {0: rates((1, 10))}, {0: 2.0})
-    assert (total.sum, total.notes) == (10, ())
-
-
-def test_nothing_at_all():
-    total = total_of("x/s", {0: [], 1: []}, {0: 2.0, 1: 2.0})
-    assert (total.count, total.sum, total.window_s, total.notes) == (0, None, None, ())
+@pytest.mark.parametrize("case", TOTALS)
+def test_total(case: str):
+    name, lines, ends, released_at, expected = TOTALS[case]
+    total = total_of(name, lines, ends, released_at)
+    assert {key: getattr(total, key) for key in expected} == expected
 
 
 def test_times_are_pooled_and_not_added_up():
@@ -140,18 +146,6 @@ def test_p99_takes_a_hundred_values(count: int, refused: bool):
     assert total.p90 is not None
     assert (total.p99 is None) == refused
     assert total.notes == ((f"no p99 of {count} values: it takes 100",) if refused else ())
-
-
-def test_units_of_time_are_brought_together():
-    lines = {0: [(0, "latency 1 ms"), (1, "latency 2000 us"), (2, "latency 0.003 s")]}
-    total = total_of("latency", lines, {0: 9.0})
-    assert (total.unit, total.mean) == ("ms", pytest.approx(2.5))
-
-
-def test_other_values_are_averaged():
-    lines = {0: [(0, "loss 9"), (1, "loss 1"), (2, "loss 3")], 1: [(0, "loss 9"), (1, "loss 4")]}
-    total = total_of("loss", lines, {0: 9.0, 1: 9.0})
-    assert (total.kind, total.sum, total.mean) == ("value", None, 3)
 
 
 def test_metric_that_nobody_printed_is_told_with_what_was_printed():

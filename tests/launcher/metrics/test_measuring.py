@@ -6,17 +6,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.launcher.cli.commands import clean_environment, xlaunch
 from tests.launcher.launching import Launched, children_of, is_alive, wait_until
 
 from xlaunch.metrics.barrier import MAX_HOLD_S, Barrier
 
-XLAUNCH = [sys.executable, "-m", "xlaunch"]
 BEGIN = """
 import os, signal, sys, time
 index = int(os.environ["XLAUNCH_INSTANCE_INDEX"])
@@ -52,7 +51,7 @@ Start = Callable[..., Measured]
 
 @pytest.fixture
 def measure(tmp_path: Path) -> Iterator[Start]:
-    """Start a program under --metric, several times if need be."""
+    """Start a program under --metric, several times if need be; no FIFO may be left."""
     runtime = tmp_path / "runtime"
     runtime.mkdir()
     with contextlib.ExitStack() as begun:
@@ -64,9 +63,10 @@ def measure(tmp_path: Path) -> Iterator[Start]:
             return begun.enter_context(run)
 
         yield start
+    assert directories_of_fifos(tmp_path) == []
 
 
-def directories_left(directory: Path) -> list[str]:
+def directories_of_fifos(directory: Path) -> list[str]:
     return os.listdir(directory / "runtime")
 
 
@@ -160,23 +160,19 @@ def test_reported_values_need_no_output(measure: Start):
     assert f"step: mean {total['mean']:.4g}, p50 " in err
 
 
-def test_metrics_may_be_several(measure: Start):
-    run = measure("print('step 3 loss 0.5 7 x/s')", "--metric", "loss", "--metric", r"step (\d+)")
-    _, _, err = run.end()
-    totals = run.report()["metrics"]
-    assert [total["name"] for total in totals] == ["x/s", "loss", r"step (\d+)"]
-    assert [total["sum"] or total["mean"] for total in totals] == [14, 0.5, 3]
-    lines = [line.split() for line in err.splitlines()]
-    assert ["loss", "0", "1", "0.5", "0.5"] in lines
-
-
-def test_metric_that_is_never_printed_is_told(measure: Start):
-    run = measure("print('7 y/s')")
+def test_metrics_may_be_several_and_one_that_is_never_printed_is_told(measure: Start):
+    others = ("--metric", "loss", "--metric", r"step (\d+)", "--metric", "y/s")
+    run = measure("print('step 3 loss 0.5 7 x/s')", *others)
     code, _, err = run.end()
     assert code == 0
-    line = "--metric 'x/s': no line has it; the last lines with numbers: 7 y/s"
+    report = run.report()
+    totals = {total["name"]: total["sum"] or total["mean"] for total in report["metrics"]}
+    assert totals == {"x/s": 14, "loss": 0.5, r"step (\d+)": 3, "y/s": None}
+    lines = [line.split() for line in err.splitlines()]
+    assert ["loss", "0", "1", "0.5", "0.5"] in lines
+    line = "--metric 'y/s': no line has it; the last lines with numbers: step 3 loss 0.5 7 x/s"
     assert f"xlaunch: warning: {line}\n" in err
-    assert line in run.report()["warnings"]
+    assert line in report["warnings"]
 
 
 # The start barrier
@@ -215,14 +211,16 @@ def test_what_was_printed_before_the_barrier_is_warm_up(measure: Start):
     assert [one["metrics"][0]["count"] for one in run.report()["instances"]] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "end",
-    ["sys.exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(3)"],
-    ids=["ended", "killed", "failed"],
-)
-def test_instance_that_ends_without_coming_is_not_waited_for(measure: Start, end: str):
-    code = f"if index == 1:\n wait_for('0.came'); {end}\nbarrier()\nnote('after')"
-    run = measure(code, "--on-failure", "continue")
+def test_instances_that_end_without_coming_are_not_waited_for(measure: Start):
+    code = """
+if index: wait_for("0.came")
+if index == 1: sys.exit(0)
+if index == 2: os.kill(os.getpid(), 9)
+if index == 3: sys.exit(3)
+barrier()
+note("after")
+"""
+    run = measure(code, "--on-failure", "continue", count=4)
     run.end()
     assert run.told("after") == {0}
 
@@ -252,16 +250,10 @@ def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
 @pytest.mark.parametrize(
     ("code", "options", "passed"),
     [
-        (
-            "if index == 1:\n print('5 x/s', flush=True); wait_for('0.passed')\nelse: barrier()",
-            (),
-            {0},
-        ),
-        (
-            "if index == 1 and not os.path.exists('1.tried'): note('tried'); sys.exit(1)\nbarrier()",
-            ("--on-failure", "restart"),
-            {0, 1},
-        ),
+        ("if index == 1:\n print('5 x/s', flush=True); wait_for('0.passed')\nelse: barrier()", (),
+         {0}),
+        ("if index == 1 and not os.path.exists('1.tried'): note('tried'); sys.exit(1)\nbarrier()",
+         ("--on-failure", "restart"), {0, 1}),
         ("barrier()\nbarrier()", (), {0, 1}),
         ("barrier()", ("--instance-index", "1"), {1}),
         ("pid = os.fork()\nbarrier()\nif pid: os.waitpid(pid, 0)", (), {0, 1}),
@@ -270,7 +262,7 @@ def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
         *("a printed value ends the warm-up", "one is restarted", "it is called twice"),
         *("only one runs here", "children wait, too"),
     ],
-)
+)  # fmt: skip
 def test_barrier_lets_pass(measure: Start, code: str, options: tuple[str, ...], passed: set[int]):
     run = measure(code, *options)
     assert run.end()[0] == 0
@@ -296,45 +288,27 @@ def test_timeout_at_the_barrier(measure: Start):
     assert run.end()[0] == 124
 
 
-def test_without_metric_there_is_no_barrier(tmp_path: Path):
+def test_without_metric_there_is_no_barrier():
     code = "import os; print('XLAUNCH_BARRIER' in os.environ, 'XLAUNCH_METRICS' in os.environ)"
-    done = subprocess.run(
-        [*XLAUNCH, "--supervise", "-q", "--", sys.executable, "-c", code],
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == b"False False\n"
-
-
-def test_directory_for_fifos_is_removed(measure: Start):
-    run = measure("barrier()")
-    assert run.end()[0] == 0
-    assert directories_left(run.directory) == []
+    assert xlaunch("--supervise", "-q", sys.executable, "-c", code).out == b"False False\n"
 
 
 @pytest.mark.parametrize("victim", ["keeper", "supervisor"])
 def test_directory_for_fifos_is_removed_whoever_is_killed(measure: Start, victim: str):
     run = measure("note('ready'); wait_for('never')")
     run.wait_for("ready", 0, 1)
-    assert len(directories_left(run.directory)) == 1
+    assert len(directories_of_fifos(run.directory)) == 1
     (supervisor,) = children_of(run.process.pid)
     os.kill(run.process.pid if victim == "keeper" else supervisor, signal.SIGKILL)
     wait_until(lambda: not is_alive(supervisor), "the supervisor's end")
     run.end()
-    assert directories_left(run.directory) == []
 
 
 def test_without_a_place_for_fifos_it_measures_what_is_printed(tmp_path: Path):
     """TMPDIR and the like are unusable, as on a read-only system."""
     code = "import os; print('XLAUNCH_BARRIER' in os.environ); print('5 x/s')"
-    none = {"TMPDIR": str(tmp_path / "none"), "XDG_RUNTIME_DIR": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "xlaunch", "--metric", "x/s", sys.executable, "-c", code],
-        env=os.environ | none,
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert done.stdout == "False\n5 x/s\n"
-    assert "warning: no start barrier: cannot make FIFOs in" in done.stderr
-    assert "x/s: 5 in total" in done.stderr
+    env = clean_environment(TMPDIR=str(tmp_path / "none"), XDG_RUNTIME_DIR="")
+    done = xlaunch("--metric", "x/s", sys.executable, "-c", code, env=env)
+    assert (done.code, done.out) == (0, b"False\n5 x/s\n")
+    assert "warning: no start barrier: cannot make FIFOs in" in done.err
+    assert "x/s: 5 in total" in done.err

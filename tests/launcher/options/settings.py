@@ -14,7 +14,7 @@ from xlaunch.options import kinds
 from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.precedence import request_from
-from xlaunch.planning.request import MAX, Request
+from xlaunch.planning.request import MAX, LayoutRequest, Request
 
 
 class Home(NamedTuple):
@@ -66,6 +66,11 @@ def typed(*words: str) -> Typed:
     ctx = command.make_context("xlaunch", list(words), obj=words, **CONTEXT)
     found = resolved_options(ctx.params)
     return Typed(request_from(found.values), *found)
+
+
+def layout_of(options: str) -> LayoutRequest:
+    """The layout that these options ask for. **Ex.:** ``--instances 2 --ncores 4``"""
+    return typed("--isolated", *options.split(), "program").request.layout
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

@@ -17,22 +17,9 @@ TYPED, PRESET, PROJECT, USER = COMMAND_LINE, "preset p.toml", "project", "user"
 
 Layers = list[tuple[str, dict[str, Any]]]
 
-MERGED: list[tuple[str, Layers, dict[str, Any], dict[str, str]]] = [
-    ("nothing", [(TYPED, {}), (USER, {})], {}, {}),
-    (
-        "the first layer that sets an option wins",
-        [(TYPED, {"ncores": 4}), (PRESET, {"ncores": 2, "smt": True}), (USER, {"smt": False})],
-        {"ncores": 4, "smt": True},
-        {"ncores": TYPED, "smt": PRESET},
-    ),
-    (
-        "false takes back true",
-        [(TYPED, {"smt": False}), (PROJECT, {"smt": True})],
-        {"smt": False},
-        {"smt": TYPED},
-    ),
-    (
-        "variables of --env are merged by name",
+MERGED: dict[str, tuple[Layers, dict[str, Any], dict[str, str]]] = {
+    "nothing": ([(TYPED, {}), (USER, {})], {}, {}),
+    "variables of --env are merged by name": (
         [
             (TYPED, {"env": (("A", "1"),)}),
             (PRESET, {"env": (("A", "2"), ("B", "3"))}),
@@ -41,45 +28,29 @@ MERGED: list[tuple[str, Layers, dict[str, Any], dict[str, str]]] = [
         {"env": (("A", "1"), ("B", "3"), ("C", "5"))},
         {"env A": TYPED, "env B": PRESET, "env C": USER},
     ),
-    (
-        "of a variable set twice in one layer the last value counts",
-        [(TYPED, {"env": (("A", "1"), ("A", "2"))})],
-        {"env": (("A", "2"),)},
-        {"env A": TYPED},
+    "of a variable set twice in one layer the last value counts": (
+        [(TYPED, {"env": (("A", "1"), ("A", "2"))})], {"env": (("A", "2"),)}, {"env A": TYPED},
     ),
-    (
-        "other options that may be repeated are not merged",
-        [(TYPED, {"metric": ("a",)}), (USER, {"metric": ("b",)})],
-        {"metric": ("a",)},
+    "other options that may be repeated are not merged": (
+        [(TYPED, {"metric": ("a",)}), (USER, {"metric": ("b",)})], {"metric": ("a",)},
         {"metric": TYPED},
     ),
-    (
-        "max of one count and a number of the other go together",
+    "max of one count and a number of the other go together": (
         [(TYPED, {"ncores": 2}), (PRESET, {"instances": MAX})],
         {"ncores": 2, "instances": MAX},
         {"ncores": TYPED, "instances": PRESET},
     ),
-    (
-        "each variable is an origin",
-        [("XLAUNCH_OPT_", {"ncores": 2})],
-        {"ncores": 2},
-        {"ncores": "XLAUNCH_OPT_NCORES"},
-    ),
-]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("layers", "values", "origins"), [row[1:] for row in MERGED], ids=[row[0] for row in MERGED]
-)
+@pytest.mark.parametrize(("layers", "values", "origins"), MERGED.values(), ids=MERGED)
 def test_layers_are_merged(layers: Layers, values: dict[str, Any], origins: dict[str, str]) -> None:
-    found = resolve([Layer(*layer) for layer in layers])
-    assert found == (values, origins, ())
+    assert resolve([Layer(*layer) for layer in layers]) == (values, origins, ())
 
 
 DROPPED: list[tuple[Layers, dict[str, Any], list[str]]] = [
     (
-        [(TYPED, {"instances": 2}), (PRESET, {"mode": Mode.LATENCY})],
-        {"instances": 2},
+        [(TYPED, {"instances": 2}), (PRESET, {"mode": Mode.LATENCY})], {"instances": 2},
         ["mode latency (preset p.toml) is ignored: instances 2 (command line) contradicts it"],
     ),
     (
@@ -97,27 +68,21 @@ DROPPED: list[tuple[Layers, dict[str, Any], list[str]]] = [
         ["instances max (preset p.toml) is ignored: ncores max (command line) contradicts it"],
     ),
     (
-        [(TYPED, {"cache_dir": "d"}), (USER, {"no_cache": True})],
-        {"cache_dir": "d"},
+        [(TYPED, {"cache_dir": "d"}), (USER, {"no_cache": True})], {"cache_dir": "d"},
         ["no-cache true (user) is ignored: cache-dir d (command line) contradicts it"],
     ),
     (
-        [(TYPED, {"module": True}), (PRESET, {"no_python": True})],
-        {"module": True},
+        [(TYPED, {"module": True}), (PRESET, {"no_python": True})], {"module": True},
         ["no-python true (preset p.toml) is ignored: module true (command line) contradicts it"],
     ),
     (
-        [(TYPED, {"ncores": 2}), ("XLAUNCH_OPT_", {"mode": Mode.LATENCY})],
-        {"ncores": 2},
+        [(TYPED, {"ncores": 2}), ("XLAUNCH_OPT_", {"mode": Mode.LATENCY})], {"ncores": 2},
         ["mode latency (XLAUNCH_OPT_MODE) is ignored: ncores 2 (command line) contradicts it"],
     ),
-    (
-        [(TYPED, {"instances": 2}), (PRESET, {"instances": 4, "ncores": 2})],
-        {"instances": 2, "ncores": 2},
-        [],
-    ),
+    ([(TYPED, {"instances": 2}), (PRESET, {"instances": 4, "ncores": 2})],
+     {"instances": 2, "ncores": 2}, []),
     ([(TYPED, {"pty": False}), (USER, {"log_dir": "d"})], {"pty": False, "log_dir": "d"}, []),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("layers", "values", "notes"), DROPPED)
@@ -132,10 +97,7 @@ def test_the_stronger_layer_wins_with_a_note(
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (
-            [(TYPED, {"quiet": True, "verbose": True})],
-            "--quiet contradicts --verbose; drop one",
-        ),
+        ([(TYPED, {"quiet": True, "verbose": True})], "--quiet contradicts --verbose; drop one"),
         (
             [(TYPED, {}), (PRESET, {"mode": Mode.LATENCY, "ncores": 2}), (USER, {"smt": True})],
             "--mode contradicts --ncores: a mode fixes the layout; drop one "

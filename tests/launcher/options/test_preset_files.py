@@ -9,9 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from tests.launcher.cli.commands import ask, clean_environment, one_error_line, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, xlaunch
 from tests.launcher.options.settings import Home, home, typed
 
 from xlaunch.cli import run
@@ -25,59 +26,46 @@ LEVELS = ("command line", "variable", "preset", "project", "user")
 """The strongest first; the sixth is the default."""
 
 # Option, its value at each level as TOML and as the request has it, and the default.
-TABLE: list[tuple[str, list[str], list[Any], Any]] = [
-    ("ncores", ["5", "4", "3", "2", "1"], [5, 4, 3, 2, 1], None),
-    (
-        "on-failure",
-        ['"continue"', '"stop"', '"continue"', '"stop"', '"continue"'],
-        [OnFailure.CONTINUE, OnFailure.STOP] * 2 + [OnFailure.CONTINUE],
-        OnFailure.STOP,
-    ),
-    ("cpus", ['"5"', '"0-4"', '"3"', '"2"', '"1"'], [(5,), (0, 1, 2, 3, 4), (3,), (2,), (1,)], None),
-    ("timeout", ["5", '"4m"', "2.5", '"2h"', "1"], [5.0, 240.0, 2.5, 7200.0, 1.0], None),
-    ("log-dir", ['"e"', '"d"', '"c"', '"b"', '"a"'], list("edcba"), None),
-    ("smt", ["false", "true"] * 2 + ["false"], [False, True] * 2 + [False], False),
-    ("tag", ["true", "false"] * 2 + ["true"], [True, False] * 2 + [True], None),
+STOP, CONTINUE = OnFailure.STOP, OnFailure.CONTINUE
+TABLE: list[tuple[str, str, list[Any], Any]] = [
+    ("ncores", "5 4 3 2 1", [5, 4, 3, 2, 1], None),
+    ("on-failure", "'continue' 'stop' 'continue' 'stop' 'continue'",
+     [CONTINUE, STOP] * 2 + [CONTINUE], STOP),
+    ("cpus", "'5' '0-4' '3' '2' '1'", [(5,), (0, 1, 2, 3, 4), (3,), (2,), (1,)], None),
+    ("timeout", "5 '4m' 2.5 '2h' 1", [5.0, 240.0, 2.5, 7200.0, 1.0], None),
+    ("log-dir", "'e' 'd' 'c' 'b' 'a'", list("edcba"), None),
+    ("smt", "false true false true false", [False, True] * 2 + [False], False),
+    ("tag", "true false true false true", [True, False] * 2 + [True], None),
 ]  # fmt: skip
 FIELDS = {"timeout": "timeout_s"}
 
 
 @pytest.mark.parametrize(("option", "texts", "values", "default"), TABLE, ids=[r[0] for r in TABLE])
 def test_strongest_level_that_says_something_wins(
-    home: Home,
-    monkeypatch: pytest.MonkeyPatch,
-    option: str,
-    texts: list,
-    values: list,
-    default: Any,
+    home: Home, option: str, texts: str, values: list[Any], default: Any
 ):
-    field = FIELDS.get(option, option.replace("-", "_"))
+    key = option.replace("-", "_")
+    variable = f"XLAUNCH_OPT_{key.upper()}"
+    files = ("preset best.toml", f"project {home.project}", f"user {home.user}")
+    origins = ("command line", variable, *files)
+    outcomes = [*zip(values, origins, strict=True), (default, None)]
     for present in itertools.product((False, True), repeat=len(LEVELS)):
-        words: list[str] = []
-        monkeypatch.delenv(f"XLAUNCH_OPT_{option.replace('-', '_').upper()}", raising=False)
-        for level, text, there in zip(LEVELS, texts, present, strict=True):
-            bare = text.strip('"')
-            if level == "command line":
-                flag = {"true": f"--{option}", "false": f"--no-{option}"}.get(bare)
-                words += [flag or f"--{option}={bare}"] if there else []
-            elif level == "variable":
-                if there:
-                    name = f"XLAUNCH_OPT_{option.replace('-', '_').upper()}"
-                    monkeypatch.setenv(name, bare)
-            else:
+        words, environment = [], {}
+        for level, text, there in zip(LEVELS, texts.split(), present, strict=True):
+            bare = text.strip("'")
+            if level in ("preset", "project", "user"):
                 home.write(level, f"{option} = {text}" if there else "")
-        found = typed("--preset", "best.toml", *words, "program")
-        winner = next((index for index, there in enumerate(present) if there), None)
-        assert found.request.options()[field] == (default if winner is None else values[winner])
-        origins = [
-            "command line",
-            f"XLAUNCH_OPT_{option.replace('-', '_').upper()}",
-            "preset best.toml",
-            f"project {home.project}",
-            f"user {home.user}",
-        ]
-        source = found.origins.get(option.replace("-", "_"))
-        assert source == (None if winner is None else origins[winner])
+            elif there and level == "variable":
+                environment[variable] = bare
+            elif there:
+                flag = {"true": f"--{option}", "false": f"--no-{option}"}.get(bare)
+                words = [flag or f"--{option}={bare}"]
+        with mock.patch.dict(os.environ, environment):
+            found = typed("--preset", "best.toml", *words, "program")
+        strongest = [*present, True].index(True)
+        value, source = outcomes[strongest]
+        assert found.request.options()[FIELDS.get(option, key)] == value
+        assert found.origins.get(key) == source
 
 
 @pytest.mark.parametrize(
@@ -95,14 +83,12 @@ def test_strongest_level_that_says_something_wins(
         ("timeout = '250ms'", {"timeout_s": 0.25}),
         ("env = {}", {"env": ()}),
         ("[env]\nA = ''\n'b c' = 7", {"env": (("A", ""), ("b c", "7"))}),
-        (
-            "mode = 'latency'\nmem-policy = 'bind'",
-            {"mode": Mode.LATENCY, "mem_policy": MemoryPolicy.BIND},
-        ),
+        ("mode = 'latency'\nmem-policy = 'bind'",
+         {"mode": Mode.LATENCY, "mem_policy": MemoryPolicy.BIND}),
         ("tag = false", {"tag": False}),
         ("", {}),
     ],
-)
+)  # fmt: skip
 def test_what_a_file_may_write(home: Home, text: str, value: dict[str, Any]):
     home.write("preset", text)
     request = typed("--preset", "best", "program").request
@@ -240,9 +226,9 @@ def test_help_and_version_work_whatever_files_say(home: Home):
         assert ask(option, cwd=home.here, env=dict(os.environ)).code == 0
 
 
-def test_directory_that_is_gone_has_no_project(tmp_path: Path):
-    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m xlaunch plan"
-    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, check=False).returncode == 0
+def test_directory_that_is_gone_has_no_project(home: Home):
+    home.here.rmdir()
+    assert run(["plan"]) == 0
 
 
 def test_no_parser_is_loaded_where_no_file_has_options(home: Home):
@@ -258,16 +244,16 @@ def test_no_parser_is_loaded_where_no_file_has_options(home: Home):
 # What contradicts
 
 
-def test_dropped_value_is_said_and_the_rest_runs(home: Home):
+def test_dropped_value_is_said_and_the_rest_counts(home: Home):
     home.write("preset", "mode = 'latency'\nenv = { A = 'preset' }")
-    words = ("--preset", "best.toml", "--instances", "1", "sh", "-c", "echo $A")
-    done = xlaunch(*words, cwd=home.here)
-    assert (done.code, done.out) == (0, b"preset\n")
+    words = ("env", "--preset", "best.toml", "--instances", "1")
+    done = ask(*words, cwd=home.here)
+    assert b"export A=preset\n" in done.out
     assert done.err == (
         "xlaunch: note: mode latency (preset best.toml) is ignored: instances 1 (command line) "
         "contradicts it\n"
     )
-    assert xlaunch("-q", *words, cwd=home.here).err == ""
+    assert ask("-q", *words[1:], "--dry-run", "true", cwd=home.here).err == ""
 
 
 @pytest.mark.parametrize(
@@ -291,14 +277,14 @@ def test_file_that_is_to_blame_is_named(home: Home, text: str, begins: str, ends
 def test_instance_takes_no_layout_and_no_outputs_from_standing_files(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    text = "instances = 2\nlog-dir = 'logs'\npython = 'py'\nenv = { A = 'x' }"
-    home.write("project", text)
+    layout = "instances = 2\nsupervise = true\nlog-dir = 'logs'\nreport = 'report.json'"
+    home.write("project", f"{layout}\npython = 'py'\nenv = {{ A = 'x' }}")
     monkeypatch.setenv("XLAUNCH_INSTANCE_INDEX", "0")
     found = typed("program")
     plain = typed("--isolated", "program").request
     assert found.request == plain.replace(python="py", env=(("A", "x"),))
     (note,) = found.notes
-    assert "instances, log-dir ignored inside an instance" in note
+    assert "instances, supervise, log-dir, report ignored inside an instance" in note
 
 
 def test_instance_takes_all_of_a_preset_that_it_names(home: Home, monkeypatch: pytest.MonkeyPatch):
@@ -306,15 +292,6 @@ def test_instance_takes_all_of_a_preset_that_it_names(home: Home, monkeypatch: p
     monkeypatch.setenv("XLAUNCH_INSTANCE_INDEX", "0")
     request = typed("--preset", "best", "program").request
     assert (request.layout.instances, request.run.log_dir) == (2, "logs")
-
-
-def test_launch_in_a_launch_does_not_multiply(home: Home):
-    home.write("project", "instances = 1\nsupervise = true\nreport = 'report.json'")
-    inner = (sys.executable, "-m", "xlaunch", "plan", "--explain")
-    done = xlaunch("-q", *inner, cwd=home.here)
-    assert done.code == 0
-    assert b"option" not in done.out
-    assert "instances, supervise, report ignored inside an instance" in done.err
 
 
 # What is wrong with a file
@@ -334,9 +311,7 @@ BAD: list[tuple[str | bytes, str]] = [
     ("dry-run = true", "best.toml: dry-run is for the command line; no file may hold it"),
     ("preset = 'other'", "preset is for the command line"),
     ("version = true", "there is no option 'version'"),
-    ("program = ['x']", "there is no option 'program'"),
     ("ncores = 0", "best.toml: ncores: '0' is not a count; write a whole number from 1"),
-    ("ncores = -1", "ncores: '-1' is not a count"),
     ("ncores = 2.0", "ncores: '2.0' is not a count"),
     ("ncores = true", "best.toml: ncores: must be N|max, as a number or in quotes, not true"),
     ("ncores = [1, 2]", "best.toml: ncores: must be N|max, as a number or in quotes, not a list"),
@@ -345,12 +320,10 @@ BAD: list[tuple[str | bytes, str]] = [
     ("mode = 'fast'", "mode: 'fast' is not one of latency, throughput"),
     ("mode = 4", "mode: '4' is not one of"),
     ("smt = 1", "best.toml: smt: must be true or false, not a number"),
-    ("smt = 'yes'", "smt: must be true or false, not text"),
     ("tag = 'no'", "tag: must be true or false"),
     ("python = 3", "best.toml: python: must be in quotes, not a number"),
     ("log-dir = ['a']", "log-dir: must be in quotes, not a list"),
     ("cache-dir = ''", "best.toml: cache-dir: the directory's name is empty"),
-    ("cache-dir = 1", "best.toml: cache-dir: must be in quotes, not a number"),
     ('log-dir = "a\\u0000b"', "holds a null character"),
     ("cpus = '3-0'", "best.toml: cpus: '3-0' runs backwards"),
     ("cpus = []", "cpus: the list '' is empty"),
@@ -358,7 +331,6 @@ BAD: list[tuple[str | bytes, str]] = [
     ("cpus = [-1]", "cpus: cannot read '-1'"),
     ("timeout = 0", "timeout: '0' is not a time above 0"),
     ("timeout = inf", "timeout: 'inf' is not a time"),
-    ("timeout = nan", "timeout: 'nan' is not a time"),
     ("env = 'A=1'", "best.toml: env: must be a table such as { NAME = \"value\" }, not text"),
     ("env = ['A']", "env: 'A' is not NAME=VALUE"),
     ("[env]\nA = true", "env: A: write the value in quotes, not as true"),
@@ -370,28 +342,25 @@ BAD: list[tuple[str | bytes, str]] = [
 
 @pytest.mark.parametrize(("content", "expected"), BAD, ids=[str(row[0])[:24] for row in BAD])
 def test_bad_preset_is_one_line_that_names_file_and_key(
-    home: Home, capsys: pytest.CaptureFixture[str], content: str | bytes, expected: str
+    home: Home, content: str | bytes, expected: str
 ):
     data = content if isinstance(content, bytes) else content.encode()
     (home.here / "best.toml").write_bytes(data)
-    assert run(["--preset", "best.toml", "true"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert expected in one_error_line(captured.err)
+    assert expected in ask("--preset", "best.toml", "true", cwd=home.here).refused()
 
 
 def test_bad_standing_files_name_themselves(home: Home):
+    def problem() -> str:
+        return ask("true", cwd=home.here).refused()
+
     home.write("user", "ncoers = 1")
-    message = ask("true", cwd=home.here).refused()
-    assert message.startswith(f"{home.user}: there is no option 'ncoers'")
+    assert problem().startswith(f"{home.user}: there is no option 'ncoers'")
     home.write("project", "ncores = 0")
-    message = ask("true", cwd=home.here).refused()
-    assert message.startswith(f"{home.project}, [tool.xlaunch]: ncores: '0' is not a count")
+    assert problem().startswith(f"{home.project}, [tool.xlaunch]: ncores: '0' is not a count")
     home.project.write_text("[tool]\nxlaunch = 1")
-    message = ask("true", cwd=home.here).refused()
-    assert message == f"{home.project}: tool.xlaunch must be a table: [tool.xlaunch]"
+    assert problem() == f"{home.project}: tool.xlaunch must be a table: [tool.xlaunch]"
     home.project.write_text("[tool.xlaunch]\n[")
-    assert str(home.project) in ask("true", cwd=home.here).refused()
+    assert str(home.project) in problem()
 
 
 def test_file_that_cannot_be_read(home: Home):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.cli.commands import XLAUNCH, Word, ask, run, xlaunch
-from tests.launcher.launching import PATIENCE_S, children_of, wait_until
+from tests.launcher.launching import PATIENCE_S, children_of, state_of, wait_until
 
 from xlaunch.output.logs import last_lines
 from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
@@ -25,9 +25,9 @@ from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 
 
-def launch(*words: Word) -> tuple[Word, ...]:
-    """The command of a launch of two instances."""
-    return (*XLAUNCH, *TWO, *words)
+def begun(*words: Word, stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """A launch of two instances whose output the test reads, or does not."""
+    return subprocess.Popen([*XLAUNCH, *TWO, *words], stdout=subprocess.PIPE, stderr=stderr)
 
 
 def tagged(chunks: list[bytes], *, terminal: bool = False) -> bytes:
@@ -35,18 +35,13 @@ def tagged(chunks: list[bytes], *, terminal: bool = False) -> bytes:
     return b"".join(tagger.feed(chunk) for chunk in chunks) + tagger.finish()
 
 
-def test_every_line_gets_the_tag():
-    assert tagged([b"a\nb", b"\n\nc\n"]) == b"[3] a\n[3] b\n[3] \n[3] c\n"
-
-
-def test_last_partial_line_is_kept():
-    assert tagged([b"a\nlast"]) == b"[3] a\n[3] last\n"
+def test_every_line_gets_the_tag_and_the_last_one_an_end():
+    assert tagged([b"a\nb", b"\n\nc\nlast"]) == b"[3] a\n[3] b\n[3] \n[3] c\n[3] last\n"
 
 
 def test_no_tag_means_whole_lines_without_one():
     tagger = LineTagger("", terminal=False)
-    assert tagger.feed(b"a\nb") == b"a\n"
-    assert tagger.finish() == b"b\n"
+    assert tagger.feed(b"a\nb") + b"|" + tagger.finish() == b"a\n|b\n"
 
 
 @pytest.mark.parametrize("size", [LINE_CAP - 1, LINE_CAP, LINE_CAP + 1, 3 * LINE_CAP + 7])
@@ -117,9 +112,8 @@ def test_lines_of_four_instances_never_mix_and_streams_stay_apart():
 def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
     logs = tmp_path / "logs"
     data = bytes(range(256)) * 300 + b"no newline"
-    program = (
-        "import os; os.write(1, bytes(range(256)) * 300 + b'no newline'); os.write(2, bytes([255]))"
-    )
+    every = "bytes(range(256)) * 300 + b'no newline'"
+    program = f"import os; os.write(1, {every}); os.write(2, bytes([255]))"
     options = (*TWO, "--log-dir", logs, "-q", "--", sys.executable)
     assert xlaunch(*options, "-c", program) == (0, b"", "")
     for index in (0, 1):
@@ -169,30 +163,20 @@ def test_a_failed_instance_shows_the_end_of_its_log(tmp_path):
     assert "the end of" not in xlaunch(*options, "-q", sys.executable, "-c", program).err
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        (b"", []),
-        (b"\n\n", []),
-        (b"a\r\nb", ["a", "b"]),
-        (b"\xff", ["\ufffd"]),
-        (b"x" * 20_000 + b"\nlast\n", ["last"]),
-    ],
-)
-def test_last_lines_of_any_file(tmp_path, text, lines):
+def test_last_lines_of_any_file(tmp_path):
     path = tmp_path / "log"
-    path.write_bytes(text)
-    assert last_lines(str(path)) == lines
-    assert last_lines(str(tmp_path / "absent")) == []
+    assert last_lines(str(path)) == []
+    for text, lines in (
+        (b"", []), (b"\n\n", []), (b"a\r\nb", ["a", "b"]), (b"\xff", ["\ufffd"]),
+        (b"x" * 20_000 + b"\nlast\n", ["last"]),
+    ):  # fmt: skip
+        path.write_bytes(text)
+        assert last_lines(str(path)) == lines
 
 
 def test_reader_that_leaves_ends_the_instances_as_sigpipe_would():
     code = "import sys\nwhile True: sys.stdout.write('x' * 1000 + '\\n')"
-    with subprocess.Popen(
-        launch("-q", "--", sys.executable, "-c", code),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as run:
+    with begun("-q", "--", sys.executable, "-c", code, stderr=subprocess.PIPE) as run:
         run.stdout.readline()
         run.stdout.close()
         errors = run.stderr.read()
@@ -204,17 +188,14 @@ def waits_for_pipe(pid: int) -> bool:
     """Whether a process sleeps in write() and has not written for a while."""
     before = Path(f"/proc/{pid}/io").read_text()
     time.sleep(0.1)
-    return before == Path(f"/proc/{pid}/io").read_text()
+    # One that is ready to run and waits for a CPU does not sleep.
+    return state_of(pid) == "S" and before == Path(f"/proc/{pid}/io").read_text()
 
 
 def test_slow_reader_does_not_make_the_supervisor_deaf():
     """Nobody reads its output, and it still ends its instances when told to."""
     code = "while True: print('x' * 1000)"
-    with subprocess.Popen(
-        launch("-q", "--", sys.executable, "-c", code),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as run:
+    with begun("-q", "--", sys.executable, "-c", code) as run:
         run.stdout.readline()  # nothing more, so that every buffer on the way fills up
         (supervisor,) = children_of(run.pid)
         for instance in children_of(supervisor):
@@ -231,8 +212,7 @@ def test_signal_ends_the_wait_for_a_reader(tmp_path, name):
     """The instances have ended, and nobody takes what they wrote."""
     report = tmp_path / "report.json"
     code = "print('x' * 150_000)"
-    command = launch("--report", report, "-q", "--", sys.executable, "-c", code)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+    with begun("--report", report, "-q", "--", sys.executable, "-c", code) as run:
         os.read(run.stdout.fileno(), 1)  # no more of it
         (supervisor,) = children_of(run.pid)
         wait_until(lambda: not children_of(supervisor), "the end of the instances")
@@ -248,8 +228,7 @@ def test_nobody_waits_for_a_reader_after_a_kill():
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "while True: print('x' * 1000)"
     )
-    command = launch("--grace", "100ms", "-q", "--", sys.executable, "-c", code)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+    with begun("--grace", "100ms", "-q", "--", sys.executable, "-c", code) as run:
         os.read(run.stdout.fileno(), 1)
         run.terminate()
         assert run.wait(PATIENCE_S) in (137, 143)  # 143: it came before the program ignored it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines made up by their shape, for tests that state the machine and the exact result."""
+"""Machines and ranks made up, for tests that state the machine and the exact result."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from xlaunch.machine.topology import (
     Vendor,
 )
 from xlaunch.machine.usable_gpus import usable_gpus
+from xlaunch.planning.ranks import Rank
+from xlaunch.planning.request import RankMode
 
 GIB = 1 << 30
 
@@ -99,3 +101,8 @@ def with_gpus(machine: Machine, nodes: Sequence[int | None], **variables: str) -
         Gpu(Vendor.NVIDIA, "10de:2330", f"0000:{i:02x}:00.0", node) for i, node in enumerate(nodes)
     )
     return machine._replace(gpus=usable_gpus(found, variables))
+
+
+def ranks(size: int) -> list[Rank]:
+    """All ranks of torchrun on a host."""
+    return [Rank(RankMode.TORCHRUN, local, size, local, "LOCAL_RANK") for local in range(size)]

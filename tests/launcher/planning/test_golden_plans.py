@@ -12,56 +12,45 @@ from pathlib import Path
 
 import pytest
 from tests.captures import OTHERS, each_capture, other_captures, own_captures, read_capture
+from tests.launcher.options.settings import layout_of
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
-from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, plan
+from xlaunch.planning import plan
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import render_plan
 
 GOLDEN = Path(__file__).with_name("golden")
 
-EXPLAINED = {
-    "": LayoutRequest(),
-    "--ncores 2 --smt": LayoutRequest(ncores=2, smt=True),
-}
-REQUESTS = {
-    "--instances 2": LayoutRequest(instances=2),
-    "--instances 3": LayoutRequest(instances=3),
-    "--instances max --ncores 4": LayoutRequest(instances=MAX, ncores=4),
-    "--instances 2 --ncores 1 --place scatter": LayoutRequest(
-        instances=2, ncores=1, place=Place.SCATTER
-    ),
-    "--mode throughput --mem-policy bind": LayoutRequest(
-        mode=Mode.THROUGHPUT, mem_policy=MemoryPolicy.BIND
-    ),
-    "--mode latency --reserve-cores 1": LayoutRequest(mode=Mode.LATENCY, reserve_cores=1),
-    "--mem-policy interleave": LayoutRequest(mem_policy=MemoryPolicy.INTERLEAVE),
-    "--instances 5 --ncores 7": LayoutRequest(instances=5, ncores=7),
-}
-HYBRID_REQUESTS = {
-    "--ecores include": LayoutRequest(ecores=ECores.INCLUDE),
-    "--instances 2 --ecores only": LayoutRequest(instances=2, ecores=ECores.ONLY),
-}
+EXPLAINED = ("", "--ncores 2 --smt")
+REQUESTS = (
+    *EXPLAINED,
+    "--instances 2",
+    "--instances 3",
+    "--instances max --ncores 4",
+    "--instances 2 --ncores 1 --place scatter",
+    "--mode throughput --mem-policy bind",
+    "--mode latency --reserve-cores 1",
+    "--mem-policy interleave",
+    "--instances 5 --ncores 7",
+)
+HYBRID_REQUESTS = ("--ecores include", "--instances 2 --ecores only")
 
 
-def planned(request: LayoutRequest, machine: Machine, *, explain: bool) -> str:
+def planned(options: str, machine: Machine) -> str:
     try:
-        return render_plan(plan(request, machine), machine, explain=explain)
+        made = plan(layout_of(options), machine)
     except UsageError as error:
         return f"error: {error}"
+    return render_plan(made, machine, explain=options in EXPLAINED)
 
 
 def golden_text(machine: Machine) -> str:
-    requests = {**EXPLAINED, **REQUESTS}
-    if machine.topology.core_kinds:
-        requests |= HYBRID_REQUESTS
+    requests = REQUESTS + (HYBRID_REQUESTS if machine.topology.core_kinds else ())
     parts = [f"$ xlaunch topology\n{draw_machine(machine)}".rstrip()]
     parts += [
-        f"$ xlaunch plan {options}".rstrip()
-        + "\n"
-        + planned(request, machine, explain=options in EXPLAINED)
-        for options, request in requests.items()
+        f"$ xlaunch plan {options}".rstrip() + "\n" + planned(options, machine)
+        for options in requests
     ]
     return "\n\n".join(parts) + "\n"
 

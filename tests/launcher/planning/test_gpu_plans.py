@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 from tests.captures import read_capture
-from tests.launcher.options.settings import typed
-from tests.launcher.planning.shapes import make_machine, with_gpus
+from tests.launcher.options.settings import layout_of
+from tests.launcher.planning.shapes import make_machine, ranks, with_gpus
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
@@ -29,6 +29,10 @@ DGX = with_gpus(
 UNKNOWN = with_gpus(make_machine(packages=(8,), nodes=(8,)), [None, None])
 
 
+def two_gpus(choice: str) -> Machine:
+    return with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES=choice)
+
+
 def request(**options: object) -> LayoutRequest:
     return LayoutRequest(**{"gpus_per_instance": 1, **options})  # type: ignore[arg-type]
 
@@ -43,10 +47,7 @@ def places(made: Plan) -> list[tuple[str, str]]:
 
 def test_an_instance_for_each_gpu_next_to_it():
     made = plan(request(), EIGHT_GPUS)
-    assert places(made) == [
-        ("0", "0-3"), ("1", "4-7"), ("2", "8-11"), ("3", "12-15"),
-        ("4", "16-19"), ("5", "20-23"), ("6", "24-27"), ("7", "28-31"),
-    ]  # fmt: skip
+    assert places(made) == [(str(i), f"{4 * i}-{4 * i + 3}") for i in range(8)]
     assert [i.memory_nodes for i in made.instances] == [(0,)] * 4 + [(1,)] * 4
     assert {i.memory for i in made.instances} == {MemoryPolicy.PREFERRED}
     assert (made.idle_cpus, made.warnings) == ((), ())
@@ -55,28 +56,34 @@ def test_an_instance_for_each_gpu_next_to_it():
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("machine", "options", "expected"),
     [
         # As many cores each as there can be: one instance in each package.
-        ({"instances": 2}, [("0", "0-15"), ("4", "16-31")]),
-        ({"instances": 3}, [("0", "0-7"), ("1", "8-15"), ("4", "16-23")]),
-        ({"instances": 1}, [("0", "0-15")]),
-        ({"instances": 2, "ncores": 2}, [("0", "0-1"), ("1", "2-3")]),
-        ({"instances": 2, "ncores": 2, "place": Place.SCATTER}, [("0", "0-1"), ("4", "16-17")]),
-        ({"instances": 3, "ncores": 6}, [("0", "0-5"), ("1", "6-11"), ("4", "16-21")]),
-        ({"ncores": 12}, [("0", "0-11"), ("4", "16-27")]),
-        ({"instances": 1, "ncores": MAX}, [("0", "0-31")]),
-        ({"gpus_per_instance": 2, "instances": 2}, [("0,1", "0-15"), ("4,5", "16-31")]),
-        ({"gpus_per_instance": 3}, [("0,1,2", "0-15"), ("4,5,6", "16-31")]),
-        ({"gpus_per_instance": 8}, [("0,1,2,3,4,5,6,7", "0-31")]),
-        ({"numa_nodes": (1,), "instances": 4}, [(str(i), f"{i * 4}-{i * 4 + 3}") for i in range(4, 8)]),
-        ({"instances": 2, "ncores": 16, "reserve_cores": 0}, [("0", "0-15"), ("4", "16-31")]),
+        (EIGHT_GPUS, {"instances": 2}, [("0", "0-15"), ("4", "16-31")]),
+        (EIGHT_GPUS, {"instances": 3}, [("0", "0-7"), ("1", "8-15"), ("4", "16-23")]),
+        (EIGHT_GPUS, {"instances": 1}, [("0", "0-15")]),
+        (EIGHT_GPUS, {"instances": 2, "ncores": 2}, [("0", "0-1"), ("1", "2-3")]),
+        (EIGHT_GPUS, {"instances": 2, "ncores": 2, "place": Place.SCATTER},
+         [("0", "0-1"), ("4", "16-17")]),
+        (EIGHT_GPUS, {"instances": 3, "ncores": 6}, [("0", "0-5"), ("1", "6-11"), ("4", "16-21")]),
+        (EIGHT_GPUS, {"ncores": 12}, [("0", "0-11"), ("4", "16-27")]),
+        (EIGHT_GPUS, {"instances": 1, "ncores": MAX}, [("0", "0-31")]),
+        (EIGHT_GPUS, {"gpus_per_instance": 2, "instances": 2}, [("0,1", "0-15"), ("4,5", "16-31")]),
+        (EIGHT_GPUS, {"gpus_per_instance": 3}, [("0,1,2", "0-15"), ("4,5,6", "16-31")]),
+        (EIGHT_GPUS, {"gpus_per_instance": 8}, [("0,1,2,3,4,5,6,7", "0-31")]),
+        (EIGHT_GPUS, {"numa_nodes": (1,), "instances": 4},
+         [(str(i), f"{i * 4}-{i * 4 + 3}") for i in range(4, 8)]),
+        # Those of one instance are of one node where they can be.
+        (with_gpus(TWO_PACKAGES, [0, 1, 0, 1]), {"gpus_per_instance": 2},
+         [("0,2", "0-15"), ("1,3", "16-31")]),
+        # The order of an inherited variable is kept.
+        (two_gpus("1,0"), {}, [("1", "16-31"), ("0", "0-15")]),
     ],
 )  # fmt: skip
-def test_the_number_of_instances_and_cores(
-    options: dict[str, object], expected: list[tuple[str, str]]
+def test_the_gpus_and_cores_of_each_instance(
+    machine: Machine, options: dict[str, object], expected: list[tuple[str, str]]
 ):
-    assert places(plan(request(**options), EIGHT_GPUS)) == expected
+    assert places(plan(request(**options), machine)) == expected
 
 
 def test_nodes_without_a_gpu_serve_their_package():
@@ -92,26 +99,15 @@ def test_nodes_without_a_gpu_serve_their_package():
     assert [i.nodes for i in small.instances] == [(n,) for n in (3, 3, 1, 1, 7, 7, 5, 5)]
 
 
-def test_a_pair_is_of_one_node_where_it_can_be():
-    machine = with_gpus(TWO_PACKAGES, [0, 1, 0, 1])
-    assert places(plan(request(gpus_per_instance=2), machine)) == [
-        ("0,2", "0-15"),
-        ("1,3", "16-31"),
-    ]
-    uneven = with_gpus(TWO_PACKAGES, [0, 0, 0, 1, 1, 1])
-    pairs = plan(request(gpus_per_instance=2), uneven)
-    assert [gpus for gpus, _ in places(pairs)] == ["0,1", "2,5", "3,4"]
-
-
 def test_gpus_without_a_known_place_are_divided_all_the_same():
     assert places(plan(request(), UNKNOWN)) == [("0", "0-3"), ("1", "4-7")]
     captured = read_capture("xeon-vm-32-cpus")
     assert places(plan(request(), captured)) == [("0", "0-15"), ("1", "16-31")]
 
 
-def test_the_order_of_an_inherited_variable_is_kept():
-    turned = with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="1,0")
-    assert places(plan(request(), turned)) == [("1", "16-31"), ("0", "0-15")]
+def test_pairs_of_an_odd_number_cross_once():
+    pairs = plan(request(gpus_per_instance=2), with_gpus(TWO_PACKAGES, [0, 0, 0, 1, 1, 1]))
+    assert [gpus for gpus, _ in places(pairs)] == ["0,1", "2,5", "3,4"]
 
 
 def test_a_quota_binds_to_no_cpu_and_gives_gpus():
@@ -145,10 +141,6 @@ def test_a_gpu_far_from_all_allowed_cpus_comes_last_and_is_named():
     assert [gpus for gpus, _ in places(one)] == ["1"]
 
 
-def two_gpus(choice: str) -> Machine:
-    return with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES=choice)
-
-
 @pytest.mark.parametrize(
     ("machine", "options", "text"),
     [
@@ -173,9 +165,8 @@ def two_gpus(choice: str) -> Machine:
 def test_what_does_not_fit_is_one_line_that_says_what_would(
     machine: Machine, options: str, text: str
 ):
-    words = ("--gpus-per-instance", *options.split())
     with pytest.raises(UsageError) as raised:
-        plan(typed("--isolated", *words, "program").request.layout, machine)
+        plan(layout_of(f"--gpus-per-instance {options}"), machine)
     assert str(raised.value) == text
 
 
@@ -211,10 +202,8 @@ def test_gpus_of_other_launches_come_last():
 
 def test_ranks_have_gpus_of_their_own_only_if_asked():
     def of_rank(number: int, **options: object) -> Plan:
-        rank = Rank(RankMode.TORCHRUN, number, 4, number, "LOCAL_RANK")
-        share = share_of_rank(
-            Request.of("train.py", **options), EIGHT_GPUS, rank, launcher_cpus=None
-        )
+        wanted = Request.of("train.py", **options)
+        share = share_of_rank(wanted, EIGHT_GPUS, ranks(4)[number], launcher_cpus=None)
         return plan(share.request.layout, share.machine)
 
     assert [places(of_rank(n)) for n in (0, 3)] == [[("", "0-7")], [("", "24-31")]]
@@ -229,13 +218,7 @@ def test_ranks_have_gpus_of_their_own_only_if_asked():
 def shares_of_ranks(machine: Machine, size: int) -> list[tuple[str, str]]:
     """The CPUs of each rank's share, and why they are allowed."""
     shares = [
-        share_of_rank(
-            Request(),
-            machine,
-            Rank(RankMode.TORCHRUN, number, size, number, "LOCAL_RANK"),
-            launcher_cpus=None,
-        ).machine
-        for number in range(size)
+        share_of_rank(Request(), machine, rank, launcher_cpus=None).machine for rank in ranks(size)
     ]
     assert all(share.gpus == machine.gpus for share in shares), "each rank sees all GPUs"
     return [
@@ -252,8 +235,7 @@ def test_each_rank_is_near_the_gpu_of_its_number():
         ("24-31", "near GPU 2"),
         ("8-15", "near GPU 3"),
     ]
-    inherited = with_gpus(TWO_PACKAGES, [0, 1], CUDA_VISIBLE_DEVICES="1,0")
-    assert shares_of_ranks(inherited, 2) == [("16-31", "near GPU 1"), ("0-15", "near GPU 0")]
+    assert shares_of_ranks(two_gpus("1,0"), 2) == [("16-31", "near GPU 1"), ("0-15", "near GPU 0")]
     for share, node in zip(shares_of_ranks(DGX, 8), [3, 3, 1, 1, 7, 7, 5, 5], strict=True):
         own = set(DGX.topology.numa_nodes[node].cpus)
         assert len(own.intersection(parse_cpu_list(share[0]))) == 16, "8 cores and their siblings"
@@ -272,19 +254,19 @@ def test_ranks_near_their_gpus_have_as_many_cores_as_without():
         with_gpus(TWO_PACKAGES, [1, None]),
         with_gpus(TWO_PACKAGES, [1, 0], CUDA_VISIBLE_DEVICES=""),
         with_gpus(TWO_PACKAGES, [1, 0], CUDA_VISIBLE_DEVICES="MIG-1,MIG-2"),
+        TWO_PACKAGES._replace(
+            gpus=usable_gpus(
+                (
+                    Gpu(Vendor.NVIDIA, "10de:2330", "0000:00:00.0", 1),
+                    Gpu(Vendor.NVIDIA, "10de:1eb8", "0000:01:00.0", 0),
+                ),
+                {},
+            )
+        ),
     ],
-    ids=["none", "fewer than ranks", "unknown node", "hidden", "MIG"],
+    ids=["none", "fewer than ranks", "unknown node", "hidden", "MIG", "several models"],
 )
 def test_ranks_are_placed_as_ever_where_their_gpus_are_not_known(machine: Machine):
-    assert shares_of_ranks(machine, 2) == [("0-15", ""), ("16-31", "")]
-
-
-def test_ranks_are_placed_as_ever_beside_gpus_of_several_models():
-    found = (
-        Gpu(Vendor.NVIDIA, "10de:2330", "0000:00:00.0", 1),
-        Gpu(Vendor.NVIDIA, "10de:1eb8", "0000:01:00.0", 0),
-    )
-    machine = TWO_PACKAGES._replace(gpus=usable_gpus(found, {}))
     assert shares_of_ranks(machine, 2) == [("0-15", ""), ("16-31", "")]
 
 

@@ -108,7 +108,7 @@ def test_any_request_makes_a_plan_that_keeps_its_promises_or_one_line_of_error(
 
 
 @pytest.mark.long
-@settings(SETTINGS, max_examples=1500)
+@settings(SETTINGS, max_examples=700)
 @given(machine=EVERY_MACHINE, data=st.data())
 def test_any_request_of_any_machine(machine: Machine, data: st.DataObject) -> None:
     check_a_request(machine, data)

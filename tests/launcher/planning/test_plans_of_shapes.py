@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from tests.launcher.options.settings import typed
+from tests.launcher.options.settings import layout_of
 from tests.launcher.planning.shapes import GIB, make_machine
 
 from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CoreKind, Machine
-from xlaunch.planning import MAX, ECores, LayoutRequest, MemoryPolicy, Mode, Place, Plan, plan
+from xlaunch.planning import MAX, LayoutRequest, Mode, Plan, plan
 
 DESKTOP = make_machine(packages=(8,), nodes=(8,), l3=(8,), smt=2, adjacent_siblings=True)
 TWO_SOCKETS = make_machine(packages=(8, 8), nodes=(8, 8), l3=(8, 8), smt=2)
@@ -83,28 +81,24 @@ NAMED = two_kinds(
 )
 
 
-def request_of(options: str) -> LayoutRequest:
-    """**Ex.:** ``--instances 2 --ncores 4``"""
-    return typed("--isolated", *options.split(), "program").request.layout
-
-
-def masks(request: LayoutRequest, machine: Machine) -> list[str]:
-    """The CPUs of each instance. **Ex.:** ``["0-3", "4-7"]``."""
-    return [format_cpu_list(instance.cpus) for instance in plan(request, machine).instances]
-
-
-def threads(made: Plan) -> list[int]:
-    return [instance.threads for instance in made.instances]
-
-
-def memory(request: LayoutRequest, machine: Machine) -> list[tuple[str, tuple[int, ...]]]:
-    return [(i.memory.value, i.memory_nodes) for i in plan(request, machine).instances]
-
-
-def error(request: LayoutRequest, machine: Machine) -> str:
-    with pytest.raises(UsageError) as raised:
-        plan(request, machine)
-    return str(raised.value)
+def described(made: Plan) -> dict[str, object]:
+    """What the facts of `PLANS` are compared with; by instance where there is one for each."""
+    instances = made.instances
+    return {
+        "count": made.count,
+        "bound": made.bound,
+        "idle": made.idle_cpus,
+        "warnings": made.warnings,
+        "index": [i.index for i in instances],
+        "cpus": " ".join([format_cpu_list(i.cpus) for i in instances]),
+        "cores": [i.ncores for i in instances],
+        "threads": [i.threads for i in instances],
+        "nodes": [i.nodes for i in instances],
+        "touched": [(i.packages_touched, i.nodes_touched, i.l3_touched) for i in instances],
+        "memory": " ".join(
+            [":".join([i.memory.value, *map(str, i.memory_nodes)]) for i in instances]
+        ),
+    }
 
 
 # The rows of a table are a machine, options of a layout, and the CPUs of each instance.
@@ -178,368 +172,200 @@ PLACES = [
 
 @pytest.mark.parametrize(("machine", "options", "expected"), PLACES)
 def test_cpus_of_each_instance(machine: Machine, options: str, expected: str) -> None:
-    assert masks(request_of(options), machine) == expected.split()
+    assert described(plan(layout_of(options), machine))["cpus"] == expected
 
 
-class TestLayout:
-    def test_everything_is_one_instance(self) -> None:
-        made = plan(LayoutRequest(), DESKTOP)
-        assert masks(LayoutRequest(), DESKTOP) == ["0,2,4,6,8,10,12,14"]
-        assert (made.count, made.bound, made.idle_cpus, threads(made)) == (1, True, (), [8])
+QUOTA_7 = make_machine(packages=(8,), smt=2, quota=7.0)
+THREE_IN_CPUSET = make_machine(packages=(8,), smt=2, quota=3.0, narrowed_by=("cpuset 0-15",))
+QUOTA_3 = make_machine(packages=(16,), quota=3.5)
+QUOTA_6 = make_machine(packages=(8, 8), nodes=(8, 8), quota=6.5)
+UNEVEN = {
+    quota: make_machine(packages=(6,), nodes=(2, 4), quota=quota) for quota in (1.5, 2.0, 4.0)
+}
+LARGE_CPUSET = make_machine(
+    packages=(64,), allowed=range(2, 64), narrowed_by=("cpuset 2-63",), quota=4.0
+)
+SMALL_CPUSET = make_machine(
+    packages=(16,), allowed=range(4, 8), narrowed_by=("cpuset 4-7",), quota=4.0
+)
+ISOLATED = make_machine(packages=(8,), isolated=(6, 7))
+MANY_NODES = make_machine(packages=(sum(range(10, 31)),), nodes=tuple(range(10, 31)))
+BESIDE_MEMORY = make_machine(packages=(4, 4), nodes=(4, 4), memory_only_nodes=2)
+FEW_NODES = make_machine(packages=(4, 4), nodes=(2,) * 4, allowed_nodes=(1, 2))
+WITHOUT_MASKS = flat_machine(8, "darwin")
 
-    def test_equal_shares_leave_spare_cores_idle(self) -> None:
-        made = plan(LayoutRequest(instances=3), DESKTOP)
-        assert [format_cpu_list(i.cpus) for i in made.instances] == ["0,2", "4,6", "8,10"]
-        assert made.idle_cpus == (12, 13, 14, 15)
-
-    def test_as_many_as_fit(self) -> None:
-        assert masks(LayoutRequest(instances=MAX, ncores=3), DESKTOP) == ["0,2,4", "6,8,10"]
-        assert plan(LayoutRequest(instances=MAX), TWO_SOCKETS).count == 16
-
-    def test_latency_on_few_cores_warns(self) -> None:
-        made = plan(LayoutRequest(mode=Mode.LATENCY), make_machine(packages=(3,)))
-        assert [i.cpus for i in made.instances] == [(0, 1, 2)]
-        assert "there are 3: one instance of 3 cores" in made.warnings[0]
-
-    def test_one_instance_of_the_whole_plan(self) -> None:
-        made = plan(LayoutRequest(instances=4, instance_index=(3, 1)), TWO_SOCKETS)
-        assert [(i.index, i.cpus[0]) for i in made.instances] == [(1, 4), (3, 12)]
-        assert made.count == 4
-
-
-class TestPlacement:
-    def test_an_instance_larger_than_a_cache_group_touches_no_more_than_it_must(self) -> None:
-        assert [i.l3_touched for i in plan(LayoutRequest(ncores=20), EPYC).instances] == [3]
-
-    def test_crossing_happens_only_where_the_count_demands_it(self) -> None:
-        made = plan(LayoutRequest(instances=5, ncores=4), FOUR_SOCKETS)
-        assert [i.packages_touched for i in made.instances] == [1, 2, 1, 1, 1]
-        assert made.warnings == ("instance 1 spans NUMA nodes 0-1: --ncores 3 would not",)
-
-    def test_no_domain_is_broken_up_without_need(self) -> None:
-        made = plan(LayoutRequest(instances=3, ncores=8), FOUR_SOCKETS)
-        assert sum(i.packages_touched - 1 for i in made.instances) == 3
-
-    def test_of_too_many_nodes_to_try_the_largest_and_the_smallest_that_suffices(self) -> None:
-        sizes = tuple(range(10, 31))
-        machine = make_machine(packages=(sum(sizes),), nodes=sizes)
-        (instance,) = plan(LayoutRequest(ncores=32), machine).instances
-        assert instance.nodes == (0, 20)
-
-    def test_smt_has_a_thread_for_each_sibling(self) -> None:
-        made = plan(LayoutRequest(ncores=3, smt=True), DESKTOP)
-        assert [(i.ncores, i.threads) for i in made.instances] == [(3, 6)]
-
-
-class TestPool:
-    def test_reserved_cores_are_those_least_in_the_way(self) -> None:
-        made = plan(LayoutRequest(instances=2, reserve_cores=2), TWO_SOCKETS)
-        assert [format_cpu_list(i.cpus) for i in made.instances] == ["0-6", "8-14"]
-        assert made.idle_cpus == (7, 15, 23, 31)
-
-    def test_isolated_cpus_are_warned_of(self) -> None:
-        machine = make_machine(packages=(8,), isolated=(6, 7))
-        assert "CPUs 6-7 are isolated (isolcpus)" in plan(LayoutRequest(), machine).warnings[0]
-        assert plan(LayoutRequest(ncores=4), machine).warnings == ()
-        assert plan(LayoutRequest(instances=8), machine).warnings == ()
-
-
-class TestCoreKinds:
-    def test_efficiency_cores_are_left_out_and_said_to_be(self) -> None:
-        made = plan(LayoutRequest(), LAPTOP)
-        assert [i.cpus for i in made.instances] == [(0, 1, 2, 3)]
-        assert made.warnings == (
-            "8 E-cores are left out (CPUs 4-11); use them too with --ecores include",
-        )
-
-    def test_nothing_left(self) -> None:
-        assert "all efficiency cores" in error(
-            LayoutRequest(cpus=(8, 9), ecores=ECores.EXCLUDE), LAPTOP
-        )
-        assert error(LayoutRequest(ecores=ECores.ONLY), DESKTOP) == (
-            "--ecores only: there are no E-cores among CPUs 0-15"
-        )
-
-
-class TestQuota:
-    @pytest.mark.parametrize(
-        ("quota", "more", "request_", "expected"),
-        [
-            (0.5, {}, LayoutRequest(), 1),
-            # Siblings count within the quota where nothing is bound.
-            (7.0, {"smt": 2}, LayoutRequest(ncores=2, smt=True), 4),
-            (7.0, {"smt": 2}, LayoutRequest(ncores=2), 2),
-            (7.0, {"smt": 2}, LayoutRequest(ncores=6, smt=True), 7),
-            (3.0, {"smt": 2, "narrowed_by": ("cpuset 0-15",)}, LayoutRequest(smt=True), 3),
-        ],
-    )
-    def test_threads_of_an_instance(
-        self, quota: float, more: dict[str, Any], request_: LayoutRequest, expected: int
-    ) -> None:
-        machine = make_machine(packages=(8,), quota=quota, **more)
-        assert threads(plan(request_, machine)) == [expected]
-
-    def test_a_quota_binds_nothing(self) -> None:
-        machine = make_machine(packages=(8, 8), nodes=(8, 8), quota=6.5)
-        made = plan(LayoutRequest(instances=2), machine)
-        assert not made.bound
-        assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [
-            (tuple(range(16)), 3, 3),
-            (tuple(range(16)), 3, 3),
-        ]
-        assert made.idle_cpus == ()
-
-    def test_a_quota_of_all_cpus_limits_nothing(self) -> None:
-        machine = make_machine(packages=(8,), quota=8.0)
-        made = plan(LayoutRequest(instances=2), machine)
-        assert made.bound
-        assert threads(made) == [4, 4]
-
-    def test_a_cpuset_larger_than_the_quota_is_shared_with_others(self) -> None:
-        machine = make_machine(
-            packages=(64,), allowed=range(2, 64), narrowed_by=("cpuset 2-63",), quota=4.0
-        )
-        for request, expected in ((LayoutRequest(), [4]), (LayoutRequest(instances=2), [2, 2])):
-            made = plan(request, machine)
-            assert not made.bound
-            assert [i.cpus for i in made.instances] == [tuple(range(2, 64))] * len(expected)
-            assert threads(made) == expected
-        assert masks(LayoutRequest(cpus=tuple(range(2, 10)), instances=2), machine) == [
-            "2-3",
-            "4-5",
-        ]
-
-    def test_a_cpuset_no_larger_than_the_quota_is_a_place(self) -> None:
-        machine = make_machine(
-            packages=(16,), allowed=range(4, 8), narrowed_by=("cpuset 4-7",), quota=4.0
-        )
-        assert masks(LayoutRequest(instances=2), machine) == ["4-5", "6-7"]
-        assert threads(plan(LayoutRequest(), machine)) == [4]
-
-    def test_naming_cpus_asks_to_be_bound(self) -> None:
-        machine = make_machine(packages=(16,), quota=4.0)
-        made = plan(LayoutRequest(cpus=tuple(range(8)), instances=2), machine)
-        assert made.bound
-        assert [i.cpus for i in made.instances] == [(0, 1), (2, 3)]
-
-    def test_throughput_shares_the_quota_by_size(self) -> None:
-        machine = make_machine(packages=(6,), nodes=(2, 4), quota=4.0)
-        request = LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6)))
-        made = plan(request, machine)
-        assert (threads(made), made.warnings) == ([1, 3], ())
-
-    def test_throughput_warns_of_a_quota_smaller_than_its_instances(self) -> None:
-        machine = make_machine(packages=(6,), nodes=(2, 4), quota=1.5)
-        made = plan(LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6))), machine)
-        assert (threads(made), made.warnings) == (
-            [1, 1],
-            ("2 instances share a CPU quota of 1.5 (cgroup v2 /job): it will hold them back",),
-        )
-        exact = plan(
-            LayoutRequest(mode=Mode.THROUGHPUT, cpus=tuple(range(6))),
-            make_machine(packages=(6,), nodes=(2, 4), quota=2.0),
-        )
-        assert (threads(exact), exact.warnings) == ([1, 1], ())
-
-    def test_more_than_the_quota_is_an_error_that_names_it(self) -> None:
-        machine = make_machine(packages=(16,), quota=3.5)
-        assert error(LayoutRequest(instances=2, ncores=2), machine) == (
-            "2 instances x 2 cores need 4 cores and 16 are allowed, and the CPU quota of 3.5 "
-            "(cgroup v2 /job) is worth 3: at most 1 instance of 2 cores, or 2 of 1; "
-            "or --oversubscribe"
-        )
-        over = plan(LayoutRequest(instances=2, ncores=2, oversubscribe=True), machine)
-        assert threads(over) == [2, 2]
+PLANS: list[tuple[Machine, str, dict[str, object]]] = [
+    (DESKTOP, "", {"count": 1, "bound": True, "idle": (), "threads": [8]}),
+    (DESKTOP, "--instances 3", {"cpus": "0,2 4,6 8,10", "idle": (12, 13, 14, 15)}),
+    (TWO_SOCKETS, "--instances max", {"count": 16}),
+    (make_machine(packages=(3,)), "--mode latency", {"cpus": "0-2", "warnings": (
+        "--mode latency gives an instance 4 cores and there are 3: one instance of 3 cores",
+    )}),
+    (TWO_SOCKETS, "--instances 4 --instance-index 3,1",
+     {"index": [1, 3], "cpus": "4-7 12-15", "count": 4}),
+    (DESKTOP, "--ncores 3 --smt", {"cores": [3], "threads": [6]}),
+    # An instance touches no more than it must, and crosses where the count demands it.
+    (EPYC, "--ncores 20", {"touched": [(1, 1, 3)]}),
+    (FOUR_SOCKETS, "--instances 5 --ncores 4", {
+        "touched": [(1, 1, 1), (2, 2, 2), *[(1, 1, 1)] * 3],
+        "warnings": ("instance 1 spans NUMA nodes 0-1: --ncores 3 would not",),
+    }),
+    (FOUR_SOCKETS, "--instances 3 --ncores 8", {"touched": [(2, 2, 2)] * 3}),
+    # Of too many nodes to try: the largest, and the smallest that suffices.
+    (MANY_NODES, "--ncores 32", {"nodes": [(0, 20)]}),
+    # Reserved cores are those least in the way. Several threads on isolated ones are warned of.
+    (TWO_SOCKETS, "--instances 2 --reserve-cores 2", {"cpus": "0-6 8-14", "idle": (7, 15, 23, 31)}),
+    (ISOLATED, "", {"warnings": (
+        "CPUs 6-7 are isolated (isolcpus): the kernel does not spread threads over them; bind each "
+        "thread to its CPU (OMP_PROC_BIND), or leave them out with --cpus",
+    )}),
+    (ISOLATED, "--ncores 4", {"warnings": ()}),
+    (ISOLATED, "--instances 8", {"warnings": ()}),
+    (LAPTOP, "", {"cpus": "0-3", "warnings": (
+        "8 E-cores are left out (CPUs 4-11); use them too with --ecores include",
+    )}),
+    # A quota gives threads and binds nothing; siblings count within it where nothing is bound.
+    (make_machine(packages=(8,), quota=0.5), "", {"threads": [1]}),
+    (QUOTA_7, "--ncores 2 --smt", {"threads": [4]}),
+    (QUOTA_7, "--ncores 2", {"threads": [2]}),
+    (QUOTA_7, "--ncores 6 --smt", {"threads": [7]}),
+    (THREE_IN_CPUSET, "--smt", {"threads": [3]}),
+    (QUOTA_6, "--instances 2",
+     {"bound": False, "cpus": "0-15 0-15", "cores": [3, 3], "threads": [3, 3], "idle": ()}),
+    # It limits nothing where it is as large as the machine, and naming CPUs asks to be bound.
+    (make_machine(packages=(8,), quota=8.0), "--instances 2", {"bound": True, "threads": [4, 4]}),
+    (make_machine(packages=(16,), quota=4.0), "--cpus 0-7 --instances 2",
+     {"bound": True, "cpus": "0-1 2-3"}),
+    # A cpuset larger than the quota is shared with others; one that is no larger is a place.
+    (LARGE_CPUSET, "", {"bound": False, "cpus": "2-63", "threads": [4]}),
+    (LARGE_CPUSET, "--instances 2", {"bound": False, "cpus": "2-63 2-63", "threads": [2, 2]}),
+    (LARGE_CPUSET, "--cpus 2-9 --instances 2", {"cpus": "2-3 4-5"}),
+    (SMALL_CPUSET, "--instances 2", {"cpus": "4-5 6-7"}),
+    (SMALL_CPUSET, "", {"threads": [4]}),
+    # Nodes share a quota by their size.
+    (UNEVEN[4.0], "--mode throughput --cpus 0-5", {"threads": [1, 3], "warnings": ()}),
+    (UNEVEN[2.0], "--mode throughput --cpus 0-5", {"threads": [1, 1], "warnings": ()}),
+    (UNEVEN[1.5], "--mode throughput --cpus 0-5", {"threads": [1, 1], "warnings": (
+        "2 instances share a CPU quota of 1.5 (cgroup v2 /job): it will hold them back",
+    )}),
+    (QUOTA_3, "--instances 2 --ncores 2 --oversubscribe", {"threads": [2, 2]}),
+    # Oversubscribed: all of the machine for one that is larger. Crossings are not warned of.
+    (FOUR, "--ncores 6 --oversubscribe", {"cpus": "0-3", "cores": [4], "threads": [6]}),
+    (TWO_SOCKETS, "--instances 4 --ncores 5 --oversubscribe", {
+        "touched": [(1, 1, 1), (2, 2, 2), *[(1, 1, 1)] * 2], "warnings": ()
+    }),
+    (TWO, "--instances 2048 --oversubscribe", {"cpus": " ".join(["0", "1"] * 1024)}),
+    (ONE, "--ncores 1024 --oversubscribe", {"threads": [1024]}),
+    (make_machine(packages=(4, 4), nodes=(4, 4)),
+     "--instances 1024 --ncores 3 --reserve-cores 2 --oversubscribe",
+     {"cpus": " ".join(["0-2", "4-6"] * 512), "idle": (3, 7)}),
+    (make_machine(packages=(2, 2), l3=(2, 2)),
+     "--instances 4 --ncores 1 --reserve-cores 1 --oversubscribe --place scatter", {"idle": (3,)}),
+    # Memory: preferred within a node, first touch across; one node needs nothing.
+    (TWO_SOCKETS, "--instances 2", {"memory": "preferred:0 preferred:1"}),
+    (TWO_SOCKETS, "", {"memory": "none"}),
+    (DESKTOP, "", {"memory": "none"}),
+    (DESKTOP, "--mem-policy interleave", {"memory": "none"}),
+    (DESKTOP, "--mem-policy bind", {"memory": "bind:0"}),
+    *[(TWO_SOCKETS, f"--numa-nodes 1 --ncores 2 --mem-policy {policy}", {"memory": f"{policy}:1"})
+      for policy in ("preferred", "bind", "interleave")],
+    *[(TWO_SOCKETS, f"--numa-nodes 1 --mem-policy {policy}", {"memory": policy})
+      for policy in ("local", "none")],
+    (BESIDE_MEMORY, "--mem-policy interleave", {"memory": "interleave:0:1"}),
+    (FEW_NODES, "--instances 4", {"memory": "none preferred:1 preferred:2 none"}),
+    # Where CPUs have no masks, instances share the cores, and named CPUs only count.
+    (WITHOUT_MASKS, "--instances 2", {"bound": False, "threads": [4, 4]}),
+    (WITHOUT_MASKS, "--cpus 0-2", {"threads": [3], "warnings": (
+        "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts",
+    )}),
+]  # fmt: skip
 
 
-class TestOversubscription:
-    def test_an_instance_larger_than_the_machine_gets_all_of_it(self) -> None:
-        machine = make_machine(packages=(4,))
-        made = plan(LayoutRequest(ncores=6, oversubscribe=True), machine)
-        assert [(i.cpus, i.ncores, i.threads) for i in made.instances] == [((0, 1, 2, 3), 4, 6)]
-
-    def test_crossings_are_not_warned_of(self) -> None:
-        """The instances share cores anyway, and were asked to."""
-        request = LayoutRequest(instances=4, ncores=5, oversubscribe=True)
-        made = plan(request, TWO_SOCKETS)
-        assert [i.nodes_touched for i in made.instances] == [1, 2, 1, 1]
-        assert made.warnings == ()
-
-    def test_most_threads_of_a_core(self) -> None:
-        one, two = ONE, TWO
-        most = plan(LayoutRequest(instances=2048, oversubscribe=True), two)
-        assert [i.cpus for i in most.instances] == [(0,), (1,)] * 1024
-        assert (
-            plan(LayoutRequest(ncores=1024, oversubscribe=True), one).instances[0].threads == 1024
-        )
-        assert error(LayoutRequest(instances=1 << 20, oversubscribe=True), two) == (
-            "1048576 instances x 1 core: 1048576 threads on 2 cores; "
-            "--oversubscribe takes at most 1024 for each core, 2048 here"
-        )
-        assert error(LayoutRequest(instances=5, ncores=205, oversubscribe=True), one) == (
-            "5 instances x 205 cores: 1025 threads on 1 core; "
-            "--oversubscribe takes at most 1024 for each core"
-        )
-
-    def test_rounds_with_a_reserve_are_alike(self) -> None:
-        machine = make_machine(packages=(4, 4), nodes=(4, 4))
-        request = LayoutRequest(instances=1024, ncores=3, reserve_cores=2, oversubscribe=True)
-        assert masks(request, machine) == ["0-2", "4-6"] * 512
-        assert plan(request, machine).idle_cpus == (3, 7)
-
-    def test_reserved_cores_stay_free(self) -> None:
-        machine = make_machine(packages=(2, 2), l3=(2, 2))
-        request = LayoutRequest(
-            instances=4, ncores=1, reserve_cores=1, oversubscribe=True, place=Place.SCATTER
-        )
-        assert len(plan(request, machine).idle_cpus) == 1
+@pytest.mark.parametrize(("machine", "options", "expected"), PLANS)
+def test_what_is_planned(machine: Machine, options: str, expected: dict[str, object]) -> None:
+    found = described(plan(layout_of(options), machine))
+    assert {name: found[name] for name in expected} == expected
 
 
-class TestMemory:
-    def test_preferred_within_a_node_and_first_touch_across(self) -> None:
-        assert memory(LayoutRequest(instances=2), TWO_SOCKETS) == [
-            ("preferred", (0,)),
-            ("preferred", (1,)),
-        ]
-        assert memory(LayoutRequest(), TWO_SOCKETS) == [("none", ())]
-
-    def test_one_node_needs_nothing(self) -> None:
-        assert memory(LayoutRequest(), DESKTOP) == [("none", ())]
-        assert memory(LayoutRequest(mem_policy=MemoryPolicy.INTERLEAVE), DESKTOP) == [("none", ())]
-        assert memory(LayoutRequest(mem_policy=MemoryPolicy.BIND), DESKTOP) == [("bind", (0,))]
-
-    def test_as_asked(self) -> None:
-        one = LayoutRequest(numa_nodes=(1,))
-        for policy in (MemoryPolicy.PREFERRED, MemoryPolicy.BIND, MemoryPolicy.INTERLEAVE):
-            wanted = one._replace(mem_policy=policy, ncores=2)
-            assert memory(wanted, TWO_SOCKETS) == [(policy.value, (1,))]
-        for policy in (MemoryPolicy.LOCAL, MemoryPolicy.NONE):
-            assert memory(one._replace(mem_policy=policy), TWO_SOCKETS) == [(policy.value, ())]
-
-    def test_interleaving_everywhere_leaves_out_memory_without_cpus(self) -> None:
-        machine = make_machine(packages=(4, 4), nodes=(4, 4), memory_only_nodes=2)
-        request = LayoutRequest(mem_policy=MemoryPolicy.INTERLEAVE)
-        assert memory(request, machine) == [("interleave", (0, 1))]
-
-    def test_nodes_that_are_not_allowed_are_never_named(self) -> None:
-        machine = make_machine(packages=(4, 4), nodes=(2,) * 4, allowed_nodes=(1, 2))
-        assert memory(LayoutRequest(instances=4), machine) == [
-            ("none", ()),
-            ("preferred", (1,)),
-            ("preferred", (2,)),
-            ("none", ()),
-        ]
-        assert error(LayoutRequest(instances=4, mem_policy=MemoryPolicy.BIND), machine) == (
-            "--mem-policy bind: instance 0 runs on NUMA node 0, which has no memory that may be used; "
-            "nodes with memory: 1-2; choose another --mem-policy, or --numa-nodes"
-        )
+@pytest.mark.parametrize(
+    ("total", "limit", "share"),
+    [(64, 8, 4), (8, 64, 4), (64, None, 32), (None, 8, 4), (None, None, None)],
+)
+def test_each_instance_has_an_equal_part_of_the_tighter_bound_on_memory(
+    total: int | None, limit: int | None, share: int | None
+) -> None:
+    sizes = [None if size is None else size * GIB for size in (total, limit, share)]
+    limits = TWO_SOCKETS.limits._replace(memory_total_bytes=sizes[0], memory_limit_bytes=sizes[1])
+    made = plan(LayoutRequest(instances=2), TWO_SOCKETS._replace(limits=limits))
+    assert made.memory_share_bytes == sizes[2]
 
 
-class TestMemoryShare:
-    @pytest.mark.parametrize(
-        ("total", "limit", "share"),
-        [(64, 8, 4), (8, 64, 4), (64, None, 32), (None, 8, 4), (None, None, None)],
-    )
-    def test_each_instance_has_an_equal_part_of_the_tighter_bound(
-        self, total: int | None, limit: int | None, share: int | None
-    ) -> None:
-        sizes = [None if size is None else size * GIB for size in (total, limit, share)]
-        limits = TWO_SOCKETS.limits._replace(
-            memory_total_bytes=sizes[0], memory_limit_bytes=sizes[1]
-        )
-        made = plan(LayoutRequest(instances=2), TWO_SOCKETS._replace(limits=limits))
-        assert made.memory_share_bytes == sizes[2]
+CONFINED = make_machine(
+    packages=(8,), nodes=(4, 4), memory_only_nodes=1, allowed=(0, 1, 2, 3),
+    narrowed_by=("cpuset 0-3 (cgroup v2 /job)",), offline=(8, 9),
+)  # fmt: skip
+REFUSED: list[tuple[Machine, str | LayoutRequest, str]] = [
+    (TWO_SOCKETS, "--instances 5 --ncores 4", "5 instances x 4 cores need 20 cores and 16 are "
+     "allowed: at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"),
+    (TWO_SOCKETS, "--instances 17", "17 instances x 1 core need 17 cores and 16 are allowed: "
+     "at most 16 instances of 1 core; or --oversubscribe"),
+    (TWO_SOCKETS, "--ncores 4 --numa-nodes 1 --reserve-cores 6",
+     "1 instance x 4 cores needs 4 cores "
+     "and 8 are in --numa-nodes 1, 6 of them reserved: at most 1 instance of 2 cores; or "
+     "--oversubscribe"),
+    (TWO_SOCKETS, "--reserve-cores 16", "--reserve-cores 16: nothing would be left of the 16 cores "
+     "that are allowed; at most --reserve-cores 15"),
+    (TWO_SOCKETS, "--cpus 0,40", "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
+    (TWO_SOCKETS, "--numa-nodes 2", "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1"),
+    (TWO_SOCKETS, "--numa-nodes 0 --cpus 8,9",
+     "--cpus 8-9 and --numa-nodes 0 have no CPU in common"),
+    (TWO_SOCKETS, "--instances 2 --instance-index 0,2-4",
+     "--instance-index 2-4: the plan has instances 0-1"),
+    (CONFINED, "--cpus 2-5",
+     "--cpus 2-5: CPUs 4-5 are not allowed by cpuset 0-3 (cgroup v2 /job); allowed: 0-3"),
+    (CONFINED, "--cpus 3,8,9", "--cpus 3,8-9: CPUs 8-9 are offline; allowed: 0-3"),
+    (CONFINED, "--numa-nodes 0,1",
+     "--numa-nodes 0-1: node 1 has CPUs 4-7, none of which is allowed "
+     "by cpuset 0-3 (cgroup v2 /job); nodes to plan on: 0"),
+    (CONFINED, "--numa-nodes 2",
+     "--numa-nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"),
+    (CONFINED, "--ncores 5", "1 instance x 5 cores needs 5 cores and 4 are allowed (cpuset 0-3 "
+     "(cgroup v2 /job)): at most 1 instance of 4 cores; or --oversubscribe"),
+    (LAPTOP, "--cpus 8,9 --ecores exclude",
+     "--ecores exclude: CPUs 8-9 are all efficiency cores; use --ecores include"),
+    (DESKTOP, "--ecores only", "--ecores only: there are no E-cores among CPUs 0-15"),
+    (QUOTA_3, "--instances 2 --ncores 2",
+     "2 instances x 2 cores need 4 cores and 16 are allowed, and "
+     "the CPU quota of 3.5 (cgroup v2 /job) is worth 3: at most 1 instance of 2 cores, or 2 of 1; "
+     "or --oversubscribe"),
+    (TWO, "--instances 1048576 --oversubscribe", "1048576 instances x 1 core: 1048576 threads on 2 "
+     "cores; --oversubscribe takes at most 1024 for each core, 2048 here"),
+    (ONE, "--instances 5 --ncores 205 --oversubscribe",
+     "5 instances x 205 cores: 1025 threads on 1 "
+     "core; --oversubscribe takes at most 1024 for each core"),
+    (FEW_NODES, "--instances 4 --mem-policy bind",
+     "--mem-policy bind: instance 0 runs on NUMA node 0, "
+     "which has no memory that may be used; nodes with memory: 1-2; choose another --mem-policy, or "
+     "--numa-nodes"),
+    # What only a caller of `plan` can ask for.
+    (TWO_SOCKETS, LayoutRequest(instances=MAX, ncores=MAX),
+     "--instances max contradicts --ncores max: only one of them can be max; drop one"),
+    (TWO_SOCKETS, LayoutRequest(mode=Mode.LATENCY, ncores=2),
+     "--mode contradicts --ncores: a mode fixes the layout; drop one"),
+    (TWO_SOCKETS, LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
+    (TWO_SOCKETS, LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
+    (TWO_SOCKETS, LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
+    (TWO_SOCKETS, LayoutRequest(cpus=()), "--cpus names no CPU; allowed: 0-31"),
+    (TWO_SOCKETS, LayoutRequest(numa_nodes=()),
+     "--numa-nodes names no node; nodes to plan on: 0-1"),
+    (TWO_SOCKETS, LayoutRequest(instance_index=()),
+     "--instance-index names no instance; the plan has instance 0"),
+]  # fmt: skip
 
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ("--instances 5 --ncores 4", "5 instances x 4 cores need 20 cores and 16 are allowed: "
-             "at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"),
-            ("--instances 17", "17 instances x 1 core need 17 cores and 16 are allowed: "
-             "at most 16 instances of 1 core; or --oversubscribe"),
-            ("--ncores 4 --numa-nodes 1 --reserve-cores 6", "1 instance x 4 cores needs 4 cores and 8 "
-             "are in --numa-nodes 1, 6 of them reserved: at most 1 instance of 2 cores; or "
-             "--oversubscribe"),
-            ("--reserve-cores 16", "--reserve-cores 16: nothing would be left of the 16 cores that "
-             "are allowed; at most --reserve-cores 15"),
-            ("--cpus 0,40", "--cpus 0,40: CPU 40 does not exist; allowed: 0-31"),
-            ("--numa-nodes 2", "--numa-nodes 2: node 2 does not exist; nodes to plan on: 0-1"),
-            ("--numa-nodes 0 --cpus 8,9", "--cpus 8-9 and --numa-nodes 0 have no CPU in common"),
-            ("--instances 2 --instance-index 0,2-4",
-             "--instance-index 2-4: the plan has instances 0-1"),
-        ],
-    )  # fmt: skip
-    def test_what_cannot_be_had(self, options: str, message: str) -> None:
-        assert error(request_of(options), TWO_SOCKETS) == message
-
-    @pytest.mark.parametrize(
-        ("request_", "message"),
-        [
-            (
-                LayoutRequest(instances=MAX, ncores=MAX),
-                "--instances max contradicts --ncores max: only one of them can be max; drop one",
-            ),
-            (
-                LayoutRequest(mode=Mode.LATENCY, ncores=2),
-                "--mode contradicts --ncores: a mode fixes the layout; drop one",
-            ),
-            (LayoutRequest(instances=0), "--instances 0: must be at least 1, or max"),
-            (LayoutRequest(ncores=-2), "--ncores -2: must be at least 1, or max"),
-            (LayoutRequest(reserve_cores=-1), "--reserve-cores -1: must be 0 or more cores"),
-            (LayoutRequest(cpus=()), "--cpus names no CPU; allowed: 0-31"),
-            (LayoutRequest(numa_nodes=()), "--numa-nodes names no node; nodes to plan on: 0-1"),
-            (
-                LayoutRequest(instance_index=()),
-                "--instance-index names no instance; the plan has instance 0",
-            ),
-        ],
-    )
-    def test_what_options_would_not_say(self, request_: LayoutRequest, message: str) -> None:
-        assert error(request_, TWO_SOCKETS) == message
-
-    def test_cpus_that_cannot_be_had_are_named_with_the_limit(self) -> None:
-        machine = make_machine(
-            packages=(8,),
-            nodes=(4, 4),
-            memory_only_nodes=1,
-            allowed=(0, 1, 2, 3),
-            narrowed_by=("cpuset 0-3 (cgroup v2 /job)",),
-            offline=(8, 9),
-        )
-        assert error(LayoutRequest(cpus=(2, 3, 4, 5)), machine) == (
-            "--cpus 2-5: CPUs 4-5 are not allowed by cpuset 0-3 (cgroup v2 /job); allowed: 0-3"
-        )
-        assert error(LayoutRequest(cpus=(3, 8, 9)), machine) == (
-            "--cpus 3,8-9: CPUs 8-9 are offline; allowed: 0-3"
-        )
-        assert error(LayoutRequest(numa_nodes=(0, 1)), machine) == (
-            "--numa-nodes 0-1: node 1 has CPUs 4-7, none of which is allowed by "
-            "cpuset 0-3 (cgroup v2 /job); nodes to plan on: 0"
-        )
-        assert error(LayoutRequest(numa_nodes=(2,)), machine) == (
-            "--numa-nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"
-        )
-        assert error(LayoutRequest(ncores=5), machine) == (
-            "1 instance x 5 cores needs 5 cores and 4 are allowed (cpuset 0-3 (cgroup v2 /job)): "
-            "at most 1 instance of 4 cores; or --oversubscribe"
-        )
-
-
-class TestSystemsWithoutMasks:
-    def test_instances_are_not_bound_and_share_the_cores(self) -> None:
-        made = plan(LayoutRequest(instances=2), flat_machine(8, "darwin"))
-        assert not made.bound
-        assert threads(made) == [4, 4]
-        assert (
-            "this system has no CPU masks"
-            in next(d for d in made.decisions if d.value == "no").reason
-        )
-
-    def test_named_cpus_only_count(self) -> None:
-        made = plan(LayoutRequest(cpus=(0, 1, 2)), flat_machine(8, "darwin"))
-        assert threads(made) == [3]
-        assert made.warnings == (
-            "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts",
-        )
+@pytest.mark.parametrize(("machine", "wanted", "message"), REFUSED)
+def test_what_cannot_be_had(machine: Machine, wanted: str | LayoutRequest, message: str) -> None:
+    request = layout_of(wanted) if isinstance(wanted, str) else wanted
+    with pytest.raises(UsageError) as raised:
+        plan(request, machine)
+    assert str(raised.value) == message

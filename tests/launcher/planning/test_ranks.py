@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from tests.launcher.planning.shapes import make_machine as machine
+from tests.launcher.planning.shapes import ranks
 
 from xlaunch.planning.planner import plan
 from xlaunch.planning.ranks import (
@@ -21,56 +22,33 @@ from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, None),
-        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}, (RankMode.TORCHRUN, 1, 4, 5)),
-        ({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "3"}, None),
-        ({"LOCAL_RANK": "9", "LOCAL_WORLD_SIZE": "4"}, None),
-        ({"LOCAL_RANK": "x", "LOCAL_WORLD_SIZE": "4"}, None),
-        (
-            {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
-            (RankMode.MPI, 2, 3, 2),
-        ),
-        (
-            {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PMI_RANK": "6"},
-            (RankMode.MPI, 0, 2, 6),
-        ),
-        (
-            {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "2"},
-            (RankMode.SLURM, 1, 2, 1),
-        ),
-        (
-            {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_NODEID": "3"},
-            None,
-        ),
-        ({"SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "4"}, None),  # a batch script, not a step
-        (
-            # One torchrun on each host, started by srun.
-            {
-                "SLURM_LOCALID": "0",
-                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-                "SLURM_PROCID": "1",
-                "LOCAL_RANK": "3",
-                "LOCAL_WORLD_SIZE": "4",
-                "RANK": "7",
-            },
-            (RankMode.TORCHRUN, 3, 4, 7),
-        ),
+        ("", None),
+        ("LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 RANK=5", (RankMode.TORCHRUN, 1, 4, 5)),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 RANK=3", None),
+        ("LOCAL_RANK=9 LOCAL_WORLD_SIZE=4", None),
+        ("LOCAL_RANK=x LOCAL_WORLD_SIZE=4", None),
+        ("OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=3", (RankMode.MPI, 2, 3, 2)),
+        ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 PMI_RANK=6", (RankMode.MPI, 0, 2, 6)),
+        ("SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NODEID=2",
+         (RankMode.SLURM, 1, 2, 1)),
+        ("SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NODEID=3", None),
+        ("SLURM_LOCALID=0 SLURM_TASKS_PER_NODE=4", None),  # a batch script, not a step
+        # One torchrun on each host, started by srun.
+        ("SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1 "
+         "LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 RANK=7", (RankMode.TORCHRUN, 3, 4, 7)),
     ],
-)
+)  # fmt: skip
 def test_variables_of_every_launcher_name_the_rank(variables, expected):
-    found = rank_of(variables)
+    environment = dict(each.split("=") for each in variables.split())
+    found = rank_of(environment)
     assert (None if found is None else found[:4]) == expected
-    assert rank_of(variables, RankMode.OFF) is None
+    assert rank_of(environment, RankMode.OFF) is None
     if expected is not None:
-        assert rank_of(variables, expected[0]) == found
+        assert rank_of(environment, expected[0]) == found
 
 
 def test_a_process_without_these_variables_is_no_rank():
     assert {local for _, local, _, _ in VARIABLES} == RANK_VARIABLES
-
-
-def ranks(size: int) -> list[Rank]:
-    return [Rank(RankMode.TORCHRUN, local, size, local, "LOCAL_RANK") for local in range(size)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
@@ -114,14 +92,11 @@ def test_a_mask_that_the_launcher_gave_is_used_whole():
 @pytest.mark.parametrize(
     ("bind", "masks", "expected"),
     [
-        ("mask_cpu:", "0x3,0xC", (0, 1, 2, 3)),
-        ("sockets,mask_cpu:", "0x100000000", (32,)),
-        ("mask_cpu:", "0x3,nonsense", ()),
-        ("mask_cpu:", "", ()),
-        ("map_cpu:", "0,1", ()),
-        ("none", "", ()),
+        ("mask_cpu:", "0x3,0xC", (0, 1, 2, 3)), ("sockets,mask_cpu:", "0x100000000", (32,)),
+        ("mask_cpu:", "0x3,nonsense", ()), ("mask_cpu:", "", ()), ("map_cpu:", "0,1", ()),
+         ("none", "", ()),
     ],
-)
+)  # fmt: skip
 def test_srun_says_which_cpus_its_ranks_have_together(bind, masks, expected):
     environment = {"SLURM_CPU_BIND_TYPE": bind, "SLURM_CPU_BIND_LIST": masks}
     assert cpus_of_slurm_step(environment) == expected

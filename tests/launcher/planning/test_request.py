@@ -70,16 +70,12 @@ def test_a_value_of_another_type_is_refused(option: dict[str, Any], problem: str
     ("parts", "problem"),
     [
         (["true"], "'true': must be a ProgramRequest"),
-        (
-            [ProgramRequest(("sleep", 1))],  # type: ignore[arg-type]
-            "ProgramRequest.words ('sleep', 1): must be a tuple of text",
-        ),
-        (
-            [ProgramRequest(("true",)), RunRequest(timeout_s="3")],  # type: ignore[arg-type]
-            "RunRequest.timeout_s '3': must be a number",
-        ),
+        ([ProgramRequest(("sleep", 1))],  # type: ignore[arg-type]
+         "ProgramRequest.words ('sleep', 1): must be a tuple of text"),
+        ([ProgramRequest(("true",)), RunRequest(timeout_s="3")],  # type: ignore[arg-type]
+         "RunRequest.timeout_s '3': must be a number"),
     ],
-)
+)  # fmt: skip
 def test_a_launch_refuses_them_before_it_starts(parts: list[Any], problem: str) -> None:
     made = plan(LayoutRequest(ncores=1), read_machine())
     for begin in (launch, start):

@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.launcher.options.settings import typed
+from tests.launcher.options.settings import layout_of
 from tests.launcher.planning.shapes import make_machine
 from tests.launcher.planning.test_golden_plans import GOLDEN
 
 from xlaunch.errors import UsageError
+from xlaunch.machine import flat_machine
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import CoreKind, Machine
 from xlaunch.planning import plan
@@ -90,6 +91,9 @@ LINES = [
     (make_machine(packages=(4,), nodes=(2, 2), memory_only_nodes=1, allowed_nodes=(2,)),
      "--mem-policy bind", "error: --mem-policy bind: instance 0 runs on NUMA nodes 0-1, which have "
      "no memory that may be used; nodes with memory: 2; choose another --mem-policy, or --numa-nodes"),
+    (ONE, "", "memory: none - no NUMA nodes to choose from: nothing to set"),
+    (flat_machine(2, "darwin"), "",
+     "binding: no - this system has no CPU masks: threads go anywhere"),
     (ONE_EFFICIENCY_CORE, "",
      "warning: 1 E-core is left out (CPU 2); use it too with --ecores include"),
     (ONE_EFFICIENCY_CORE, "--ecores exclude", "E-cores: exclude - CPU 2 left out as asked"),
@@ -105,9 +109,8 @@ LINES = [
 
 @pytest.mark.parametrize(("machine", "options", "expected"), LINES)
 def test_a_line_of_a_plan(machine: Machine, options: str, expected: str) -> None:
-    layout = typed("--isolated", *options.split(), "program").request.layout
     try:
-        text = render_plan(plan(layout, machine), machine, explain=True)
+        text = render_plan(plan(layout_of(options), machine), machine, explain=True)
     except UsageError as error:
         text = f"error: {error}"
     lines = text.splitlines()

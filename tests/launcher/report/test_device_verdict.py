@@ -32,87 +32,75 @@ def judged(*parts: tuple[int, float, Reading], device: Device = H100, others: tu
 
 
 STARTS = (20, 1.0, reading(0.0, 0.0, 0.0))
+BURST, PAUSE = (1, 1.0, reading(0.9, 0.9, 2)), (2, 1.0, reading(0.0, 0.0, 2))
+# What an H100 counted of examples/plates.py without workers.
+PLATES = [0.01, 0, 0.01, 0.01, 0.05, 0.04, 0.05, 0.02, 0, 0.01, 0.05, 0.05, 0.02, 0.05, 0.05]
+OTHERS = ("python (PID 7)",)
+BY_OTHERS = "; other processes kept it {} % busy: python (PID 7)"
+GPU = "cuda:0 (NVIDIA H100)"
+NAMED = [
+    # The start of a healthy program does not count.
+    (judged(STARTS, (80, 1.1, reading(0.87, 0.87, 12))), DeviceVerdict.WORKED,
+     f"worked on {GPU}, 87 % busy"),
+    (judged(STARTS, *(20 * [BURST, PAUSE]), BURST), DeviceVerdict.WAITED,
+     f"{GPU} waits for data 69 % of the time"),
+    # With idle CPUs, it is not for data that the program prepares.
+    (judged((10, 0.1, reading(0.3, 0.3, 2))), DeviceVerdict.WAITED,
+     f"{GPU} is idle 70 % of the time, and "
+     "so are the CPUs: the program waits for storage, the network or a lock"),
+    (judged(STARTS, (40, 7.5, reading(0.0, 0.0, 1.5))), DeviceVerdict.IDLE,
+     f"memory of {GPU} is allocated (1.5 GiB) but its engines are idle: the work runs on the CPU"),
+    (judged((40, 0.0, reading(0.0, 0.0, 1.5))), DeviceVerdict.IDLE, f"memory of {GPU} is allocated "
+     "(1.5 GiB) but its engines are idle, and so are the CPUs: the program waits for something else"),
+    # Little work of a small network is work; one that counts the whole device may see the display.
+    (judged(STARTS, *((1, 1.0, reading(busy, busy, 1.1)) for busy in PLATES)), DeviceVerdict.WAITED,
+     f"{GPU} waits for data 96 % of the time"),
+    (judged((40, 1.0, reading(0.03, 0.0, 1.1)._replace(own_busy=None))), DeviceVerdict.IDLE,
+     f"memory of {GPU} is allocated (1.1 GiB) but its engines are idle: the work runs on the CPU; "
+     "of the whole device, whoever used it"),
+    (judged((40, 7.5, reading(0.0, 0.0, 0.0))), DeviceVerdict.UNUSED, f"{GPU} was not used"),
+    (judged((40, 7.5, reading(0.8, 0.0, 0.0)), others=OTHERS), DeviceVerdict.UNUSED,
+     f"{GPU} was not used{BY_OTHERS.format(80)}"),
+    (judged((40, 1.0, reading(1.0, 0.65, 4.0)), others=OTHERS), DeviceVerdict.WORKED,
+     f"worked on {GPU}, 65 % busy{BY_OTHERS.format(35)}"),
+    # In a container a driver names no processes: the growth of memory, and the device as a whole.
+    (judged((8, 1.0, Reading(0.9, None, 5 * GIB))), DeviceVerdict.WORKED,
+     f"worked on {GPU}, 90 % busy; of the whole device, whoever used it"),
+    (judged((8, 1.0, Reading(0.0, None, GIB))), DeviceVerdict.UNUSED, f"{GPU} was not used"),
+    # A process that is named late was not there before.
+    (judged((8, 1.0, Reading(0.0, None, GIB)), (8, 1.0, reading(0.9, 0.9, 2))),
+     DeviceVerdict.WORKED,
+     f"worked on {GPU}, 90 % busy"),
+    (judged((8, 1.0, reading(0.0, 0.0, 0.0)), device=H100._replace(hidden=True)),
+     DeviceVerdict.HIDDEN,
+     f"{GPU} was hidden from the program"),
+]  # fmt: skip
 
 
-def test_healthy_program_and_its_start_does_not_count():
+@pytest.mark.parametrize(("use", "verdict", "text"), NAMED, ids=[row[2] for row in NAMED])
+def test_verdict(use: DeviceUse, verdict: DeviceVerdict, text: str):
+    assert (use.verdict, use.text) == (verdict.value, text)
+
+
+def test_numbers_behind_a_verdict():
     use = judged(STARTS, (80, 1.1, reading(0.87, 0.87, 12)))
-    assert use.text == "worked on cuda:0 (NVIDIA H100), 87 % busy"
-    assert use.verdict == DeviceVerdict.WORKED.value
     assert (use.per_process, use.memory_peak_bytes) == (True, 12 * GIB)
     assert (use.window_s, use.cpus_used) == (pytest.approx(20), pytest.approx(1.1))
     assert use.power_w == pytest.approx(448)
-
-
-def test_starved_by_data():
-    burst, pause = (1, 1.0, reading(0.9, 0.9, 2)), (2, 1.0, reading(0.0, 0.0, 2))
-    use = judged(STARTS, *(20 * [burst, pause]), burst)
-    assert use.verdict == DeviceVerdict.WAITED.value
-    assert use.text == "cuda:0 (NVIDIA H100) waits for data 69 % of the time"
-
-
-def test_waiting_with_idle_cpus_is_not_for_data_that_the_program_prepares():
-    use = judged((10, 0.1, reading(0.3, 0.3, 2)))
-    assert use.text.endswith(
-        "and so are the CPUs: the program waits for storage, the network or a lock"
-    )
-
-
-def test_memory_allocated_and_engines_idle():
-    use = judged(STARTS, (40, 7.5, reading(0.0, 0.0, 1.5)))
-    assert use.verdict == DeviceVerdict.IDLE.value
-    assert use.text == (
-        "memory of cuda:0 (NVIDIA H100) is allocated (1.5 GiB) but its engines are idle: the work "
-        "runs on the CPU"
-    )
-    idle = judged((40, 0.0, reading(0.0, 0.0, 1.5)))
-    assert idle.text.endswith("and so are the CPUs: the program waits for something else")
-
-
-def test_little_work_of_a_small_network_is_work():
-    # What an H100 counted of examples/plates.py without workers.
-    own = [0.01, 0, 0.01, 0.01, 0.05, 0.04, 0.05, 0.02, 0, 0.01, 0.05, 0.05, 0.02, 0.05, 0.05]
-    use = judged(STARTS, *((1, 1.0, reading(busy, busy, 1.1)) for busy in own))
-    assert use.verdict == DeviceVerdict.WAITED.value
-    # A driver that counts the whole device may have seen the display.
-    share = reading(0.03, 0.0, 1.1)._replace(own_busy=None)
-    assert judged((40, 1.0, share)).verdict == DeviceVerdict.IDLE.value
+    both = judged((40, 1.0, reading(1.0, 0.65, 4.0)), others=OTHERS)
+    assert both.others_busy == pytest.approx(0.35)
+    whole = judged((8, 1.0, Reading(0.9, None, 5 * GIB)))
+    assert (whole.per_process, whole.others_busy, whole.memory_peak_bytes) == (False, None, 4 * GIB)
+    late = judged((8, 1.0, Reading(0.0, None, GIB)), (8, 1.0, reading(0.9, 0.9, 2)))
+    assert (late.per_process, late.window_s) == (True, pytest.approx(2.0))
 
 
 def test_work_on_the_cpu():
-    use = judged((40, 7.5, reading(0.0, 0.0, 0.0)))
-    assert use.verdict == DeviceVerdict.UNUSED.value
-    assert summarize([use], 7.5, 8) == (
-        "worked on the CPU (7.5 of 8 CPUs busy); cuda:0 (NVIDIA H100) was not used"
-    )
-    assert summarize([], 7.5, 8) == "worked on the CPU (7.5 of 8 CPUs busy); no GPU can be seen from here"  # fmt: skip
-
-
-def test_work_of_others_is_not_the_programs():
-    use = judged((40, 7.5, reading(0.8, 0.0, 0.0)), others=("python (PID 7)",))
-    assert use.verdict == DeviceVerdict.UNUSED.value
-    assert use.text == (
-        "cuda:0 (NVIDIA H100) was not used; other processes kept it 80 % busy: python (PID 7)"
-    )
-    both = judged((40, 1.0, reading(1.0, 0.65, 4.0)), others=("python (PID 7)",))
-    assert both.text == (
-        "worked on cuda:0 (NVIDIA H100), 65 % busy; other processes kept it 35 % busy: python (PID 7)"
-    )
-    assert both.others_busy == pytest.approx(0.35)
-
-
-def test_driver_that_names_no_processes():
-    """In a container: the growth of memory, and the device as a whole."""
-    use = judged((8, 1.0, Reading(0.9, None, 5 * GIB)))
-    assert use.text == "worked on cuda:0 (NVIDIA H100), 90 % busy; of the whole device, whoever used it"  # fmt: skip
-    assert (use.per_process, use.others_busy, use.memory_peak_bytes) == (False, None, 4 * GIB)
-    untouched = judged((8, 1.0, Reading(0.0, None, GIB)))
-    assert untouched.verdict == DeviceVerdict.UNUSED.value
-
-
-def test_process_that_is_named_late_was_not_there_before():
-    use = judged((8, 1.0, Reading(0.0, None, GIB)), (8, 1.0, reading(0.9, 0.9, 2)))
-    assert (use.verdict, use.per_process) == (DeviceVerdict.WORKED.value, True)
-    assert use.window_s == pytest.approx(2.0)
+    busy = "worked on the CPU (7.5 of 8 CPUs busy)"
+    for hidden, told in ((False, "not used"), (True, "hidden from the program")):
+        use = judged((40, 7.5, reading(0.0, 0.0, 0.0)), device=H100._replace(hidden=hidden))
+        assert summarize([use], 7.5, 8) == f"{busy}; {GPU} was {told}"
+    assert summarize([], 7.5, 8) == f"{busy}; no GPU can be seen from here"
 
 
 @pytest.mark.parametrize(
@@ -128,12 +116,6 @@ def test_what_cannot_be_said(use: DeviceUse, end: str):
     assert use.verdict == DeviceVerdict.UNKNOWN.value
     assert use.text.endswith(end)
     assert use.text in summarize([use], 1.0, 2)
-
-
-def test_hidden_device():
-    use = judged((8, 1.0, reading(0.0, 0.0, 0.0)), device=H100._replace(name="GPU 0", hidden=True))
-    assert use.text == "GPU 0 (NVIDIA H100) was hidden from the program"
-    assert summarize([use], 1.0, 2).startswith("worked on the CPU")
 
 
 def test_a_device_that_worked_says_so_before_one_that_did_not():
