@@ -96,9 +96,13 @@ def play(
 ) -> tuple[Final, list[FinalLaunch]]:
     """A final played to its end, or for so many blocks, and the turns it took."""
     final = Final(plan, objective)
+    return final, go_on(final, execute, plan.planned if blocks is None else blocks)
+
+
+def go_on(final: Final, execute: Script, blocks: float = math.inf) -> list[FinalLaunch]:
+    """Play a final until it is over or has so many blocks; the turns that were taken."""
     turns = []
-    last = plan.planned if blocks is None else blocks
-    while (turn := final.next()) is not None and turn.block < last:
+    while (turn := final.next()) is not None and turn.block < blocks:
         turns.append(turn)
         final.record(turn, execute(turn))
-    return final, turns
+    return turns
