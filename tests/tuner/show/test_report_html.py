@@ -12,9 +12,7 @@ from typing import NamedTuple
 import pytest
 from tests.tuner.cli.commands import XTUNE, Desk, Done
 from tests.tuner.conftest import Needs
-from tests.tuner.show.browser import Browser
 from tests.tuner.show.pages import SECTIONS, Element, read
-from tests.tuner.show.test_in_a_browser import see
 
 SOMETIMES = """\
 import sys, time
@@ -87,13 +85,6 @@ def test_the_page_of_a_real_search(searched: Searched) -> None:
     (said,) = [one.text for one in failed.all("pre")]
     assert "</script> a speed of <3> & more is not built in" in said
     assert list(desk.directory.glob(".page*")) == []
-
-
-@pytest.mark.long
-def test_a_browser_draws_the_page_of_a_real_search(browser: Browser, searched: Searched) -> None:
-    assert searched.desk.xtune("report", "speeds", "--html", "drawn.html").code == 0
-    for width in (1200, 400):
-        see(browser, searched.desk.directory / "drawn.html", width)
 
 
 @pytest.mark.long
