@@ -75,8 +75,12 @@ def affected(directory: Path, *words: str, **variables: str) -> list[str]:
 def test_what_a_branch_can_change(branch: Path, paths: list[str], expected: list[str]) -> None:
     commit(branch, *paths)
     assert affected(branch) == expected
-    commit(branch, "docs/layout.md")  # all commits of the branch count
-    assert affected(branch) == expected
+
+
+def test_all_commits_of_a_branch_count(branch: Path) -> None:
+    commit(branch, "tuner/xtune/errors.py")
+    commit(branch, "docs/layout.md")
+    assert affected(branch) == [*ALWAYS, "tests/tuner"]
     assert affected(branch, "HEAD~1") == ALWAYS
     assert affected(branch, CI_ALL="1") == ALL
 
