@@ -196,29 +196,20 @@ def test_a_grid_goes_through_the_space_in_order_and_ends() -> None:
     assert [one["smt"] for one in found] == [False] * 3 + [True] * 3
 
 
-def test_a_sampler_is_told_of_launches_that_it_did_not_propose() -> None:
+def test_a_sampler_is_told_of_all_launches_and_of_a_failure_as_the_worst() -> None:
     proposer = sampler("tpe")(SPACE, repr)
+    assert isinstance(proposer, OptunaProposer)
     known = [rating(one, repr(one), gain(one)) for one in list(SPACE)[::7]]
-    proposer.propose(known)
-    assert isinstance(proposer, OptunaProposer)
-    assert len(proposer._study.trials) == len(known) + 1
-    assert proposer._study.best_value == max(one.score or 0.0 for one in known)
-
-
-def test_a_failure_is_told_as_the_worst() -> None:
-    proposer = sampler("tpe")(SPACE, repr)
-    assert isinstance(proposer, OptunaProposer)
-    first = proposer.propose([])
-    assert first is not None
-    told = [rating(first, repr(first), None)]
-    second = proposer.propose(told)
-    assert second is not None
-    told += [rating(second, repr(second), -0.5)]
-    third = proposer.propose(told)
-    assert third is not None
-    proposer.propose([*told, rating(third, repr(third), None)])
-    values = [trial.value for trial in proposer._study.trials[:3]]
-    assert values == [None, -0.5, -0.5]
+    told: list[Rating] = []
+    for further in (known, []):
+        chosen = proposer.propose(told)
+        assert chosen is not None
+        told += [rating(chosen, repr(chosen), None), *further]
+    proposer.propose(told)
+    first, *values = [trial.value for trial in proposer._study.trials[:-1]]
+    assert first is None, "nothing was worse"
+    scores = [gain(one.configuration) for one in known]
+    assert sorted(values) == sorted([*scores, min(scores)])
 
 
 def test_the_pool_of_a_space_of_millions_stays_small_and_finds_its_way() -> None:
