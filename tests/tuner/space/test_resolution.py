@@ -63,7 +63,10 @@ def resolver_of(
 
 
 SMALL = NOTHING_INSTALLED._replace(
-    allocators=("auto", "glibc-tuned"), runtimes=("auto", "none"), switches=()
+    allocators=("auto", "glibc-tuned"),
+    runtimes=("auto", "none"),
+    huge_pages=("auto", "always", "never"),
+    switches=(),
 )
 
 
@@ -94,10 +97,7 @@ def started_as(resolver: Resolver, configuration: Configuration) -> object:
 
 @pytest.mark.parametrize(
     "machine",
-    [
-        make_machine(packages=(1,)),
-        make_machine(packages=(2,), nodes=(1, 1), smt=2),
-    ],
+    [make_machine(packages=(1,)), make_machine(packages=(2,), nodes=(1, 1), smt=2)],
     ids=["one core", "two nodes"],
 )
 def test_equal_hashes_are_equal_starts_throughout_a_space(machine: Machine) -> None:
@@ -125,7 +125,7 @@ MACHINES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(MACHINES, st.randoms(use_true_random=False))
 def test_any_configuration_comes_to_a_plan_or_a_reason(machine: Machine, rng: object) -> None:
     resolver = resolver_of(machine, request=LIGHT)
