@@ -112,6 +112,8 @@ def test_a_preset_that_would_replace_something_else(
     ("text", "message"),
     [
         ('mode = "latency"\ninstances = 2\n', "--mode"),
+        ("instances = 100000\n", "100000 instances"),
+        ("instnces = 4\n", "there is no option 'instnces'; did you mean instances?"),
         ("reserve-cores = 1\n", "none of its options is searched"),
         ("grace = 1e\n", "mine.toml"),
     ],

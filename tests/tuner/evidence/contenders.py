@@ -49,24 +49,19 @@ def around(ratio: float, spread: float, pairs: int, seed: int = 0) -> list[float
 
 
 def launch(
-    configuration: Configuration,
-    value: float | None,
-    *,
-    outcome: Outcome = Outcome.MEASURED,
-    p99_s: float | None = None,
-    wall_s: float = 10.0,
-    peak_rss_bytes: int | None = None,
+    configuration: Configuration, value: float | None, *, p99_s: float | None = None, **more: object
 ) -> Launch:
     """What a launch of this configuration came to."""
-    return Launch(
-        configuration=configuration,
-        plan_hash=repr(configuration),
-        outcome=outcome,
-        value=value,
-        began_s=0.0,
+    made = Launch(
+        configuration,
+        repr(configuration),
+        Outcome.MEASURED,
+        value,
+        0.0,
         requirements=((P99.text, p99_s),),
-        secondary=Secondary(wall_s, peak_rss_bytes=peak_rss_bytes),
+        secondary=Secondary(10.0),
     )
+    return made._replace(**more)  # type: ignore[arg-type]
 
 
 Script = Callable[[FinalLaunch], Launch]

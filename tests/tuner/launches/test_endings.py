@@ -198,13 +198,22 @@ def test_other_metrics_that_are_missing_are_told(make_runner: MakeRunner):
 # Not started
 
 
-def test_configuration_that_cannot_be_carried_out_says_why(make_runner: MakeRunner):
-    allocators = Parameter("allocator", ("glibc", "/nowhere/lib.so"), "glibc", Where.OPTION)
-    runner = make_runner("open('ran', 'w')", parameters=[allocators])
-    configuration = Configuration({"allocator": "/nowhere/lib.so"})
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("allocator", ("glibc", "/nowhere/lib.so"), "/nowhere/lib.so"),
+        ("layout", ("1xall", "9999x1"), "9999"),
+    ],
+)
+def test_configuration_that_cannot_be_carried_out_says_why(
+    make_runner: MakeRunner, name: str, values: tuple[str, str], said: str
+):
+    parameter = Parameter(name, values, values[0], Where.OPTION)
+    runner = make_runner("open('ran', 'w')", parameters=[parameter])
+    configuration = Configuration({name: values[1]})
     launch = runner.measure(configuration)
     assert_unmeasured(launch, Outcome.NOT_STARTED)
-    assert "/nowhere/lib.so" in launch.notes[0]
+    assert said in launch.notes[0]
     assert launch.plan_hash == ""
     assert runner.plan_hash(configuration) is None
     assert not os.path.exists("ran")
@@ -260,13 +269,6 @@ def test_instance_that_the_system_has_no_process_for(
     assert launch.notes[0] == (
         "instance 0 could not be started: xlaunch: error: instance 0: Resource temporarily unavailable"
     )
-
-
-def test_layout_that_does_not_fit(make_runner: MakeRunner):
-    layouts = Parameter("layout", ("1xall", "9999x1"), "1xall", Where.OPTION)
-    launch = make_runner("", parameters=[layouts]).measure(Configuration({"layout": "9999x1"}))
-    assert_unmeasured(launch, Outcome.NOT_STARTED)
-    assert "9999" in launch.notes[0]
 
 
 # Ended early

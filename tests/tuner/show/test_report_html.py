@@ -24,13 +24,6 @@ for turn in range(12):
     print(f"{speed * 100 + turn % 3} items/s", flush=True)
 """
 
-WITHOUT = """\
-import sys
-sys.modules[sys.argv.pop(1)] = None
-from xtune.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 class Searched(NamedTuple):
     """A study with a gain, and a configuration that fails."""
@@ -132,9 +125,12 @@ def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> Non
     assert (desk.directory / "nap.py").read_text().startswith("import sys")
 
 
-@pytest.mark.parametrize("missing", ["plotly", "jinja2"])
-def test_without_a_library_it_says_what_to_install(desk: Desk, missing: str) -> None:
-    done = desk.run(sys.executable, "-c", WITHOUT, missing, "report", "--html", "page.html")
+@pytest.mark.parametrize("missing", ["plotly.offline", "jinja2"])
+def test_without_a_library_it_says_what_to_install(
+    desk: Desk, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = desk.xtune("report", "--html", "page.html")
     assert done.code == 2
     assert done.message.endswith(": pip install plotly Jinja2")
     assert not (desk.directory / "page.html").exists()
