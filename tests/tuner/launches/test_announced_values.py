@@ -98,6 +98,13 @@ thread.join()
     assert {(one.instance, one.values) for one in launch.series} == {(0, (15,)), (1, (105,))}
 
 
+def test_crash_after_the_number_is_no_measurement(make_runner: MakeRunner):
+    code = "tell(\"@hypertune {'name': 'x'}\"); tell(3); sys.exit(1)"
+    launch = make_runner(code, "@hypertune x", Goal.MINIMIZE).measure(DEFAULT)
+    assert (launch.outcome, launch.value) == (Outcome.CRASHED, None)
+    assert [one.values for one in launch.series] == [(3,)]
+
+
 def test_what_is_wrong_with_the_lines_is_said(make_runner: MakeRunner):
     code = "tell('@hypertune x'); tell(3); tell(\"@hypertune {'name': 'x'}\")"
     launch = make_runner(code, "@hypertune x", Goal.MINIMIZE).measure(DEFAULT)
