@@ -349,17 +349,24 @@ def test_what_cannot_be_measured_until_its_timeout_timed_out(
     assert said or launch.notes[0] == first
 
 
+MEET = """
+index = int(os.environ["XLAUNCH_INSTANCE_INDEX"])
+def meet():
+    open(f"{index}.pid", "w").close()
+    while not os.path.exists(f"{1 - index}.pid"): time.sleep(0.002)
+"""
+"""Only values count that come when both instances are at work."""
+
+
 @pytest.mark.long
 def test_a_service_of_several_instances_needs_values_of_each(
     two_cpus: None, make_runner: MakeRunner
 ):
-    lazy = SERVICE.replace(
-        "@COUNT@", "40 if os.environ['XLAUNCH_INSTANCE_INDEX'] == '0' else @COUNT@"
-    )
-    code = lazy.replace("@COUNT@", "40")
+    code = MEET + SERVICE.replace("tell('7 x/s')", "tell('7 x/s'); meet()").replace("@COUNT@", "40")
     enough = measured_by(lambda s: make_runner(code, timeout_s=s).measure(TWO), is_measured)
     assert (enough.outcome, enough.value) == (Outcome.MEASURED, 14.0), enough
-    few = make_runner(lazy.replace("@COUNT@", "0"), timeout_s=0.5).measure(TWO)
+    lazy = MEET + SERVICE.replace("@COUNT@", "40 * (1 - index)")
+    few = make_runner(lazy, timeout_s=0.5).measure(TWO)
     assert_unmeasured(few, Outcome.TIMED_OUT)
 
 
