@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.project.test_release import git
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "affected"
 ALWAYS = ["tests/benchmarks", "tests/examples", "tests/project"]
@@ -27,11 +28,6 @@ def branch(tmp_path: Path, needs: Callable[[object, str], None]) -> Path:
     git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     git(tmp_path, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
     return tmp_path
-
-
-def git(directory: Path, *words: str) -> None:
-    identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
-    subprocess.run(["git", "-C", directory, *identity, *words], check=True)
 
 
 def commit(directory: Path, *paths: str) -> None:

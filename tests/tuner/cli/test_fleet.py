@@ -9,12 +9,11 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk
+from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk, started
 from tests.tuner.conftest import Needs
 
 pytestmark = pytest.mark.full
@@ -32,26 +31,17 @@ for turn in range(8):
 """Prints the rate that it is told, notes that it began and where, and hangs there if it shall."""
 
 
-@contextmanager
-def machine(desk: Desk, name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def machine(desk: Desk, name: str, *words: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """xtune in a UTS and PID namespace of its own, as another host has them."""
     directory = desk.directory / f"run-{name}"
     directory.mkdir(mode=0o700, exist_ok=True)
     inside = f'hostname {name} && exec "$@"'
     command = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    process = subprocess.Popen(
+    return started(
         [*command, "sh", "-c", inside, "xtune", *XTUNE, *words],
         cwd=desk.directory,
         env={**desk.environment, "XDG_RUNTIME_DIR": str(directory)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def launches(directory: Path) -> Counter[str]:

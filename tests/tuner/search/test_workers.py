@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import optuna
 import pytest
+from tests.tuner.cli.commands import started
 from tests.tuner.search.studies import SUBJECT, search, store_of
 
 import xlaunch
@@ -31,25 +32,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return open_storage(str(tmp_path / request.param)).shown
 
 
-@contextlib.contextmanager
 def worker(
     url: str, directory: Path, launches: int, seed: int, **more: object
-) -> Iterator[subprocess.Popen[str]]:
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """A search in a process of its own."""
     asked = json.dumps({"launches": launches, "seed": seed, **more})
-    process = subprocess.Popen(
+    return started(
         [sys.executable, "-m", "tests.tuner.search.studies", url, asked],
         cwd=directory,
         env={"HOME": str(directory), "PYTHONPATH": ":".join([str(ROOT), *FLOORS, *sys.path])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def output(process: subprocess.Popen[str]) -> str:
