@@ -16,7 +16,7 @@ import pytest
 from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk, started
 from tests.tuner.conftest import Needs
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 MARKED = """\
 import os, sys, time
