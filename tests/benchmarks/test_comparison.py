@@ -23,11 +23,7 @@ def test_the_ratio_and_its_interval_are_those_of_paired_logarithms() -> None:
 
 
 def test_a_goal_is_judged_by_the_fastest_peer(capsys: pytest.CaptureFixture[str]) -> None:
-    results = [
-        Result("ours", (1.0, 1.0)),
-        Result("slow", (3.0, 3.0)),
-        Result("fast", (1.5, 1.5)),
-    ]
+    results = [Result("ours", (1.0, 1.0)), Result("slow", (3.0, 3.0)), Result("fast", (1.5, 1.5))]
     cases = [Case(result.name, lambda: 0.0) for result in results]
     for goal, verdict in ((RatioGoal(2.0), "MISSED"), (RatioGoal(2.0, ("slow",)), "met")):
         (line,) = report(Comparison("work", "ours", cases, goal), results)

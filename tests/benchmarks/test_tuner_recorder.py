@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,17 +12,13 @@ from pathlib import Path
 
 import pytest
 from benchmarks.tuner.recorded import read_recording
+from tests.tuner.cli.commands import Desk
 
-import xlaunch
-import xtune
 from xtune.launches.launch import Outcome
 from xtune.space.parameters import BARE
 
-ROOT = Path(__file__).resolve().parents[2]
-FLOORS = [str(Path(package.__file__).parents[1]) for package in (xlaunch, xtune)]
-
 PROGRAM = """\
-import pathlib, sys, time
+import os, pathlib, sys, time
 directory, batch = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 started = len(list(directory.glob("*.started")))
 (directory / f"{started}.started").touch()
@@ -42,30 +37,25 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def environment(directory: Path) -> dict[str, str]:
-    """Nothing that the user keeps, and no waiting for other searches."""
-    for name in ("runtime", "cache", "config", "state"):
-        (directory / name).mkdir(mode=0o700, exist_ok=True)
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(directory),
-        "PYTHONPATH": ":".join([str(ROOT), *FLOORS]),
-        "XDG_RUNTIME_DIR": str(directory / "runtime"),
-        "XDG_CACHE_HOME": str(directory / "cache"),
-        "XDG_CONFIG_HOME": str(directory / "config"),
-        "XDG_STATE_HOME": str(directory / "state"),
-    }
-
-
 def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
+    desk = Desk(directory)
+    inherited = desk.environment.items()
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.tuner", *arguments],
-        env=environment(directory),
-        cwd=directory,
+        env={name: value for name, value in inherited if not name.endswith("_NUM_THREADS")},
+        cwd=desk.directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def complete(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it printed, once it has succeeded."""
+    with process:
+        out, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    return out, errors
 
 
 def recorder(directory: Path, program: Path, *options: str) -> subprocess.Popen[str]:
@@ -84,9 +74,7 @@ def test_the_bare_command_is_recorded_without_settings_of_the_recorder(tmp_path:
     )
     space = ("--metric", "items/s", "--only-params", "--param", "n=1,2", str(program), "{n}")
     file = tmp_path / "work.jsonl"
-    with start(tmp_path, "record", str(file), "--rounds", "1", "--", *space) as process:
-        errors = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, errors
+    complete(start(tmp_path, "record", str(file), "--rounds", "1", "--", *space))
     launches = [one.launch for one in read_recording(file).launches]
     assert {one.value for one in launches if one.configuration == BARE} == {100}
 
@@ -106,9 +94,7 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
     with file.open("a") as stream:
         stream.write('{"round":0,"configura')
     (tmp_path / "hang").unlink()
-    with recorder(tmp_path, program) as process:
-        errors = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, errors
+    _, errors = complete(recorder(tmp_path, program))
     assert "6 plans, 14 launches, 4 of them made already" in errors
 
     recording = read_recording(file)
@@ -134,10 +120,8 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
     ]
     assert orders[0] != orders[1]
 
-    with recorder(tmp_path, program) as process:
-        assert process.communicate(timeout=120)[1].endswith(
-            "14 launches, 14 of them made already\n"
-        )
+    _, errors = complete(recorder(tmp_path, program))
+    assert errors.endswith("14 launches, 14 of them made already\n")
     with recorder(tmp_path, program, "--seed", "7") as process:
         errors = process.communicate(timeout=120)[1]
         assert process.returncode == 2
@@ -149,9 +133,7 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
 def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "3", "--jobs", "1", "--json", "first.json"]
     chosen = ["--budgets", "5,20", "--strategies", "ours,random,grid,tpe,hypertune"]
-    with start(tmp_path, "replay", *arguments, *chosen) as process:
-        errors = process.communicate(timeout=200)[1]
-        assert process.returncode == 0, errors
+    complete(start(tmp_path, "replay", *arguments, *chosen))
     content = json.loads((tmp_path / "first.json").read_text())
     curves = content["curves"]["small"]
     assert curves.keys() == {"ours", "random", "grid", "tpe", "hypertune"}
@@ -160,9 +142,7 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     assert all(0 < share <= 1 for one in curves.values() for _, shares in one for share in shares)
 
     reused = ["--strategies", "random", "--reuse", "first.json", "--json", "second.json"]
-    with start(tmp_path, "replay", *arguments[:-2], "--budgets", "5,20", *reused) as process:
-        errors = process.communicate(timeout=200)[1]
-        assert process.returncode == 0, errors
+    complete(start(tmp_path, "replay", *arguments[:-2], "--budgets", "5,20", *reused))
     again = json.loads((tmp_path / "second.json").read_text())["curves"]["small"]
     assert again == curves, "the same seeds, the same runs"
 
@@ -170,9 +150,7 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_claims_are_counted_where_nothing_differs(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "4", "--jobs", "1", "--json", "aa.json"]
-    with start(tmp_path, "aa", *arguments) as process:
-        out, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
+    out, _ = complete(start(tmp_path, "aa", *arguments))
     assert "goal met: small: a gain claimed in 0 of 4 searches" in out
     verdicts = json.loads((tmp_path / "aa.json").read_text())["verdicts"]["small"]
     assert len(verdicts) == 4

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.project.test_release import git
 
 SCRIPT = Path(__file__).parents[2] / ".ci" / "affected"
 ALWAYS = ["tests/benchmarks", "tests/examples", "tests/project"]
@@ -27,11 +28,6 @@ def branch(tmp_path: Path, needs: Callable[[object, str], None]) -> Path:
     git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     git(tmp_path, "symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
     return tmp_path
-
-
-def git(directory: Path, *words: str) -> None:
-    identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
-    subprocess.run(["git", "-C", directory, *identity, *words], check=True)
 
 
 def commit(directory: Path, *paths: str) -> None:
@@ -75,8 +71,12 @@ def affected(directory: Path, *words: str, **variables: str) -> list[str]:
 def test_what_a_branch_can_change(branch: Path, paths: list[str], expected: list[str]) -> None:
     commit(branch, *paths)
     assert affected(branch) == expected
-    commit(branch, "docs/layout.md")  # all commits of the branch count
-    assert affected(branch) == expected
+
+
+def test_all_commits_of_a_branch_count(branch: Path) -> None:
+    commit(branch, "tuner/xtune/errors.py")
+    commit(branch, "docs/layout.md")
+    assert affected(branch) == [*ALWAYS, "tests/tuner"]
     assert affected(branch, "HEAD~1") == ALWAYS
     assert affected(branch, CI_ALL="1") == ALL
 

@@ -113,10 +113,7 @@ def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     [pytest.param(it, marks=pytest.mark.full if it in SLOW else pytest.mark.long) for it in PAGES],
 )
 def test_code_blocks_run(
-    page: str,
-    shell: Callable[[str], str],
-    tmp_path: Path,
-    needs: Callable[[object, str], None],
+    page: str, shell: Callable[[str], str], tmp_path: Path, needs: Callable[[object, str], None]
 ) -> None:
     blocks = list(blocks_of(page))
     if any("jemalloc" in block.text for block in blocks):

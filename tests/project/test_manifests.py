@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ import yaml
 from tests.launcher.cli.commands import XLAUNCH, Done, clean_environment, program, run, two_cpus
 from tests.launcher.launching import PATIENCE_S
 from tests.project.test_code_blocks import blocks_of
+
+from xtune.launches.services import free_ports
 
 PAGES = ("kubernetes.md", "containers.md")
 GUNICORN = (sys.executable, "-m", "gunicorn", "--no-control-socket")
@@ -215,16 +216,16 @@ class TestService:
             process.wait()
 
     def test_all_instances_behind_one_port(self, serve: Serve) -> None:
-        (port,) = free_ports(1)
+        port = free_ports(1)
         process = serve("serve.py", str(port))
         assert both_answer(port)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) in (0, 128 + signal.SIGTERM)
 
     def test_each_instance_on_its_own_port(self, serve: Serve) -> None:
-        first, second = free_ports(2)
+        first = free_ports(2)
         serve("--substitute", "serve.py", f"{{{first}+index}}")
-        assert answers_of(first, second) == ("0", "1")
+        assert answers_of(first, first + 1) == ("0", "1")
 
     @pytest.fixture
     def arguments(self, needs: Callable[[object, str], None]) -> list[str]:
@@ -235,7 +236,7 @@ class TestService:
 
     @pytest.mark.full
     def test_gunicorns_behind_one_port(self, serve: Serve, arguments: list[str]) -> None:
-        (port,) = free_ports(1)
+        port = free_ports(1)
         process = serve(*GUNICORN, *arguments[0].replace("8000", str(port)).split())
         assert both_answer(port)
         process.send_signal(signal.SIGTERM)
@@ -243,27 +244,26 @@ class TestService:
 
     @pytest.mark.full
     def test_each_gunicorn_on_its_own_port(self, serve: Serve, arguments: list[str]) -> None:
-        first, second = free_ports(2)
+        first = free_ports(2)
         words = arguments[1].replace("8000", str(first)).split()
         serve("--substitute", *GUNICORN, *words)
-        assert answers_of(first, second) == ("0", "1")
+        assert answers_of(first, first + 1) == ("0", "1")
 
 
 def both_answer(port: int) -> bool:
     """Whether the kernel spreads connections over both instances."""
     answers: set[str] = set()
     deadline = time.monotonic() + 3 * PATIENCE_S
-    while answers != {"0", "1"} and time.monotonic() < deadline:
-        answers |= {ask(port)} - {""}
-    return answers == {"0", "1"}
+    while not answers >= {"0", "1"} and time.monotonic() < deadline:
+        answers.add(ask(port))
+    return answers - {""} == {"0", "1"}
 
 
-def answers_of(first: int, second: int) -> tuple[str, str]:
-    """What the services on two ports answer, once they do."""
+def answers_of(*ports: int) -> tuple[str, ...]:
+    """What the services on these ports answer, once they do."""
     deadline = time.monotonic() + 3 * PATIENCE_S
-    answers = ("", "")
-    while "" in answers and time.monotonic() < deadline:
-        answers = (ask(first), ask(second))
+    while "" in (answers := tuple(map(ask, ports))) and time.monotonic() < deadline:
+        pass
     return answers
 
 
@@ -278,21 +278,3 @@ def ask(port: int) -> str:
         return ""
     finally:
         connection.close()
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nobody listens on, one after the other."""
-    for first in range(20_000, 30_000, 7):
-        ports = tuple(range(first, first + count))
-        if all(is_free(port) for port in ports):
-            return ports
-    pytest.fail("no free port")
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        try:
-            tried.bind(("", port))
-        except OSError:
-            return False
-    return True

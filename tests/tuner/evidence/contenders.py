@@ -49,24 +49,19 @@ def around(ratio: float, spread: float, pairs: int, seed: int = 0) -> list[float
 
 
 def launch(
-    configuration: Configuration,
-    value: float | None,
-    *,
-    outcome: Outcome = Outcome.MEASURED,
-    p99_s: float | None = None,
-    wall_s: float = 10.0,
-    peak_rss_bytes: int | None = None,
+    configuration: Configuration, value: float | None, *, p99_s: float | None = None, **more: object
 ) -> Launch:
     """What a launch of this configuration came to."""
-    return Launch(
-        configuration=configuration,
-        plan_hash=repr(configuration),
-        outcome=outcome,
-        value=value,
-        began_s=0.0,
+    made = Launch(
+        configuration,
+        repr(configuration),
+        Outcome.MEASURED,
+        value,
+        0.0,
         requirements=((P99.text, p99_s),),
-        secondary=Secondary(wall_s, peak_rss_bytes=peak_rss_bytes),
+        secondary=Secondary(10.0),
     )
+    return made._replace(**more)  # type: ignore[arg-type]
 
 
 Script = Callable[[FinalLaunch], Launch]
@@ -96,9 +91,13 @@ def play(
 ) -> tuple[Final, list[FinalLaunch]]:
     """A final played to its end, or for so many blocks, and the turns it took."""
     final = Final(plan, objective)
+    return final, go_on(final, execute, plan.planned if blocks is None else blocks)
+
+
+def go_on(final: Final, execute: Script, blocks: float = math.inf) -> list[FinalLaunch]:
+    """Play a final until it is over or has so many blocks; the turns that were taken."""
     turns = []
-    last = plan.planned if blocks is None else blocks
-    while (turn := final.next()) is not None and turn.block < last:
+    while (turn := final.next()) is not None and turn.block < blocks:
         turns.append(turn)
         final.record(turn, execute(turn))
-    return final, turns
+    return turns

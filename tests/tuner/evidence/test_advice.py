@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 from tests.tiers import quick_first
-from tests.tuner.evidence.contenders import RATE, launch
+from tests.tuner.evidence.contenders import RATE, Script, go_on, scripted
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.ratios import ratio_interval
@@ -26,67 +23,24 @@ from xtune.space.parameters import BARE, Configuration
 RULE = ClaimRule()
 
 
-def candidates(count: int) -> list[Finalist]:
-    return [Finalist(Configuration({"n": number}), number) for number in range(1, count + 1)]
-
-
-class Simulation:
-    """Finals of launches with normal noise, in which some finalists are really better."""
-
-    def __init__(self, gains: tuple[float, ...], noise: float, seed: int) -> None:
-        self._gains = {BARE: 0.0} | {
-            one.configuration: math.log1p(gain)
-            for one, gain in zip(candidates(len(gains)), gains, strict=True)
-        }
-        self._noise = noise
-        self._generator = np.random.default_rng(seed)
-
-    def play(self, final: Final, blocks: int) -> None:
-        """Make the launches of a final until so many blocks are complete."""
-        while final.blocks < blocks and (turn := final.next()) is not None:
-            log = self._gains[turn.configuration] + self._noise * self._generator.standard_normal()
-            final.record(turn, launch(turn.configuration, math.exp(log)))
-
-
-def ever_claims_a_gain(finalists: int, seed: int) -> bool:
-    """Whether somebody who looks after every launch, also far beyond the plan, ever sees a gain."""
-    simulation = Simulation((0.0,) * finalists, 0.03, seed)
-    final = Final(FinalPlan(BARE, candidates(finalists), planned=8, seed=seed), RATE)
-    for stop in range(1, 25):
-        simulation.play(final, stop)
-        if final.verdict(in_full=False).kind is VerdictKind.GAIN:
-            return True
-    return False
-
-
-@pytest.mark.parametrize(
-    ("runs", "finalists", "most"),
-    [
-        *quick_first([pytest.param(40, 1, 6), pytest.param(200, 3, 10)]),
-        *(pytest.param(500, count, 25, marks=pytest.mark.full) for count in (1, 3)),
-    ],
-)
-def test_however_often_it_is_stopped_a_final_claims_no_gain_that_is_none(
-    runs: int, finalists: int, most: int
-) -> None:
-    """An A/A test: a final of 8 blocks that is continued to three times as many. 5 % at most; of
-    40 runs as many as 5 % allow with 99 % confidence. A rule that claims a gain in 10 % of finals fails
-    the 200 runs with 99 % probability, and one that does in 8 % the 500 runs."""
-    claims = sum(ever_claims_a_gain(finalists, seed) for seed in range(runs))
-    assert claims <= most
+def simulated(
+    gains: tuple[float, ...], noise: float, blocks: int, seed: int
+) -> tuple[Final, Script]:
+    """A final of finalists that are really better by so much, and its launches with normal noise."""
+    values = {Configuration({"n": at}): 1.0 + gain for at, gain in enumerate(gains, start=1)}
+    chosen = [Finalist(one, at) for at, one in enumerate(values, start=1)]
+    final = Final(FinalPlan(BARE, chosen, planned=blocks, seed=seed), RATE)
+    return final, scripted({BARE: 1.0, **values}, noise=noise, seed=seed)
 
 
 def advice_comes_true(gains: tuple[float, ...], blocks: int, seed: int) -> bool | None:
     """Whether a final that was open is settled by the launches advised; None: it was not, or none."""
-    simulation = Simulation(gains, 0.03, seed)
-    final = Final(FinalPlan(BARE, candidates(len(gains)), planned=blocks, seed=seed), RATE)
-    simulation.play(final, blocks)
+    final, execute = simulated(gains, 0.03, blocks, seed)
+    go_on(final, execute, blocks)
     more = final.verdict().more
     if more is None:
         return None
-    before = len(final.launches)
-    simulation.play(final, final.blocks + more.blocks)
-    assert len(final.launches) <= before + more.launches
+    assert len(go_on(final, execute, final.blocks + more.blocks)) <= more.launches
     return final.verdict(in_full=False).kind is not VerdictKind.INCONCLUSIVE
 
 
@@ -94,9 +48,8 @@ def advice_comes_true(gains: tuple[float, ...], blocks: int, seed: int) -> bool 
     ("gains", "blocks", "runs"),
     [
         ((0.05,), 6, 30),
-        *(pytest.param((gain,), 6, 100, marks=pytest.mark.long) for gain in (0.0, 0.03, -0.02)),
+        pytest.param((0.0,), 6, 100, marks=pytest.mark.long),
         pytest.param((0.04, 0.0, 0.0), 12, 100, marks=pytest.mark.long),
-        pytest.param((0.0,), 6, 300, marks=pytest.mark.full),
         pytest.param((0.0, 0.0, 0.0), 12, 400, marks=pytest.mark.full),
     ],
 )
@@ -112,17 +65,18 @@ def test_advice_comes_true(gains: tuple[float, ...], blocks: int, runs: int) -> 
     assert sum(known) >= 0.7 * len(known)
 
 
-@pytest.mark.parametrize("spread", quick_first([0.03, 0.01]))
-@pytest.mark.parametrize(("finalists", "blocks"), [(1, 6), (3, 12)])
+@pytest.mark.parametrize(
+    ("spread", "finalists", "blocks"),
+    quick_first([pytest.param(0.03, 1, 6), pytest.param(0.01, 3, 12)]),
+)
 def test_the_smallest_gain_is_found_in_80_of_100_finals(
     spread: float, finalists: int, blocks: int
 ) -> None:
     gain = smallest_gain(spread, blocks, finalists=finalists)
     found = 0
     for seed in range(200):
-        simulation = Simulation((gain, *(0.0,) * (finalists - 1)), spread, seed)
-        final = Final(FinalPlan(BARE, candidates(finalists), planned=blocks, seed=seed), RATE)
-        simulation.play(final, blocks)
+        final, execute = simulated((gain, *(0.0,) * (finalists - 1)), spread, blocks, seed)
+        go_on(final, execute, blocks)
         found += final.verdict(in_full=False).kind is VerdictKind.GAIN
     assert 0.72 < found / 200 < 0.92
 

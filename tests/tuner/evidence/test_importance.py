@@ -12,21 +12,24 @@ from tests.tuner.evidence.contenders import RATE, launch
 from tests.tuner.evidence.simulation import (
     NOISES,
     NoiseModel,
-    SimulatedWorkload,
     random_configurations,
+    simulated,
     speed_of,
 )
 
-from xtune.evidence.readings import Importance, SettingImportance, importance_of
+from xtune.evidence.readings import Importance, SettingImportance, ValueEffect, importance_of
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
+from xtune.space.spaces import Space
 
-SPACE = [
-    Parameter("allocator", ("auto", "jemalloc", "tcmalloc"), "auto", Where.OPTION),
-    Parameter("openmp", ("gnu", "intel", "llvm"), "gnu", Where.OPTION),
-    Parameter("cores", (1, 2, 4), 4, Where.OPTION, ordered=True),
-    Parameter("smt", (False, True), False, Where.OPTION),
-]
+SPACE = Space(
+    [
+        Parameter("allocator", ("auto", "jemalloc", "tcmalloc"), "auto", Where.OPTION),
+        Parameter("openmp", ("gnu", "intel", "llvm"), "gnu", Where.OPTION),
+        Parameter("cores", (1, 2, 4), 4, Where.OPTION, ordered=True),
+        Parameter("smt", (False, True), False, Where.OPTION),
+    ]
+)
 Effects = dict[str, dict[Value, float]]
 
 
@@ -38,20 +41,25 @@ def searched(
     seed: int = 0,
     goal: Goal = Goal.MAXIMIZE,
 ) -> list[Launch]:
-    workload = SimulatedWorkload(speed_of(effects), noise, seed=seed, goal=goal)
+    workload = simulated(speed_of(effects), noise, seed=seed, goal=goal)
     chosen = random_configurations(SPACE, count, np.random.default_rng(seed))
-    default = Configuration({row.name: row.default for row in SPACE})
-    return [workload.measure(row) for row in [default, default, *chosen]]
+    return [workload.measure(row) for row in [SPACE.default, SPACE.default, *chosen]]
+
+
+def judged(seen: list[Launch], objective: Objective = RATE) -> Importance:
+    return importance_of(seen, SPACE.parameters, objective)
 
 
 def setting(importance: Importance, name: str) -> SettingImportance:
     return next(row for row in importance.settings if row.name == name)
 
 
+def effect(importance: Importance, name: str, value: Value) -> ValueEffect:
+    return next(row for row in setting(importance, name).effects if row.value == value)
+
+
 def test_what_mattered_comes_first_with_its_effect() -> None:
-    importance = importance_of(
-        searched({"allocator": {"tcmalloc": 1.30}, "smt": {True: 0.95}}), SPACE, RATE
-    )
+    importance = judged(searched({"allocator": {"tcmalloc": 1.30}, "smt": {True: 0.95}}))
     assert importance.note == ""
     first = importance.settings[0]
     assert first.name == "allocator"
@@ -71,27 +79,17 @@ def test_effects_are_told_apart_though_a_search_mixes_them() -> None:
     """Nine of ten launches with tcmalloc also have smt, which costs 20 %: means alone mislead."""
     rng = np.random.default_rng(0)
     speed = speed_of({"allocator": {"tcmalloc": 1.15}, "smt": {True: 0.80}})
-    workload = SimulatedWorkload(speed, NOISES["1 %"], seed=0)
-    rows = []
-    for number in range(60):
-        has_tcmalloc = number % 2 == 0
-        has_smt = bool(rng.random() < (0.9 if has_tcmalloc else 0.1))
-        rows.append(
-            Configuration(
-                {
-                    "allocator": "tcmalloc" if has_tcmalloc else "auto",
-                    "openmp": ("gnu", "intel", "llvm")[int(rng.integers(3))],
-                    "cores": (1, 2, 4)[int(rng.integers(3))],
-                    "smt": has_smt,
-                }
-            )
+    workload = simulated(speed, NOISES["1 %"], seed=0)
+    seen = [
+        workload.measure(
+            row.with_value("allocator", allocator).with_value("smt", bool(rng.random() < share))
         )
-    seen = [workload.measure(row) for row in rows]
-    with_it = [row.value for row in seen if row.configuration["allocator"] == "tcmalloc"]
-    without = [row.value for row in seen if row.configuration["allocator"] == "auto"]
-    assert np.mean([v for v in with_it if v]) < np.mean([v for v in without if v])
-    importance = importance_of(seen, SPACE, RATE)
-    best = setting(importance, "allocator").effects[0]
+        for row in random_configurations(SPACE, 30, rng)
+        for allocator, share in (("tcmalloc", 0.9), ("auto", 0.1))
+    ]
+    with_it, without = ([one.value or 0.0 for one in seen[first::2]] for first in (0, 1))
+    assert np.mean(with_it) < np.mean(without)
+    best = effect(judged(seen), "allocator", "tcmalloc")
     assert best.low > 1.0
     assert best.ratio == pytest.approx(1.15, rel=0.03)
 
@@ -99,23 +97,17 @@ def test_effects_are_told_apart_though_a_search_mixes_them() -> None:
 def test_a_ratio_above_1_is_better_where_less_is() -> None:
     effects: Effects = {"openmp": {"intel": 1.25}}
     seen = searched(effects, goal=Goal.MINIMIZE)
-    importance = importance_of(seen, SPACE, Objective("wall", Goal.MINIMIZE))
-    best = setting(importance, "openmp").effects[0]
+    best = setting(judged(seen, Objective("wall", Goal.MINIMIZE)), "openmp").effects[0]
     assert (best.value, best.ratio) == ("intel", pytest.approx(1.25, rel=0.05))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("noise", "count"), [("3 %", 20), ("heavy tails", 40), ("drift", 30)])
 def test_settings_that_do_nothing_are_not_said_to_matter(noise: str, count: int) -> None:
-    wrong = sum(
-        any(
-            row.matters
-            for row in importance_of(
-                searched({}, count=count, noise=NOISES[noise], seed=seed), SPACE, RATE
-            ).settings
-        )
-        for seed in range(100)
-    )
+    wrong = 0
+    for seed in range(100):
+        importance = judged(searched({}, count=count, noise=NOISES[noise], seed=seed))
+        wrong += any(row.matters for row in importance.settings)
     assert binomial_lower_bound(wrong, 100, 0.999) < 0.05
 
 
@@ -123,10 +115,9 @@ def test_settings_that_do_nothing_are_not_said_to_matter(noise: str, count: int)
 def test_intervals_cover_the_effect() -> None:
     hits = 0
     for seed in range(100):
-        seen = searched({"allocator": {"tcmalloc": 1.10}}, seed=seed)
-        effects = setting(importance_of(seen, SPACE, RATE), "allocator").effects
-        effect = next(row for row in effects if row.value == "tcmalloc")
-        hits += effect.low <= 1.10 <= effect.high
+        importance = judged(searched({"allocator": {"tcmalloc": 1.10}}, seed=seed))
+        seen = effect(importance, "allocator", "tcmalloc")
+        hits += seen.low <= 1.10 <= seen.high
     assert hits / 100 > 0.90
 
 
@@ -139,18 +130,17 @@ def test_interactions_stay_unexplained_and_widen_the_intervals() -> None:
         return 1.4 if configuration["smt"] else 1.0 / 1.4
 
     chosen = random_configurations(SPACE, 50, np.random.default_rng(0))
-    workload = SimulatedWorkload(speed, NOISES["1 %"], seed=0)
-    importance = importance_of([workload.measure(row) for row in chosen], SPACE, RATE)
+    workload = simulated(speed, NOISES["1 %"], seed=0)
+    importance = judged([workload.measure(row) for row in chosen])
     assert importance.explained < 0.5
-    effects = setting(importance, "allocator").effects
-    effect = next(row for row in effects if row.value == "tcmalloc")
-    assert effect.low < 1.0 < effect.high
-    assert math.log(effect.high / effect.low) > 0.1
+    seen = effect(importance, "allocator", "tcmalloc")
+    assert seen.low < 1.0 < seen.high
+    assert math.log(seen.high / seen.low) > 0.1
 
 
 def test_more_launches_of_a_configuration_are_one_configuration() -> None:
     seen = searched({"allocator": {"tcmalloc": 1.3}}, count=20)
-    importance = importance_of(seen + seen, SPACE, RATE)
+    importance = judged(seen + seen)
     assert importance.launches == 2 * len(seen)
     assert importance.configurations == 21
     counts = {row.value: row.configurations for row in setting(importance, "smt").effects}
@@ -162,30 +152,18 @@ def test_more_launches_of_a_configuration_are_one_configuration() -> None:
 def test_many_launches_of_one_configuration_do_not_outweigh_the_others() -> None:
     """The default happens to be 30 % faster than its settings explain; 50 launches of it or 1."""
     seen = searched({"allocator": {"tcmalloc": 1.3}}, noise=NOISES["1 %"])[2:]
-    default = Configuration({row.name: row.default for row in SPACE})
-
-    def effect(times: int) -> float:
-        importance = importance_of([*seen, *[launch(default, 1.3)] * times], SPACE, RATE)
-        return setting(importance, "allocator").effects[0].ratio
-
-    assert effect(50) == pytest.approx(effect(1), rel=0.02)
+    once, often = (judged([*seen, *[launch(SPACE.default, 130.0)] * times]) for times in (1, 50))
+    assert setting(often, "allocator").effects[0].ratio == pytest.approx(
+        setting(once, "allocator").effects[0].ratio, rel=0.02
+    )
 
 
 def test_defaults_left_out_of_a_configuration_are_its_defaults() -> None:
     seen = searched({"smt": {True: 1.2}})
     shortened = [
-        row._replace(
-            configuration=Configuration(
-                {
-                    parameter.name: row.configuration[parameter.name]
-                    for parameter in SPACE
-                    if row.configuration[parameter.name] != parameter.default
-                }
-            )
-        )
-        for row in seen
+        row._replace(configuration=Configuration(SPACE.changes(row.configuration))) for row in seen
     ]
-    assert importance_of(shortened, SPACE, RATE) == importance_of(seen, SPACE, RATE)
+    assert judged(shortened) == judged(seen)
 
 
 def test_launches_without_a_value_are_left_out() -> None:
@@ -195,28 +173,26 @@ def test_launches_without_a_value_are_left_out() -> None:
         launch(seen[-1].configuration, 0.0),
         launch(BARE, 50.0),
     ]
-    importance = importance_of(seen + bad, SPACE, RATE)
+    importance = judged(seen + bad)
     assert importance.launches == len(seen)
-    assert importance.settings == importance_of(seen, SPACE, RATE).settings
+    assert importance.settings == judged(seen).settings
 
 
 def test_too_few_configurations_are_said_to_be_too_few() -> None:
-    importance = importance_of(searched({}, count=4), SPACE, RATE)
+    importance = judged(searched({}, count=4))
     assert importance.settings == ()
     assert "are too few" in importance.note
-    assert importance_of([], SPACE, RATE).note == (
-        "no setting was varied often enough to estimate its effect"
-    )
+    assert judged([]).note == ("no setting was varied often enough to estimate its effect")
 
 
 def test_a_value_that_one_configuration_had_is_not_judged() -> None:
     seen = [row for row in searched({}) if row.configuration["allocator"] != "jemalloc"]
     once = seen[5].configuration.with_value("allocator", "jemalloc")
-    importance = importance_of([*seen, launch(once, 5.0)], SPACE, RATE)
+    importance = judged([*seen, launch(once, 500.0)])
     values = {row.value for row in setting(importance, "allocator").effects}
     assert values == {"tcmalloc"}
     still = [row for row in seen if row.configuration["smt"] is False]
-    flat = setting(importance_of(still, SPACE, RATE), "smt")
+    flat = setting(judged(still), "smt")
     assert flat.effects == ()
     assert flat.share == 0.0
 
@@ -228,10 +204,10 @@ def test_values_that_always_came_together_are_not_told_apart() -> None:
         for row in random_configurations(SPACE, 60, np.random.default_rng(0))
         if (row["allocator"] == "tcmalloc") == (row["openmp"] == "intel")
     ]
-    workload = SimulatedWorkload(speed_of({"allocator": {"tcmalloc": 1.3}}), NOISES["1 %"], seed=0)
-    importance = importance_of([workload.measure(row) for row in both], SPACE, RATE)
+    workload = simulated(speed_of({"allocator": {"tcmalloc": 1.3}}), NOISES["1 %"], seed=0)
+    importance = judged([workload.measure(row) for row in both])
     for name, value in (("allocator", "tcmalloc"), ("openmp", "intel")):
-        effect = next(row for row in setting(importance, name).effects if row.value == value)
-        assert 1.0 < effect.ratio < 1.3
-        assert effect.low < 1.0
+        seen = effect(importance, name, value)
+        assert 1.0 < seen.ratio < 1.3
+        assert seen.low < 1.0
         assert not setting(importance, name).matters

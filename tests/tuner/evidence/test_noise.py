@@ -8,11 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from xtune.evidence.noise import (
-    noise_cautions,
-    outliers,
-    pooled_spread,
-)
+from xtune.evidence.noise import noise_cautions, outliers, pooled_spread
 from xtune.evidence.ratios import NoRatioError
 
 

@@ -174,8 +174,7 @@ def test_what_has_no_interval_is_refused(values: list[float], level: float, mess
 
 
 @given(
-    st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=14),
-    st.sampled_from([0.1, 0.025, 0.002]),
+    st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=14), st.sampled_from([0.1, 0.025, 0.002])
 )
 def test_exchanging_candidate_and_baseline_turns_the_interval_round(
     values: list[float], level: float

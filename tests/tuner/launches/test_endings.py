@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
@@ -78,17 +79,13 @@ def test_bad_exit_is_recorded_with_the_end_of_standard_error(
     assert [one.values for one in launch.series] == [(99,)]  # kept, and not counted
 
 
-def test_traceback_is_in_the_tail(make_runner: MakeRunner):
-    launch = make_runner("import no_such_module").measure(DEFAULT)
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
+def test_signal_is_named_and_not_taken_for_out_of_memory(make_runner: MakeRunner, name: str):
+    code = f"tell('9 x/s'); os.kill(os.getpid(), signal.{name})"
+    launch = make_runner(code).measure(DEFAULT)
     assert_unmeasured(launch, Outcome.CRASHED)
-    assert launch.stderr_tail.endswith("ModuleNotFoundError: No module named 'no_such_module'")
-
-
-def test_signal_is_named(make_runner: MakeRunner):
-    launch = make_runner("tell('9 x/s'); os.kill(os.getpid(), signal.SIGSEGV)").measure(DEFAULT)
-    assert_unmeasured(launch, Outcome.CRASHED)
-    assert launch.exit_code == 128 + signal.SIGSEGV
-    assert launch.notes[0] == "instance 0 was ended by SIGSEGV"
+    assert launch.exit_code == 128 + signal.Signals[name]
+    assert launch.notes[0] == f"instance 0 was ended by {name}"
 
 
 @pytest.mark.usefixtures("two_cpus")
@@ -104,12 +101,6 @@ if os.environ["XLAUNCH_INSTANCE_INDEX"] == "1":
     assert "[1] no room for me" in launch.stderr_tail
     assert pids()
     assert not any(map(is_alive, pids()))
-
-
-def test_program_that_kills_itself_is_not_taken_for_out_of_memory(make_runner: MakeRunner):
-    launch = make_runner("os.kill(os.getpid(), signal.SIGKILL)").measure(DEFAULT)
-    assert_unmeasured(launch, Outcome.CRASHED)
-    assert launch.notes[0] == "instance 0 was ended by SIGKILL"
 
 
 def test_memory_that_python_cannot_get(make_runner: MakeRunner):
@@ -208,31 +199,45 @@ def test_other_metrics_that_are_missing_are_told(make_runner: MakeRunner):
 # Not started
 
 
-def test_configuration_that_cannot_be_carried_out_says_why(make_runner: MakeRunner):
-    allocators = Parameter("allocator", ("glibc", "/nowhere/lib.so"), "glibc", Where.OPTION)
-    runner = make_runner("open('ran', 'w')", parameters=[allocators])
-    configuration = Configuration({"allocator": "/nowhere/lib.so"})
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("allocator", ("glibc", "/nowhere/lib.so"), "/nowhere/lib.so"),
+        ("layout", ("1xall", "9999x1"), "9999"),
+    ],
+)
+def test_configuration_that_cannot_be_carried_out_says_why(
+    make_runner: MakeRunner, name: str, values: tuple[str, str], said: str
+):
+    parameter = Parameter(name, values, values[0], Where.OPTION)
+    runner = make_runner("open('ran', 'w')", parameters=[parameter])
+    configuration = Configuration({name: values[1]})
     launch = runner.measure(configuration)
     assert_unmeasured(launch, Outcome.NOT_STARTED)
-    assert "/nowhere/lib.so" in launch.notes[0]
+    assert said in launch.notes[0]
     assert launch.plan_hash == ""
     assert runner.plan_hash(configuration) is None
     assert not os.path.exists("ran")
 
 
-@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
-def test_program_that_is_not_there(make_runner: MakeRunner, configuration: Configuration):
-    launch = make_runner("", program=("/nowhere/program",)).measure(configuration)
-    assert_unmeasured(launch, Outcome.NOT_STARTED)
-    assert "/nowhere/program" in launch.notes[0]
+TOO_LONG = (sys.executable, "-c", BEGIN, "x" * (1 << 18))  # MAX_ARG_STRLEN is half of that
 
 
 @pytest.mark.parametrize("configuration", [BARE, DEFAULT])
-def test_arguments_that_are_too_long(make_runner: MakeRunner, configuration: Configuration):
-    program = (sys.executable, "-c", BEGIN, "x" * (1 << 18))  # MAX_ARG_STRLEN is half of that
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (("/nowhere/program",), "/nowhere/program"),
+        (TOO_LONG, "arguments and environment are too long"),
+    ],
+    ids=["absent", "too long"],
+)
+def test_program_that_cannot_be_started(
+    make_runner: MakeRunner, configuration: Configuration, program: tuple[str, ...], said: str
+):
     launch = make_runner("", program=program).measure(configuration)
     assert_unmeasured(launch, Outcome.NOT_STARTED)
-    assert "arguments and environment are too long" in launch.notes[0]
+    assert said in launch.notes[0]
 
 
 class Refused:
@@ -265,13 +270,6 @@ def test_instance_that_the_system_has_no_process_for(
     assert launch.notes[0] == (
         "instance 0 could not be started: xlaunch: error: instance 0: Resource temporarily unavailable"
     )
-
-
-def test_layout_that_does_not_fit(make_runner: MakeRunner):
-    layouts = Parameter("layout", ("1xall", "9999x1"), "1xall", Where.OPTION)
-    launch = make_runner("", parameters=[layouts]).measure(Configuration({"layout": "9999x1"}))
-    assert_unmeasured(launch, Outcome.NOT_STARTED)
-    assert "9999" in launch.notes[0]
 
 
 # Ended early
@@ -351,17 +349,24 @@ def test_what_cannot_be_measured_until_its_timeout_timed_out(
     assert said or launch.notes[0] == first
 
 
+MEET = """
+index = int(os.environ["XLAUNCH_INSTANCE_INDEX"])
+def meet():
+    open(f"{index}.pid", "w").close()
+    while not os.path.exists(f"{1 - index}.pid"): time.sleep(0.002)
+"""
+"""Only values count that come when both instances are at work."""
+
+
 @pytest.mark.long
 def test_a_service_of_several_instances_needs_values_of_each(
     two_cpus: None, make_runner: MakeRunner
 ):
-    lazy = SERVICE.replace(
-        "@COUNT@", "40 if os.environ['XLAUNCH_INSTANCE_INDEX'] == '0' else @COUNT@"
-    )
-    code = lazy.replace("@COUNT@", "40")
+    code = MEET + SERVICE.replace("tell('7 x/s')", "tell('7 x/s'); meet()").replace("@COUNT@", "40")
     enough = measured_by(lambda s: make_runner(code, timeout_s=s).measure(TWO), is_measured)
     assert (enough.outcome, enough.value) == (Outcome.MEASURED, 14.0), enough
-    few = make_runner(lazy.replace("@COUNT@", "0"), timeout_s=0.5).measure(TWO)
+    lazy = MEET + SERVICE.replace("@COUNT@", "40 * (1 - index)")
+    few = make_runner(lazy, timeout_s=0.5).measure(TWO)
     assert_unmeasured(few, Outcome.TIMED_OUT)
 
 
@@ -389,29 +394,29 @@ for n in range({count}):
 """
 
 
-def test_rate_that_cannot_win_is_cut(make_runner: MakeRunner):
-    runner = make_runner(STEADY.format(count=50_000, metric="x/s"))
-    launch = runner.measure(DEFAULT, cut_at=150.0)
+@pytest.mark.parametrize(
+    ("metric", "goal", "cut_at", "ends"),
+    [
+        ("x/s", Goal.MAXIMIZE, 150.0, " at most, and the value to beat is 150"),
+        ("ms", Goal.MINIMIZE, 50.0, ""),
+    ],
+)
+def test_what_cannot_win_is_cut(
+    make_runner: MakeRunner, metric: str, goal: Goal, cut_at: float, ends: str
+):
+    runner = make_runner(STEADY.format(count=50_000, metric=metric), metric, goal)
+    launch = runner.measure(DEFAULT, cut_at=cut_at)
     assert_unmeasured(launch, Outcome.CUT)
     assert launch.notes[0].startswith("steady at 10")
-    assert launch.notes[0].endswith(" at most, and the value to beat is 150")
+    assert launch.notes[0].endswith(ends)
     (series,) = launch.series
     assert 20 < len(series.values) < 50_000
-
-
-def test_time_that_cannot_win_is_cut(make_runner: MakeRunner):
-    runner = make_runner(STEADY.format(count=50_000, metric="ms"), "ms", Goal.MINIMIZE)
-    launch = runner.measure(DEFAULT, cut_at=50.0)
-    assert_unmeasured(launch, Outcome.CUT)
-    assert launch.notes[0].startswith("steady at 10")
 
 
 @pytest.mark.parametrize(
     ("metric", "goal", "cut_at"),
     [
         ("x/s", Goal.MAXIMIZE, 90.0),
-        pytest.param("ms", Goal.MINIMIZE, 200.0, marks=pytest.mark.long),
-        pytest.param("x/s", Goal.MINIMIZE, 1.0, marks=pytest.mark.long),
         pytest.param("loss", Goal.MAXIMIZE, 1e9, marks=pytest.mark.long),
         pytest.param("wall", Goal.MAXIMIZE, 0.1, marks=pytest.mark.long),
     ],
@@ -461,10 +466,12 @@ def test_nothing_outlives_the_tuner(number: signal.Signals, tmp_path: Path):
     )
     try:
         found = lambda: [int(path.stem) for path in tmp_path.glob("*.pid")]  # noqa: E731
-        wait_until(lambda: len(found()) == 2, "the workload's two processes")
+        while len(found()) < 2:  # a busy machine may take its time until then
+            assert tuner.poll() is None
+            time.sleep(0.01)
         assert all(map(is_alive, found()))
         tuner.send_signal(number)
-        out, _ = tuner.communicate(timeout=20)
+        out, _ = tuner.communicate(timeout=120)
         wait_until(lambda: not any(map(is_alive, found())), "the end of the workload")
         assert out == (b"interrupted\n" if number == signal.SIGINT else b"")
     finally:

@@ -104,10 +104,7 @@ def test_words_that_say_it(line: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("killed", "text"),
-    [
-        (False, "IndexError: list index out of range\nskilled workers\nmemory 3 GiB"),
-        (True, ""),
-    ],
+    [(False, "IndexError: list index out of range\nskilled workers\nmemory 3 GiB"), (True, "")],
 )
 def test_nothing_speaks_for_it(killed: bool, text: str, tmp_path: Path):
     assert MemoryWatch(str(tmp_path)).explain(killed=killed, stderr=text) is None

@@ -39,20 +39,15 @@ def summaries(**by_metric: list[float]) -> dict[str, Summary]:
     ("text", "quantity", "at_most", "limit"),
     [
         ("p99<=20ms", "p99", True, 0.02),
-        ("p90 <= 5 us", "p90", True, 5e-6),
         ("p50≤1.5s", "p50", True, 1.5),
         ("p99(step_ms)<=2min", "p99(step_ms)", True, 120.0),
         ("rss<=8GiB", "rss", True, 8 * GIB),
-        ("rss<=8GB", "rss", True, 8e9),
         ("rss <= 512 MiB", "rss", True, 512 * 2.0**20),
         ("rss<=1e3kB", "rss", True, 1e6),
         ("rss<=.5TiB", "rss", True, 512 * GIB),
-        ("rss<=100B", "rss", True, 100.0),
-        ("energy<=500J", "energy", True, 500.0),
         ("energy<=2Wh", "energy", True, 7200.0),
         ("energy<=3", "energy", True, 3.0),
         ("cpu<=10min", "cpu", True, 600.0),
-        ("cpu<=90", "cpu", True, 90.0),
         ("wall>=1h", "wall", False, 3600.0),
         ("latency<=20ms", "latency", True, 0.02),
     ],
@@ -66,7 +61,6 @@ def test_limits_are_in_base_units(text: str, quantity: str, at_most: bool, limit
 @pytest.mark.parametrize(
     ("text", "quantity", "limit"),
     [
-        ("accuracy>=0.9", "accuracy", 0.9),
         ("accuracy >= 90 %", "accuracy", 90.0),
         ("images/s>=1e3", "images/s", 1000.0),
         ("val loss>=-2.5", "val loss", -2.5),
@@ -84,11 +78,9 @@ def test_limits_without_a_unit_are_as_printed(text: str, quantity: str, limit: f
         ("", "not a bound"),
         ("p99", "not a bound"),
         ("<=20ms", "not a bound"),
-        ("p99<=", "not a bound"),
         ("p99<=fast", "not a bound"),
         ("p99<=1,5ms", "not a bound"),
         ("rss<8GiB", "'<' is not supported; write <= or >="),
-        ("accuracy==1", "'==' is not supported"),
         ("accuracy=1", "'=' is not supported"),
         ("rss<=8", "give a unit; rss takes B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"),
         ("rss<=8G", "'G' is not a unit of it; rss takes B, KiB"),
@@ -96,7 +88,6 @@ def test_limits_without_a_unit_are_as_printed(text: str, quantity: str, limit: f
         ("p99<=20GiB", "'GiB' is not a unit of time"),
         ("accuracy>=0.9points", "'points' is not a unit of time.*as it is printed"),
         ("p99<=0ms", "nothing can meet it; the limit must be above 0"),
-        ("rss<=-1GiB", "nothing can meet it"),
         ("x<=1e999", "the limit is too large"),
     ],
 )
@@ -147,19 +138,18 @@ def test_required_metrics_are_measured_too(
     assert metrics_to_read(objective(*wanted), further) == read
 
 
-def test_a_percentile_of_nothing_is_refused():
-    with pytest.raises(ObjectiveError, match=r"p99 of what\? No metric is a latency"):
-        metrics_to_read(objective("images/s", "p99<=20ms"))
-
-
-def test_a_percentile_of_several_is_refused_with_the_choice():
-    with pytest.raises(ObjectiveError, match=r"Write one of p99\(a_ms\), p99\(b_ms\)"):
-        metrics_to_read(objective("a_ms", "p99<=20ms"), ["b_ms"])
-
-
-def test_metrics_that_cannot_be_read_are_refused():
-    with pytest.raises(UsageError, match="put a group around the number"):
-        metrics_to_read(objective("(?:x)/s"))
+@pytest.mark.parametrize(
+    ("wanted", "further", "said"),
+    [
+        (("images/s", "p99<=20ms"), [], r"p99 of what\? No metric is a latency"),
+        (("a_ms", "p99<=20ms"), ["b_ms"], r"Write one of p99\(a_ms\), p99\(b_ms\)"),
+        (("(?:x)/s",), [], "put a group around the number"),
+    ],
+    ids=["of nothing", "of several", "unreadable"],
+)
+def test_what_cannot_be_measured_is_refused(wanted: tuple[str, ...], further: list[str], said: str):
+    with pytest.raises(UsageError, match=said):
+        metrics_to_read(objective(*wanted), further)
 
 
 # What launches come to

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -106,8 +107,15 @@ def is_ours(command: list[str] | None) -> bool:
     return "1000.25" in words or any(word in ("server.py", "generate.py") for word in words)
 
 
-@pytest.mark.parametrize("ready", ["http://127.0.0.1:{port}/", "{port}", "now serving"])
-@pytest.mark.parametrize("configuration", [BARE, DEFAULT])
+@pytest.mark.parametrize(
+    ("ready", "configuration"),
+    [
+        ("http://127.0.0.1:{port}/", BARE),
+        ("{port}", DEFAULT),
+        ("now serving", BARE),
+        ("now serving", DEFAULT),
+    ],
+)
 def test_a_service_is_measured_when_it_is_ready(
     measure: Measure, ready: str, configuration: Configuration
 ) -> None:
@@ -123,9 +131,13 @@ def test_a_service_is_measured_when_it_is_ready(
 
 
 @pytest.mark.usefixtures("two_cpus")
-def test_each_instance_has_a_port_and_a_generator(measure: Measure, tmp_path: Path) -> None:
-    launch = measure("plain", TWO, metrics=["generator cpus"])
-    assert launch.outcome is Outcome.MEASURED, launch
+def test_each_instance_has_a_port_and_a_generator_and_its_share_of_the_load(
+    measure: Measure, tmp_path: Path
+) -> None:
+    show = "import sys; print('Requests/sec:', 10 + int(sys.argv[1]))"
+    command = f'{sys.executable} -c "{show}" {{64/count}} {{port}}'
+    launch = measure("plain", TWO, command=command)
+    assert (launch.outcome, launch.value) == (Outcome.MEASURED, 2 * (10 + 32)), launch
     ports = [int(path.stem.partition("-")[2]) for path in tmp_path.glob("plain-*.json")]
     assert len(set(ports)) == 2
 
@@ -147,73 +159,65 @@ def test_the_generator_runs_beside_the_service(
     assert cores_kept_free(Request.of("x"), machine) == ()
 
 
-def test_a_load_is_divided_among_instances(measure: Measure) -> None:
-    show = "import sys; print('Requests/sec:', sys.argv[1])"
-    launch = measure("plain", BARE, command=f'{sys.executable} -c "{show}" {{64/count}}')
-    assert launch.value == 64
-
-
 # What goes wrong is one clear line, and nothing is left running (see the fixture).
 
 
-def reason(launch: Launch) -> str:
-    assert launch.value is None
-    return launch.notes[0]
-
-
-def test_a_service_that_never_gets_ready(measure: Measure) -> None:
-    launch = measure(ready="no such line", ready_timeout_s=0.5)
-    assert launch.outcome is Outcome.TIMED_OUT
-    assert reason(launch) == (
-        "the service was not ready (no such line) after 0.5 s: see --ready-timeout"
-    )
-    assert (launch.exit_code, launch.stderr_tail, launch.notes[1:]) == (None, "", ())
-
-
-def test_a_service_that_ends_before_it_is_ready(measure: Measure) -> None:
-    launch = measure("broken")
-    assert launch.outcome is Outcome.CRASHED
-    assert (
-        reason(launch)
-        == "the service ended before it was ready: instance 0 failed with exit code 3"
-    )
-    assert launch.stderr_tail == "no such model"
-
-
-def test_a_service_that_dies_under_load(measure: Measure) -> None:
-    launch = measure(path="/die")
-    assert launch.outcome is Outcome.CRASHED
-    assert (
-        reason(launch)
-        == "the service ended while it was measured: instance 0 failed with exit code 7"
-    )
-
-
-def test_failed_requests_are_not_a_measurement(measure: Measure) -> None:
-    launch = measure(path="/bad")
-    assert launch.outcome is Outcome.CRASHED
-    assert reason(launch).startswith("requests failed: Non-2xx or 3xx responses: ")
+@pytest.mark.parametrize(
+    ("options", "outcome", "said"),
+    [
+        (
+            {"ready": "no such line", "ready_timeout_s": 0.5},
+            Outcome.TIMED_OUT,
+            "the service was not ready (no such line) after 0.5 s: see --ready-timeout",
+        ),
+        (
+            {"name": "broken"},
+            Outcome.CRASHED,
+            "the service ended before it was ready: instance 0 failed with exit code 3",
+        ),
+        (
+            {"path": "/die"},
+            Outcome.CRASHED,
+            "the service ended while it was measured: instance 0 failed with exit code 7",
+        ),
+        ({"path": "/bad"}, Outcome.CRASHED, "requests failed: Non-2xx or 3xx responses: "),
+        (
+            {"command": "sleep 1000.25", "limit_s": 1.0},
+            Outcome.TIMED_OUT,
+            "the generator took longer than the time limit",
+        ),
+        (
+            {"command": "echo Requests per second: 12"},
+            Outcome.NO_METRIC,
+            "the generator printed no 'requests/sec'; its last lines: Requests per second: 12",
+        ),
+        (
+            {"command": "ls /no/such/file"},
+            Outcome.NO_METRIC,
+            "the generator failed with exit code 2: ls: ",
+        ),
+    ],
+    ids=["not ready", "broken", "dies", "bad requests", "no end", "no metric", "no generator"],
+)
+def test_what_goes_wrong_is_named(
+    measure: Measure, options: dict[str, Any], outcome: Outcome, said: str
+) -> None:
+    launch = measure(**options)
+    while "limit_s" in options and "generator" not in launch.notes[0]:  # it was not ready by then
+        options = {**options, "limit_s": 2.0 * options["limit_s"]}
+        launch = measure(**options)
+    assert (launch.outcome, launch.value) == (outcome, None), launch
+    note, *others = launch.notes
+    assert note == said or (said.endswith(": ") and note.startswith(said))
+    assert "\n" not in note
+    assert launch.stderr_tail == ("no such model" if "name" in options else "")
+    if "not ready" in said:
+        assert (launch.exit_code, others) == (None, [])
 
 
 def test_a_service_with_children_that_does_not_end_when_asked(measure: Measure) -> None:
     for name in ("parent", "stubborn"):
         assert measure(name, asked={"grace_s": 0.1}).outcome is Outcome.MEASURED
-
-
-def test_a_generator_that_does_not_end(measure: Measure) -> None:
-    launch = measure(command="sleep 1000.25", limit_s=1.5)
-    assert launch.outcome is Outcome.TIMED_OUT
-    assert reason(launch) == "the generator took longer than the time limit"
-
-
-def test_a_generator_without_the_metric_or_with_an_error(measure: Measure) -> None:
-    launch = measure(command="echo Requests per second: 12")
-    assert launch.outcome is Outcome.NO_METRIC
-    assert reason(launch) == (
-        "the generator printed no 'requests/sec'; its last lines: Requests per second: 12"
-    )
-    failed = measure(command="ls /no/such/file")
-    assert reason(failed).startswith("the generator failed with exit code 2: ls: ")
 
 
 def test_commands_before_and_after_each_launch(make_runner: MakeRunner, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -74,7 +75,5 @@ def search(
 
 
 if __name__ == "__main__":
-    hang = int(sys.argv[5]) if sys.argv[5:] and sys.argv[5] else None
-    name = sys.argv[6] if sys.argv[6:] else None
-    found = search(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), hang, name)
+    found = search(sys.argv[1], Path.cwd(), **json.loads(sys.argv[2]))
     print(f"made {found.launches}, {found.verdict.kind.value}")

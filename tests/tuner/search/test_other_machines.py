@@ -82,7 +82,7 @@ class Waits(Observer):
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[Storage]:
-    with contextlib.closing(open_storage(str(tmp_path / "studies.db"))) as made:
+    with contextlib.closing(open_storage(str(tmp_path / "studies.journal"))) as made:
         yield made
 
 

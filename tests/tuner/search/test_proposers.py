@@ -70,8 +70,21 @@ PROPOSERS = {
 }
 
 
-def rating(configuration: Configuration, plan_hash: str, score: float | None) -> Rating:
-    return Rating(configuration, plan_hash, score)
+def proposed(
+    proposer: Proposer,
+    count: int,
+    score: Callable[[Configuration], float | None] = lambda _: None,
+    plan_hash: Callable[[Configuration], str] = repr,
+) -> list[Rating]:
+    """What is proposed in so many launches, or until nothing is left.
+
+    score
+        What each is rated. None, a failure: nothing is worth launching again.
+    """
+    ratings: list[Rating] = []
+    while len(ratings) < count and (chosen := proposer.propose(ratings)) is not None:
+        ratings.append(Rating(chosen, plan_hash(chosen), score(chosen)))
+    return ratings
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
@@ -87,16 +100,12 @@ def test_what_is_proposed_can_be_launched(name: str) -> None:
         assert plan_hash is not None
         assert plan_hash not in taken
         score = None if number % 7 == 0 else gain(chosen)
-        ratings.append(rating(chosen, plan_hash, score))
+        ratings.append(Rating(chosen, plan_hash, score))
 
 
 @pytest.mark.parametrize("name", ["model", "optuna tpe"])
 def test_what_is_learnt_shows(name: str) -> None:
-    proposer = PROPOSERS[name](SPACE, repr)  # type: ignore[operator]
-    ratings: list[Rating] = []
-    for _ in range(60):
-        chosen = proposer.propose(ratings)
-        ratings.append(rating(chosen, repr(chosen), gain(chosen)))
+    ratings = proposed(PROPOSERS[name](SPACE, repr), 60, gain)  # type: ignore[operator]
     scores = [one.score for one in ratings if one.score is not None]
     average = sum(map(gain, SPACE)) / SPACE.size
     assert sum(scores[30:]) / 30 > average + 0.15
@@ -106,12 +115,7 @@ def test_what_is_learnt_shows(name: str) -> None:
 @pytest.mark.parametrize("name", ["model", "random", "grid"])
 def test_every_plan_is_proposed_before_any_is_again(name: str) -> None:
     small = Space([SPACE.parameter("omp"), SPACE.parameter("smt")])
-    proposer = PROPOSERS[name](small, repr)  # type: ignore[operator]
-    ratings: list[Rating] = []
-    for _ in range(6):
-        chosen = proposer.propose(ratings)
-        # Failures: nothing is worth launching again.
-        ratings.append(rating(chosen, repr(chosen), None))
+    ratings = proposed(PROPOSERS[name](small, repr), 6)  # type: ignore[operator]
     assert {one.configuration for one in ratings} == set(small)
 
 
@@ -126,17 +130,12 @@ def test_every_fifth_launch_repeats_the_best() -> None:
         if is_known:
             assert proposer.favourites(ratings, 1) == [chosen]
         score = gain(chosen) + 0.1 * generator.standard_normal()
-        ratings.append(rating(chosen, repr(chosen), score))
+        ratings.append(Rating(chosen, repr(chosen), score))
 
 
 def test_one_failure_is_forgiven_and_a_second_is_not() -> None:
     proposer = Model(Space([SPACE.parameter("omp")]), repr)
-    ratings: list[Rating] = []
-    for _ in range(8):
-        chosen = proposer.propose(ratings)
-        if chosen is None:
-            break
-        ratings.append(rating(chosen, repr(chosen), None))
+    ratings = proposed(proposer, 8)
     assert max(collections.Counter(one.plan_hash for one in ratings).values()) == 2
     assert proposer.propose(ratings) is None
 
@@ -145,12 +144,12 @@ def test_settings_that_failed_are_tried_late() -> None:
     """tcmalloc always fails: the others are tried first, though nothing else is known of either."""
     tried = [SPACE.complete({"allocator": "tcmalloc", "batch": batch}) for batch in (1, 2, 4, 8)]
     fine = [SPACE.complete({"allocator": "glibc", "batch": batch}) for batch in (1, 2, 4, 8)]
-    ratings = [rating(one, repr(one), None) for one in tried]
-    ratings += [rating(one, repr(one), 0.01 * at) for at, one in enumerate(fine)]
+    ratings = [Rating(one, repr(one), None) for one in tried]
+    ratings += [Rating(one, repr(one), 0.01 * at) for at, one in enumerate(fine)]
     for _ in range(6):
         chosen = Model(SPACE, repr).propose(ratings)
         assert chosen["allocator"] != "tcmalloc"
-        ratings.append(rating(chosen, repr(chosen), 0.0))
+        ratings.append(Rating(chosen, repr(chosen), 0.0))
 
 
 def test_beliefs_are_the_posterior_of_a_gaussian_process() -> None:
@@ -159,7 +158,7 @@ def test_beliefs_are_the_posterior_of_a_gaussian_process() -> None:
     process = Process(space, repr)
     one, other = space.default, space.complete({"smt": True})
     far = space.complete({"omp": "gnu", "smt": True})
-    ratings = [rating(one, repr(one), 0.0), rating(other, repr(other), 0.2)]
+    ratings = [Rating(one, repr(one), 0.0), Rating(other, repr(other), 0.2)]
     means, deviations = Belief(process, ratings, 1e-6).of([one, other, far])
     assert means[:2] == pytest.approx([0.0, 0.2], abs=1e-6)
     assert deviations[:2] == pytest.approx([0.0, 0.0], abs=1e-3)
@@ -182,7 +181,7 @@ def test_the_same_launches_and_seed_lead_to_the_same_proposal(space: Space) -> N
         if count % 6 == 5:
             assert Model(space, plan_of, seed=3).propose(ratings) == chosen
         score = 0.02 * sum(map(len, map(str, chosen.values()))) + 0.05 * generator.standard_normal()
-        ratings.append(rating(chosen, plan_of(chosen), score))
+        ratings.append(Rating(chosen, plan_of(chosen), score))
         if count % 2:
             proposer.favourites(ratings[: count // 2], 3)
 
@@ -196,29 +195,20 @@ def test_a_grid_goes_through_the_space_in_order_and_ends() -> None:
     assert [one["smt"] for one in found] == [False] * 3 + [True] * 3
 
 
-def test_a_sampler_is_told_of_launches_that_it_did_not_propose() -> None:
-    proposer = sampler("tpe")(SPACE, repr)
-    known = [rating(one, repr(one), gain(one)) for one in list(SPACE)[::7]]
-    proposer.propose(known)
-    assert isinstance(proposer, OptunaProposer)
-    assert len(proposer._study.trials) == len(known) + 1
-    assert proposer._study.best_value == max(one.score or 0.0 for one in known)
-
-
-def test_a_failure_is_told_as_the_worst() -> None:
+def test_a_sampler_is_told_of_all_launches_and_of_a_failure_as_the_worst() -> None:
     proposer = sampler("tpe")(SPACE, repr)
     assert isinstance(proposer, OptunaProposer)
-    first = proposer.propose([])
-    assert first is not None
-    told = [rating(first, repr(first), None)]
-    second = proposer.propose(told)
-    assert second is not None
-    told += [rating(second, repr(second), -0.5)]
-    third = proposer.propose(told)
-    assert third is not None
-    proposer.propose([*told, rating(third, repr(third), None)])
-    values = [trial.value for trial in proposer._study.trials[:3]]
-    assert values == [None, -0.5, -0.5]
+    known = [Rating(one, repr(one), gain(one)) for one in list(SPACE)[::7]]
+    told: list[Rating] = []
+    for further in (known, []):
+        chosen = proposer.propose(told)
+        assert chosen is not None
+        told += [Rating(chosen, repr(chosen), None), *further]
+    proposer.propose(told)
+    first, *values = [trial.value for trial in proposer._study.trials[:-1]]
+    assert first is None, "nothing was worse"
+    scores = [gain(one.configuration) for one in known]
+    assert sorted(values) == sorted([*scores, min(scores)])
 
 
 def test_the_pool_of_a_space_of_millions_stays_small_and_finds_its_way() -> None:
@@ -226,10 +216,7 @@ def test_the_pool_of_a_space_of_millions_stays_small_and_finds_its_way() -> None
         return -0.02 * sum((int(value) - 4) ** 2 for value in configuration.values())
 
     proposer = Model(LARGE, repr, seed=1)
-    ratings: list[Rating] = []
-    for _ in range(50):
-        chosen = proposer.propose(ratings)
-        ratings.append(rating(chosen, repr(chosen), score(chosen)))
+    ratings = proposed(proposer, 50, score)
     assert len(proposer.process._pool) <= MAX_HELD
     assert max(one.score or -9.0 for one in ratings) > -0.13, "at most 6 steps from the best"
     assert score(LARGE.default) == -2.56
@@ -243,10 +230,5 @@ def test_equal_plans_that_are_found_on_the_way_are_not_launched_again() -> None:
     def plan(configuration: Configuration) -> str:
         return f"{configuration['p0']} {configuration['p1']}"
 
-    proposer = Model(space, plan, seed=1)
-    ratings: list[Rating] = []
-    for _ in range(30):
-        chosen = proposer.propose(ratings)
-        # Failures: nothing is worth launching again.
-        ratings.append(rating(chosen, plan(chosen), None))
+    ratings = proposed(Model(space, plan, seed=1), 30, plan_hash=plan)
     assert len({one.plan_hash for one in ratings}) == 30

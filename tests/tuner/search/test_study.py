@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import optuna
@@ -31,6 +31,7 @@ from xtune.search.records import (
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import (
+    Study,
     Subject,
     earlier_winners,
     find_study,
@@ -244,14 +245,9 @@ def test_a_key_is_claimed_once(storage: Storage) -> None:
         records = store.records()
         assert [record.step.key for record in records] == ["search 1", "search 2"]
         assert [record.host for record in records] == ["a boot", "b boot"]
-
-
-def test_what_was_made_cannot_be_claimed_again(storage: Storage) -> None:
-    store = store_of(storage)
-    number = store.claim(step(1))
-    store.finish(number, launch())
-    assert store.claim(step(1)) is None
-    assert len(store.records()) == 1
+    assert first.finish(records[0].number, launch())
+    assert second.claim(step(1)) is None, "it was made"
+    assert len(second.records()) == 2
 
 
 def test_what_was_abandoned_does_not_count_and_is_free_again(storage: Storage) -> None:
@@ -262,19 +258,16 @@ def test_what_was_abandoned_does_not_count_and_is_free_again(storage: Storage) -
     assert store_of(again(storage)).claim(step(1)) is not None
 
 
-def test_a_process_that_is_gone_on_this_system_is_lost_at_once(storage: Storage) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"pid": 2**22 - 1}, {"start_ticks": 1}], ids=["gone", "another's number"]
+)
+def test_a_process_that_is_gone_on_this_system_is_lost_at_once(
+    storage: Storage, fields: dict[str, int]
+) -> None:
     me = store_of(storage)
-    dead = me._worker._replace(pid=2**22 - 1)
-    assert store_of(storage, dead).claim(step(1)) is not None
+    assert store_of(storage, me._worker._replace(**fields)).claim(step(1)) is not None
     assert me.records() == ()
     assert me.claim(step(1)) is not None
-
-
-def test_a_process_whose_number_is_another_s_now_is_lost(storage: Storage) -> None:
-    me = store_of(storage)
-    dead = me._worker._replace(start_ticks=1)
-    assert store_of(storage, dead).claim(step(1)) is not None
-    assert me.records() == ()
 
 
 def test_a_worker_elsewhere_is_lost_when_it_counts_no_more(storage: Storage) -> None:
@@ -344,29 +337,32 @@ def test_a_claim_whose_storage_was_lost_is_free_again(
     assert store.finish(number, launch())
 
 
+def search(
+    study: Study, plan: Callable[[Configuration], str], launches: int
+) -> tuple[StudyStore, SearchOutcome]:
+    measurer = ScriptedMeasurer(plan=plan, noise=0.03)
+    store = StudyStore(study, plan_hash=plan)
+    strategy = Strategy(SPACE, plan, RATE, host=store.host)
+    return store, Search(SPACE, strategy, measurer, store, RATE, Budget(launches=launches)).run()
+
+
 def test_launches_count_only_while_they_are_started_in_the_same_way(tmp_path: Path) -> None:
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
-
-    def search(environment: str, launches: int) -> tuple[StudyStore, SearchOutcome]:
-        measurer = ScriptedMeasurer(plan=lambda one: f"{environment} {one!r}", noise=0.03)
-        store = StudyStore(study, plan_hash=measurer.plan_hash)
-        strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host)
-        budget = Budget(launches=launches)
-        return store, Search(SPACE, strategy, measurer, store, RATE, budget).run()
-
-    _, first = search("one", 30)
+    _, first = search(study, lambda one: f"one {one!r}", 30)
     assert first.final is not None
-    again, second = search("other", 30)
+    again, second = search(study, lambda one: f"other {one!r}", 30)
     assert len(again.left_out) == len(first.records)
     assert {record.step.plan_hash.split()[0] for record in second.records} == {"other"}
     assert second.final is not None
-    store, third = search("one", 2)
+    store, third = search(study, lambda one: f"one {one!r}", 2)
     assert third.records[: len(first.records)] == first.records
     assert len(store.left_out) == len(second.records)
     assert len(StudyStore(study).records()) == sum(len(r.records) for r in (first, second)) + 2
 
 
-def test_who_looks_sees_what_counted_in_the_search_of_the_latest_launch(storage: Storage) -> None:
+def test_who_looks_sees_what_counted_in_the_search_of_the_latest_launch(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "studies.journal"))
+
     def search(environment: str, values: Sequence[float]) -> None:
         now = open_study(again(storage), SUBJECT)
         store = StudyStore(now, plan_hash=lambda one: f"{environment} {one!r}")
@@ -408,23 +404,18 @@ def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     # The bare command is started as ever: its turns in a final of other plans do not count.
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
 
-    def search(library: str) -> tuple[StudyStore, SearchOutcome]:
-        measurer = ScriptedMeasurer(
-            plan=lambda one: "bare" if one == BARE else f"{library} {one!r}", noise=0.03
-        )
-        store = StudyStore(study, plan_hash=measurer.plan_hash)
-        strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host)
-        return store, Search(SPACE, strategy, measurer, store, RATE, Budget(launches=30)).run()
+    def with_library(name: str) -> Callable[[Configuration], str]:
+        return lambda one: "bare" if one == BARE else f"{name} {one!r}"
 
-    _, first = search("old")
+    _, first = search(study, with_library("old"), 30)
     finals = [record for record in first.records if record.step.stage is Stage.FINAL]
     others = [one for one in first.records if one.step.configuration == BARE and one not in finals]
     assert finals
-    store, second = search("new")
+    store, second = search(study, with_library("new"), 30)
     assert second.records[: len(others)] == tuple(others)
     assert len(store.left_out) == len(first.records) - len(others)
     assert second.final is not None
-    _, again = search("old")
+    _, again = search(study, with_library("old"), 30)
     assert [one for one in again.records if one in finals] == finals
 
 

@@ -193,18 +193,7 @@ class Tab:
             and not (url := event["params"]["request"]["url"]).startswith(("data:", "blob:"))
         ]
 
-    def screenshot(self, path: str) -> None:
-        """The whole page as a picture."""
-        answer = self.send("Page.captureScreenshot", captureBeyondViewport=True, **self._whole())
-        with open(path, "wb") as stream:
-            stream.write(base64.b64decode(answer["data"]))
-
     def pdf(self) -> bytes:
         """The page as it prints."""
         answer = self.send("Page.printToPDF", printBackground=True)
         return base64.b64decode(answer["data"])
-
-    def _whole(self) -> dict[str, Any]:
-        size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        return {"clip": clip}

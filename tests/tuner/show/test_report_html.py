@@ -12,9 +12,7 @@ from typing import NamedTuple
 import pytest
 from tests.tuner.cli.commands import XTUNE, Desk, Done
 from tests.tuner.conftest import Needs
-from tests.tuner.show.browser import Browser
 from tests.tuner.show.pages import SECTIONS, Element, read
-from tests.tuner.show.test_in_a_browser import see
 
 SOMETIMES = """\
 import sys, time
@@ -24,13 +22,6 @@ if speed == 3:
 for turn in range(12):
     time.sleep(0.002)
     print(f"{speed * 100 + turn % 3} items/s", flush=True)
-"""
-
-WITHOUT = """\
-import sys
-sys.modules[sys.argv.pop(1)] = None
-from xtune.cli import main
-sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -90,13 +81,6 @@ def test_the_page_of_a_real_search(searched: Searched) -> None:
 
 
 @pytest.mark.long
-def test_a_browser_draws_the_page_of_a_real_search(browser: Browser, searched: Searched) -> None:
-    assert searched.desk.xtune("report", "speeds", "--html", "drawn.html").code == 0
-    for width in (1200, 400):
-        see(browser, searched.desk.directory / "drawn.html", width)
-
-
-@pytest.mark.long
 def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     desk = searched.desk
     page = desk.directory / "page.html"
@@ -141,9 +125,12 @@ def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> Non
     assert (desk.directory / "nap.py").read_text().startswith("import sys")
 
 
-@pytest.mark.parametrize("missing", ["plotly", "jinja2"])
-def test_without_a_library_it_says_what_to_install(desk: Desk, missing: str) -> None:
-    done = desk.run(sys.executable, "-c", WITHOUT, missing, "report", "--html", "page.html")
+@pytest.mark.parametrize("missing", ["plotly.offline", "jinja2"])
+def test_without_a_library_it_says_what_to_install(
+    desk: Desk, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = desk.xtune("report", "--html", "page.html")
     assert done.code == 2
     assert done.message.endswith(": pip install plotly Jinja2")
     assert not (desk.directory / "page.html").exists()

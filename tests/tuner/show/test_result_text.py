@@ -40,6 +40,7 @@ OPEN = Verdict(
     VerdictKind.INCONCLUSIVE, BARE, FOUR, interval(1.03, 0.98, 1.08), "6 pairs are too few"
 )
 EARLY = undecided(BARE, "interrupted before the final")
+NOISE = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
 MEDIAN = "  n=4: median 402 items/s (2 launches)"
 DETAILS = "  4 launches, 8.0 s in all; details: xtune report rates"
 
@@ -90,8 +91,7 @@ def test_no_gain() -> None:
 
 
 def test_inconclusive() -> None:
-    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
-    assert list(result_lines(concluded(OPEN, resolution=noise))) == [
+    assert list(result_lines(concluded(OPEN, resolution=NOISE))) == [
         "inconclusive: neither a gain nor its absence is established",
         "  6 pairs are too few",
         "  most promising, but not proven: n=4; to try it: xlaunch echo 4",
@@ -103,20 +103,23 @@ def test_inconclusive() -> None:
     ]
 
 
-def test_inconclusive_with_the_budget_that_should_settle_it() -> None:
-    verdict = OPEN._replace(more=MoreBudget(blocks=6, launches=12, seconds=130.0))
-    assert (
-        "  about 12 launches more (2 min 10 s) in its final should settle it (90 % power):"
-        " xtune resume --budget '12 launches' rates"
-    ) in result_lines(concluded(verdict))
-
-
-def test_advice_of_many_launches_says_what_would_need_fewer() -> None:
-    verdict = OPEN._replace(more=MoreBudget(blocks=447, launches=894, seconds=3600.0))
-    assert (
-        "  a difference this small takes about 894 launches more: raise --min-effect or make each"
-        " launch longer; to continue all the same: xtune resume rates"
-    ) in result_lines(concluded(verdict))
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            MoreBudget(blocks=6, launches=12, seconds=130.0),
+            "  about 12 launches more (2 min 10 s) in its final should settle it (90 % power):"
+            " xtune resume --budget '12 launches' rates",
+        ),
+        (
+            MoreBudget(blocks=447, launches=894, seconds=3600.0),
+            "  a difference this small takes about 894 launches more: raise --min-effect or make"
+            " each launch longer; to continue all the same: xtune resume rates",
+        ),
+    ],
+)
+def test_inconclusive_with_what_should_settle_it(more: MoreBudget, said: str) -> None:
+    assert said in result_lines(concluded(OPEN._replace(more=more)))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +147,7 @@ def test_without_a_final_the_favourite_is_named(
     value: float, ratio: float | None, said: str
 ) -> None:
     favourite = Favourite(FOUR, value, ratio)
-    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
-    lines = list(result_lines(concluded(EARLY, favourite=favourite, resolution=noise)))
+    lines = list(result_lines(concluded(EARLY, favourite=favourite, resolution=NOISE)))
     assert lines[1:3] == ["  interrupted before the final", f"  {said}"]
     assert (
         len([line for line in result_lines(concluded(EARLY)) if "n=4" in line]) == 1
@@ -154,26 +156,33 @@ def test_without_a_final_the_favourite_is_named(
 
 def test_a_leader_within_the_noise_is_not_promising() -> None:
     near = OPEN._replace(interval=interval(1.03, 0.98, 1.08)._replace(error=0.02))
-    lines = list(result_lines(concluded(near)))
-    assert "  nothing is ahead of the bare command by more than the noise; the best is n=4" in lines
+    said = "  nothing is ahead of the bare command by more than the noise; the best is n=4"
+    assert said in result_lines(concluded(near))
     unknown = concluded(EARLY, favourite=Favourite(FOUR, 400.0, 4.0))
     best = "the best so far is n=4: 400 items/s, 4.00 times the bare command"
     assert f"  {best}; the noise is not known yet" in result_lines(unknown)
 
 
-def test_one_pair_has_no_interval() -> None:
-    kept = interval(1.2, 0.0, math.inf)._replace(error=math.inf, pairs=1)
-    assert list(result_lines(concluded(GAIN._replace(interval=kept))))[:2] == [
-        "gain: 1.20 times as good as the bare command",
-        "  1 pair: too few for a confidence interval",
-    ]
-
-
-def test_bounds_keep_the_digits_that_tell_them_from_1() -> None:
-    narrow = interval(1.0436, 1.0004, 1.0886)
-    assert list(result_lines(concluded(GAIN._replace(interval=narrow))))[:2] == [
-        "gain: 1.0436 times as good as the bare command",
-        "  95 % confidence interval: 1.0004 to 1.0886 (6 pairs)",
+@pytest.mark.parametrize(
+    ("seen", "gain", "said"),
+    [
+        (
+            interval(1.2, 0.0, math.inf)._replace(error=math.inf, pairs=1),
+            "1.20",
+            "1 pair: too few for a confidence interval",
+        ),
+        # Bounds keep the digits that tell them from 1.
+        (
+            interval(1.0436, 1.0004, 1.0886),
+            "1.0436",
+            "95 % confidence interval: 1.0004 to 1.0886 (6 pairs)",
+        ),
+    ],
+)
+def test_the_interval_of_a_gain(seen: RatioInterval, gain: str, said: str) -> None:
+    assert list(result_lines(concluded(GAIN._replace(interval=seen))))[:2] == [
+        f"gain: {gain} times as good as the bare command",
+        f"  {said}",
     ]
 
 
@@ -225,10 +234,7 @@ SECOND = SecondGoal("latency", Goal.MINIMIZE)
     ("latencies", "why"),
     [
         ({BARE: (), TWO: ()}, "no launch has both values and meets the requirements"),
-        (
-            {BARE: (20.0,), TWO: (30.0,)},
-            "no launch has both values and meets the requirements",
-        ),
+        ({BARE: (20.0,), TWO: (30.0,)}, "no launch has both values and meets the requirements"),
         (
             {BARE: (20.0,), TWO: (9.0, 8.0)},
             "only one configuration has both values and meets the requirements",
@@ -250,8 +256,7 @@ def test_without_a_front_the_reason_is_given(
 
 
 def test_as_json() -> None:
-    noise = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
-    assert concluded(GAIN, resolution=noise).to_plain() == {
+    assert concluded(GAIN, resolution=NOISE).to_plain() == {
         "verdict": "gain",
         "gain": 3.98,
         "interval": [3.9, 4.06],

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.tuner.show.made_up import FOUR, RATE, launch
-from tests.tuner.show.made_up import SPACE as RATES
+from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 
-from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Secondary
+from xtune.launches.launch import WALL, Goal, Objective, Outcome, Secondary
 from xtune.launches.requirements import parse_requirement
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
@@ -26,11 +25,9 @@ from xtune.show.words import (
     unmet,
 )
 from xtune.space.offers import LeftOut
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
-from xtune.space.spaces import Space
+from xtune.space.parameters import BARE, Configuration
 
-SPACE = Space([Parameter("n", (1, 2), 1, Where.PROGRAM, ordered=True)])
-OBJECTIVE = Objective(WALL, Goal.MINIMIZE)
+PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, stage=Stage.SEARCH)
 
 
 class Clock:
@@ -40,12 +37,25 @@ class Clock:
         return self.now_s
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def screen(said: list[str], clock: Clock) -> PlainScreen:
+    return PlainScreen(SPACE, RATE, said.append, clock=clock)
+
+
 def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
-    value = 1.0 if outcome is Outcome.MEASURED else None
-    one = Configuration({"n": 2})
-    tail = "" if outcome is Outcome.MEASURED else "first\nno room left\n"
-    launch = Launch(one, "hash", outcome, value, 0.0, secondary=Secondary(1.0), stderr_tail=tail)
-    return Record(number, NextLaunch(Stage.SEARCH, one, "hash", str(number)), "here", launch)
+    value, tail = (1.0, "") if outcome is Outcome.MEASURED else (None, "first\nno room left\n")
+    one = launch(TWO, value, outcome=outcome, secondary=Secondary(1.0), stderr_tail=tail)
+    return recorded([one])[0]._replace(number=number)
 
 
 def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
@@ -64,7 +74,7 @@ def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
 def test_settings_are_told_by_what_differs() -> None:
     assert settings(BARE, SPACE) == "the bare command"
     assert settings(Configuration({}), SPACE) == "xlaunch's defaults"
-    assert settings(Configuration({"n": 2}), SPACE) == "n=2"
+    assert settings(TWO, SPACE) == "n=2"
 
 
 def test_the_time_left_counts_all_that_a_launch_takes_and_ends_with_the_budget() -> None:
@@ -74,10 +84,9 @@ def test_the_time_left_counts_all_that_a_launch_takes_and_ends_with_the_budget()
     assert time_left(progress._replace(launches=0), Budget(launches=40)) is None
 
 
-def test_lines_come_rarely_and_ever_more_so() -> None:
-    said: list[str] = []
-    clock = Clock()
-    screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=clock)
+def test_lines_come_rarely_and_ever_more_so(
+    said: list[str], screen: PlainScreen, clock: Clock
+) -> None:
     screen.started(Outline(2, 2, budget=Budget(launches=2000), records=0))
     for number in range(1800):  # half an hour of launches of a second
         clock.now_s += 1.0
@@ -88,32 +97,14 @@ def test_lines_come_rarely_and_ever_more_so() -> None:
     assert 1800 / MAX_PAUSE_S < len(said) < 50
 
 
-def test_a_failure_is_told_once() -> None:
-    said: list[str] = []
-    screen = PlainScreen(SPACE, OBJECTIVE, said.append, clock=Clock())
-    progress = Progress(1, 10.0, 1.0, Stage.SEARCH)
-    screen.launched(launched(0), progress)
-    screen.launched(launched(1, Outcome.OUT_OF_MEMORY), progress)
-    screen.launched(launched(2, Outcome.OUT_OF_MEMORY), progress)
+def test_a_failure_is_told_once(said: list[str], screen: PlainScreen) -> None:
+    screen.launched(launched(0), PROGRESS)
+    screen.launched(launched(1, Outcome.OUT_OF_MEMORY), PROGRESS)
+    screen.launched(launched(2, Outcome.OUT_OF_MEMORY), PROGRESS)
     assert said[1:] == ["n=2: out of memory: no room left"]
 
 
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def screen(said: list[str]) -> PlainScreen:
-    return PlainScreen(RATES, RATE, said.append, clock=Clock())
-
-
-PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, stage=Stage.SEARCH)
-
-
-def test_waiting_is_told_once_a_minute(said: list[str]) -> None:
-    clock = Clock()
-    screen = PlainScreen(RATES, RATE, said.append, clock=clock)
+def test_waiting_is_told_once_a_minute(said: list[str], screen: PlainScreen, clock: Clock) -> None:
     for _ in range(121):
         screen.waiting("PID 42")
         clock.now_s += 1.0
@@ -138,8 +129,8 @@ def test_work_of_others_is_told_once(said: list[str], screen: PlainScreen) -> No
     assert [line for line in said[1:] if "busy" in line] == []
 
 
-def test_a_verbose_screen_tells_each_launch(said: list[str]) -> None:
-    screen = PlainScreen(RATES, RATE, said.append, verbose=True, clock=Clock())
+def test_a_verbose_screen_tells_each_launch(said: list[str], clock: Clock) -> None:
+    screen = PlainScreen(SPACE, RATE, said.append, verbose=True, clock=clock)
     screen.stage_changed(Stage.BASELINE)
     for number in range(2):
         screen.launched(launched(number), PROGRESS)
@@ -178,14 +169,17 @@ def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) 
     ]
 
 
-def test_an_outline_without_known_plans_or_earlier_launches() -> None:
-    outline = Outline(3, None, budget=Budget(time_s=600.0), records=0)
-    assert describe_outline(outline) == "budget: 10m"
-
-
-def test_an_outline_with_a_plan_for_each_configuration() -> None:
-    outline = Outline(3, 3, budget=Budget(launches=40), records=1)
-    assert describe_outline(outline) == "budget: 40 launches; 1 launch of earlier searches counts"
+@pytest.mark.parametrize(
+    ("plans", "budget", "records", "said"),
+    [
+        (None, Budget(time_s=600.0), 0, "budget: 10m"),
+        (3, Budget(launches=40), 1, "budget: 40 launches; 1 launch of earlier searches counts"),
+    ],
+)
+def test_an_outline_says_what_is_known(
+    plans: int | None, budget: Budget, records: int, said: str
+) -> None:
+    assert describe_outline(Outline(3, plans, budget=budget, records=records)) == said
 
 
 @pytest.mark.parametrize(
@@ -202,9 +196,7 @@ def test_gains_that_no_noise_hides_have_no_absurd_bounds(
     assert describe_gains(Resolution(0.6, 2, gain=low, low=low, high=high)) == said
 
 
-def test_progress_names_the_best_so_far(said: list[str]) -> None:
-    clock = Clock()
-    screen = PlainScreen(RATES, RATE, said.append, clock=clock)
+def test_progress_names_the_best_so_far(said: list[str], screen: PlainScreen, clock: Clock) -> None:
     screen.started(Outline(3, 3, budget=Budget(launches=40), records=0))
     screen.launched(launched(0), PROGRESS)
     screen.favourite_changed(Favourite(FOUR, 402.0, 3.98))
@@ -218,10 +210,10 @@ def test_progress_names_the_best_so_far(said: list[str]) -> None:
 
 def test_a_favourite_that_is_behind_comes_after_the_bare_command() -> None:
     behind = Favourite(FOUR, 99.0, 0.99)
-    assert describe_favourite(behind, RATES, RATE) == (
+    assert describe_favourite(behind, SPACE, RATE) == (
         "the bare command, then n=4: 99 items/s, 0.990 times the bare command"
     )
-    alone = describe_favourite(behind._replace(ratio=None), RATES, RATE)
+    alone = describe_favourite(behind._replace(ratio=None), SPACE, RATE)
     assert alone == "n=4: 99 items/s"
 
 
@@ -236,7 +228,7 @@ def test_the_aim_and_what_breaks_it() -> None:
     small, quick = parse_requirement("rss<=1GiB"), parse_requirement("p99(ms)<=5ms")
     objective = RATE._replace(requirements=(small, quick))
     assert aim(objective) == "items/s, maximize, with rss<=1GiB, with p99(ms)<=5ms"
-    assert aim(OBJECTIVE) == "wall time, minimize"
+    assert aim(Objective(WALL, Goal.MINIMIZE)) == "wall time, minimize"
     why = "--require 'p99(ms)<=5ms': p99 takes 100 values"
     seen = launch(
         FOUR, 1.0, requirements=((small.text, 2.0**31), (quick.text, None)), notes=("slow", why)
@@ -246,5 +238,5 @@ def test_the_aim_and_what_breaks_it() -> None:
 
 def test_the_bare_command_needs_no_origin() -> None:
     step = NextLaunch(Stage.CONTROL, BARE, "hash", "1", origin="a control")
-    assert describe_step(step, RATES) == "the bare command"
-    assert describe_step(step._replace(configuration=FOUR), RATES) == "n=4 (a control)"
+    assert describe_step(step, SPACE) == "the bare command"
+    assert describe_step(step._replace(configuration=FOUR), SPACE) == "n=4 (a control)"

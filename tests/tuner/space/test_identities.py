@@ -44,10 +44,7 @@ def with_memory(machine: Machine, total: int | None, limit: int | None = None) -
 
 @pytest.mark.parametrize(
     "names",
-    [
-        own_captures(),
-        pytest.param([*own_captures(), *other_captures()], marks=pytest.mark.full),
-    ],
+    [own_captures(), pytest.param([*own_captures(), *other_captures()], marks=pytest.mark.full)],
     ids=["own", "all"],
 )
 def test_captured_machines_are_told_apart(names: list[str]) -> None:

@@ -204,12 +204,7 @@ def test_conditions_speak_of_layouts_and_of_what_is_fixed() -> None:
         INFER.replace(instances=2), TWO_NODES, TYPICAL, own=own, when=["threads<=ncores"]
     )
     assert fixed.space.parameter("threads").values == (1, 2, 4, 8, 16)
-    assert {one["threads"] for one in itertools.islice(fixed.space, 0, None, 97)} <= {
-        1,
-        2,
-        4,
-        8,
-    }
+    assert {one["threads"] for one in itertools.islice(fixed.space, 0, None, 97)} <= {1, 2, 4, 8}
 
 
 def test_only_the_users_parameters() -> None:

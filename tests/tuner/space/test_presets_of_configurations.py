@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.cli.commands import SHOW, clean_environment, run, xlaunch
-from tests.tiers import quick_first
+from tests.launcher.cli.commands import SHOW, ask, clean_environment, run
 
 import xlaunch as library
 from xlaunch.cli.launch import command
 from xlaunch.machine import machine_of
+from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import resolved_options
 from xlaunch.options.precedence import request_from
 from xlaunch.planning import Request
@@ -67,62 +67,53 @@ CONFIGURATIONS: list[dict[str, Value]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "values", quick_first(CONFIGURATIONS, 2), ids=["default", "2x4", "1x2", "all", "16x1"]
-)
+def resolver_of(machine: Machine, request: Request = WORK) -> Resolver:
+    own = parse_parameters(OWN, request)
+    made = make_space(request, machine, OFFERS, own=own, allow_numerics=True)
+    return Resolver(made.space, request, clean_environment(), machine)
+
+
+@pytest.mark.parametrize("values", CONFIGURATIONS, ids=["default", "2x4", "1x2", "all", "16x1"])
 def test_presets_and_commands_plan_the_same(values: dict[str, Value], tmp_path: Path) -> None:
+    configuration = Configuration(values)
     with machine_of(None, MACHINE) as machine:
-        made = make_space(
-            WORK, machine, OFFERS, own=parse_parameters(OWN, WORK), allow_numerics=True
-        )
-        resolver = Resolver(made.space, WORK, clean_environment(), machine)
-        configuration = Configuration(values)
-        resolved = resolver.resolve(configuration)
+        resolver = resolver_of(machine)
+        expected = json.loads(json.dumps(plan_to_dict(resolver.resolve(configuration).plan)))
         environment = resolver.environment(configuration)
     file = tmp_path / "best of all.toml"
     file.write_text(resolver.preset(configuration, use=str(file)))
+    by_preset = resolver.command(configuration, preset=str(file))
+    assert planned(by_preset, "--dry-run") == planned(resolver.command(configuration), "--dry-run")
 
-    by_preset = dry_run(resolver.command(configuration, preset=str(file)), "--dry-run")
-    by_command = dry_run(resolver.command(configuration), "--dry-run")
-    assert by_preset == by_command
-
-    planned = json.loads(plan_as_json(resolver.command(configuration, preset=str(file))))
-    expected = json.loads(json.dumps(plan_to_dict(resolved.plan)))
-    assert planned["instances"][0].pop("environment") == {
+    made = json.loads(planned(by_preset, "plan", "--json"))
+    assert made["instances"][0].pop("environment") == {
         setting.name: setting.value for setting in environment.settings[0]
     }
-    for instance in planned["instances"][1:]:
+    for instance in made["instances"][1:]:
         del instance["environment"]
-    assert planned["program"] == list(environment.program.argv)
-    assert {name: planned[name] for name in expected if name not in ("decisions", "warnings")} == {
-        name: expected[name] for name in expected if name not in ("decisions", "warnings")
-    }
+    assert made["program"] == list(environment.program.argv)
+    names = expected.keys() - {"decisions", "warnings"}
+    assert {name: made[name] for name in names} == {name: expected[name] for name in names}
 
 
-def dry_run(words: list[str], *options: str) -> bytes:
+def planned(words: list[str], *options: str) -> bytes:
     """What the command prints for the made-up machine instead of running."""
     assert words[0] == "xlaunch"
-    done = xlaunch(*options, "--synthetic", MACHINE, *words[1:])
+    done = ask(*options, "--synthetic", MACHINE, *words[1:])
     assert done.code == 0, done.err
     return done.out
 
 
-def plan_as_json(words: list[str]) -> bytes:
-    return xlaunch("plan", "--json", "--synthetic", MACHINE, *words[1:]).out
-
-
 def test_a_launch_by_preset_is_what_was_resolved(tmp_path: Path) -> None:
     """No made-up machine: the program itself tells what it was started with."""
-    machine = library.read_machine()
-    made = make_space(WORK, machine, OFFERS, own=parse_parameters(OWN, WORK))
-    resolver = Resolver(made.space, WORK, clean_environment(), machine)
+    resolver = resolver_of(library.read_machine())
     wanted: dict[str, Value] = {
         "allocator": "glibc-frugal",
         "omp": "auto+active",
         "batch": 8,
         "text": AWKWARD,
     }
-    if "layout" in {parameter.name for parameter in made.space.parameters}:
+    if "layout" in {parameter.name for parameter in resolver.space.parameters}:
         wanted["layout"] = "1x1"
     configuration = Configuration(wanted)
     file = tmp_path / "best.toml"

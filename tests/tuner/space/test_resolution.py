@@ -62,8 +62,15 @@ def resolver_of(
     return Resolver(space, request, environment, machine)
 
 
+def resolver_in(space: Space, request: Request = WORK) -> Resolver:
+    return Resolver(space, request, clean_environment(), TWO_NODES)
+
+
 SMALL = NOTHING_INSTALLED._replace(
-    allocators=("auto", "glibc-tuned"), runtimes=("auto", "none"), switches=()
+    allocators=("auto", "glibc-tuned"),
+    runtimes=("auto", "none"),
+    huge_pages=("auto", "always", "never"),
+    switches=(),
 )
 
 
@@ -94,10 +101,7 @@ def started_as(resolver: Resolver, configuration: Configuration) -> object:
 
 @pytest.mark.parametrize(
     "machine",
-    [
-        make_machine(packages=(1,)),
-        make_machine(packages=(2,), nodes=(1, 1), smt=2),
-    ],
+    [make_machine(packages=(1,)), make_machine(packages=(2,), nodes=(1, 1), smt=2)],
     ids=["one core", "two nodes"],
 )
 def test_equal_hashes_are_equal_starts_throughout_a_space(machine: Machine) -> None:
@@ -125,7 +129,7 @@ MACHINES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(MACHINES, st.randoms(use_true_random=False))
 def test_any_configuration_comes_to_a_plan_or_a_reason(machine: Machine, rng: object) -> None:
     resolver = resolver_of(machine, request=LIGHT)
@@ -197,7 +201,7 @@ def test_cpus_interpreter_and_caches_are_part_of_the_hash(tmp_path: Path) -> Non
     script = str(tmp_path / "work.py")
     Path(script).touch()
     made = [
-        Resolver(Space([]), request, clean_environment(), TWO_NODES).plan_hash(Configuration({}))
+        resolver_in(Space([]), request).plan_hash(Configuration({}))
         for request in (
             WORK,
             WORK.replace(cpus=(0, 1)),
@@ -218,15 +222,14 @@ def test_the_bare_command_is_no_configuration() -> None:
     assert bare not in {resolver.plan_hash(one) for one in itertools.islice(resolver.space, 40)}
     assert resolver.command(BARE) == [sys.executable, "-c", "print(1)", "a"]
     assert resolver.request(BARE).program.env == (("RATE", "1/{index}"),)
-    other = Resolver(resolver.space, WORK.replace(env=()), clean_environment(), TWO_NODES)
+    other = resolver_in(resolver.space, WORK.replace(env=()))
     assert other.plan_hash(BARE) != bare
 
 
 def test_a_script_alone_is_run_by_its_interpreter(tmp_path: Path) -> None:
     script = tmp_path / "work.py"
     script.touch()
-    request = Request.of(str(script), "x")
-    resolver = Resolver(Space([]), request, clean_environment(), TWO_NODES)
+    resolver = resolver_in(Space([]), Request.of(str(script), "x"))
     assert resolver.command(BARE) == [sys.executable, str(script), "x"]
     assert resolver.command(Configuration({})) == ["xlaunch", str(script), "x"]
 
@@ -236,7 +239,7 @@ def test_a_request_is_the_configuration_over_what_was_asked() -> None:
     space = make_space(
         request, TWO_NODES, NOTHING_INSTALLED, own=parse_parameters(["batch=1,2"], request)
     ).space
-    resolver = Resolver(space, request, clean_environment(), TWO_NODES)
+    resolver = resolver_in(space, request)
     configuration = Configuration(
         {
             "layout": "3x2",
@@ -269,30 +272,27 @@ def test_a_request_is_the_configuration_over_what_was_asked() -> None:
     assert variables[0]["OMP_NUM_THREADS"] == "4"
 
 
-def test_what_cannot_be_carried_out_says_why() -> None:
-    def refusal(name: str, value: str, request: Request = WORK) -> str | None:
-        space = Space([Parameter(name, ("auto", value), "auto", Where.OPTION)])
-        resolver = Resolver(space, request, clean_environment(), TWO_NODES)
-        configuration = Configuration({name: value})
-        assert resolver.plan_hash(configuration) is None
-        with pytest.raises(UsageError):
-            resolver.resolve(configuration)
-        return refusal_of(resolver, configuration)
-
-    assert "--allocator /no/such/lib.so: cannot be read" in str(
-        refusal("allocator", "/no/such/lib.so")
-    )
-    assert "'fast' is not an OpenMP profile" in str(refusal("omp", "fast"))
-    sizes = Space([Parameter("layout", ("1xall", "3x3"), "1xall", Where.OPTION)])
-    resolver = Resolver(sizes, WORK, clean_environment(), TWO_NODES)
-    assert "3 instances x 3 cores need 9 cores and 8 are allowed" in str(
-        refusal_of(resolver, Configuration({"layout": "3x3"}))
-    )
+@pytest.mark.parametrize(
+    ("name", "default", "value", "said"),
+    [
+        ("allocator", "auto", "/no/such/lib.so", "--allocator /no/such/lib.so: cannot be read"),
+        ("omp", "auto", "fast", "'fast' is not an OpenMP profile"),
+        ("layout", "1xall", "3x3", "3 instances x 3 cores need 9 cores and 8 are allowed"),
+    ],
+)
+def test_what_cannot_be_carried_out_says_why(
+    name: str, default: str, value: str, said: str
+) -> None:
+    resolver = resolver_in(Space([Parameter(name, (default, value), default, Where.OPTION)]))
+    configuration = Configuration({name: value})
+    assert resolver.plan_hash(configuration) is None
+    with pytest.raises(UsageError, match=said):
+        resolver.resolve(configuration)
     assert refusal_of(resolver, Configuration({})) is None
 
 
 def test_a_program_that_is_not_there_is_refused() -> None:
-    resolver = Resolver(Space([]), Request.of("/no/such/program"), clean_environment(), TWO_NODES)
+    resolver = resolver_in(Space([]), Request.of("/no/such/program"))
     assert resolver.plan_hash(Configuration({})) is None
     assert resolver.plan_hash(BARE) is None
     with pytest.raises(ProgramNotFoundError, match="program '/no/such/program' does not exist"):
@@ -323,6 +323,6 @@ def test_what_is_not_in_the_space_is_an_error() -> None:
 )
 def test_a_value_that_no_option_takes_is_an_error(name: str, value: str, message: str) -> None:
     space = Space([Parameter(name, (value,), value, Where.OPTION)])
-    resolver = Resolver(space, WORK, clean_environment(), TWO_NODES)
+    resolver = resolver_in(space)
     with pytest.raises(SpaceError, match=message):
         resolver.request(space.default)

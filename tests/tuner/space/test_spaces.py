@@ -231,8 +231,7 @@ def test_a_large_space_without_conditions_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "conditions",
-    [["p0 < p11", "p3 + p4 <= p5"], [" + ".join(f"p{i}" for i in range(6)) + " < 50"]],
+    "conditions", [["p0 < p11", "p3 + p4 <= p5"], [" + ".join(f"p{i}" for i in range(6)) + " < 50"]]
 )
 def test_of_a_large_space_with_conditions_only_a_number_is_known(conditions: list[str]) -> None:
     space = Space(TWELVE, conditions)
@@ -276,7 +275,7 @@ SOME_CONDITIONS = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(SOME_CONDITIONS)
 def test_any_space_agrees_with_going_through_all(texts: list[str]) -> None:
     names = [parameter.name for parameter in NUMBERED]

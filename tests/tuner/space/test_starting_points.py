@@ -7,25 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment
 from tests.tuner.space.test_presets_of_configurations import (
     CONFIGURATIONS,
     MACHINE,
-    OFFERS,
-    OWN,
     UNEVEN,
     WORK,
+    resolver_of,
 )
 
-from xlaunch.errors import UsageError
 from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
-from xtune.errors import SpaceError
-from xtune.space.machine_space import make_space
 from xtune.space.parameters import Configuration, Value
-from xtune.space.resolution import Resolver, StartingPoint, starting_point
-from xtune.space.user_parameters import parse_parameters
+from xtune.space.resolution import StartingPoint, starting_point
 
 PROGRAM_PARAMETERS = {"batch", "text"}
 
@@ -34,12 +28,6 @@ PROGRAM_PARAMETERS = {"batch", "text"}
 def machine() -> Iterator[Machine]:
     with machine_of(None, MACHINE) as made:
         yield made
-
-
-def resolver_of(machine: Machine, request: Request = WORK) -> Resolver:
-    own = parse_parameters(OWN, request)
-    made = make_space(request, machine, OFFERS, own=own, allow_numerics=True)
-    return Resolver(made.space, request, clean_environment(), machine)
 
 
 def point_of(
@@ -109,26 +97,3 @@ def test_what_xtune_was_given_counts_more(machine: Machine, tmp_path: Path) -> N
     resolver = resolver_of(machine, fixed)
     assert resolver.space.changes(found.configuration) == {"thp": "never"}
     assert found.left_out == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "message"),
-    [
-        ("instances = 17", UsageError, "17 instances"),
-        ("instnces = 4", UsageError, "there is no option 'instnces'; did you mean instances?"),
-        ("reserve-cores = 2", SpaceError, "none of its options is searched (reserve-cores)"),
-        ("instances = ", UsageError, "mine.toml"),
-    ],
-)
-def test_a_preset_that_cannot_be_tried(
-    text: str, kind: type[Exception], message: str, machine: Machine, tmp_path: Path
-) -> None:
-    with pytest.raises(kind) as caught:
-        point_of(text, machine, tmp_path)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_preset_that_is_not_there(machine: Machine) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.toml"):
-        starting_point("nowhere.toml", WORK, resolver_of(machine), machine)

@@ -41,11 +41,9 @@ INFER = Request.of(
         ("batch= 1, 2 ,4 ", (1, 2, 4), 1),
         ("threads=4..64", (4, 8, 16, 32, 64), 4),
         ("threads=4..48", (4, 8, 16, 32, 48), 4),
-        ("threads=3..4", (3, 4), 3),
         ("threads=4..64:20", (4, 24, 44, 64), 4),
         ("threads=1..10:4", (1, 5, 9, 10), 1),
         ("offset=-4..4:4", (-4, 0, 4), -4),
-        ("rate=0.5..4", (0.5, 1, 2, 4), 0.5),
         ("rate=0.1..0.4:0.1", (0.1, 0.2, 0.3, 0.4), 0.1),
         ("rate=1.5,1e-05,2", (1e-05, 1.5, 2), 1.5),
         ("size=1,10..40:10,100", (1, 10, 20, 30, 40, 100), 1),
@@ -71,7 +69,6 @@ def test_numbers_ascend_and_the_first_is_the_default(
         ("rate=1e-3,1e-4", ("1e-3", "1e-4")),
         ("seed=007,8", ("007", "8")),
         ("seed=+1,2", ("+1", "2")),
-        ("rate=1.50,2", ("1.50", "2")),
         ("x=nan,inf,-inf", ("nan", "inf", "-inf")),
         ("stop='a,b',\"c d\"", ("a,b", "c d")),
         ('stop=\'it\'\'s\',"say ""x"""', ("it's", 'say "x"')),
@@ -102,18 +99,13 @@ def test_quotes_keep_any_text(texts: list[str]) -> None:
     [
         ("batch", "--param 'batch': write NAME=VALUE,VALUE or NAME=LOW..HIGH, as in batch=1,2,4,8"),
         ("=1,2", "'' cannot be a name; use letters, digits and _"),
-        ("8ball=1,2", "'8ball' cannot be a name"),
         ("batch-size=1,2", "'batch-size' cannot be a name"),
-        ("größe=1,2", "'größe' cannot be a name"),
         ("if=1,2", "'if' cannot be a name"),
         ("count=1,2", "'count' is reserved: xlaunch itself replaces {count}; choose another name"),
         ("layout=1,2", "'layout' is the name of a launch parameter; choose another name"),
-        ("instances=1,2", "'instances' is the name of a launch parameter"),
         ("xlaunch=1,2", "'xlaunch' is used by the tuner itself"),
         ("batch=", "--param 'batch=': a value is empty; for empty text write ''"),
-        ("batch=1,,2", "a value is empty"),
         ("batch=1,2,", "a value is empty"),
-        ("batch=1,2,1", "'1' is given twice"),
         ("batch=1,1.0", "'1.0' is given twice"),
         ("batch=1..8,4", "'4' is given twice"),
         ("mode=a,'a'", "'a' is given twice"),
@@ -122,9 +114,7 @@ def test_quotes_keep_any_text(texts: list[str]) -> None:
         ("batch=0..64", "doubles its values and cannot begin with 0; write steps: 0..64:8"),
         ("batch=-1..4", "cannot begin with -1; write steps: -1..4:1"),
         ("batch=1..8:0", "the step of '1..8:0' must be above 0"),
-        ("batch=1..8:-1", "the step of '1..8:-1' must be above 0"),
         ("batch=1..x", "'1..x' is not a range; write LOW..HIGH or LOW..HIGH:STEP, or quotes around"),
-        ("batch=1..", "'1..' is not a range"),
         ("batch=1..9999999:1", f"more than {MAX_VALUES} values; take larger steps"),
         ("batch=" + ",".join(map(str, range(1001))), f"more than {MAX_VALUES} values; give fewer"),
         ("mode='a", 'the quote in "\'a" is not closed'),
@@ -158,7 +148,6 @@ def test_the_launcher_substitutes_no_other_words() -> None:
         ("{batch}", "8"),
         ("--b={batch}x{batch}", "--b=8x8"),
         ('{"a":{"b":{batch}}}', '{"a":{"b":8}}'),
-        ("{{batch}}", "{batch}"),
         ("{{{batch}}}", "{{batch}}"),
         ("{{batch}", "{8"),
         ("{batch}}", "8}"),
@@ -185,18 +174,14 @@ def test_arguments_and_variables_are_filled_and_nothing_else_is() -> None:
 def test_each_needs_a_place() -> None:
     batch, mode, rate = parse_parameters(["batch=1,2", "mode=a,b", "rate=1..4"], INFER)
     assert (batch.name, mode.name, rate.name) == ("batch", "mode", "rate")
-    with pytest.raises(
-        SpaceError, match=r"^--param bach: \{bach\} occurs neither in the program's "
-    ):
-        parse_parameters(["bach=1,2"], INFER)
-    with pytest.raises(SpaceError, match=r"nor in --env; there is \{batch\}$"):
-        parse_parameters(["bach=1,2"], INFER)
-    with pytest.raises(
-        SpaceError, match=r"write \{n_q\} where the value goes, as in --n-q \{n_q\}$"
-    ):
-        parse_parameters(["n_q=1,2"], INFER)
-    with pytest.raises(SpaceError, match="occurs neither"):
-        parse_parameters(["x=1,2"], Request.of("{x}", "{{x}}"))
-    with pytest.raises(SpaceError, match="'batch' is given twice; join the values"):
-        parse_parameters(["batch=1,2", "batch=4"], INFER)
     assert parse_parameters([], INFER) == ()
+    other = Request.of("{x}", "{{x}}")
+    for texts, request, said in (
+        (["bach=1,2"], INFER, r"^--param bach: \{bach\} occurs neither in the program's "),
+        (["bach=1,2"], INFER, r"nor in --env; there is \{batch\}$"),
+        (["n_q=1,2"], INFER, r"write \{n_q\} where the value goes, as in --n-q \{n_q\}$"),
+        (["x=1,2"], other, "occurs neither"),
+        (["batch=1,2", "batch=4"], INFER, "'batch' is given twice; join the values"),
+    ):
+        with pytest.raises(SpaceError, match=said):
+            parse_parameters(texts, request)
