@@ -368,6 +368,11 @@ def test_a_service_of_several_instances_needs_values_of_each(
     lazy = MEET + SERVICE.replace("@COUNT@", "40 * (1 - index)")
     few = make_runner(lazy, timeout_s=0.5).measure(TWO)
     assert_unmeasured(few, Outcome.TIMED_OUT)
+    waits = 'while index and not os.path.exists("0.done"): time.sleep(0.002)\n'
+    done = SERVICE.replace("while True:", 'open(f"{index}.done", "w").close()\nwhile True:')
+    one_by_one = MEET + waits + done.replace("@COUNT@", "40")
+    apart = make_runner(one_by_one, timeout_s=2.0).measure(TWO)
+    assert_unmeasured(apart, Outcome.TIMED_OUT)
 
 
 def test_limit_before_anything_has_begun(make_runner: MakeRunner):

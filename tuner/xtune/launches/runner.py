@@ -50,6 +50,7 @@ from xtune.launches.summaries import (
     name_of,
     series_of,
     summaries_of_run,
+    window_of,
 )
 from xtune.launches.watching import (
     Race,
@@ -349,11 +350,14 @@ class Runner:
     ) -> Launch | None:
         """The measurement of a launch that was stopped while running; None if it is not enough.
 
-        Every instance must have enough steady values of the objective's metric.
+        Every instance must have enough steady values of the objective's metric while all were running.
         """
         window = Window(until_s=until_s)
         served = self._measured(launch, report, watched, "", (), window)
         name = self._metric_name(self.announcements)
+        for total in report.metrics:
+            if total.name == name:
+                window = window_of(total).within(window)
         seen = [one for one in served.series if one.metric == name and window.of(one).values]
         if (
             served.outcome is not Outcome.MEASURED
