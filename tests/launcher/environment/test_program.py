@@ -71,8 +71,14 @@ def test_what_is_run(directory: Path, words: tuple[str, ...], more: dict[str, bo
     assert resolve(*words, **more)[:3] == expected
 
 
-def test_message_names_the_file_that_is_there():
-    """Other programs that cannot be had are in tests/launcher/cli/test_bad_input.py."""
+def test_program_that_is_not_to_be_had():
+    """Others are in tests/launcher/cli/test_bad_input.py."""
+    for name in ("", "nul\0byte.py", "\udc80.py", "script.py/below.py"):
+        with pytest.raises(ProgramNotFoundError) as raised:
+            resolve(name)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ProgramNotExecutableError, match="File name too long"):
+        resolve(f"./{'x' * 300}")
     for name, error in (("held", ProgramNotExecutableError), ("run", ProgramNotFoundError)):
         with pytest.raises(error, match={"held": "bin/held", "run": r"\./run"}[name]):
             resolve(name, variables={"PATH": "bin"})
