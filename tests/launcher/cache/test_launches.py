@@ -333,10 +333,13 @@ class TestSeed:
         assert found.used[0].warmth == "used"
         assert not (tmp_path / ".cache").exists()
 
-    def test_other_hardware_starts_cold(self, seed: Path, tmp_path: Path):
-        other = PLAIN._replace(instruction_set=("avx2",))
-        found = settings(hardware=other, HOME=str(tmp_path), **{SEED: str(seed)})
-        assert found.used[0].warmth == "cold"
+    def test_other_hardware_or_versions_start_cold(self, seed: Path, tmp_path: Path):
+        for other in (
+            {"hardware": PLAIN._replace(instruction_set=("avx2",))},
+            {"packages": Packages({"torch": "1.0"}, "3.11")},
+        ):
+            found = settings(HOME=str(tmp_path), **other, **{SEED: str(seed)})
+            assert found.used[0].warmth == "cold"
 
     def test_what_others_could_have_changed_is_refused(self, seed: Path, tmp_path: Path):
         def refused(place: Path, problem: str) -> None:
@@ -347,6 +350,9 @@ class TestSeed:
         seed.chmod(0o777)
         refused(seed, SEED)
         seed.chmod(0o755)
+        tmp_path.chmod(0o777)
+        refused(seed, f"every user may write {tmp_path}")
+        tmp_path.chmod(0o700)
         library = next(seed.rglob("code.cpp"))
         library.chmod(0o666)
         refused(seed, r"may change .*code\.cpp")

@@ -46,20 +46,21 @@ if not (cache / "0123abcd").exists():
 """Writes what `xruntime.optimize` does: a form appears whole. A compilation is killed in each run."""
 
 
+def script(text: str, path: Path) -> Path:
+    path.write_text(text)
+    return path
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A program that compiles a model."""
-    path = tmp_path / "model.py"
-    path.write_text(MODEL)
-    return path
+    return script(MODEL, tmp_path / "model.py")
 
 
 @pytest.fixture
 def compiler(tmp_path: Path) -> Path:
     """A program that compiles: it writes a source into Inductor's cache."""
-    path = tmp_path / "compiler.py"
-    path.write_text(COMPILER)
-    return path
+    return script(COMPILER, tmp_path / "compiler.py")
 
 
 @pytest.fixture
