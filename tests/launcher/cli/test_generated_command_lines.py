@@ -18,7 +18,6 @@ from xlaunch.cli.launch import command as launch
 from xlaunch.cli.plan import command as plan
 from xlaunch.cli.topology import command as topology
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.options import kinds
 
 pytestmark = pytest.mark.usefixtures("no_program_starts", "elsewhere")
@@ -192,27 +191,8 @@ def test_counts(text: str):
 
 
 @VALUES_ALONE
-@given(st.one_of(JUNK, LISTS))
-def test_lists(text: str):
-    numbers = convert(kinds.NUMBER_LIST, text)
-    if numbers is not None:
-        assert numbers == tuple(sorted(set(numbers)))
-        assert parse_cpu_list(format_cpu_list(numbers)) == numbers
-
-
-@VALUES_ALONE
 @given(st.one_of(JUNK, TIMES))
 def test_durations(text: str):
     positive, any_time = convert(kinds.POSITIVE_DURATION, text), convert(kinds.DURATION, text)
     assert positive == any_time or (positive is None and any_time == 0)
     assert any_time is None or 0 <= any_time < float("inf")
-
-
-@VALUES_ALONE
-@given(st.one_of(JUNK, st.builds("{}={}".format, NAMES, JUNK)))
-def test_variables(text: str):
-    variable = convert(kinds.VARIABLE, text)
-    if variable is None:
-        assert "=" not in text or text.startswith("=")
-    else:
-        assert "=".join(variable) == text
