@@ -35,6 +35,7 @@ from tests.launcher.cache.entries import (
 from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import import_bundle
 from xlaunch.cache.check import MIN_LOCK_AGE_S, Aspect, verify
+from xlaunch.cache.contents import entries_of
 from xlaunch.cache.formats import damage
 from xlaunch.cache.key import key_of
 from xlaunch.cache.staging import DAY_S
@@ -238,6 +239,19 @@ def test_file_that_is_replaced_while_it_is_checked_stays(
     monkeypatch.setattr("xlaunch.cache.formats.damage", replace_then_tell)
     assert found(base, fix=True) == {}
     assert path.read_bytes() == elf()
+
+
+def test_file_that_is_removed_while_it_is_checked_is_no_problem(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = put(home(base) / "24/c30.so", elf()[:70])
+
+    def remove_then_tell(cache: str, relative: str) -> Any:
+        path.unlink(missing_ok=True)
+        return entries_of(cache, relative)
+
+    monkeypatch.setattr("xlaunch.cache.contents.entries_of", remove_then_tell)
+    assert found(base) == {}
 
 
 # What was imported

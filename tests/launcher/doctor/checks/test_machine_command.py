@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.captures import capture_path, each_capture, own_captures
 from tests.launcher.cli.commands import ask, clean_environment, run
-from tests.launcher.doctor.checks.made_up import NVIDIA, torch_build
+from tests.launcher.doctor.checks.made_up import NVIDIA, machine, torch_build
 from tests.launcher.environment.made_up import environment
 from tests.launcher.machine.trees import cpus, write_files
 
@@ -100,6 +100,14 @@ def test_without_modules_that_only_unix_has():
     done = run((sys.executable, "-c", PORTABLE, capture_path(own_captures()[0])))
     assert (done.code, done.err) == (0, "")
     assert b"in order" in done.out
+
+
+def test_worst_group_comes_first(tmp_path: Path):
+    governor = {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "schedutil"}
+    swap = {"proc/meminfo": TROUBLED["proc/meminfo"]}
+    for number, (files, first) in enumerate(((governor, "CPU"), (governor | swap, "Memory"))):
+        results, _ = run_checks(machine(tmp_path / str(number), files))
+        assert results[0].group == first
 
 
 def test_json(troubled: str):
