@@ -60,12 +60,17 @@ class Compiler(NamedTuple):
         return [line for line in self.log.read_text().splitlines() if " -o " in line]
 
 
-def find_compiler(directory: Path, needs: Callable[[object, str], None]) -> Compiler:
-    """A compiler for every user; skips the test where torch has none."""
+def find_compiler(
+    directory: Path, needs: Callable[[object, str], None], before: str = ""
+) -> Compiler:
+    """A compiler for every user; skips the test where torch has none.
+
+    `before`: lines of shell that it runs first.
+    """
     needs(find_spec("torch"), "torch")
     found = shutil.which("g++")
     needs(found, "a C++ compiler (Debian: g++)")
-    script = f'#!/bin/sh\necho "$*" >> "$COMPILER_LOG"\nexec {found} "$@"\n'
+    script = f'#!/bin/sh\necho "$*" >> "$COMPILER_LOG"\n{before}exec {found} "$@"\n'
     compiler = Compiler(program(directory / "g++", script), directory / "compiler.log")
     compiler.log.touch()
     compiler.log.chmod(0o666)

@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.store import CacheDirectory, begin_use
+from xlaunch.cache.store import CacheDirectory, begin_use, directory_of, hold
 from xlaunch.cache.table import BY_NAME
 
 HARDWARE = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())
@@ -66,6 +68,10 @@ SHIPPED = {"inductor": 6, "numba": 2, "triton": 3, "optimized": 2}
 """The number of files that go into a bundle: no locks, nothing half written."""
 
 
+WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+"""The environment of a process that imports these tests too."""
+
+
 def fill(base: Path, *caches: str) -> list[CacheDirectory]:
     """Make caches."""
     base.mkdir(mode=0o700, exist_ok=True)
@@ -76,6 +82,22 @@ def fill(base: Path, *caches: str) -> list[CacheDirectory]:
             put(Path(directory.path, path), data)
         directories.append(directory)
     return directories
+
+
+def place(base: Path, cache: str = "inductor") -> CacheDirectory:
+    """Where a cache is in `base`, made or not."""
+    return directory_of(str(base), key_of(BY_NAME[cache], HARDWARE, PACKAGES))
+
+
+@contextmanager
+def held(directory: CacheDirectory) -> Iterator[None]:
+    """Hold a cache, as a program does that uses it."""
+    descriptor = hold(directory)
+    assert descriptor is not None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def put(path: Path, data: bytes) -> Path:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +22,19 @@ from tests.launcher.cache.compiling import (
 
 from xlaunch.cache.check import verify
 
+KILLED = 128 + signal.SIGKILL
+# The compiler is a child of the instance that compiles the kernel.
+KILL_ONCE = """\
+case "$KILLED_WHILE $*" in *.main.so*)
+    if test "$KILLED_WHILE" && mkdir "$KILLED_WHILE"; then
+        library=$(echo "$*" | sed 's/.* -o //; s/ .*//')
+        case "$KILLED_WHILE" in *linking) head -c 100 /bin/sh > "$library";; esac
+        kill -KILL $PPID
+        exit 1
+    fi
+esac
+"""
+
 
 class Place(NamedTuple):
     """A program, a home, and a directory of caches, all new."""
@@ -35,65 +46,48 @@ class Place(NamedTuple):
     def base(self) -> Path:
         return self.directory / "caches"
 
-    def start(self, *options: str, **variables: str) -> subprocess.Popen[str]:
-        """Begin to launch a program that compiles one kernel and checks its result."""
+    def launch(
+        self, *options: str, killed_while: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Launch a program that compiles one kernel and checks its result.
+
+        The first instance that compiles is killed while the compiler compiles or links, if asked.
+        """
         (self.directory / "net.py").write_text(NET)
+        if killed_while:
+            variables["KILLED_WHILE"] = str(self.directory / killed_while)
         words = ["--ncores", "1", "--oversubscribe", "--cache-dir", str(self.base), *options]
-        return subprocess.Popen(
+        return subprocess.run(
             [*XLAUNCH, *words, "net.py"],
             cwd=self.directory,
             env=environment(self.directory, **self.compiler.variables(), **variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
-
-    def run(self, *options: str, **variables: str) -> str:
-        """Launch it; what it printed."""
-        process = self.start(*options, **variables)
-        out, err = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0, err
-        return out
 
     def libraries(self) -> list[Path]:
         """The compiled kernels, whole or not."""
         return [*self.base.glob("inductor/*/*/*.main.so")]
 
+    def works(self) -> None:
+        """The next launch has a whole kernel."""
+        done = self.launch(**ONE_COMPILATION)
+        assert (done.returncode, done.stdout) == (0, "correct\n"), done.stderr
+        assert verify(str(self.base)) == []
+        assert len(self.libraries()) == 1
+
 
 @pytest.fixture
 def place(tmp_path: Path, needs: Callable[[object, str], None]) -> Place:
-    return Place(tmp_path, find_compiler(tmp_path, needs))
-
-
-def wait_for(found: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for something that a launch does; torch alone may take seconds to import."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not found():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-
-
-def compiling_instance(base: Path) -> int | None:
-    """The process of the instance that compiles the kernel; None if the compiler does not run."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            compiler = os.path.basename(words[0]) == b"cc1plus"
-            if compiler and any(os.fsencode(base) in w and b".main.cpp" in w for w in words):
-                return _parent(_parent(int(name)))
-        except OSError:
-            continue
-    return None
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return Place(tmp_path, find_compiler(tmp_path, needs, before=KILL_ONCE))
 
 
 @pytest.mark.full
 def test_eight_cold_starts_at_once(place: Place):
-    printed = place.run("--instances", "8")
-    assert sorted(printed.splitlines()) == [f"[{index}] correct" for index in range(8)]
+    done = place.launch("--instances", "8")
+    assert sorted(done.stdout.splitlines()) == [f"[{index}] correct" for index in range(8)]
     assert verify(str(place.base)) == []
     compiled = [line for line in place.compiler.runs() if ".main.cpp" in line]
     assert len(compiled) == len(place.libraries()) == 1
@@ -101,39 +95,18 @@ def test_eight_cold_starts_at_once(place: Place):
 
 @pytest.mark.full
 def test_an_instance_is_killed_while_it_compiles(place: Place):
-    process = place.start("--instances", "4", "--on-failure", "continue", **ONE_COMPILATION)
-    victim: list[int | None] = []
-
-    def is_compiling() -> bool:
-        victim[:] = [compiling_instance(place.base)]
-        return victim[0] is not None
-
-    wait_for(is_compiling, process)
-    assert victim[0] is not None
-    assert place.libraries() == []  # it does not link yet
-    os.kill(victim[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + signal.SIGKILL, err
-    assert [line.partition("] ")[2] for line in out.splitlines()] == ["correct"] * 3, err
+    options = ("--instances", "4", "--on-failure", "continue")
+    done = place.launch(*options, killed_while="compiling", **ONE_COMPILATION)
+    assert done.returncode == KILLED, done.stderr
+    assert [line.partition("] ")[2] for line in done.stdout.splitlines()] == ["correct"] * 3
     assert verify(str(place.base)) == []
-    assert place.run(**ONE_COMPILATION) == "correct\n"
-    assert len(place.libraries()) == 1
+    place.works()
 
 
 @pytest.mark.long
 def test_the_next_launch_repairs_what_a_killed_linker_leaves(place: Place):
     """Linkers write into the final file, and torch loads it if it exists, however short it is."""
-    process = place.start("--supervise", **ONE_COMPILATION)
-    instance: list[int] = []
-
-    def is_linking() -> bool:
-        found = compiling_instance(place.base)
-        instance[:] = instance if found is None else [found]
-        return bool(place.libraries())
-
-    wait_for(is_linking, process)
-    os.kill(instance[0], signal.SIGKILL)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + signal.SIGKILL
-    assert place.run(**ONE_COMPILATION) == "correct\n"
-    assert verify(str(place.base)) == []
+    done = place.launch("--supervise", killed_while="linking", **ONE_COMPILATION)
+    assert done.returncode == KILLED, done.stderr
+    assert [path.stat().st_size for path in place.libraries()] == [100]
+    place.works()

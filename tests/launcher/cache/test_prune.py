@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.cache.entries import held
+from tests.launcher.launching import wait_until
 
 from xlaunch.cache.contents import files_of, usage_of
 from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.prune import clear, prune
 from xlaunch.cache.staging import DAY_S
-from xlaunch.cache.store import (
-    CacheDirectory,
-    begin_use,
-    foreign,
-    hold,
-    not_in_use,
-    stored,
-)
+from xlaunch.cache.store import CacheDirectory, begin_use, foreign, hold, not_in_use, stored
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import start_pruner
 
@@ -92,13 +87,11 @@ def test_a_dry_run_removes_nothing(tmp_path, caches):
 def test_what_is_in_use_loses_only_files_older_than_a_day(tmp_path, caches):
     oldest = caches[1]
     os.utime(os.path.join(oldest.path, "0.cpp"))
-    held = hold(oldest)
-    assert held is not None
-    found = prune(str(tmp_path), max_bytes=0)
-    assert (oldest, 2, False) in [(it.directory, it.files, it.whole) for it in found]
-    assert files(oldest) == {"0.cpp"}
-    assert clear(str(tmp_path), [oldest], dry_run=False) == []
-    os.close(held)
+    with held(oldest):
+        found = prune(str(tmp_path), max_bytes=0)
+        assert (oldest, 2, False) in [(it.directory, it.files, it.whole) for it in found]
+        assert files(oldest) == {"0.cpp"}
+        assert clear(str(tmp_path), [oldest], dry_run=False) == []
     assert [it.directory for it in clear(str(tmp_path), [oldest], dry_run=False)] == [oldest]
 
 
@@ -135,27 +128,13 @@ def test_files_that_make_sense_only_together_go_together(tmp_path: Path, used: b
     ages = {"a": 3.0, "b": 5.0, "c": 1.2, "d": 1.4}
     for name, age in ages.items():
         extension(cache, name, age_days=age)
-    held = hold(cache) if used else None
-    (removal,) = prune(str(tmp_path), max_bytes=0 if used else 5 * PAGE)
+    with held(cache) if used else contextlib.nullcontext():
+        (removal,) = prune(str(tmp_path), max_bytes=0 if used else 5 * PAGE)
     left = {name: sorted(os.listdir(Path(cache.path, name))) for name in ages}
     whole = ["main.cpp", "ops.so"]
     # Of a, half would be enough; in use, what has a file of the last day stays.
     assert left == {"a": [], "b": [], "c": whole, "d": whole}
     assert (removal.files, removal.whole) == (4, False)
-    if held is not None:
-        os.close(held)
-
-
-def test_a_child_that_inherits_the_descriptor_holds_the_cache(tmp_path, caches):
-    held = hold(caches[1])
-    assert held is not None
-    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
-    os.close(held)
-    assert clear(str(tmp_path), [caches[1]], dry_run=True) == []
-    assert child.stdin is not None
-    child.stdin.close()
-    child.wait()
-    assert clear(str(tmp_path), [caches[1]], dry_run=True) != []
 
 
 def test_what_a_killed_process_left_behind_goes_after_a_day(tmp_path, caches):
@@ -209,22 +188,26 @@ def test_a_cache_that_vanishes_has_no_files(tmp_path: Path, caches):
         assert list(files_of(path)) == []
 
 
-@pytest.mark.parametrize("daemon", [False, True])
-def test_a_program_that_closes_its_descriptors_holds_its_caches(tmp_path, caches, daemon):
-    """Its variables name them; as root, it may be any user's."""
-    code = "import os; os.closerange(3, 4096); print(flush=True); os.read(0, 1)"
-    if daemon:
-        code = f"import os; os.setsid(); os.fork() and os._exit(0); {code}"
-    held = hold(caches[1])
-    assert held is not None
-    program = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": caches[1].path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        close_fds=False,
-    )
-    os.close(held)
+@pytest.mark.parametrize(
+    ("begin", "variable"),
+    [
+        ("", "X"),  # it has inherited the descriptor
+        ("os.closerange(3, 4096)", "TORCHINDUCTOR_CACHE_DIR"),
+        ("os.setsid(); os.fork() and os._exit(0); os.closerange(3, 4096)", "TORCHINDUCTOR_CACHE_DIR"),
+    ],
+    ids=["a child", "that closes its descriptors", "a daemon"],
+)  # fmt: skip
+def test_a_program_holds_its_caches(tmp_path, caches, begin: str, variable: str):
+    """By a descriptor, or by a variable that names them; as root, it may be any user's."""
+    code = f"import os; {begin or 'pass'}; print(flush=True); os.read(0, 1)"
+    with held(caches[1]):
+        program = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, variable: caches[1].path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            close_fds=False,
+        )
     with program:
         assert program.stdout is not None
         program.stdout.readline()
@@ -232,10 +215,7 @@ def test_a_program_that_closes_its_descriptors_holds_its_caches(tmp_path, caches
         assert program.stdin is not None
         program.stdin.close()
         program.stdout.read()
-    deadline = time.monotonic() + 60
-    while not clear(str(tmp_path), [caches[1]], dry_run=True):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: clear(str(tmp_path), [caches[1]], dry_run=True), "the end of the program")
 
 
 def test_a_locked_record_is_not_waited_for_without_limit(caches, monkeypatch):
@@ -243,21 +223,20 @@ def test_a_locked_record_is_not_waited_for_without_limit(caches, monkeypatch):
     with not_in_use(caches[0], frozenset()) as free:
         assert free
         assert hold(caches[0]) is None
-    held = hold(caches[0])
-    assert held is not None
-    os.close(held)
+    with held(caches[0]):
+        pass
 
 
 def test_descriptors_fit_below_a_low_limit(caches):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
-        held = hold(caches[0])
+        number = hold(caches[0])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert held is not None
-    assert os.get_inheritable(held)
-    os.close(held)
+    assert number is not None
+    assert os.get_inheritable(number)
+    os.close(number)
 
 
 def test_a_launch_starts_a_pruner_once_a_day(tmp_path, caches):
@@ -273,10 +252,7 @@ def test_a_launch_starts_a_pruner_once_a_day(tmp_path, caches):
     os.utime(stamp, (0, time.time() - 2 * DAY_S))
     launch()
     assert time.time() - stamp.stat().st_mtime < DAY_S
-    deadline = time.monotonic() + 60
-    while len(stored(str(tmp_path))) == 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: len(stored(str(tmp_path))) < 3, "the pruner")
     assert not os.path.exists(caches[1].path)
 
 
@@ -295,9 +271,6 @@ def test_the_pruner_keeps_nothing_of_its_launch_open(tmp_path):
     os.close(writing)
     assert os.read(reading, 1) == b""
     os.close(reading)
-    deadline = time.monotonic() + 60
-    while not shown.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(shown.exists, "what it shows")
     assert "pipe:" not in shown.read_text()
     assert "cwd -> /\n" in shown.read_text()

@@ -25,6 +25,7 @@ PATIENCE_S = 60.0
 
 
 AWKWARD = [
+    b"--",
     b"",
     b" ",
     b"two words",
@@ -38,7 +39,6 @@ AWKWARD = [
     "ünïcödé 🐍".encode(),
     b"\x01\x1b[31m\x7f",
     b"-",
-    b"--",
     b"--",
     b"--instances",
     b"7",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,18 +17,26 @@ from tests.launcher.cli.commands import (
     ask,
     clean_environment,
     program,
-    show,
     xlaunch,
 )
-from tests.tiers import quick_first
 
 from xlaunch.options.definitions import RESERVED
 
 
-@pytest.mark.parametrize("options", [(), ("--supervise", "-q")], ids=["in place", "supervised"])
-@pytest.mark.parametrize("separator", [(), ("--",)], ids=["plain", "behind --"])
-def test_arguments_arrive_byte_for_byte(options: tuple[str, ...], separator: tuple[str, ...]):
-    assert arguments_of(show(*AWKWARD, options=(*options, *separator))) == AWKWARD
+@pytest.mark.parametrize(
+    "words",
+    [
+        (SHOW,),
+        ("--", SHOW),
+        ("--supervise", "-q", "--", SHOW),
+        ("--", sys.executable, SHOW),
+    ],
+    ids=["plain", "behind --", "supervised", "an executable"],
+)
+def test_arguments_arrive_byte_for_byte(words: tuple[str, ...]):
+    """Whatever the locale is."""
+    env = clean_environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert arguments_of(xlaunch(*words, *AWKWARD, env=env).only()) == AWKWARD
 
 
 def test_arguments_of_every_instance_are_the_same():
@@ -35,24 +44,6 @@ def test_arguments_of_every_instance_are_the_same():
     options = ("--instances", "2", "--ncores", "1", "--oversubscribe", "-q", "--no-tag")
     done = xlaunch(*options, SHOW, *words)
     assert [arguments_of(one) for one in done.shown()] == [words, words]
-
-
-def test_arguments_of_an_executable_arrive_byte_for_byte():
-    told = xlaunch("--", sys.executable, SHOW, *AWKWARD).only()
-    assert arguments_of(told) == AWKWARD
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
-def test_arguments_do_not_depend_on_the_locale(encoding: str):
-    env = clean_environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    env["PYTHONIOENCODING"] = encoding
-    told = show(*AWKWARD, env=env)
-    assert arguments_of(told) == AWKWARD
-
-
-def test_second_separator_is_the_program_s():
-    told = show("--", "--instances", "2", options=("--",))
-    assert arguments_of(told) == [b"--", b"--instances", b"2"]
 
 
 def test_script_whose_name_begins_with_a_dash(tmp_path: Path):
@@ -69,21 +60,11 @@ def test_script_that_can_be_read_once(tmp_path: Path):
     assert (done.code, done.out, done.err) == (0, b"1\n", "")
 
 
-@pytest.mark.parametrize("options", [("-m",), ("--module",), ("-m", "--"), ("--smt", "-m", "--")])
-def test_module(tmp_path: Path, options: tuple[str, ...]):
-    (tmp_path / "shown.py").write_text(SHOW.read_text())
-    told = xlaunch(*options, "shown", "-m", "--instances", "2", cwd=tmp_path).only()
-    assert arguments_of(told) == [b"-m", b"--instances", b"2"]
-
-
-def test_options_between_m_and_the_module(tmp_path: Path):
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(SHOW.read_text())
-    told = xlaunch("-m", "--ncores", "1", "--env", "A=1", "package", "--env", cwd=tmp_path).only()
-    assert arguments_of(told) == [b"--env"]
-    assert told["env"]["A"] == "1"
+@pytest.mark.parametrize("options", ["-m", "--module", "-m --", "--smt -m --", "-m --ncores 1 --env A=1"])  # fmt: skip
+def test_module(tmp_path: Path, options: str):
+    words = (*options.split(), "shown", "-m", "--instances", "2")
+    planned = json.loads(ask("plan", "--json", *words, cwd=tmp_path).out)
+    assert planned["program"] == [sys.executable, "-m", *words[-4:]]
 
 
 def test_no_python_runs_the_file_itself(tmp_path: Path):
@@ -91,33 +72,20 @@ def test_no_python_runs_the_file_itself(tmp_path: Path):
     assert arguments_of(xlaunch("--no-python", script, "a b").only()) == [b"a b"]
 
 
-# Which interpreter
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> str:
-    """The interpreter of an environment of its own."""
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    os.symlink(sys.executable, tmp_path / "venv" / "bin" / "python")
-    return f"{tmp_path}/venv/bin/python"
-
-
-def test_script_is_run_by_the_active_environment_or_as_asked(tmp_path: Path, python: str):
-    env = clean_environment(VIRTUAL_ENV=f"{tmp_path}/venv")
-    assert show()["python"] == sys.executable
-    assert show(env=env)["python"] == python
-    assert show(options=("--python", sys.executable), env=env)["python"] == sys.executable
-
-
-def test_module_is_run_by_the_active_environment(tmp_path: Path, python: str):
+def test_script_or_module_is_run_by_the_active_environment_or_as_asked(tmp_path: Path):
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
     (tmp_path / "shown.py").write_text(SHOW.read_text())
-    env = clean_environment(VIRTUAL_ENV=f"{tmp_path}/venv")
-    assert xlaunch("-m", "shown", cwd=tmp_path, env=env).only()["python"] == python
-
-
-def test_shebang_speaks_for_itself(tmp_path: Path, python: str):
-    script = program(tmp_path / "script", f"#!{python}\n{SHOW.read_text()}")
-    assert xlaunch(script).only()["python"] == python
+    active = clean_environment(VIRTUAL_ENV=f"{tmp_path}/venv")
+    for words, env, expected in (
+        ((SHOW,), None, sys.executable),
+        ((SHOW,), active, str(python)),
+        (("-m", "shown"), active, str(python)),
+        (("--python", sys.executable, SHOW), active, sys.executable),
+        ((program(tmp_path / "script", f"#!{python}\n{SHOW.read_text()}"),), None, str(python)),
+    ):
+        assert xlaunch(*words, cwd=tmp_path, env=env).only()["python"] == expected, words
 
 
 @pytest.mark.parametrize("options", [(), ("--supervise", "-q")], ids=["in place", "supervised"])
@@ -127,57 +95,24 @@ def test_script_without_shebang_is_the_shell_s(tmp_path: Path, options: tuple[st
     assert done.out.decode() == f"{script}|a b||"
 
 
-def test_program_is_looked_up_on_the_path(tmp_path: Path):
-    program(tmp_path / "our-program", "#!/bin/sh\necho found\n")
+def test_names_of_commands_are_names_of_other_things_too(tmp_path: Path):
+    for name in (*RESERVED, "show"):
+        program(tmp_path / name, f'#!/bin/sh\necho program {name} "$@"\n')
     env = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert xlaunch("our-program", env=env).out == b"found\n"
-    assert ask("our-program").refused(127)
-
-
-# Names of commands
-
-
-@pytest.fixture
-def directory_of_reserved_names(tmp_path: Path) -> Path:
     for name in RESERVED:
-        program(tmp_path / name, f"#!/bin/sh\necho program {name}\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", quick_first(sorted(RESERVED)))
-def test_program_with_a_command_s_name(directory_of_reserved_names: Path, name: str):
-    directory = directory_of_reserved_names
-    env = clean_environment(PATH=f"{directory}:{os.environ['PATH']}")
-    expected = f"program {name}\n".encode()
-    for words in (
-        ("--", name),
-        ("--smt", "--", name),
-        ("--env", f"A={name}", "--", name),
-        (f"./{name}",),
-        ("--smt", f"./{name}"),
-    ):
-        assert xlaunch(*words, env=env, cwd=directory).out == expected, words
-    after_options = ask("--smt", name, env=env, cwd=directory).refused()
-    assert f"'-- {name}'" in after_options
-
-
-def test_option_value_with_a_command_s_name(directory_of_reserved_names: Path):
-    env = clean_environment(PATH=f"{directory_of_reserved_names}:{os.environ['PATH']}")
-    work = directory_of_reserved_names / "work"
-    work.mkdir()
-    done = xlaunch("--log-dir", "plan", "-q", "--", "plan", env=env, cwd=work)
-    assert done == (0, b"", "")
-    assert (work / "plan" / "instance-0.out").read_bytes() == b"program plan\n"
-
-
-def test_module_may_have_a_command_s_name(tmp_path: Path):
-    (tmp_path / "report.py").write_text("print('module report')")
-    assert xlaunch("-m", "report", cwd=tmp_path).out == b"module report\n"
-
-
-def test_argument_may_have_a_command_s_name():
-    assert arguments_of(show("plan", "--", "topology")) == [b"plan", b"--", b"topology"]
-
-
-def test_command_that_is_not_there_yet_is_no_program():
+        for words, run in (
+            (("--", name), [name]),
+            (("--smt", "--", name), [name]),
+            (("--env", f"A={name}", "--", name), [name]),
+            ((f"./{name}",), [f"./{name}"]),
+            (("--smt", f"./{name}"), [f"./{name}"]),
+            (("-m", name), [sys.executable, "-m", name]),
+            (("./show", name, "--", name), ["./show", name, "--", name]),
+            (("--log-dir", name, "--", name), [name]),
+        ):
+            planned = ask("--dry-run", "--json", *words, env=env, cwd=tmp_path)
+            assert json.loads(planned.out)["program"] == run, words
+        after_options = ask("--smt", name, env=env, cwd=tmp_path).refused()
+        assert f"'-- {name}'" in after_options
+    assert xlaunch("--", "plan", "plan", env=env).out == b"program plan plan\n"
     assert "not in this version" in ask("explain").refused()

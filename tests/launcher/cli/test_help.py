@@ -1,68 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Help of each command, misspelt commands, and completion in shells."""
+"""Help and version, misspelt commands, and completion in shells."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import ask, clean_environment, program, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, program, run
+from tests.launcher.cli.commands import xlaunch as xlaunch_command
 
+import xlaunch
 from xlaunch.cli.plan import OF_A_RUN
 from xlaunch.environment import allocators, openmp
-from xlaunch.options.definitions import BY_KEY, COMMANDS
+from xlaunch.options.definitions import BY_KEY, COMMANDS, OPTIONS, OptionGroup
 
 SCRIPTS = Path(sys.executable).parent
 
 
-def test_help_has_a_line_for_each_command():
-    commands = ask("--help").out.decode().partition("\nCommands:\n")[2].splitlines()
+def test_help_and_version():
+    for words in (("--help",), ("-h",), ("help",), ("help", "-h"), ("help", "--help")):
+        done = ask(*words)
+        assert (done.code, done.err) == (0, "")
+        assert done.out.startswith(b"Usage: xlaunch [OPTIONS] [--] PROGRAM [ARGS...]\n")
+    for words in (("--version",), ("version",), ("--version", "no-such-program")):
+        assert ask(*words) == (0, f"xlaunch {xlaunch.__version__}\n".encode(), "")
+
+
+def test_help_shows_commands_and_every_option_in_its_group_within_80_columns():
+    text = ask("--help").out.decode()
+    assert max(len(line) for line in text.splitlines()) <= 80
+    commands = text.partition("\nCommands:\n")[2].splitlines()
     named = [re.match(r"  xlaunch (\w+)  +\S.*\.$", line) for line in commands]
     assert [found and found[1] for found in named] == sorted(COMMANDS)
+    titles = [group.value for group in OptionGroup] + ["Other"]
+    starts = [text.index(f"\n{title}:\n") for title in titles]
+    assert starts == sorted(starts)
+    parts = dict(zip(titles, itertools.pairwise([*starts, len(text)]), strict=True))
+    for option in OPTIONS:
+        start, end = parts[option.group.value]
+        assert f"--{option.name} " in text[start:end]
+        assert f" {option.help} " in " ".join(text[start:end].split()) + " "
+    for shown in ("--mode latency|throughput", "--instances N|max", "--on-failure stop|continue"):
+        assert shown in text
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", [*sorted(COMMANDS), "cache warm"])
 def test_help_of_a_command(name: str):
-    asked = ask("help", name)
-    assert asked == ask(name, "--help")
+    asked = ask("help", *name.split())
+    assert asked == ask(*name.split(), "--help")
     assert (asked.code, asked.err) == (0, "")
     assert asked.out.startswith(f"Usage: xlaunch {name} ".encode())
+    in_brackets = b"[OPTIONS] [[--] PROGRAM [ARGS...]]\n" in asked.out
+    assert in_brackets == (name in ("plan", "env"))
 
 
-@pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_of_help(word: str):
-    assert ask("help", word) == ask("--help")
-
-
-def test_help_of_a_command_of_a_command():
-    assert ask("help", "cache", "warm") == ask("cache", "warm", "--help")
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("topo", "topology"), ("cahce", "cache"), ("doctr", "doctor"), ("envv", "env"), ("qqq", "")],
-)
-def test_misspelt_command(typed: str, meant: str):
-    for code, words in ((127, (typed, "--json")), (2, ("help", typed))):
-        message = ask(*words).refused(code)
-        assert repr(typed) in message
-        assert ("did you mean" in message) == bool(meant)
-        assert f"'xlaunch {meant}'" in message or not meant
-
-
-def test_program_with_a_name_like_a_command_s_runs(tmp_path: Path):
-    program(tmp_path / "topo", "#!/bin/sh\necho ran\n")
+def test_misspelt_command(tmp_path: Path):
+    for typed, meant in (("cahce", "cache"), ("doctr", "doctor"), ("envv", "env"), ("qqq", "")):
+        for code, words in ((127, (typed, "--json")), (2, ("help", typed))):
+            message = ask(*words).refused(code)
+            assert repr(typed) in message
+            assert ("did you mean" in message) == bool(meant)
+            assert f"'xlaunch {meant}'" in message or not meant
+    assert "did you mean" not in ask("--ncores", "1", "cahce").refused(127)
+    program(tmp_path / "cahce", "#!/bin/sh\necho ran\n")
     env = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert xlaunch("topo", env=env).out == b"ran\n"
-
-
-def test_program_that_is_missing_after_options_is_no_command():
-    assert "did you mean" not in ask("--ncores", "1", "topo").refused(127)
+    assert xlaunch_command("cahce", env=env).out == b"ran\n"
 
 
 @pytest.mark.parametrize("command", ["plan", "env"])
@@ -158,26 +165,15 @@ def test_bash_completes(needs: Callable[[object, str], None]):
     )
     env = clean_environment(PATH=f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}")
     needs((SCRIPTS / "xlaunch").exists(), "xlaunch beside its interpreter")
-    done = subprocess.run(
-        ["bash", "-c", script], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("compact\nscatter\n", "")
+    assert run(["bash", "-c", script], env=env) == (0, b"compact\nscatter\n", "")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_script(shell: str):
-    done = ask("completion", shell)
-    assert done.code == 0
-    assert f"_XLAUNCH_COMPLETE={shell}_complete" in done.out.decode()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"), [(("completion", "tcsh"), "'tcsh'"), (("completion",), "bash|zsh|fish")]
-)
-def test_completion_for_no_shell_or_another(words: tuple[str, ...], told: str):
-    assert told in ask(*words).refused()
-
-
-@pytest.mark.parametrize("instruction", ["tcsh_complete", "bash", "bash_other"])
-def test_instruction_that_no_script_gives(instruction: str):
-    assert "complet" in ask(env=clean_environment(_XLAUNCH_COMPLETE=instruction)).refused()
+def test_completion_script():
+    for shell in ("bash", "zsh", "fish"):
+        done = ask("completion", shell)
+        assert done.code == 0
+        assert f"_XLAUNCH_COMPLETE={shell}_complete" in done.out.decode()
+    assert "'tcsh'" in ask("completion", "tcsh").refused()
+    assert "bash|zsh|fish" in ask("completion").refused()
+    for instruction in ("tcsh_complete", "bash", "bash_other"):
+        assert "complet" in ask(env=clean_environment(_XLAUNCH_COMPLETE=instruction)).refused()

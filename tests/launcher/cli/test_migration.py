@@ -134,23 +134,6 @@ def test_words_of_other_launchers_for_allocator_and_openmp() -> None:
     assert default.out == ask(*asked, "--allocator", "glibc", "--omp", "gnu", "--", "true").out
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("--membind=0", "--numa-nodes LIST --mem-policy bind"),
-        ("--cpunodebind=0", "--numa-nodes"),
-        ("--physcpubind=0", "--cpus"),
-        ("--nproc=2", "--instances"),
-        ("--num_threads=2", "--ncores"),
-        ("--timout=3", "--timeout"),
-        ("--bugdet=3", None),
-    ],
-)
-def test_an_unknown_option_is_suggested_by_meaning(typed: str, meant: str | None) -> None:
-    message = ask(typed, "true").refused()
-    assert message.partition("; did you mean ")[2].partition("?")[0] == (meant or "")
-
-
 def test_old_words_run_a_program(tmp_path: Path) -> None:
     script = tmp_path / "infer.py"
     script.write_text("import os\nprint(sorted(os.sched_getaffinity(0)))\n")

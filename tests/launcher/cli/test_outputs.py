@@ -39,21 +39,14 @@ def entries(directory: Path) -> list[str]:
 # Logs
 
 
-def test_log_directory_is_made_with_its_parents(tmp_path: Path):
-    logs = tmp_path / "a" / "b"
+def test_log_directory_is_made_with_its_parents_and_may_have_any_name(tmp_path: Path):
+    logs = os.fsencode(tmp_path) + b"/two words\n\xff/below"
     done = xlaunch(*SEVERAL, "--log-dir", logs, "sh", "-c", "echo out; echo err >&2")
     assert done == (0, b"", "")
-    assert entries(logs) == ["instance-0.err", "instance-0.out", "instance-1.err", "instance-1.out"]
-    assert (logs / "instance-1.out").read_text() == "out\n"
-    assert (logs / "instance-1.err").read_text() == "err\n"
-
-
-def test_log_directory_may_have_any_name(tmp_path: Path):
-    name = os.fsencode(tmp_path) + b"/two words\n\xff"
-    assert xlaunch("--log-dir", name, "-q", "echo", "out") == (0, b"", "")
-    assert sorted(os.listdir(name)) == [b"instance-0.err", b"instance-0.out"]
-    with open(name + b"/instance-0.out") as log:
-        assert log.read() == "out\n"
+    found = {name.name: Path(name.path).read_text() for name in os.scandir(os.fsdecode(logs))}
+    assert found == {
+        f"instance-{index}.{stream}": f"{stream}\n" for index in (0, 1) for stream in ("out", "err")
+    }
 
 
 def test_what_this_user_may_not_write_is_told_before_anything_starts(tmp_path: Path):
@@ -97,28 +90,16 @@ def test_report(tmp_path: Path, options: tuple[str, ...]):
     assert entries(tmp_path) == ["report.json"]
 
 
-def test_report_of_arguments_that_are_no_text(tmp_path: Path):
-    path = tmp_path / "report.json"
-    assert xlaunch("--report", path, "-q", "true", b"\xff", "ü").code == 0
-    assert report_of(path)["argv"] == ["true", "\\udcff", "ü"]
-
-
-def test_report_takes_the_place_of_an_earlier_one(tmp_path: Path):
-    path = tmp_path / "report.json"
-    path.write_text("x" * 100_000)
-    path.chmod(0o600)
-    assert xlaunch("--report", path, "-q", "true").code == 0
-    assert report_of(path)["exit_code"] == 0
-
-
-def test_report_through_a_link_leaves_the_link(tmp_path: Path):
+def test_report_takes_the_place_of_an_earlier_one_through_a_link(tmp_path: Path):
     (tmp_path / "kept").mkdir()
-    link = tmp_path / "latest.json"
+    link, file = tmp_path / "latest.json", tmp_path / "kept" / "report.json"
     link.symlink_to("kept/report.json")
-    for _ in range(2):
-        assert xlaunch("--report", link, "-q", "true").code == 0
+    for earlier in ("", "x" * 100_000):
+        if earlier:
+            file.write_text(earlier)
+        assert xlaunch("--report", link, "-q", "true", b"\xff", "ü").code == 0
         assert link.is_symlink()
-        assert report_of(tmp_path / "kept" / "report.json")["exit_code"] == 0
+        assert report_of(file)["argv"] == ["true", "\\udcff", "ü"]
     assert entries(tmp_path) == ["kept", "kept/report.json", "latest.json"]
 
 
@@ -134,7 +115,7 @@ def test_report_to_a_fifo(tmp_path: Path):
     assert json.loads(read[0])["exit_code"] == 0
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL"])
 def test_report_that_nobody_reads_is_not_waited_for_for_ever(tmp_path: Path, name: str):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -147,61 +128,41 @@ def test_report_that_nobody_reads_is_not_waited_for_for_ever(tmp_path: Path, nam
         (supervisor,) = children_of(launcher.pid)
         # Its threads: the second one is held up by the pipe.
         wait_until(lambda: len(os.listdir(f"/proc/{supervisor}/task")) == 2, "the report")
-        launcher.send_signal(signal.Signals[name])
-        assert launcher.wait(PATIENCE_S) == 128 + signal.Signals[name]
-    assert not is_alive(supervisor)
-
-
-def test_report_that_nobody_reads_goes_with_the_launcher(tmp_path: Path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    with subprocess.Popen(
-        (*XLAUNCH, "--report", fifo, "-q", "mkdir", tmp_path / "ran"), env=clean_environment()
-    ) as launcher:
-        wait_until((tmp_path / "ran").is_dir, "the program")
-        (supervisor,) = children_of(launcher.pid)
-        launcher.kill()
+        number = signal.Signals[name]
+        launcher.send_signal(number)
+        code = launcher.wait(PATIENCE_S)
+    assert code == (-number if name == "SIGKILL" else 128 + number)
     wait_until(lambda: not is_alive(supervisor), "the end of the supervisor")
 
 
-def test_report_to_a_descriptor_of_the_shell(tmp_path: Path):
-    command = (*XLAUNCH, "-q", "--report", "/dev/fd/7", "echo", "out")
-    done = run(("bash", "-c", f'"$@" 7>{tmp_path}/report', "bash", *command))
-    assert done.out == b"out\n"
-    assert report_of(tmp_path / "report")["exit_code"] == 0
-
-
-def test_report_to_standard_output_follows_what_the_program_wrote(tmp_path: Path):
-    for to in ("/dev/stdout", "/proc/self/fd/1"):
+def test_report_to_a_descriptor_follows_what_the_program_wrote(tmp_path: Path):
+    file = tmp_path / "file"
+    for to, line in (
+        ("/dev/stdout", '"$@"'),
+        ("/proc/self/fd/1", f'"$@" > {file}; cat {file}'),
+        ("/dev/fd/7", f'"$@" 7>{file}; cat {file}'),
+    ):
         command = (*XLAUNCH, "-q", "--report", to, "echo", "out")
-        piped = run(command).out
-        with open(tmp_path / "both", "wb") as file:
-            run(command, stdout=file)
-        for both in (piped, (tmp_path / "both").read_bytes()):
-            first, rest = both.split(b"\n", 1)
-            assert first == b"out"
-            assert json.loads(rest)["exit_code"] == 0
+        first, rest = run(("bash", "-c", line, "bash", *command)).out.split(b"\n", 1)
+        assert (first, json.loads(rest)["exit_code"]) == (b"out", 0)
     assert os.path.islink("/dev/stdout")
 
 
 def test_report_may_lie_in_the_new_log_directory(tmp_path: Path):
     logs = tmp_path / "new" / "logs"
-    for report in (logs / "report.json", tmp_path / "new" / "report.json"):
-        assert xlaunch("--log-dir", logs, "--report", report, "-q", "true").code == 0
-        assert report_of(report)["exit_code"] == 0
+    assert xlaunch("--log-dir", logs, "--report", logs / "report.json", "-q", "true").code == 0
+    assert report_of(logs / "report.json")["exit_code"] == 0
 
 
 def test_report_that_fails_at_the_end_is_told(tmp_path: Path):
-    """Its directory goes while the program runs: that cannot be known before."""
-    directory = tmp_path / "directory"
-    directory.mkdir()
-    done = xlaunch("--report", directory / "report.json", "-q", "rmdir", directory)
-    assert done.code == 125
-    assert done.err.startswith("xlaunch: --report: ")
-    assert len(done.err.splitlines()) == 1
-    directory.mkdir()
-    command = ("sh", "-c", f"rmdir {directory}; exit 7")
-    assert xlaunch("--report", directory / "report.json", "-q", *command).code == 7
+    """Its directory, which may be the current one, goes while the program runs."""
+    for path, code, ends_with in (("./gone/report.json", 0, 125), ("report.json", 3, 3)):
+        directory = tmp_path / str(code)
+        (directory / "gone").mkdir(parents=True)
+        line = f'rmdir gone "$PWD"; exit {code}'
+        done = xlaunch("--report", path, "-q", "sh", "-c", line, cwd=directory)
+        told = "xlaunch: --report: [Errno 2] No such file or directory"
+        assert (done.code, done.err.startswith(told), done.err.count("\n")) == (ends_with, True, 1)
 
 
 # The table and notes
@@ -209,12 +170,8 @@ def test_report_that_fails_at_the_end_is_told(tmp_path: Path):
 
 @pytest.mark.parametrize("option", ["-v", "--explain"])
 def test_plan_is_shown_before_the_program_runs(option: str):
-    command = (*XLAUNCH, option, "sh", "-c", "echo program >&2")
-    both = subprocess.run(
-        command, stderr=subprocess.PIPE, check=True, text=True, env=clean_environment()
-    ).stderr.splitlines()
-    assert both[-1] == "program"
-    shown = "\n".join(both)
+    shown = xlaunch(option, "sh", "-c", "echo program >&2").err
+    assert shown.endswith("\nprogram\n")
     assert "\ninstance  cores  threads  CPUs" in shown
     assert "OMP_NUM_THREADS=" in shown
     assert ("one thread for each CPU" in shown) == (option == "--explain")

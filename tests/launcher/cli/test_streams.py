@@ -16,7 +16,6 @@ from tests.launcher.cli.commands import (
     ask,
     clean_environment,
     run,
-    show,
     xlaunch,
 )
 from tests.launcher.launching import is_alive
@@ -29,37 +28,28 @@ IN_PLACE_AND_SUPERVISED = pytest.mark.parametrize(
 )
 
 
-@IN_PLACE_AND_SUPERVISED
-def test_one_instance_has_our_standard_input(options: tuple[str, ...]):
-    assert show(options=options, input=b"typed")["stdin_text"] == "typed"
-
-
-def test_several_instances_have_none():
-    for told in xlaunch(*SEVERAL, SHOW, input=b"typed").shown():
-        assert (told["stdin"], told["stdin_text"]) == ("/dev/null", "")
-
-
-def test_one_of_several_alone_has_standard_input():
-    told = xlaunch(*SEVERAL, "--instance-index", "1", SHOW, input=b"typed").only()
-    assert told["stdin_text"] == "typed"
-
-
-@pytest.mark.parametrize("options", [(), ("--supervise", "-q"), SEVERAL])
-def test_program_has_the_standard_descriptors_and_those_that_hold_caches(options: tuple[str, ...]):
-    for told in xlaunch(*options, "--no-cache", SHOW).shown():
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--supervise", "-q"), SEVERAL, (*SEVERAL, "--instance-index", "1")],
+    ids=["in place", "supervised", "several", "one of several"],
+)
+def test_what_a_program_starts_with(options: tuple[str, ...]):
+    for told in xlaunch(*options, "--no-cache", SHOW, input=b"typed").shown():
+        if options is SEVERAL:
+            assert (told["stdin"], told["stdin_text"]) == ("/dev/null", "")
+        else:
+            assert told["stdin_text"] == "typed"
         assert told["descriptors"] == [0, 1, 2]
-    # A shell may start anything, so every cache is held.
-    shell = ("sh", "-c", f"exec {sys.executable} {SHOW}")
-    for told in xlaunch(*options, *shell).shown():
-        assert told["descriptors"][:3] == [0, 1, 2]
-        assert told["descriptors"][3:]
-        assert all(number >= MIN_DESCRIPTOR for number in told["descriptors"][3:])
-
-
-@pytest.mark.parametrize("options", [(), ("--supervise", "-q"), SEVERAL])
-def test_program_starts_with_no_signal_blocked_or_ignored(options: tuple[str, ...]):
-    for told in xlaunch(*options, SHOW).shown():
         assert (told["blocked"], told["sigint_ignored"]) == ([], False)
+
+
+@IN_PLACE_AND_SUPERVISED
+def test_program_has_the_descriptors_that_hold_caches(options: tuple[str, ...]):
+    # A shell may start anything, so every cache is held.
+    told = xlaunch(*options, "sh", "-c", f"exec {sys.executable} {SHOW}").only()
+    assert told["descriptors"][:3] == [0, 1, 2]
+    assert told["descriptors"][3:]
+    assert all(number >= MIN_DESCRIPTOR for number in told["descriptors"][3:])
 
 
 @IN_PLACE_AND_SUPERVISED
@@ -86,31 +76,28 @@ def test_closed_streams_of_several(tmp_path: Path):
     assert (done.code, (tmp_path / "proof").read_text()) == (0, "ran\nran\n")
 
 
-@pytest.mark.parametrize("words", [("plan",), ("--version",), ("topology", "--json")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan",),
+        ("--version",),
+        ("topology", "--json"),
+        # The program wrote to a pipe and succeeded: only the launcher knows that its output is lost.
+        (*SEVERAL, "echo", "out"),
+    ],
+    ids=" ".join,
+)
 def test_full_disk_under_standard_output_is_one_line(words: tuple[str, ...]):
     with open("/dev/full", "wb") as full:
-        done = xlaunch(*words, stdout=full)
-    assert done.code == 125
-    problem = "standard output cannot be written: No space left on device"
-    assert done.refused(125) == problem
-
-
-@pytest.mark.parametrize("options", [SEVERAL, ("--supervise", "--tag", "-q")])
-def test_output_that_a_full_disk_loses_fails_the_run(options: tuple[str, ...]):
-    """The program wrote to a pipe and succeeded: only the launcher knows that its output is lost."""
-    with open("/dev/full", "wb") as full:
-        done = xlaunch(*options, "sh", "-c", "echo out", stdout=full)
-    assert done.code == 125
-    assert (
-        done.err == "xlaunch: error: standard output cannot be written: No space left on device\n"
-    )
-    with open("/dev/full", "wb") as full:
-        assert xlaunch(*options, "sh", "-c", "echo err >&2; exit 3", stderr=full).code == 3
+        message = xlaunch(*words, stdout=full).refused(125)
+    assert message == "standard output cannot be written: No space left on device"
 
 
 def test_error_that_cannot_be_printed_keeps_its_exit_code():
     with open("/dev/full", "wb") as full:
         assert xlaunch("no-such-program", stderr=full).code == 127
+        relayed = ("--supervise", "--tag", "-q", "sh", "-c", "echo err >&2; exit 3")
+        assert xlaunch(*relayed, stderr=full).code == 3
     assert run(("sh", "-c", '"$@" 2>&-', "sh", *XLAUNCH, "no-such-program")).code == 127
 
 

@@ -30,36 +30,28 @@ OURS = ("XLAUNCH_INSTANCE_INDEX", "XLAUNCH_INSTANCE_COUNT", "XLAUNCH_INSTANCE_CP
 
 def narrowed(cpus: list[int], *words: Any, **options: Any) -> Any:
     """Run a command under a narrower mask, as `taskset` would."""
-    return run(
-        ("taskset", "--cpu-list", format_cpu_list(cpus), *words),
-        **options,
-    )
+    return run(("taskset", "--cpu-list", format_cpu_list(cpus), *words), **options)
 
 
 # What instances get
 
 
-def test_instances_have_what_the_plan_shows():
+def test_instances_have_what_the_plan_shows_all_or_one_alone():
     instances = json.loads(ask("plan", "--json", *TWO).out)["instances"]
-    for index, (one, instance) in enumerate(
-        zip(xlaunch(*SEVERAL, SHOW).shown(), instances, strict=True)
-    ):
-        assert [one["env"][name] for name in (*OURS, "OMP_NUM_THREADS")] == [
-            str(index),
-            "2",
-            format_cpu_list(instance["cpus"]),
-            format_cpu_list(instance["numa_nodes"]),
-            str(instance["thread_count"]),
-        ]
-        assert one["cpus"] == instance["cpus"]
-
-
-def test_selected_instances_keep_their_numbers_and_places():
-    both = xlaunch(*SEVERAL, SHOW).shown()
-    for index in (0, 1):
-        alone = xlaunch(*SEVERAL, "--instance-index", str(index), SHOW).only()
-        assert alone["cpus"] == both[index]["cpus"]
-        assert [alone["env"][name] for name in OURS] == [both[index]["env"][name] for name in OURS]
+    words = (*SEVERAL, "--env", b"A=\xff\n\xc3\xbc ", SHOW)
+    both = xlaunch(*words).shown()
+    alone = [xlaunch("--instance-index", str(index), *words).only() for index in (0, 1)]
+    for told in (both, alone):
+        for index, (one, instance) in enumerate(zip(told, instances, strict=True)):
+            assert [one["env"][name] for name in (*OURS, "OMP_NUM_THREADS")] == [
+                str(index),
+                "2",
+                format_cpu_list(instance["cpus"]),
+                format_cpu_list(instance["numa_nodes"]),
+                str(instance["thread_count"]),
+            ]
+            assert os.fsencode(one["env"]["A"]) == b"\xff\n\xc3\xbc "
+            assert one["cpus"] == instance["cpus"]
 
 
 def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
@@ -67,10 +59,8 @@ def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
     done = xlaunch("--ncores", "1", "sh", "-c", "echo $OMP_NUM_THREADS", env=env)
     line = "--ncores 1 replaces the inherited OMP_NUM_THREADS=7 (now 1)"
     assert (done.out, done.err) == (b"1\n", f"xlaunch: warning: {line}\n")
-    out = ask("plan", "--ncores", "1", "true", env=env).out.decode()
-    assert f"warning: {line}\n" in out
-    told = xlaunch("-v", "--ncores", "1", "true", env=env).err
-    assert told.count(line) == 1
+    assert f"warning: {line}\n" in ask("plan", "--ncores", "1", "true", env=env).out.decode()
+    assert xlaunch("-v", "--ncores", "1", "true", env=env).err.count(line) == 1
 
 
 def test_cache_size_that_cannot_be_read_is_reported(tmp_path: Path):
@@ -84,36 +74,20 @@ def test_cache_size_that_cannot_be_read_is_reported(tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", [("torchrun",), ("-m", "torch.distributed.run")])
-def test_torchrun_shares_the_cpus_among_its_ranks(words: tuple[str, ...], needs: Any):
+def test_torchrun_shares_the_cpus_among_its_ranks(needs: Any):
     needs(find_spec("torch"), "torch")
     env = clean_environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    told = xlaunch("-q", *words, "--nproc-per-node", "2", SHOW, env=env)
+    told = xlaunch("-q", "torchrun", "--nproc-per-node", "2", SHOW, env=env)
     assert [one["env"]["OMP_NUM_THREADS"] for one in told.shown()] == ["1", "1"]
 
 
-def test_env_option_takes_any_bytes():
-    told = xlaunch("--env", b"A=\xff\n\xc3\xbc ", SHOW).only()
-    assert os.fsencode(told["env"]["A"]) == b"\xff\n\xc3\xbc "
-
-
-def test_output_through_a_pipe_of_ours_is_not_held_back():
-    assert xlaunch("--tag", "-q", "sh", "-c", "echo $PYTHONUNBUFFERED").out == b"[0] 1\n"
-
-
-def test_one_instance_on_everything_keeps_every_cpu_of_a_narrower_mask(needs: Any):
-    first, _ = two_cpus(needs)
+def test_narrower_mask_is_the_machine(needs: Any):
+    first, second = two_cpus(needs)
     told = narrowed([first], *XLAUNCH, SHOW).only()
     assert told["cpus"] == [first]
     assert told["env"]["XLAUNCH_INSTANCE_CPUS"] == str(first)
-    refused = narrowed([first], *XLAUNCH, "--cpus", "0-1048575", SHOW).refused()
-    assert "--cpus" in refused
-
-
-def test_cpu_outside_the_mask_is_refused(needs: Any):
-    first, second = two_cpus(needs)
     line = narrowed([first], *XLAUNCH, "--cpus", str(second), SHOW).refused()
-    assert str(second) in line
+    assert f"{second} " in line
     assert "not allowed" in line
 
 

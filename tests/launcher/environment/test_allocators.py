@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from xlaunch.environment.allocators import (
     choose_profile,
     merge_tunables,
 )
+from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import glibc_version
 
@@ -62,9 +64,8 @@ def faults_of_late_rounds(profile: str, *, thread: bool = False) -> int:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _glibc() -> None:
-    if glibc_version() is None:
-        pytest.skip("the C library here is not glibc")
+def _glibc(needs: Callable[..., None]) -> None:
+    needs(glibc_version(), "glibc")
 
 
 def test_glibc_as_it_is_gives_large_blocks_back():
@@ -95,57 +96,60 @@ def test_preloaded_allocator_has_the_pages_again(profile: str, needs: Callable[.
     assert faults_of_late_rounds(profile) < 0.05 * PAGES
 
 
-def show_preload(*options: str, program: str = sys.executable, **variables: str) -> str:
-    """What LD_PRELOAD and GLIBC_TUNABLES are in a program under `--allocator auto`."""
-    show = "echo ${LD_PRELOAD##*/} ${GLIBC_TUNABLES:+tuned}"
-    words = ["-c", f"import os; os.system({show!r})"] if program == sys.executable else ["-c", show]
+def preload_of(program: str = sys.executable, **variables: str) -> tuple[str, bool]:
+    """The name of what is preloaded under `--allocator auto`, and whether glibc is tuned."""
     env = clean_environment(**variables)
-    return (
-        xlaunch("-q", "--no-cache", *options, "--", program, *words, env=env).out.decode().strip()
-    )
+    told = json.loads(ask("env", "--format", "json", program, env=env).out)["environment"]
+    return os.path.basename(told.get("LD_PRELOAD", "")), "GLIBC_TUNABLES" in told
 
 
 def test_auto_is_an_installed_tcmalloc_and_else_tuned_glibc(needs):
     library = find_library("tcmalloc", sys.prefix, os.environ)
-    assert show_preload(program="/bin/sh") == "tuned"
+    assert preload_of("/bin/sh") == ("", True)
     needs(library, "tcmalloc (Debian: libtcmalloc-minimal4)")
     name = os.path.basename(library.path)
-    assert show_preload() == name
-    assert show_preload(GLIBC_TUNABLES="glibc.malloc.arena_max=3") == "tuned"
+    assert preload_of() == (name, False)
+    assert preload_of(GLIBC_TUNABLES="glibc.malloc.arena_max=3") == ("", True)
 
 
 def test_auto_adds_nothing_to_an_allocator_that_the_user_preloads(needs):
     library = find_library("jemalloc", None, {})
     needs(library, "jemalloc (Debian: libjemalloc2)")
-    shown = show_preload(LD_PRELOAD=library.path)
-    assert shown == os.path.basename(library.path)
+    assert preload_of(LD_PRELOAD=library.path) == ("", False)
 
 
-def test_share_of_memory_bounds_what_is_kept():
+def tuned(
+    share_bytes: int | None = None, *, threads: int = 3, huge_pages: bool = False, **inherited: str
+) -> Proposal:
+    """What glibc-tuned sets for a process with this share of the memory."""
     (tunables,) = allocator_settings(
-        PROFILES["glibc-tuned"], {}, memory_share_bytes=8 << 30, threads=3, huge_pages=False
-    )
-    # The process and a loader worker for each thread, which inherit this, keep half of it together.
-    assert f"trim_threshold={1 << 30}:" in f"{tunables.value}:"
-    (many,) = allocator_settings(
-        PROFILES["glibc-tuned"], {}, memory_share_bytes=34 << 30, threads=64, huge_pages=False
-    )
-    assert f"trim_threshold={1 << 30}:" in f"{many.value}:"
-    (unknown,) = allocator_settings(
-        PROFILES["glibc-tuned"], {}, memory_share_bytes=None, threads=3, huge_pages=True
-    )
-    assert f"trim_threshold={64 << 30}:" in f"{unknown.value}:"
-    assert unknown.value.endswith("glibc.malloc.hugetlb=1")
+        PROFILES["glibc-tuned"], inherited,
+        memory_share_bytes=share_bytes, threads=threads, huge_pages=huge_pages,
+    )  # fmt: skip
+    return tunables
 
 
 @pytest.mark.parametrize(
-    ("share_bytes", "shown"), [(1 << 30, "up to 256 MiB"), (12 << 30, "up to 3 GiB")]
+    ("share_bytes", "threads", "kept_bytes", "shown"),
+    [
+        # The process and a loader worker for each thread, which inherit this, keep half of it together.
+        (8 << 30, 3, 1 << 30, "up to 1 GiB"),
+        (34 << 30, 64, 1 << 30, "up to 1 GiB"),
+        (1 << 30, 1, 256 << 20, "up to 256 MiB"),
+        (12 << 30, 1, 3 << 30, "up to 3 GiB"),
+        (None, 3, 64 << 30, "up to 64 GiB"),
+    ],
 )
-def test_reason_gives_the_size_that_is_kept(share_bytes: int, shown: str):
-    (tunables,) = allocator_settings(
-        PROFILES["glibc-tuned"], {}, memory_share_bytes=share_bytes, threads=1, huge_pages=False
-    )
+def test_share_of_memory_bounds_what_is_kept(
+    share_bytes: int | None, threads: int, kept_bytes: int, shown: str
+):
+    tunables = tuned(share_bytes, threads=threads)
+    assert f"trim_threshold={kept_bytes}:" in f"{tunables.value}:"
     assert tunables.reason.endswith(shown)
+
+
+def test_huge_pages_are_a_tunable():
+    assert tuned(huge_pages=True).value.endswith("glibc.malloc.hugetlb=1")
 
 
 def test_users_tunables_win_name_by_name():
@@ -155,12 +159,9 @@ def test_users_tunables_win_name_by_name():
         "c.d": "2",
         "e.f": "4",
     }
-    inherited = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=65536"}
-    (tunables,) = allocator_settings(
-        PROFILES["glibc-tuned"], inherited, memory_share_bytes=None, threads=3, huge_pages=False
-    )
-    assert "glibc.malloc.mmap_max=65536" in tunables.value.split(":")
-    assert "glibc.malloc.mmap_max=0" not in tunables.value.split(":")
+    entries = tuned(GLIBC_TUNABLES="glibc.malloc.mmap_max=65536").value.split(":")
+    assert "glibc.malloc.mmap_max=65536" in entries
+    assert "glibc.malloc.mmap_max=0" not in entries
 
 
 def test_path_has_the_settings_of_the_allocator_that_its_file_name_tells():

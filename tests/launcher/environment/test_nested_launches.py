@@ -157,6 +157,7 @@ def test_inner_launch_decides_anew_on_the_openmp_runtime(library: Callable[[str]
     outer = planned(llvm)
     assert (outer["LD_PRELOAD"], outer["KMP_BLOCKTIME"]) == (path, "1")
     assert not {"LD_PRELOAD", "KMP_BLOCKTIME"} & set(planned(llvm, PLAIN))
+    assert planned(llvm, llvm)["LD_PRELOAD"] == path
     told = planned(llvm, PLAIN, KMP_BLOCKTIME="1")
     assert (told["KMP_BLOCKTIME"], "LD_PRELOAD" in told) == ("1", False)
 

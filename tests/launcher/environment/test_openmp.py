@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import ask, clean_environment, show, two_cpus, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment, library
 from tests.libraries import find_library
 
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import OPENMP
-from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
+from xlaunch.environment.openmp import PROFILES, OpenMPChoice, choose_openmp, program_runtime
 from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
@@ -50,10 +50,17 @@ def python_in(prefix: str) -> Program:
     return Program(executable, (executable, "x.py"), "--python", executable, prefix, loads=loads)
 
 
-def chosen(asked: str, plan: Plan = ROOMY, **variables: str) -> dict[str, str]:
+def choose(asked: str, plan: Plan = ROOMY, **variables: str) -> OpenMPChoice:
     variables.setdefault("XDG_CACHE_HOME", "/dev/null")
-    choice = choose_openmp(asked, plan, python_in(sys.prefix), variables)
+    return choose_openmp(asked, plan, python_in(sys.prefix), variables)
+
+
+def proposed(choice: OpenMPChoice) -> dict[str, str]:
     return {proposal.name: proposal.value for proposal in choice.proposals}
+
+
+SPINNING = {"KMP_BLOCKTIME": "1", "KMP_HOT_TEAMS_MODE": "1"}
+"""What an Intel or LLVM runtime gets where each thread has a CPU."""
 
 
 @pytest.fixture
@@ -77,7 +84,7 @@ def test_no_profile_can_shrink_the_main_thread():
 
 
 def test_auto_leaves_the_program_s_runtime_alone():
-    choice = choose_openmp("auto", ROOMY, python_in(sys.prefix), {})
+    choice = choose("auto")
     assert (choice.proposals, choice.preload, choice.warnings) == ((), None, ())
 
 
@@ -97,51 +104,36 @@ def test_auto_leaves_the_program_s_runtime_alone():
 def test_waiting_is_passive_where_spinning_costs_others(plan: Plan, asked: str, runtime):
     if asked != "auto":
         runtime(asked)
-    variables = chosen(asked, plan)
+    variables = proposed(choose(asked, plan))
     assert variables["OMP_WAIT_POLICY"] == "passive"
     assert variables.get("KMP_BLOCKTIME") == ("0" if asked in ("intel", "llvm") else None)
-    assert chosen("none", plan) == {}
+    assert proposed(choose("none", plan)) == {}
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [
-        ROOMY,
-        plan_of((0, 1), threads=1),
-        plan_of((0, 1), (0, 1), threads=1, bound=False),
-    ],
+    "plan", [ROOMY, plan_of((0, 1), threads=1), plan_of((0, 1), (0, 1), threads=1, bound=False)]
 )
 def test_waiting_may_spin_where_each_thread_has_a_cpu(plan: Plan, runtime):
     runtime("intel")
-    assert chosen("auto", plan) == {}
-    assert chosen("intel", plan) == {"KMP_BLOCKTIME": "1", "KMP_HOT_TEAMS_MODE": "1"}
+    assert proposed(choose("auto", plan)) == {}
+    assert proposed(choose("intel", plan)) == SPINNING
 
 
-@pytest.mark.parametrize("name", ["", "Intel", "gomp", "libiomp5.so"])
-def test_name_that_is_no_profile(name: str):
-    message = ask("--omp", name, "true").refused()
-    assert message.startswith(
-        f"--omp: {name!r} is not an OpenMP profile; there are auto, none, gnu,"
-    )
+def test_name_that_is_no_profile():
+    for name in ("", "Intel", "gomp", "libiomp5.so"):
+        problem = f"--omp: {name!r} is not an OpenMP profile; there are auto, none, gnu,"
+        assert ask("--omp", name, "true").refused().startswith(problem)
 
 
 def test_runtime_of_the_user_s_stays_the_only_one(runtime):
     present = runtime("intel")
-    choice = choose_openmp("llvm", ROOMY, python_in(sys.prefix), {"LD_PRELOAD": f"x.so:{present}"})
-    assert choice.preload is None
-    assert [proposal.name for proposal in choice.proposals] == [
-        "KMP_BLOCKTIME",
-        "KMP_HOT_TEAMS_MODE",
-    ]
+    choice = choose("llvm", LD_PRELOAD=f"x.so:{present}")
+    assert (choice.preload, proposed(choice)) == (None, SPINNING)
     (warning,) = choice.warnings
     assert f"LD_PRELOAD names {present} already, which is kept" in warning
     for asked in ("intel", present):
-        same = choose_openmp(asked, ROOMY, python_in(sys.prefix), {"LD_PRELOAD": present})
-        assert (same.preload, same.warnings) == (None, ())
-        assert [proposal.name for proposal in same.proposals] == [
-            "KMP_BLOCKTIME",
-            "KMP_HOT_TEAMS_MODE",
-        ]
+        same = choose(asked, LD_PRELOAD=present)
+        assert (same.preload, same.warnings, proposed(same)) == (None, (), SPINNING)
 
 
 @pytest.mark.parametrize("soname", ["libiomp5.so", "libomp.so.5", "libgomp.so.1", "libm.so.6"])
@@ -162,21 +154,18 @@ def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
     path = tmp_path / "renamed.so"
     tmp_path.chmod(0o755)
     shutil.copy(runtime("llvm"), path)  # known by its soname
-    choice = choose_openmp(str(path), ROOMY, python_in(sys.prefix), {"XDG_CACHE_HOME": "/dev/null"})
+    choice = choose(str(path))
     assert choice.preload is not None
-    assert choice.preload.path == os.path.realpath(path)
-    assert [proposal.name for proposal in choice.proposals] == [
-        "KMP_BLOCKTIME",
-        "KMP_HOT_TEAMS_MODE",
-    ]
+    assert (choice.preload.path, proposed(choice)) == (os.path.realpath(path), SPINNING)
 
 
 def test_path_of_something_else_is_refused(tmp_path: Path):
-    paths = (sys.executable, f"{tmp_path}/absent.so", str(PROGRAM))
-    told = [ask("--omp", path, "true").refused() for path in paths]
-    assert "is not an OpenMP runtime" in told[0]
-    assert "No such file" in told[1]
-    assert "is not an ELF file" in told[2]
+    for path, problem in (
+        (sys.executable, "is not an OpenMP runtime"),
+        (f"{tmp_path}/absent.so", "No such file"),
+        (PROGRAM, "is not an ELF file"),
+    ):
+        assert problem in ask("--omp", path, "true").refused()
 
 
 @pytest.mark.parametrize(
@@ -197,9 +186,8 @@ def test_user_s_binding_stays_and_is_warned_of(name: str, value: str, under: lis
     for asked in PROFILES:
         if PROFILES[asked].library is not None:
             runtime(asked)
-        environment = {name: value, "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}
-        choice = choose_openmp(asked, ROOMY, python_in(sys.prefix), environment)
-        assert name not in [proposal.name for proposal in choice.proposals]
+        choice = choose(asked, **{name: value, "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]})
+        assert name not in proposed(choice)
         if any(f"{name}={value} is set and kept" in warning for warning in choice.warnings):
             warned.append(asked)
     assert warned == under
@@ -218,49 +206,45 @@ def test_binding_does_what_the_warning_says(needs):
 # Through the command line
 
 
+def environment_of(*options: str, **variables: str) -> dict[str, str]:
+    """What a program would get, which tests/launcher/cli/test_env_command.py compares with what it gets."""
+    env = clean_environment(**variables)
+    done = ask("env", "--format", "json", *options, env=env)
+    environment: dict[str, str] = json.loads(done.out)["environment"]
+    return environment
+
+
 def test_settings_and_preload_reach_the_program(runtime):
     path = runtime("llvm")
-    told = show(options=("--omp", "llvm", "--allocator", "glibc"))["env"]
+    plain = ("--allocator", "glibc")
+    told = environment_of("--omp", "llvm", *plain)
     assert (told["LD_PRELOAD"], told["KMP_BLOCKTIME"]) == (path, "1")
-    plain = show(options=("--allocator", "glibc"))["env"]
-    assert not {"LD_PRELOAD", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"} & set(plain)
+    assert not {"LD_PRELOAD", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"} & set(environment_of(*plain))
 
 
 def test_user_s_settings_win_and_the_preload_is_added_to(runtime, needs):
     path = runtime("llvm")
     jemalloc = find_library("jemalloc", None, {})
     needs(jemalloc, "Debian's libjemalloc2")
-    expected = ("7", f"{jemalloc.path}:{path}")
     variables = {"KMP_BLOCKTIME": "7", "LD_PRELOAD": jemalloc.path}
-    inherited = show(options=("--omp", "llvm"), env=clean_environment(**variables))["env"]
     given = [word for pair in variables.items() for word in ("--env", "=".join(pair))]
-    by_option = show(options=("--omp", "llvm", *given))["env"]
-    for told in (inherited, by_option):
-        assert (told["KMP_BLOCKTIME"], told["LD_PRELOAD"]) == expected
+    for told in (
+        environment_of("--omp", "llvm", **variables),
+        environment_of("--omp", "llvm", *given),
+    ):
+        assert (told["KMP_BLOCKTIME"], told["LD_PRELOAD"]) == ("7", f"{jemalloc.path}:{path}")
 
 
 def test_env_option_counts_where_an_outer_launch_has_set_the_same():
-    env = clean_environment(OMP_NUM_THREADS="77", XLAUNCH_SET="OMP_NUM_THREADS=77")
-    assert show(env=env)["env"]["OMP_NUM_THREADS"] != "77"
-    told = show(options=("--env", "OMP_NUM_THREADS=77"), env=env)
-    assert told["env"]["OMP_NUM_THREADS"] == "77"
-
-
-def test_preload_is_not_repeated_by_a_launch_within_a_launch(runtime):
-    path = runtime("llvm")
-    options = ("--omp", "llvm", "--allocator", "glibc")
-    told = show(options=(*options, "--", sys.executable, "-m", "xlaunch", *options))
-    assert told["env"]["LD_PRELOAD"] == path
+    set_by_it = {"OMP_NUM_THREADS": "77", "XLAUNCH_SET": "OMP_NUM_THREADS=77"}
+    assert environment_of(**set_by_it)["OMP_NUM_THREADS"] != "77"
+    told = environment_of("--env", "OMP_NUM_THREADS=77", **set_by_it)
+    assert told["OMP_NUM_THREADS"] == "77"
 
 
 def test_plan_shows_what_is_set_and_why(runtime):
     path = runtime("llvm")
-    command = ("plan", "--omp", "llvm")
-    made = json.loads(xlaunch(*command, "--json", "true").out)
-    (instance,) = made["instances"]
-    assert instance["environment"]["LD_PRELOAD"] == path
-    assert instance["environment"]["KMP_BLOCKTIME"] == "1"
-    text = xlaunch(*command, "--explain", "true").out.decode()
+    text = ask("plan", "--omp", "llvm", "--explain", "true").out.decode()
     assert f"LD_PRELOAD={path}  (OpenMP llvm" in text
     _, _, grouped = text.partition("\n  OpenMP llvm: ")
     assert "\n    KMP_BLOCKTIME=1\n    KMP_HOT_TEAMS_MODE=1\n" in grouped
@@ -268,11 +252,12 @@ def test_plan_shows_what_is_set_and_why(runtime):
 
 def test_warning_reaches_the_user(runtime):
     env = clean_environment(LD_PRELOAD=runtime("intel"))
+    words = ("--omp", "llvm", "true")
     warning = "LD_PRELOAD names"
-    assert warning in xlaunch("--omp", "llvm", "true", env=env).err
-    assert xlaunch("--omp", "llvm", "-q", "true", env=env).err == ""
-    assert warning in ask("plan", "--omp", "llvm", "true", env=env).out.decode()
-    made = json.loads(ask("plan", "--omp", "llvm", "--json", "true", env=env).out)
+    assert warning in xlaunch(*words, env=env).err
+    assert xlaunch("-q", *words, env=env).err == ""
+    assert warning in ask("plan", *words, env=env).out.decode()
+    made = json.loads(ask("plan", "--json", *words, env=env).out)
     assert [warning in line for line in made["warnings"]] == [True]
 
 

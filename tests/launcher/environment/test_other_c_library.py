@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -48,18 +49,21 @@ LEFT_ALONE = {
 Compile = Callable[..., Path]
 
 
-@pytest.fixture
-def compile_with(tmp_path: Path, needs: Callable[[object, str], None]) -> Compile:
-    """Compile C source with a compiler for another C library, or with gcc."""
+@pytest.fixture(scope="module")
+def compile_with(
+    tmp_path_factory: pytest.TempPathFactory, needs: Callable[[object, str], None]
+) -> Compile:
+    """Compile C source once with a compiler for another C library, or with gcc."""
     needs(glibc_version(), "a Python on glibc")
 
+    @functools.cache
     def compile_it(compiler: str, source: str, *options: str, name: str = "program") -> Path:
         package = {"musl-gcc": "Debian: musl-tools", "gcc": "Debian: gcc"}[compiler]
         needs(shutil.which(compiler), f"{compiler} ({package})")
-        (tmp_path / "source.c").write_text(source)
-        words = [compiler, *options, "source.c", "-o", name]
-        subprocess.run(words, cwd=tmp_path, check=True)
-        return tmp_path / name
+        directory = tmp_path_factory.mktemp("compiled")
+        (directory / "source.c").write_text(source)
+        subprocess.run([compiler, *options, "source.c", "-o", name], cwd=directory, check=True)
+        return directory / name
 
     return compile_it
 
@@ -88,13 +92,13 @@ def test_a_library_for_glibc_is_refused_before_the_start(
     program: Path, kind: str, needs: Callable[[object, str], None]
 ):
     needs(find_library("gnu", None, os.environ), "libgomp.so.1 (Debian: libgomp1)")
-    refused = xlaunch("--omp", "gnu", program).refused()
+    refused = ask("--omp", "gnu", program).refused()
     assert refused.startswith("--omp gnu: refused: ")
     assert refused.endswith(f"{PROBLEMS[kind]}; leave the option out, or name a library's path")
     named = library(program.with_name("libjemalloc.so.2"), needed=["libc.so.6"])
-    refused = xlaunch("--allocator", named, program).refused()
+    refused = ask("--allocator", named, program).refused()
     assert refused == f"--allocator {named}: {PROBLEMS[kind]}"
-    refused = xlaunch("--allocator", "glibc-tuned", program).refused()
+    refused = ask("--allocator", "glibc-tuned", program).refused()
     assert refused.endswith(
         "glibc-tuned needs glibc 2.26 or newer, and the program does not run on it"
     )
@@ -110,7 +114,7 @@ def test_a_library_for_musl_is_preloaded_into_a_program_for_musl(compile_with: C
 
 def test_a_library_for_musl_is_refused_for_python(compile_with: Compile):
     named = compile_with("musl-gcc", PRELOADED, "-shared", "-fPIC", name="libjemalloc.so.2")
-    refused = xlaunch("--allocator", named, "python3", "-c", "pass").refused()
+    refused = ask("--allocator", named, "python3", "-c", "pass").refused()
     assert refused == f"--allocator {named}: linked to musl; the program is linked to glibc"
 
 

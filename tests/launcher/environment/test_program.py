@@ -21,12 +21,13 @@ from xlaunch.supervision.instance_start import exec_error, execute
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: a script, two executables, one in a directory of PATH, a plain file."""
+    """The current directory: scripts, executables, two directories of PATH, a plain file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "later").mkdir()
     for name, mode in (
         ("script.py", 0o644),
+        ("executable.py", 0o755),
         ("run", 0o755),
         ("plain", 0o644),
         ("bin/tool", 0o755),
@@ -44,95 +45,50 @@ def resolve(*words: str, variables: dict[str, str] | None = None, **more: object
     return resolve_program(ProgramRequest(words=words, **more), path | (variables or {}))
 
 
-def test_script_is_run_by_an_interpreter():
-    assert resolve("script.py", "a", "")[:3] == (
-        sys.executable,
-        (sys.executable, "script.py", "a", ""),
-        "the interpreter that xlaunch runs on",
-    )
+OURS = "the interpreter that xlaunch runs on"
+PYTHON = sys.executable
 
 
-@pytest.mark.parametrize("suffix", PYTHON_SUFFIXES)
-def test_every_suffix_of_python(directory: Path, suffix: str):
-    (directory / f"x{suffix}").write_text("")
-    assert resolve(f"x{suffix}").executable == sys.executable
+@pytest.mark.parametrize(
+    ("words", "more", "expected"),
+    [
+        (("script.py", "a", ""), {}, (PYTHON, (PYTHON, "script.py", "a", ""), OURS)),
+        (("./executable.py",), {}, (PYTHON, (PYTHON, "./executable.py"), OURS)),
+        (("./executable.py", "a"), {"no_python": True}, ("./executable.py", ("./executable.py", "a"), None)),
+        # A module is not looked for.
+        (("no.such.module", "-x"), {"module": True}, (PYTHON, (PYTHON, "-m", "no.such.module", "-x"), OURS)),
+        (("./run", "a"), {}, ("./run", ("./run", "a"), None)),
+        (("tool", "a"), {}, ("bin/tool", ("tool", "a"), None)),
+        # What may not be run is passed over; an empty part of the path is this directory.
+        (("held",), {}, ("later/held", ("held",), None)),
+        (("run",), {}, ("./run", ("run",), None)),
+        *[((f"x{suffix}",), {}, (PYTHON, (PYTHON, f"x{suffix}"), OURS)) for suffix in PYTHON_SUFFIXES],
+    ],
+)  # fmt: skip
+def test_what_is_run(directory: Path, words: tuple[str, ...], more: dict[str, bool], expected):
+    for suffix in PYTHON_SUFFIXES:
+        (directory / f"x{suffix}").touch()
+    assert resolve(*words, **more)[:3] == expected
 
 
-def test_executable_script_is_run_by_an_interpreter_all_the_same(directory: Path):
-    (directory / "script.py").chmod(0o755)
-    assert resolve("./script.py").argv == (sys.executable, "./script.py")
-
-
-def test_no_python_takes_the_file_itself(directory: Path):
-    (directory / "script.py").chmod(0o755)
-    found = resolve("./script.py", "a", no_python=True)
-    assert found[:3] == ("./script.py", ("./script.py", "a"), None)
-
-
-def test_module_is_not_looked_for():
-    found = resolve("no.such.module", "-x", module=True)
-    assert found.argv == (sys.executable, "-m", "no.such.module", "-x")
-
-
-def test_path_is_taken_as_it_is():
-    assert resolve("./run", "a")[:3] == ("./run", ("./run", "a"), None)
-
-
-def test_name_is_looked_up_and_stays_the_program_s_own_name():
-    assert resolve("tool", "a")[:3] == ("bin/tool", ("tool", "a"), None)
-
-
-def test_file_that_may_not_be_run_is_passed_over():
-    assert resolve("held").executable == "later/held"
-    with pytest.raises(ProgramNotExecutableError, match="bin/held"):
-        resolve("held", variables={"PATH": "bin"})
-
-
-def test_empty_part_of_the_path_is_this_directory():
-    assert resolve("run").executable == "./run"
-    with pytest.raises(ProgramNotFoundError, match=r"\./run"):
-        resolve("run", variables={"PATH": "bin"})
+def test_program_that_is_not_to_be_had():
+    """Others are in tests/launcher/cli/test_bad_input.py."""
+    for name in ("", "nul\0byte.py", "\udc80.py", "script.py/below.py"):
+        with pytest.raises(ProgramNotFoundError) as raised:
+            resolve(name)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(ProgramNotExecutableError, match="File name too long"):
+        resolve(f"./{'x' * 300}")
+    for name, error in (("held", ProgramNotExecutableError), ("run", ProgramNotFoundError)):
+        with pytest.raises(error, match={"held": "bin/held", "run": r"\./run"}[name]):
+            resolve(name, variables={"PATH": "bin"})
+    for module, word in ((False, "program"), (True, "module")):
+        with pytest.raises(UsageError, match=f"no {word} given"):
+            resolve(module=module)
 
 
 def test_without_a_path_there_is_the_system_s():
     assert resolve_program(ProgramRequest(("sh",)), {}).executable in ("/bin/sh", "/usr/bin/sh")
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("", ProgramNotFoundError),
-        ("gone", ProgramNotFoundError),
-        ("./gone", ProgramNotFoundError),
-        ("gone.py", ProgramNotFoundError),
-        ("script.py/below", ProgramNotFoundError),
-        ("script.py/below.py", ProgramNotFoundError),
-        ("nul\0byte", ProgramNotFoundError),
-        ("./nul\0byte", ProgramNotFoundError),
-        ("nul\0byte.py", ProgramNotFoundError),
-        ("\udc80.py", ProgramNotFoundError),
-        ("bin", ProgramNotExecutableError),
-        ("./bin", ProgramNotExecutableError),
-        ("./plain", ProgramNotExecutableError),
-        (f"./{'x' * 300}", ProgramNotExecutableError),
-    ],
-)
-def test_program_that_is_not_to_be_had(name: str, error: type[Exception]):
-    with pytest.raises(error) as raised:
-        resolve(name)
-    assert "\n" not in str(raised.value)
-
-
-def test_directory_named_as_a_script(directory: Path):
-    (directory / "package.py").mkdir()
-    with pytest.raises(ProgramNotExecutableError, match="directory"):
-        resolve("package.py")
-
-
-@pytest.mark.parametrize(("module", "word"), [(False, "program"), (True, "module")])
-def test_nothing_given(module: bool, word: str):
-    with pytest.raises(UsageError, match=f"no {word} given"):
-        resolve(module=module)
 
 
 # Interpreters

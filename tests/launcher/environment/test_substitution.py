@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.launcher.cli.commands import SHOW, arguments_of, ask, xlaunch
+from tests.launcher.cli.commands import SHOW, arguments_of, ask, clean_environment, program, xlaunch
 
 from xlaunch.environment.substitution import substitute
 from xlaunch.errors import UsageError
@@ -87,11 +87,6 @@ def test_sums_are_python_s(terms: list, index: int):
 # The command
 
 
-def test_arguments_stay_without_the_option():
-    told = xlaunch(*TWO, SHOW, "{index}", "{8000+index}").shown()
-    assert [arguments_of(one) for one in told] == [[b"{index}", b"{8000+index}"]] * 2
-
-
 def test_each_instance_gets_its_own_arguments():
     words = (
         "--port={8000+2*index}",
@@ -118,25 +113,20 @@ def test_single_instance_in_place_gets_them_too():
 
 
 def test_program_s_name_is_never_replaced(tmp_path):
-    script = tmp_path / "{index}"
-    script.write_text("#!/bin/sh\necho $0 $1\n")
-    script.chmod(0o755)
+    program(tmp_path / "{index}", "#!/bin/sh\necho $0 $1\n")
     done = xlaunch("--substitute", "./{index}", "{index}", cwd=tmp_path)
     assert done.out == b"./{index} 0\n"
 
 
 def test_variables_are_always_replaced_and_inherited_ones_never():
-    told = xlaunch(*TWO, "--env", "PORT={8000+index}", "--env", "OMP_NUM_THREADS={index+1}", SHOW)
-    got = [(one["env"]["PORT"], one["env"]["OMP_NUM_THREADS"]) for one in told.shown()]
-    assert got == [("8000", "1"), ("8001", "2")]
-
-
-def test_variable_that_is_added_to_keeps_the_replaced_part():
-    value = "glibc.malloc.perturb={index}"
-    done = xlaunch(
-        *TWO, "--allocator", "glibc-tuned", "--env", f"GLIBC_TUNABLES={value}", SHOW
-    ).shown()
-    for index, one in enumerate(done):
+    """Also the part of a variable that is added to; arguments stay without the option."""
+    tunables = "GLIBC_TUNABLES=glibc.malloc.perturb={index}"
+    words = ("--allocator", "glibc-tuned", "--env", tunables, "--env", "PORT={8000+index}")
+    env = clean_environment(OWN="{index}")
+    done = xlaunch(*TWO, *words, SHOW, "{8000+index}", env=env)
+    for index, one in enumerate(done.shown()):
+        assert arguments_of(one) == [b"{8000+index}"]
+        assert (one["env"]["OWN"], one["env"]["PORT"]) == ("{index}", f"{8000 + index}")
         assert f"glibc.malloc.perturb={index}" in one["env"]["GLIBC_TUNABLES"].split(":")
 
 
@@ -147,12 +137,11 @@ def test_sum_with_a_list_starts_nothing():
 
 
 def test_plan_shows_what_each_instance_gets():
-    words = ("--instances", "2", "--ncores", "1", "--oversubscribe", "--substitute")
-    out = ask("plan", *words, "echo", "{8000+index}").out.decode()
+    words = (*TWO, "--substitute", "echo", "{8000+index}")
+    out = ask("plan", *words).out.decode()
     assert (
         "program: echo '{8000+index}'\n  of instance 0: echo 8000\n  of instance 1: echo 8001"
-        in out
-    )
-    values = json.loads(ask("plan", "--json", *words, "echo", "{8000+index}").out)
+    ) in out
+    values = json.loads(ask("plan", "--json", *words).out)
     assert values["program"] == ["echo", "{8000+index}"]
     assert [one["program"] for one in values["instances"]] == [["echo", "8000"], ["echo", "8001"]]

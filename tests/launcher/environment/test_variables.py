@@ -197,8 +197,7 @@ def test_list_of_what_was_set_holds_any_value(own: str):
     assert split_inherited(outer).users_own["LIST"] == own
     assert split_inherited(outer).chosen.keys() == {OMP, "CACHE", "LIST"}
     assert outer[OURS].replace("\n", "").isprintable()
-    rest = without_names(outer[OURS], ("LIST", OMP))
-    assert rest == "CACHE=ours"
+    assert without_names(outer[OURS], ("LIST", OMP)) == "CACHE=ours"
 
 
 @pytest.mark.parametrize(

@@ -55,30 +55,29 @@ def run(
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_supervisor_kills_the_rest_and_waits(
-    run: tuple[subprocess.Popen[bytes], int, int], tmp_path: Path
-):
+@pytest.mark.parametrize(
+    ("ended_by", "code", "said"),
+    [
+        ("supervisor", 137, "SIGTERM sent to 2 instances; SIGKILL in 0.1 s (--grace)"),
+        ("keeper", 125, "the supervisor was ended by SIGKILL; every instance was killed"),
+    ],
+)
+def test_the_rest_is_killed_and_waited_for(
+    run: tuple[subprocess.Popen[bytes], int, int], tmp_path: Path, ended_by: str, code: int, said: str
+):  # fmt: skip
     process, of_other_user, child = run
-    process.terminate()
+    if ended_by == "supervisor":
+        process.terminate()
+    else:
+        (supervisor,) = children_of(process.pid)
+        os.kill(supervisor, signal.SIGKILL)
     wait_until(lambda: not is_alive(child), "the end of the other instance's child")
     assert is_alive(of_other_user)
     os.kill(of_other_user, signal.SIGKILL)
     errors = process.communicate(timeout=PATIENCE_S)[1].decode()
-    assert errors == "xlaunch: SIGTERM sent to 2 instances; SIGKILL in 0.1 s (--grace)\n"
-    assert process.returncode == 137
-    assert (
-        f"instance 0 (PID {of_other_user}) runs as another user: it cannot be signalled, and "
-        "xlaunch waits for its end"
-    ) in (tmp_path / "report.json").read_text()
-
-
-def test_keeper_kills_the_rest_and_waits(run: tuple[subprocess.Popen[bytes], int, int]):
-    process, of_other_user, child = run
-    (supervisor,) = children_of(process.pid)
-    os.kill(supervisor, signal.SIGKILL)
-    wait_until(lambda: not is_alive(child), "the end of the other instance's child")
-    assert is_alive(of_other_user)
-    os.kill(of_other_user, signal.SIGKILL)
-    errors = process.communicate(timeout=PATIENCE_S)[1].decode()
-    assert errors == "xlaunch: the supervisor was ended by SIGKILL; every instance was killed\n"
-    assert process.returncode == 125
+    assert (process.returncode, errors) == (code, f"xlaunch: {said}\n")
+    if ended_by == "supervisor":
+        assert (
+            f"instance 0 (PID {of_other_user}) runs as another user: it cannot be signalled, and "
+            "xlaunch waits for its end"
+        ) in (tmp_path / "report.json").read_text()

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import Done, xlaunch
-from tests.launcher.launching import PATIENCE_S
+from tests.launcher.cli.commands import run, xlaunch
 
 from xlaunch.errors import WarningKind, kind_of
 from xlaunch.machine.processes import TICKS_PER_SECOND
@@ -45,14 +44,11 @@ class Proc:
     def write(self) -> None:
         lines = ["cpu  1 2 3 4 5 6 7 8 9 10"]
         for cpu, work in enumerate(self.work):
-            user, nice, system = (
-                1000 + self.samples * (work // 2),
-                50,
-                70 + self.samples * (work - work // 2),
-            )
+            user = 1000 + self.samples * (work // 2)
+            system = 70 + self.samples * (work - work // 2)
             idle, waiting = 5000 + self.samples * (8 - work), self.samples * 2
             lines.append(
-                f"cpu{cpu} {user} {nice} {system} {idle} {waiting} 0 0 {self.stolen[cpu]} 700 0"
+                f"cpu{cpu} {user} 50 {system} {idle} {waiting} 0 0 {self.stolen[cpu]} 700 0"
             )
         (self.root / "stat").write_text("\n".join([*lines, "intr 5 6 7", "ctxt 8", ""]))
         for pid, (name, ticks, cpu) in self.processes.items():
@@ -266,17 +262,17 @@ def burner() -> Iterator[int]:
         process.kill()
 
 
-def launch(*words: str) -> Done:
-    return xlaunch(*words, "sleep", "0.8")
-
-
 def test_supervised_run_on_a_busy_cpu_gets_a_warning(burner: int, tmp_path: Path):
+    """A quiet one has it in the report alone, and a launch in place does not look."""
     report = tmp_path / "report.json"
-    done = launch("--cpus", str(burner), "--report", str(report))
-    (line,) = [line for line in done.err.splitlines() if "busy with other work" in line]
+    words = ("--cpus", str(burner), "sleep", "0.8")
+    told = xlaunch("--report", report, *words).err
+    (line,) = [line for line in told.splitlines() if "busy with other work" in line]
     assert line.startswith(f"xlaunch: warning: CPU {burner} is busy with other work (")
-    warnings = json.loads(report.read_text())["warnings"]
-    assert line.removeprefix("xlaunch: warning: ") in warnings
+    assert line.removeprefix("xlaunch: warning: ") in json.loads(report.read_text())["warnings"]
+    assert xlaunch("-q", "--report", report, *words).err == ""
+    assert "busy with other work" in str(json.loads(report.read_text())["warnings"])
+    assert xlaunch(*words).err == ""
 
 
 def test_busy_cpu_does_not_delay_the_start(burner: int, tmp_path: Path):
@@ -287,8 +283,8 @@ def test_busy_cpu_does_not_delay_the_start(burner: int, tmp_path: Path):
         "main()"
     )
     report = tmp_path / "report.json"
-    words = ["--cpus", str(burner), "--report", str(report), "true"]
-    subprocess.run([sys.executable, "-c", code, *words], check=True, timeout=PATIENCE_S)
+    words = ("--cpus", str(burner), "--report", report, "true")
+    assert run((sys.executable, "-c", code, *words)).code == 0
     warnings = json.loads(report.read_text())["warnings"]
     assert not any("busy with other work" in one for one in warnings)
 
@@ -307,16 +303,6 @@ def test_work_of_ended_children_is_the_program_s_own():
     assert seen.placed_ticks < 0.1 * TICKS_PER_SECOND
 
 
-def test_quiet_run_has_it_in_the_report_alone(burner: int, tmp_path: Path):
-    report = tmp_path / "report.json"
-    assert launch("-q", "--cpus", str(burner), "--report", str(report)).err == ""
-    assert "busy with other work" in str(json.loads(report.read_text())["warnings"])
-
-
-def test_launch_in_place_does_not_look(burner: int):
-    assert launch("--cpus", str(burner)).err == ""
-
-
 def test_stolen_time_is_told_after_a_supervised_run(tmp_path: Path):
     report = tmp_path / "report.json"
     code = (
@@ -324,13 +310,7 @@ def test_stolen_time_is_told_after_a_supervised_run(tmp_path: Path):
         "other_work.StolenTime.describe = lambda self: 'the host took much'\n"
         "sys.argv[0] = 'xlaunch'; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--supervise", "--report", str(report), "echo", "worked"],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.stdout == "worked\n"
-    assert "xlaunch: warning: the host took much\n" in done.stderr
+    done = run((sys.executable, "-c", code, "--supervise", "--report", report, "echo", "worked"))
+    assert (done.code, done.out) == (0, b"worked\n")
+    assert "xlaunch: warning: the host took much\n" in done.err
     assert "the host took much" in json.loads(report.read_text())["warnings"]

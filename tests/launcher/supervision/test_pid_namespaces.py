@@ -14,8 +14,7 @@ from tests.launcher.launching import PATIENCE_S, children_of, wait_until
 WARNING = "/proc does not show the processes of this PID namespace"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("ignores", [False, True])
+@pytest.mark.parametrize(("name", "ignores"), [("SIGTERM", False), ("SIGINT", True)])
 def test_signal_ends_the_run(unshared, tmp_path: Path, name: str, ignores: bool):  # type: ignore[no-untyped-def]
     ignoring = "trap '' TERM INT; " if ignores else ""
     program = f"{ignoring}touch ready; sleep 600 & while :; do sleep 0.1; done"

@@ -34,7 +34,7 @@ def notes(err: str) -> list[str]:
 
 
 @pytest.mark.machine
-@pytest.mark.parametrize("options", [(), ("--supervise",), ("--instances", "3", "--oversubscribe")])
+@pytest.mark.parametrize("options", [(), ("--instances", "3", "--oversubscribe")])
 def test_instances_run_where_both_calls_are_refused(options: tuple[str, ...]) -> None:
     words = (*XLAUNCH, *options, *LAUNCH, sys.executable, "-c", SHOW)
     done = run((*REFUSING, f"{AFFINITY},{POLICY},mbind", *words))

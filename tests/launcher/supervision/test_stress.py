@@ -20,14 +20,15 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pexpect
 import pytest
+from tests.launcher.cli.commands import XLAUNCH
 from tests.launcher.launching import WITNESS, children_of, is_alive, wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
-XLAUNCH = (sys.executable, "-m", "xlaunch")
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 MARKER = "XLAUNCH_STRESS_MARKER"
 KILL_CYCLES = 1000
@@ -64,18 +65,19 @@ class Tree:
         """Wait for the last of its processes."""
         wait_until(lambda: not self.alive(), f"the end of every process of {self.marker}")
 
-    def kill(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what is left of it when the test fails."""
         for pid in self.alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
 
 
 @pytest.fixture
 def tree() -> Iterator[Tree]:
-    """A new tree; what is left of it when the test fails is ended."""
-    tree = Tree()
-    yield tree
-    tree.kill()
+    with Tree() as tree:
+        yield tree
 
 
 def kill(pid: int) -> None:
@@ -87,11 +89,6 @@ def is_ready(directory: Path, index: int) -> bool:
     """Whether the witness of instance `index` handles signals."""
     log = directory / f"{index}.log"
     return log.exists() and "ready" in log.read_text()
-
-
-def wait_a_moment(seconds: float) -> None:
-    """Let a random moment pass: the test is that no moment is a bad one."""
-    time.sleep(seconds)
 
 
 def choose_victim(keeper: int, wanted: str, dice: random.Random) -> tuple[str, int]:
@@ -111,32 +108,29 @@ def test_a_thousand_kills_leave_nothing(tmp_path: Path, dice: random.Random):
     for cycle in range(KILL_CYCLES):
         directory = tmp_path / str(cycle)
         directory.mkdir()
-        tree = Tree()
         victim = dice.choice(("keeper", "supervisor", "instance"))
         left = dice.choice(("--child", "--daemon"))
         # A launch takes about 0.15 s to start its instances, and they 0.1 s to be ready.
         moment = dice.uniform(0, 0.5)
         command = (*XLAUNCH, *TWO, "--grace", "100ms", "-q", "--", sys.executable, str(WITNESS))
-        with subprocess.Popen(
-            (*command, str(directory), left, "--stubborn"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=tree.environment,
-            start_new_session=True,
-        ) as keeper:
-            wait_a_moment(moment)
-            role, target = choose_victim(keeper.pid, victim, dice)
-            stage = "ready" if all(is_ready(directory, index) for index in (0, 1)) else "starting"
-            kill(target)
-            code = keeper.wait(60)
-            if role == "supervisor":
-                assert code == 125
-            counts[f"{role} while {stage}"] += 1
-            try:
-                tree.ends()
-            finally:
-                tree.kill()
+        with Tree() as tree:
+            with subprocess.Popen(
+                (*command, str(directory), left, "--stubborn"),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=tree.environment,
+                start_new_session=True,
+            ) as keeper:
+                time.sleep(moment)
+                role, target = choose_victim(keeper.pid, victim, dice)
+                is_up = all(is_ready(directory, index) for index in (0, 1))
+                kill(target)
+                code = keeper.wait(60)
+                if role == "supervisor":
+                    assert code == 125
+                counts[f"{role} while {'ready' if is_up else 'starting'}"] += 1
+            tree.ends()
     print(f"{sum(counts.values())} kills: {dict(sorted(counts.items()))}")
     assert sum(counts.values()) == KILL_CYCLES
     assert len(counts) >= 5
@@ -222,7 +216,7 @@ def test_reader_that_dawdles_makes_the_instances_wait(tmp_path: Path):
             size += len(data)
             peak = max([peak, *map(peak_of, children_of(run.pid))])
             if size % 7 == 0:
-                wait_a_moment(0.001)
+                time.sleep(0.001)
     assert run.returncode == 0
     print(f"{size / 1e6:.0f} MB; supervisor at most {peak / 2**20:.0f} MiB")
     assert size > total
@@ -285,44 +279,42 @@ def test_storms_of_signals(tmp_path: Path, dice: random.Random):
     for cycle in range(STORMS):
         directory = tmp_path / str(cycle)
         directory.mkdir()
-        tree = Tree()
         command = (*XLAUNCH, *TWO, "--grace", "200ms", "-q", "--", sys.executable, str(WITNESS))
-        with subprocess.Popen(
-            (*command, str(directory), "--child"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=tree.environment,
-            start_new_session=True,
-        ) as run:
-            # Before the keeper catches them these signals end any program: the storm starts when
-            # there is a supervisor, or at the end.
-            wait_until(lambda pid=run.pid: children_of(pid) or run.poll() is not None, "a keeper")
-            # A program that does not handle SIGUSR1 yet is ended by it: half the storms spare it.
-            starting = dice.choice((HARMLESS[:2], HARMLESS))
-            until = time.monotonic() + dice.uniform(0, 1)
-            while time.monotonic() < until and run.poll() is None:
-                ready = all(is_ready(directory, index) for index in (0, 1))
-                run.send_signal(dice.choice(HARMLESS if ready else starting))
-                sent += 1
-                wait_a_moment(dice.uniform(0, 0.002))
-            for _ in range(dice.randrange(1, 40)):
-                if run.poll() is not None:
-                    break
-                run.send_signal(dice.choice((*ENDING, *HARMLESS)))
-                sent += 1
-                wait_a_moment(dice.uniform(0, 0.002))
-            if run.poll() is None:
-                run.send_signal(signal.SIGTERM)
-            errors = run.communicate(timeout=60)[1].decode()
-        assert run.returncode in (129, 130, 131, 137, 138, 140, 143, -signal.SIGINT), run.returncode
-        # A program's own complaints carry its number.
-        assert not [line for line in errors.splitlines() if line.startswith("Traceback")], errors
-        counts[str(run.returncode)] += 1
-        try:
+        with Tree() as tree:
+            with subprocess.Popen(
+                (*command, str(directory), "--child"),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=tree.environment,
+                start_new_session=True,
+            ) as run:
+                # Before the keeper catches them these signals end any program: the storm starts when
+                # there is a supervisor, or at the end.
+                wait_until(lambda: children_of(run.pid) or run.poll() is not None, "a keeper")
+                # A program that does not handle SIGUSR1 yet is ended by it: half the storms spare it.
+                starting = dice.choice((HARMLESS[:2], HARMLESS))
+                until = time.monotonic() + dice.uniform(0, 1)
+                while time.monotonic() < until and run.poll() is None:
+                    ready = all(is_ready(directory, index) for index in (0, 1))
+                    run.send_signal(dice.choice(HARMLESS if ready else starting))
+                    sent += 1
+                    time.sleep(dice.uniform(0, 0.002))
+                for _ in range(dice.randrange(1, 40)):
+                    if run.poll() is not None:
+                        break
+                    run.send_signal(dice.choice((*ENDING, *HARMLESS)))
+                    sent += 1
+                    time.sleep(dice.uniform(0, 0.002))
+                if run.poll() is None:
+                    run.send_signal(signal.SIGTERM)
+                errors = run.communicate(timeout=60)[1].decode()
+            ended = (129, 130, 131, 137, 138, 140, 143, -signal.SIGINT)
+            assert run.returncode in ended, run.returncode
+            # A program's own complaints carry its number.
+            assert not [ln for ln in errors.splitlines() if ln.startswith("Traceback")], errors
+            counts[str(run.returncode)] += 1
             tree.ends()
-        finally:
-            tree.kill()
     print(f"{STORMS} storms, {sent} signals; exit codes {dict(sorted(counts.items()))}")
 
 
@@ -331,11 +323,12 @@ def test_rapid_ctrl_c_at_random_moments(layout: tuple[str, ...], dice: random.Ra
     """Whenever Ctrl-C is hit, and however often: the launch ends, by SIGINT or a kill, and all end."""
     counts: Counter[str] = Counter()
     for _ in range(CTRL_C_CYCLES // 2):
-        tree = Tree()
         command = [*XLAUNCH[1:], *layout, "-q", "sleep", "600"]
-        child = pexpect.spawn(sys.executable, command, env=tree.environment, timeout=60)
-        try:
-            wait_a_moment(dice.uniform(0, 0.4))
+        with (
+            Tree() as tree,
+            pexpect.spawn(XLAUNCH[0], command, env=tree.environment, timeout=60) as child,
+        ):
+            time.sleep(dice.uniform(0, 0.4))
             presses = 0
             deadline = time.monotonic() + 60
             while child.isalive():
@@ -343,13 +336,10 @@ def test_rapid_ctrl_c_at_random_moments(layout: tuple[str, ...], dice: random.Ra
                 with contextlib.suppress(OSError):  # the terminal has just gone
                     child.sendintr()
                 presses += 1
-                wait_a_moment(dice.choice((0, 0.001, 0.02, 0.3)))
+                time.sleep(dice.choice((0, 0.001, 0.02, 0.3)))
             ended = child.exitstatus if child.signalstatus is None else -child.signalstatus
             counts[str(ended)] += 1
             # 1: Python itself was still starting.
             assert ended in (-signal.SIGINT, 130, 137, 1), ended
             tree.ends()
-        finally:
-            tree.kill()
-            child.close(force=True)
     print(f"{sum(counts.values())} launches ended by Ctrl-C: {dict(sorted(counts.items()))}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from tests.tiers import quick_first
 
 PROMPT = "ready> "
 # Words that a test waits for are written so that the shell's echo of its command line does not
 # show them: star""ted.
 XLAUNCH = f"{sys.executable} -m xlaunch"
+SEVERAL = "--instances 2 --ncores 1 --oversubscribe"
 
 STUBBORN = """
 import signal, time
@@ -27,9 +30,9 @@ while True: time.sleep(0.05)
 @pytest.fixture
 def shell() -> Iterator[pexpect.spawn]:
     """An interactive bash."""
-    with pexpect.spawn(
-        "bash", ["--norc", "--noprofile", "-i"], env=_environment(), timeout=20, encoding="utf-8"
-    ) as bash:
+    env = {**os.environ, "PS1": PROMPT, "BASH_SILENCE_DEPRECATION_WARNING": "1", "TERM": "dumb"}
+    words = ["--norc", "--noprofile", "-i"]
+    with pexpect.spawn("bash", words, env=env, timeout=20, encoding="utf-8") as bash:
         bash.setwinsize(40, 200)
         bash.expect_exact(PROMPT)
         yield bash
@@ -65,18 +68,16 @@ def exit_code(shell: pexpect.spawn) -> int:
     return int(shell.match.group(1))
 
 
-def test_second_ctrl_c_kills_the_one_that_has_the_terminal(shell, stubborn):
-    shell.sendline(f"{XLAUNCH} --supervise -q {stubborn}")
-    shell.expect_exact("started")
-    press_ctrl_c_twice(shell, programs=1)
-    assert exit_code(shell) == 137
+LAYOUTS = {"--supervise": 1, SEVERAL: 2}
+"""Options, and how many instances they start."""
 
 
-def test_second_ctrl_c_kills_several(shell, stubborn):
-    shell.sendline(f"{XLAUNCH} --instances 2 --ncores 1 --oversubscribe -q {stubborn}")
-    for _ in range(2):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_second_ctrl_c_kills(shell, stubborn, layout):
+    shell.sendline(f"{XLAUNCH} {layout} -q {stubborn}")
+    for _ in range(LAYOUTS[layout]):
         shell.expect_exact("started")
-    press_ctrl_c_twice(shell, programs=2)
+    press_ctrl_c_twice(shell, programs=LAYOUTS[layout])
     assert exit_code(shell) == 137
 
 
@@ -93,13 +94,7 @@ def test_ctrl_c_at_a_prompt_is_a_key_of_the_program(shell):
     assert exit_code(shell) == 5
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "--supervise",
-        pytest.param("--instances 2 --ncores 1 --oversubscribe", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("layout", quick_first(LAYOUTS))
 def test_ctrl_z_suspends_and_fg_goes_on(shell, tmp_path, layout):
     program = tmp_path / "program.py"
     program.write_text(
@@ -137,8 +132,7 @@ def test_background_job_that_reads_the_terminal_stops_and_fg_lets_it_read(shell)
 
 
 def test_one_of_several_that_reads_the_terminal_is_reported_as_stopped(shell):
-    layout = "--instances 2 --ncores 1 --oversubscribe"
-    shell.sendline(f"{XLAUNCH} {layout} -q -- sh -c 'read line </dev/tty'")
+    shell.sendline(f"{XLAUNCH} {SEVERAL} -q -- sh -c 'read line </dev/tty'")
     shell.expect("instance [01] is stopped: it uses the terminal, which several instances cannot")
     shell.sendintr()
     assert exit_code(shell) == 130
@@ -156,7 +150,7 @@ def test_ctrl_c_ends_a_script_not_just_one_of_its_commands(shell, tmp_path):
     script = tmp_path / "script.sh"
     program = tmp_path / "program.py"
     program.write_text("import time; print('started', flush=True)\nwhile True: time.sleep(0.05)")
-    for layout, count in (("--supervise", 1), ("--instances 2 --ncores 1 --oversubscribe", 2)):
+    for layout, count in LAYOUTS.items():
         script.write_text(f"{XLAUNCH} {layout} -q {program}\necho went on\n")
         shell.sendline(f"bash {script}")
         for _ in range(count):
@@ -208,15 +202,12 @@ def test_terminal_is_given_back(shell):
     shell.expect_exact("word=given")
 
 
-SEVERAL = ["--instances", "2", "--ncores", "1", "--oversubscribe"]
-
-
 @pytest.fixture(params=["session leader", "PID 1"])
 def without_shell(
     request: pytest.FixtureRequest, needs: Callable[[object, str], None]
 ) -> Iterator[Callable[..., pexpect.spawn]]:
     """Start xlaunch as the session leader of a terminal or, as in a container, as PID 1."""
-    words = [sys.executable, "-m", "xlaunch", "-q"]
+    words = [*XLAUNCH.split(), "-q"]
     if request.param == "PID 1":
         unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
         done = subprocess.run([*unshare, "true"], capture_output=True, check=False)
@@ -224,10 +215,11 @@ def without_shell(
         words = [*unshare, *words]
     spawned = []
 
-    def start(*options: str) -> pexpect.spawn:
-        spawned.append(
-            pexpect.spawn(words[0], [*words[1:], *options], timeout=20, encoding="utf-8")
-        )
+    def start(layout: str, program: str) -> pexpect.spawn:
+        options = [*words[1:], *layout.split(), "sh", "-c", program]
+        spawned.append(pexpect.spawn(words[0], options, timeout=20, encoding="utf-8"))
+        for _ in range(LAYOUTS[layout]):
+            spawned[-1].expect_exact("started")
         return spawned[-1]
 
     yield start
@@ -241,19 +233,16 @@ def ended_by_interrupt(child: pexpect.spawn) -> bool:
     return child.signalstatus == 2 or child.exitstatus == 130
 
 
-@pytest.mark.parametrize("layout", [["--supervise"], SEVERAL], ids=["one", "two"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_ctrl_c_without_a_shell(without_shell, layout):
-    child = without_shell(*layout, "sh", "-c", "echo started; exec sleep 600")
-    for _ in range(2 if layout is SEVERAL else 1):
-        child.expect_exact("started")
+    child = without_shell(layout, "echo started; exec sleep 600")
     child.sendintr()
     assert ended_by_interrupt(child)
     assert "supervisor was ended" not in child.before
 
 
 def test_ctrl_z_without_a_shell_does_not_stop_one(without_shell):
-    child = without_shell("--supervise", "sh", "-c", "echo started; read line; echo got $line")
-    child.expect_exact("started")
+    child = without_shell("--supervise", "echo started; read line; echo got $line")
     child.sendcontrol("z")
     child.sendline("a word")
     child.expect_exact("got a word")
@@ -262,15 +251,7 @@ def test_ctrl_z_without_a_shell_does_not_stop_one(without_shell):
 
 
 def test_ctrl_z_without_a_shell_does_not_stop_several(without_shell):
-    child = without_shell(*SEVERAL, "sh", "-c", "echo started; exec sleep 600")
-    for _ in range(2):
-        child.expect_exact("started")
+    child = without_shell(SEVERAL, "echo started; exec sleep 600")
     child.sendcontrol("z")
     child.sendintr()
     assert ended_by_interrupt(child)
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PS1": PROMPT, "BASH_SILENCE_DEPRECATION_WARNING": "1", "TERM": "dumb"}

@@ -51,6 +51,16 @@ def severity(check: str, facts: Facts) -> Severity:
     return one(check, facts).severity
 
 
+def expect(check: str, facts: Facts, severity: Severity | None, said: str = "") -> None:
+    """The check's only finding is as severe and says that; None: it finds nothing."""
+    if severity is None:
+        assert shown(check, facts) == []
+        return
+    finding = one(check, facts)
+    assert finding.severity is severity, finding
+    assert said in "\n".join(finding[1:]), finding
+
+
 def torch_build(
     site: Path, version: str, *, cuda: str | None = None, hip: str | None = None
 ) -> None:

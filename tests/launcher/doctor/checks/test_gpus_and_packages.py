@@ -9,6 +9,7 @@ import pytest
 from tests.launcher.doctor.checks.made_up import (
     GPU,
     NVIDIA,
+    expect,
     machine,
     one,
     program,
@@ -42,18 +43,17 @@ def test_torch_for_gpus_of_another_vendor(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("place", "vendor", "expected"),
     [
-        ({"i915/0000:00:02.0": "8086"}, Severity.ADVICE),
-        ({"xe/0000:03:00.0": "8086"}, Severity.SERIOUS),
-        ({"amdgpu/0000:05:00.0": "1002"}, Severity.ADVICE),
+        ("i915/0000:00:02.0", "8086", Severity.ADVICE),
+        ("xe/0000:03:00.0", "8086", Severity.SERIOUS),
+        ("amdgpu/0000:05:00.0", "1002", Severity.ADVICE),
     ],
 )
 def test_gpus_that_are_part_of_a_processor(
-    files: dict[str, str], expected: Severity, tmp_path: Path
+    place: str, vendor: str, expected: Severity, tmp_path: Path
 ):
     torch_build(environment(tmp_path / "venv"), "2.8.0+cpu")
-    ((place, vendor),) = files.items()
     directory = f"sys/bus/pci/drivers/{place}"
     tree = {f"{directory}/vendor": f"0x{vendor}", f"{directory}/device": "0x1"}
     tree[f"{directory}/mem_info_vram_total"] = str(1 << 29)
@@ -83,21 +83,17 @@ def test_driver_against_the_build(cuda: str, driver: str, expected: Severity, tm
 @pytest.mark.parametrize(
     ("text", "version"),
     [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024",
-            "535.183.01",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
-            "GCC version:  gcc version 15.3.0 (GCC)",
-            "570.124.06",
-        ),
+        ("NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 2024", "535.183.01"),
+        ("NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
+         "GCC version:  gcc version 15.3.0 (GCC)", "570.124.06"),
     ],
-)
+)  # fmt: skip
 def test_driver_version_of_proc(text: str, version: str, tmp_path: Path):
     torch_build(environment(tmp_path / "venv"), "2.9.0", cuda="13.0")
-    facts = machine(tmp_path / "machine", {**NVIDIA, "proc/driver/nvidia/version": text})
-    found = one("torch-build", program(facts, tmp_path / "venv")).found
+    files = {**NVIDIA, "proc/driver/nvidia/version": f"NVRM version: {text}"}
+    found = one(
+        "torch-build", program(machine(tmp_path / "machine", files), tmp_path / "venv")
+    ).found
     assert found == f"torch 2.9.0 needs an NVIDIA driver 580.65.06 or newer; this is {version}"
 
 
@@ -143,34 +139,31 @@ def test_companions(version: str, requires: str, expected: Severity, tmp_path: P
     assert f"torchvision {version}" in finding.found
 
 
-def test_gpu_without_a_driver(tmp_path: Path):
-    device = "sys/bus/pci/devices/0000:01:00.0"
-    card = {f"{device}/class": "0x030200", f"{device}/vendor": "0x10de"}
-    finding = one(
-        "gpu-driver", machine(tmp_path / "none", card | {"sys/bus/pci/drivers/e1000/": ""})
-    )
-    assert finding.severity is Severity.WARNING
-    guest = {"sys/bus/pci/drivers/vfio-pci/0000:01:00.0/": ""}
-    assert shown("gpu-driver", machine(tmp_path / "guest", card | guest)) == []
-    # A capture without any driver says nothing.
-    assert shown("gpu-driver", machine(tmp_path / "capture", card)) == []
-    bound = machine(tmp_path / "bound", {**card, **NVIDIA, DRIVER: "580.65.06"})
-    assert one("gpu-driver", bound).found == "NVIDIA: 1, driver 580.65.06"
+DEVICE = "sys/bus/pci/devices/0000:01:00.0"
+CARD = {f"{DEVICE}/class": "0x030200", f"{DEVICE}/vendor": "0x10de"}
+LINK = {
+    **NVIDIA,
+    f"{GPU}/current_link_width": "16",
+    f"{GPU}/max_link_width": "16",
+    f"{GPU}/current_link_speed": "2.5 GT/s PCIe",
+}
 
 
-def test_link(tmp_path: Path):
-    values = {
-        "current_link_width": "16",
-        "max_link_width": "16",
-        "current_link_speed": "2.5 GT/s PCIe",
-    }
-    files = {**NVIDIA, **{f"{GPU}/{name}": value for name, value in values.items()}}
-    idle = one("gpu-link", machine(tmp_path / "idle", files))
-    assert idle == (Severity.OK, "NVIDIA 0000:01:00.0: 16 lanes at 2.5 GT/s PCIe", "", "")
-    narrow = machine(tmp_path / "narrow", files | {f"{GPU}/current_link_width": "4"})
-    finding = one("gpu-link", narrow)
-    assert finding.severity is Severity.WARNING
-    assert "25% of the link's bandwidth" in finding.why
+@pytest.mark.parametrize(
+    ("check", "files", "severity", "said"),
+    [
+        ("gpu-driver", CARD | {"sys/bus/pci/drivers/e1000/": ""}, Severity.WARNING, ""),
+        ("gpu-driver", CARD | {"sys/bus/pci/drivers/vfio-pci/0000:01:00.0/": ""}, None, ""),
+        ("gpu-driver", CARD, None, ""),  # a capture without any driver says nothing
+        ("gpu-driver", {**CARD, **NVIDIA, DRIVER: "580.65.06"}, Severity.OK, "NVIDIA: 1, driver 580.65.06"),
+        ("gpu-link", LINK, Severity.OK, "NVIDIA 0000:01:00.0: 16 lanes at 2.5 GT/s PCIe"),
+        ("gpu-link", LINK | {f"{GPU}/current_link_width": "4"}, Severity.WARNING, "25% of the link's bandwidth"),
+    ],
+)  # fmt: skip
+def test_driver_and_link(
+    check: str, files: dict[str, str], severity: Severity | None, said: str, tmp_path: Path
+):
+    expect(check, machine(tmp_path, files), severity, said)
 
 
 def test_nodes_that_are_missing(tmp_path: Path, needs):

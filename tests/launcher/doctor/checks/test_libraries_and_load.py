@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,9 @@ def here(*imports: str, **variables: str) -> Facts:
     )
 
 
-def write_module(directory: Path, name: str, text: str) -> None:
-    (directory / f"{name}.py").write_text(text)
+def write_modules(directory: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (directory / f"{name}.py").write_text(text)
 
 
 def test_allocator_that_would_be_chosen(tmp_path: Path, needs):
@@ -70,9 +72,12 @@ def test_two_runtimes_in_one_process(tmp_path: Path, needs):
     needs(gnu, "libgomp (Debian: libgomp1)")
     needs(llvm, "libomp (Debian: libomp5)")
     # Stands for torch: what matters is what is mapped.
-    write_module(tmp_path, "torch", f"import ctypes\nctypes.CDLL({gnu.path!r})\nprint('noise')")
-    write_module(tmp_path, "second", f"import ctypes\nctypes.CDLL({llvm.path!r})")
-    write_module(tmp_path, "nothing", "")
+    write_modules(
+        tmp_path,
+        torch=f"import ctypes\nctypes.CDLL({gnu.path!r})\nprint('noise')",
+        second=f"import ctypes\nctypes.CDLL({llvm.path!r})",
+        nothing="",
+    )
     path = {"PYTHONPATH": str(tmp_path)}
     for imports in (("torch",), ("nothing",)):
         assert severity("two-openmp-runtimes", here(*imports, **path)) is Severity.OK
@@ -86,10 +91,13 @@ def test_two_runtimes_in_one_process(tmp_path: Path, needs):
 
 
 def test_modules_that_cannot_be_imported(tmp_path: Path):
-    write_module(tmp_path, "torch", "")
-    write_module(tmp_path, "broken", "raise RuntimeError('first line\\nsecond line')")
-    write_module(tmp_path, "needy", "import no_such_module")
-    write_module(tmp_path, "crash", "import os\nos.write(2, b'OMP: Error #15\\n')\nos.abort()")
+    write_modules(
+        tmp_path,
+        torch="",
+        broken="raise RuntimeError('first line\\nsecond line')",
+        needy="import no_such_module",
+        crash="import os\nos.write(2, b'OMP: Error #15\\n')\nos.abort()",
+    )
     path = {"PYTHONPATH": str(tmp_path)}
     broken, rest = shown("two-openmp-runtimes", here("broken", **path))
     assert broken.found == "broken cannot be imported: RuntimeError: first line second line"
@@ -105,8 +113,7 @@ def test_modules_that_cannot_be_imported(tmp_path: Path):
 
 @pytest.mark.long
 def test_torch_and_scikit_learn_really(needs):
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    needs(find_spec("torch") and find_spec("sklearn"), "torch and scikit-learn")
     findings = shown("two-openmp-runtimes", here("sklearn"))
     assert [it.found.partition(":")[0] for it in findings] == ["torch, sklearn"]
 

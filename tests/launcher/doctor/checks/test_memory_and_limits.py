@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.launcher.doctor.checks.made_up import machine, one, severity, shown
+from tests.launcher.doctor.checks.made_up import expect, machine, one, severity
 
 from xlaunch.doctor.checks.findings import Severity
 
@@ -16,58 +16,80 @@ JOB = "sys/fs/cgroup/job"
 GIB = 1 << 30
 
 
-def nodes(count: int) -> dict[str, str]:
-    return {f"sys/devices/system/node/node{n}/cpulist": f"{n}" for n in range(count)}
+OK, ADVICE, WARNING, SERIOUS = Severity.OK, Severity.ADVICE, Severity.WARNING, Severity.SERIOUS
+Files = dict[str, str]
 
 
-def test_numa_balancing(tmp_path: Path):
-    on, off = ({"proc/sys/kernel/numa_balancing": value} for value in "10")
-    assert severity("numa-balancing", machine(tmp_path / "on", on | nodes(2))) is Severity.ADVICE
-    assert severity("numa-balancing", machine(tmp_path / "off", off | nodes(2))) is Severity.OK
-    assert shown("numa-balancing", machine(tmp_path / "one", on | nodes(1))) == []
+def nodes(count: int, balancing: str = "") -> Files:
+    files = {"proc/sys/kernel/numa_balancing": balancing} if balancing else {}
+    return files | {f"sys/devices/system/node/node{n}/cpulist": f"{n}" for n in range(count)}
+
+
+def huge_pages(mode: str) -> Files:
+    return {"sys/kernel/mm/transparent_hugepage/enabled": mode}
+
+
+def memory(**kib: int) -> Files:
+    return {"proc/meminfo": "\n".join([f"{name}: {value} kB" for name, value in kib.items()])}
+
+
+def swap(free_kib: int) -> Files:
+    return memory(MemTotal=16 << 20, SwapTotal=8 << 20, SwapFree=free_kib)
+
+
+def limit(size_bytes: int, used_bytes: int | None = None, cached_bytes: int = 0) -> Files:
+    files = {**GROUP, **memory(MemTotal=16 << 20), f"{JOB}/memory.max": str(size_bytes)}
+    if used_bytes is not None:
+        files[f"{JOB}/memory.current"] = str(used_bytes)
+    if cached_bytes:
+        files[f"{JOB}/memory.stat"] = f"anon 5\ninactive_file {cached_bytes}"
+    return files
+
+
+LINE = "{:<26}{:<21}{:<21}{}\n".format
+LOW = {
+    "proc/self/limits": LINE("Limit", "Soft Limit", "Hard Limit", "Units")
+    + LINE("Max locked memory", "65536", "65536", "bytes")
+    + LINE("Max open files", "256", "4096", "files")
+}
+HIGH = {
+    name: text.replace("256 ", "unlimited ").replace("65536", "unlimited")
+    for name, text in LOW.items()
+}
+ADAPTER = {"sys/class/infiniband/mlx5_0/": ""}
+RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
+    ("check", "files", "severity", "said"),
     [
-        ("always madvise [never]", Severity.ADVICE),
-        ("always [madvise] never", Severity.OK),
-        ("[always] madvise never", Severity.OK),
+        ("numa-balancing", nodes(2, "1"), ADVICE, ""),
+        ("numa-balancing", nodes(2, "0"), OK, ""),
+        ("numa-balancing", nodes(1, "1"), None, ""),
+        ("huge-pages", huge_pages("always madvise [never]"), ADVICE, ""),
+        ("huge-pages", huge_pages("always [madvise] never"), OK, ""),
+        ("huge-pages", huge_pages("[always] madvise never"), OK, ""),
+        ("swap", swap(8 << 20), OK, ""),
+        ("swap", swap((8 << 20) - 100), ADVICE, ""),
+        ("swap", swap(7 << 20), SERIOUS, ""),
+        ("available-memory", memory(MemTotal=1000, MemAvailable=1000), OK, ""),
+        ("available-memory", memory(MemTotal=1000, MemAvailable=50), WARNING, ""),
+        ("memory-limit", limit(4 * GIB, GIB * 39 // 10), SERIOUS, RESIZE),
+        ("memory-limit", limit(4 * GIB, GIB * 39 // 10, 3 * GIB), OK, ""),
+        ("memory-limit", limit(4 * GIB), OK, ""),
+        ("memory-limit", limit(GIB // 8), SERIOUS, ""),
+        ("memory-limit", {}, None, ""),
+        ("cpu-quota", {}, OK, "no CPU quota"),
+        ("open-files", LOW, WARNING, "\nulimit -n 4096"),
+        ("open-files", HIGH, OK, ""),
+        ("locked-memory", LOW, OK, ""),
+        ("locked-memory", LOW | ADAPTER, WARNING, ""),
+        ("locked-memory", HIGH | ADAPTER, OK, ""),
+        ("first-process", {"proc/1/comm": "python3.12"}, ADVICE, ""),
     ],
 )
-def test_huge_pages(mode: str, expected: Severity, tmp_path: Path):
-    files = {"sys/kernel/mm/transparent_hugepage/enabled": mode}
-    assert severity("huge-pages", machine(tmp_path, files)) is expected
-
-
-@pytest.mark.parametrize(
-    ("free_kib", "expected"),
-    [(8 << 20, Severity.OK), ((8 << 20) - 100, Severity.ADVICE), (7 << 20, Severity.SERIOUS)],
-)
-def test_swap_in_use(free_kib: int, expected: Severity, tmp_path: Path):
-    text = f"MemTotal: {16 << 20} kB\nSwapTotal: {8 << 20} kB\nSwapFree: {free_kib} kB"
-    assert severity("swap", machine(tmp_path, {"proc/meminfo": text})) is expected
-
-
-def test_available_memory(tmp_path: Path):
-    for available, expected in ((1000, Severity.OK), (50, Severity.WARNING)):
-        text = f"MemTotal: 1000 kB\nMemAvailable: {available} kB"
-        facts = machine(tmp_path / str(available), {"proc/meminfo": text})
-        assert severity("available-memory", facts) is expected
-
-
-def test_memory_limit_below_what_runs(tmp_path: Path):
-    files = {**GROUP, "proc/meminfo": "MemTotal: 16777216 kB", f"{JOB}/memory.max": str(4 * GIB)}
-    used = {f"{JOB}/memory.current": str(GIB * 39 // 10)}
-    full = one("memory-limit", machine(tmp_path / "full", files | used))
-    assert full.severity is Severity.SERIOUS
-    assert full.advise == "docker update --memory 8192m --memory-swap 8192m CONTAINER"
-    cached = used | {f"{JOB}/memory.stat": f"anon 5\ninactive_file {3 * GIB}"}
-    assert severity("memory-limit", machine(tmp_path / "cached", files | cached)) is Severity.OK
-    assert severity("memory-limit", machine(tmp_path / "unknown", files)) is Severity.OK
-    small = machine(tmp_path / "small", files | {f"{JOB}/memory.max": str(GIB // 8)})
-    assert severity("memory-limit", small) is Severity.SERIOUS
-    assert shown("memory-limit", machine(tmp_path / "none", {})) == []
+def test_check(check: str, files: Files, severity: Severity | None, said: str, tmp_path: Path):
+    expect(check, machine(tmp_path, files), severity, said)
 
 
 def test_quota_below_the_threads(tmp_path: Path):
@@ -82,31 +104,6 @@ def test_quota_below_the_threads(tmp_path: Path):
     assert severity("cpu-quota", fewer) is Severity.OK
     more = one("cpu-quota", machine(tmp_path / "more", files, OMP_NUM_THREADS="3,1"))
     assert more.found == "CPU quota 2, and OMP_NUM_THREADS is 3"
-    assert one("cpu-quota", machine(tmp_path / "none", {})).found == "no CPU quota"
-
-
-def test_open_files_and_locked_memory(tmp_path: Path):
-    line = "{:<26}{:<21}{:<21}{}".format
-    head = line("Limit", "Soft Limit", "Hard Limit", "Units")
-    few = "\n".join(
-        [
-            head,
-            line("Max locked memory", "65536", "65536", "bytes"),
-            line("Max open files", "256", "4096", "files"),
-        ]
-    )
-    files = {"proc/self/limits": few}
-    low = machine(tmp_path / "low", files)
-    assert one("open-files", low).advise == "ulimit -n 4096"
-    assert severity("locked-memory", low) is Severity.OK
-    adapter = machine(tmp_path / "rdma", files | {"sys/class/infiniband/mlx5_0/": ""})
-    assert severity("locked-memory", adapter) is Severity.WARNING
-    many = few.replace("256 ", "unlimited ").replace("65536", "unlimited")
-    high = machine(
-        tmp_path / "high", {"proc/self/limits": many, "sys/class/infiniband/mlx5_0/": ""}
-    )
-    assert severity("open-files", high) is Severity.OK
-    assert severity("locked-memory", high) is Severity.OK
 
 
 def refuse(*_: object) -> None:
@@ -136,7 +133,5 @@ def test_first_process_that_does_not_wait(tmp_path: Path):
     dead = one("first-process", machine(tmp_path / "dead", {"proc/1/comm": "serve", **zombie}))
     assert dead.severity is Severity.WARNING
     assert dead.found == "PID 1 (serve) does not wait for orphans: 3 zombies"
-    python = machine(tmp_path / "python", {"proc/1/comm": "python3.12"})
-    assert severity("first-process", python) is Severity.ADVICE
     init = machine(tmp_path / "init", {"proc/1/comm": "systemd", **zombie})
     assert severity("first-process", init) is Severity.OK
