@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -190,46 +190,39 @@ def test_calls_leave_a_core_only_while_code_is_compiled(
     assert set(threads[:first] + threads[last + 1 :]) == {3}
 
 
-class Kept(NamedTuple):
-    original: nn.Module
-    store: Path
-    said: str
-    """The explanation of the module that had the code compiled."""
+@pytest.mark.long
+def test_sizes_that_vary_are_compiled_once(store: Path) -> None:
+    original = Model()
+    model = optimize(original, sample_input=SAMPLE)
+    said = takes_over(model, 8, 5, 13)
+    assert "for ?x64" in said
+    assert len(entries(store)) == 1
+    agree(model, original, 8, 2, 100, 1)
+    assert "compiled aside" in graph(model)
+    # One row is computed by the modules, until it is compiled on its own.
+    call_until(model, lambda text: text.count("compiled aside") == 2, 1)
+    agree(model, original, 1, 2, 8)
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory, native: None) -> Kept:
-    """A model whose code for SAMPLE was waited for, and the directory with it."""
+def compiled(tmp_path_factory: pytest.TempPathFactory, native: None) -> tuple[nn.Module, Path]:
+    """A model, and a directory with its code."""
     path = tmp_path_factory.mktemp("kept")
     torch.manual_seed(1)
     original = Model()
     with pytest.MonkeyPatch.context() as patch, team_of(1):
         patch.setenv(stores.VARIABLE, str(path))
         patch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
-        said = graph(optimize(original, sample_input=SAMPLE, wait=True))
-    return Kept(original, path, said)
+        optimize(original, sample_input=SAMPLE, wait=True)
+    return original, path
 
 
 @pytest.fixture
-def kept(compiled: Kept, store: Path) -> nn.Module:
+def kept(compiled: tuple[nn.Module, Path], store: Path) -> nn.Module:
     """That model; its code is in the test's store."""
-    shutil.copytree(compiled.store, store, dirs_exist_ok=True)
-    return compiled.original
-
-
-@pytest.mark.long
-def test_waiting_compiles_at_once(store: Path, compiled: Kept, kept: nn.Module) -> None:
-    assert compiled.said.startswith("compiled in ")
-    assert "for 8x64" in compiled.said
-    model = optimize(kept, sample_input=SAMPLE, wait=True)
-    assert graph(model).startswith("code that was kept")
-    agree(model, kept, 8)
-    model(torch.randn(5, 64))
-    # The second size makes code for all.
-    assert graph(model).count("compiled in ") == 1
-    assert "for ?x64" in graph(model)
-    agree(model, kept, 5, 6)
-    assert len(entries(store)) == 2
+    original, source = compiled
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    return original
 
 
 def damage_library(entry: Path) -> None:
@@ -272,6 +265,22 @@ def test_other_arguments_and_modes_have_code_of_their_own(store: Path, kept: nn.
 
 
 @pytest.mark.long
+def test_waiting_compiles_at_once_what_was_damaged_too(store: Path, kept: nn.Module) -> None:
+    damage_library(*entries(store))
+    model = optimize(kept, sample_input=SAMPLE, wait=True)
+    assert graph(model).startswith("kept code is removed: ")
+    assert graph(model).count("compiled in ") == 1
+    agree(model, kept, 8)
+    model(torch.randn(5, 64))
+    said = graph(model)  # the second size makes code for all
+    assert said.count("compiled in ") == 2
+    assert "for 8x64" in said
+    assert "for ?x64" in said
+    agree(model, kept, 5, 6)
+    assert len(entries(store)) == 2
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage",
     [damage_library, damage_description, open_to_others, lose_library, other_instructions],
@@ -286,23 +295,6 @@ def test_damaged_entries_are_removed_with_a_reason(
     assert graph(model).startswith("kept code is removed: ")
     assert not entry.exists()
     agree(model, kept, 8)
-
-
-@pytest.mark.long
-def test_damaged_code_is_compiled_again_once_for_sizes_that_vary(
-    store: Path, kept: nn.Module
-) -> None:
-    damage_library(*entries(store))
-    model = optimize(kept, sample_input=SAMPLE)
-    said = takes_over(model, 8, 5, 13)
-    assert said.startswith("kept code is removed: ")
-    assert "for ?x64" in said
-    assert len(entries(store)) == 1
-    agree(model, kept, 8, 2, 100, 1)
-    assert "compiled aside" in graph(model)
-    # One row is computed by the modules, until it is compiled on its own.
-    call_until(model, lambda text: text.count("compiled aside") == 2, 1)
-    agree(model, kept, 1, 2, 8)
 
 
 @pytest.mark.long
