@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 import stat
 import subprocess
@@ -52,11 +53,14 @@ SAMPLE = torch.randn(8, 64)
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory of the test's own; compiling begins at the second call."""
+    """A cache directory of the test's own. Only `call_until` has something compiled aside.
+
+    Else code that a test has no use for would be compiled while the next ones wait.
+    """
     path = tmp_path / "optimized"
     path.mkdir(mode=0o700)
     monkeypatch.setenv(stores.VARIABLE, str(path))
-    monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+    monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", math.inf)
     # On a busy machine a child of low priority may take minutes.
     monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
     # What is measured here is no reason to leave the code that a test is about.
@@ -91,13 +95,18 @@ def graph(model: nn.Module) -> str:
 
 
 def call_until(model: nn.Module, done: Callable[[str], bool], *sizes: int) -> str:
-    """Call the model, with each of the sizes in turn, until `done` of what explain() says."""
+    """Call the model, with each of the sizes in turn, until `done` of what explain() says.
+
+    Compiling begins at the second call.
+    """
     deadline = time.monotonic() + WAIT_S
-    while not done(graph(model)):
-        assert time.monotonic() < deadline, graph(model)
-        for size in sizes or (8,):
-            model(torch.randn(size, 64))
-        time.sleep(0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+        while not done(graph(model)):
+            assert time.monotonic() < deadline, graph(model)
+            for size in sizes or (8,):
+                model(torch.randn(size, 64))
+            time.sleep(0.02)
     return graph(model)
 
 
