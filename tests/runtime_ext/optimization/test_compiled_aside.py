@@ -193,7 +193,8 @@ def test_calls_leave_a_core_only_while_code_is_compiled(
         threads.clear()
         takes_over(model)
         assert torch.get_num_threads() == 3
-        agree(model, original, 8)
+        agree(model, original, 8, 5)  # the modules are called for five rows
+    assert threads[-1] == 3
     first, last = threads.index(2), len(threads) - 1 - threads[::-1].index(2)
     assert set(threads[first : last + 1]) == {2}
     assert set(threads[:first] + threads[last + 1 :]) == {3}
