@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime_ext.interpreters import python
-from tests.runtime_ext.stream_threads import call_in_thread
+from tests.runtime_ext.stream_threads import call_in_thread, call_in_threads
 from tests.runtime_ext.tiny_models import Holding, Layer, Scaled, eager
 from torch import Tensor, nn
 
@@ -146,6 +146,16 @@ def test_the_next_process_needs_no_compiler(store: Path, two: CPUPool) -> None:
     assert "compiled graph" not in second
     assert second.count("found graph 1") == 2
     assert "found graph 2" in second
+    assert len(entries(store)) == 2
+
+
+@pytest.mark.long
+def test_two_streams_ask_for_the_same_new_size(store: Path, kept: nn.Module) -> None:
+    compiled = compile_for_streams(kept, torch.randn(2, 4), threads=1)
+    batch = torch.randn(3, 4)
+    for result in call_in_threads(lambda: compiled(batch), 2, team=1):
+        torch.testing.assert_close(result, eager(kept, batch), rtol=1e-4, atol=1e-5)
+    assert notes(compiled).count("compiled graph") == 1
     assert len(entries(store)) == 2
 
 
