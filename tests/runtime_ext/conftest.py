@@ -102,6 +102,15 @@ def compiler(native: None, needs: Needs, inductor_cache: Path) -> None:
         importlib.import_module("torch._inductor.compile_fx")
 
 
+@pytest.fixture(scope="session")
+def torchao(native: None, needs: Needs) -> None:
+    """torchao is here, and imported without its warnings."""
+    from xruntime.quantization.torchao_package import import_torchao
+
+    needs(importlib.util.find_spec("torchao"), "torchao (pip install '.[int8]')")
+    import_torchao()
+
+
 @pytest.fixture
 def two(needs: Needs) -> CPUPool:
     """Two CPUs that this process may use."""

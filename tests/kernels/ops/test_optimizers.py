@@ -79,6 +79,18 @@ def make(weight_format: int, gradient: torch.dtype, state: torch.dtype, seed: in
     return case.copy()
 
 
+def stateless(
+    weight_format: int,
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    remainders: list[torch.Tensor],
+) -> Case:
+    """What a step of plain SGD needs."""
+    fresh = torch.zeros(len(weights), dtype=torch.int32)
+    formats = Formats(weight_format, gradients[0].dtype, torch.float32)
+    return Case(weights, remainders, gradients, [], [], [], fresh, formats)
+
+
 def addresses(tensors: list[torch.Tensor]) -> torch.Tensor | None:
     return torch.tensor([tensor.data_ptr() for tensor in tensors]) if tensors else None
 
@@ -142,24 +154,11 @@ def test_no_block_is_rounded_as_another(load: Load) -> None:
     """Neither of one tensor nor of two: else the errors of sums over a tensor would not be independent."""
     sizes = (25_001, 9_000)
     weights = [torch.ones(size, dtype=torch.bfloat16) for size in sizes]
-    case = Case(
-        weights=weights,
-        remainders=[],
-        # Half way to the next number of bf16.
-        gradients=[torch.full((size,), -(2**-8) / LR) for size in sizes],
-        first=[],
-        second=[],
-        steps=[],
-        fresh=torch.zeros(2, dtype=torch.int32),
-        formats=Formats(step_call.WEIGHTS_STOCHASTIC, torch.float32, torch.float32),
-    )
+    # Half way to the next number of bf16.
+    gradients = [torch.full((size,), -(2**-8) / LR) for size in sizes]
+    case = stateless(step_call.WEIGHTS_STOCHASTIC, weights, gradients, [])
     run(load(ISAS[-1]), "plain", case)
-    blocks = torch.cat(
-        [
-            weight[: size // 256 * 256].view(-1, 256)
-            for weight, size in zip(weights, sizes, strict=True)
-        ]
-    )
+    blocks = torch.cat([weight[: len(weight) // 256 * 256].view(-1, 256) for weight in weights])
     assert len(blocks.float().unique(dim=0)) == len(blocks) > 100
 
 
@@ -220,16 +219,7 @@ def test_the_kernels_split_as_torch_does_here(load: Load, isa: str, pairs: str) 
     given = split(every_pattern()) if pairs == "of weights" else every_half_with_any_remainder()
     half, rest = split(join(*given))
     new_half, new_rest = given[0].clone(), given[1].clone()
-    case = Case(
-        weights=[new_half],
-        remainders=[new_rest],
-        gradients=[torch.zeros_like(half)],
-        first=[],
-        second=[],
-        steps=[],
-        fresh=torch.zeros(1, dtype=torch.int32),
-        formats=Formats(step_call.WEIGHTS_SPLIT, torch.bfloat16, torch.float32),
-    )
+    case = stateless(step_call.WEIGHTS_SPLIT, [new_half], [torch.zeros_like(half)], [new_rest])
     call = StepCall(arrays_of(case), case.formats)
     call.run(lambda _, t: load(isa).xk_sgd(t, 0, 0, 0, 0, 0), maximize=False, seed=0)
     assert torch.equal(new_half.view(torch.int16), half.view(torch.int16))
@@ -243,16 +233,8 @@ def test_a_weight_that_becomes_a_nan_is_stored_as_one(
 ) -> None:
     """Rounding a NaN as a number could make a zero of it: its lower bits may all be set."""
     payloads = torch.tensor([0x7FFFFFFF, 0x7FC00000, 0x7FC07FFF, -1, -0x400000], dtype=torch.int32)
-    case = Case(
-        weights=[torch.ones(5, dtype=torch.bfloat16)],
-        remainders=[torch.zeros(5, dtype=torch.int16)],
-        gradients=[payloads.view(torch.float32)],
-        first=[],
-        second=[],
-        steps=[],
-        fresh=torch.zeros(1, dtype=torch.int32),
-        formats=Formats(weight_format, torch.float32, torch.float32),
-    )
+    weights, rest = torch.ones(5, dtype=torch.bfloat16), torch.zeros(5, dtype=torch.int16)
+    case = stateless(weight_format, [weights], [payloads.view(torch.float32)], [rest])
     run(load(isa), "plain", case, seed=3)
     assert case.weights[0].isnan().all()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changed copies of packages."""
+"""Changed copies of packages, and a part of one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+ROWS_OF_3 = """
+    ConstantHandle arg0_1 = ConstantHandle(input_handles[0]);
+    int32_t arg0_1_expected_dtype = aoti_torch_dtype_float32();
+    ss << "input_handles[0]: dim value is too small at 0, " << "expected it to be >= 2, " << "but got: "
+    ss << "input_handles[0]: unmatched dim value at 1, " << "expected: 3, " << "but got: "
+    ss << "input_handles[0]: unmatched stride value at 0, " << "expected: 3, " << "but got: "
+    ss << "input_handles[0]: unmatched stride value at 1, " << "expected: 1, " << "but got: "
+"""
+"""Excerpts of what torch 2.13 writes for an input of any number of rows of 3."""
 
 Change = Callable[[str, bytes], bytes | None]
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.runtime_ext.aoti.archives import ROWS_OF_3
 
 from xruntime.aoti.inputs import Inputs, InputSpec, input_specs
 
-# Excerpts of what torch 2.13 writes for two inputs: any number of rows of 3, and a number.
-SOURCE = """
-    ConstantHandle arg0_1 = ConstantHandle(input_handles[0]);
-    int32_t arg0_1_expected_dtype = aoti_torch_dtype_float32();
-    ss << "input_handles[0]: dim value is too small at 0, " << "expected it to be >= 2, " << "but got: "
-    ss << "input_handles[0]: unmatched dim value at 1, " << "expected: 3, " << "but got: "
-    ss << "input_handles[0]: unmatched stride value at 0, " << "expected: 3, " << "but got: "
-    ss << "input_handles[0]: unmatched stride value at 1, " << "expected: 1, " << "but got: "
+# And of what it writes for a number.
+SOURCE = f"""{ROWS_OF_3}
     ConstantHandle arg1_1 = ConstantHandle(input_handles[1]);
     int32_t arg1_1_expected_dtype = aoti_torch_dtype_int64();
 """

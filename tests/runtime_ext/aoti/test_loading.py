@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime_ext.aoti.archives import Change, described, rewritten
+from tests.runtime_ext.aoti.archives import ROWS_OF_3, Change, described, rewritten
 from tests.runtime_ext.conftest import Needs
 from torch.utils import _pytree as pytree
 
@@ -41,15 +41,6 @@ CONTAINER(GetCallSpec, const char **inputs, const char **outputs)
 { *inputs = %s; *outputs = %s; return 0; }
 CONTAINER(Run, void **inputs, size_t in, void **outputs, size_t out, void *stream, void *executor)
 { outputs[0] = inputs[0]; return 0; }
-"""
-# Excerpts of what torch writes for an input of any number of rows of 3.
-SOURCE = """
-    ConstantHandle arg0_1 = ConstantHandle(input_handles[0]);
-    int32_t arg0_1_expected_dtype = aoti_torch_dtype_float32();
-    ss << "input_handles[0]: dim value is too small at 0, " << "expected it to be >= 2, " << "but got: "
-    ss << "input_handles[0]: unmatched dim value at 1, " << "expected: 3, " << "but got: "
-    ss << "input_handles[0]: unmatched stride value at 0, " << "expected: 3, " << "but got: "
-    ss << "input_handles[0]: unmatched stride value at 1, " << "expected: 1, " << "but got: "
 """
 
 
@@ -78,7 +69,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, needs: Needs) -> Path:
         archive.writestr("small/archive_format", "pt2")
         archive.writestr("small/archive_version", "0")
         archive.write(library, f"{root}/code.so")
-        archive.writestr(f"{root}/code.cpp", SOURCE)
+        archive.writestr(f"{root}/code.cpp", ROWS_OF_3)
         archive.writestr(f"{root}/code_metadata.json", json.dumps(description))
     return path
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.nn.vision_references import interaction_reference
 from torch import nn
 
 import xruntime.compat.ipex as ipex
@@ -113,13 +114,6 @@ def test_specs() -> None:
         SGD([])
 
 
-def interaction_of_torch(inputs: list[torch.Tensor]) -> torch.Tensor:
-    stacked = torch.stack(inputs, 1)
-    products = stacked @ stacked.transpose(1, 2)
-    rows, columns = torch.tril_indices(len(inputs), len(inputs), -1)
-    return torch.cat([inputs[0], products[:, rows, columns]], 1)
-
-
 @pytest.mark.parametrize(
     ("dtypes", "promoted"),
     [
@@ -135,7 +129,7 @@ def test_interaction_promotes_and_has_a_gradient(
     inputs = [torch.rand(3, 5, dtype=dtype, requires_grad=True) for dtype in dtypes]
     output = ipex.nn.functional.interaction(*inputs)
     assert output.dtype == promoted
-    expected = interaction_of_torch([one.to(promoted) for one in inputs])
+    expected = interaction_reference([one.to(promoted) for one in inputs])
     close = {"rtol": 0.02, "atol": 0.02} if promoted == torch.bfloat16 else {}
     torch.testing.assert_close(output, expected, **close)
     gradients = torch.autograd.grad(output.square().sum(), inputs, retain_graph=True)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.usefixtures("native")
 def cpus_0_and_1(needs: Needs) -> tuple[int, int]:
     needs({0, 1} <= os.sched_getaffinity(0), "CPUs 0 and 1")
     return 0, 1
-
-
-@pytest.fixture
-def torchao(needs: Needs) -> None:
-    needs(importlib.util.find_spec("torchao"), "torchao")
 
 
 def test_runtime(tmp_path: Path, cpus_0_and_1: tuple[int, int]) -> None:

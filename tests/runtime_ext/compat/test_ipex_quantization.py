@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import pickle
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.runtime_ext.conftest import Needs
 from torch import nn
 from torch.ao.quantization import (
     HistogramObserver,
@@ -36,11 +34,6 @@ DYNAMIC = ipex.quantization.default_dynamic_qconfig_mapping
 PER_CHANNEL = PerChannelMinMaxObserver.with_args(
     dtype=torch.qint8, qscheme=torch.per_channel_symmetric
 )
-
-
-@pytest.fixture
-def torchao(needs: Needs) -> None:
-    needs(importlib.util.find_spec("torchao"), "torchao")
 
 
 @pytest.fixture

@@ -52,31 +52,14 @@ def notes(compiled: CompiledForStreams) -> str:
     return compiled.describe().split("ms\n", 1)[1].split("  compared with")[0].strip()
 
 
-def agrees(compiled: CompiledForStreams, model: nn.Module, *args: Any) -> None:
+def agrees(compiled: CompiledForStreams, model: nn.Module, *args: Any, **close: Any) -> None:
     found = call_in_thread(lambda: compiled(*args), team=compiled.threads)
-    torch.testing.assert_close(found, eager(model, *args), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.long
-def test_code_is_kept_for_equal_weights_only(store: Path, kept: tuple[nn.Module, Path]) -> None:
-    (model, source), sample = kept, torch.randn(2, 4)
-    (entry,) = source.iterdir()  # neither locks nor unfinished work
-    assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
-    shutil.copytree(source, store, dirs_exist_ok=True)
-    again = compile_for_streams(copy.deepcopy(model), sample, threads=1)
-    assert notes(again).startswith("found graph 1, a library for 2x4, compiled in ")
-    agrees(again, model, sample)
-    # One bit of one weight makes another model.
-    with torch.no_grad():
-        model.weight.view(torch.int32)[0, 0] ^= 1
-    found = kept_code.fingerprint(model, type(model).forward)
-    with torch.no_grad():
-        model.weight.view(torch.int32)[0, 0] ^= 1
-    assert found.digits != kept_code.fingerprint(model, type(model).forward).digits
+    close = close or {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(found, eager(model, *args), **close)
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[nn.Module, Path]:
+def compiled(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[nn.Module, Path]:
     """A linear, and a directory with its code for two rows."""
     path = tmp_path_factory.mktemp("kept")
     model = linear()
@@ -86,15 +69,38 @@ def kept(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[nn.M
     return model, path
 
 
-@pytest.mark.long
-def test_threads_and_precision_have_code_of_their_own(
-    store: Path, kept: tuple[nn.Module, Path]
-) -> None:
-    model, source = kept
+@pytest.fixture
+def kept(compiled: tuple[nn.Module, Path], store: Path) -> nn.Module:
+    """That linear; its code is in the test's store."""
+    model, source = compiled
     shutil.copytree(source, store, dirs_exist_ok=True)
-    made = compile_for_streams(model, torch.randn(2, 4), threads=2, dtype=torch.bfloat16)
-    assert notes(made).startswith("compiled graph 1, ")
-    assert len(entries(store)) == 2
+    return model
+
+
+@pytest.mark.long
+def test_code_is_kept_for_equal_weights_threads_and_precision(
+    store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = torch.randn(2, 4)
+    (entry,) = store.iterdir()  # neither locks nor unfinished work
+    assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
+    again = compile_for_streams(copy.deepcopy(kept), sample, threads=1)
+    assert notes(again).startswith("found graph 1, a library for 2x4, compiled in ")
+    agrees(again, kept, sample)
+    # One bit of one weight makes another model.
+    other = copy.deepcopy(kept)
+    with torch.no_grad():
+        other.weight.view(torch.int32)[0, 0] ^= 1
+    monkeypatch.setattr("xruntime.kept.model_libraries.ROOM_BYTES", 1 << 62)
+    for model, asked in (
+        (other, {"threads": 1}),
+        (kept, {"threads": 2}),
+        (kept, {"threads": 1, "dtype": torch.bfloat16}),
+    ):
+        made = compile_for_streams(model, sample, **asked)
+        assert notes(made).startswith(f"not kept: {store} has only ")
+        bf16 = {"rtol": 0.02, "atol": 0.02, "check_dtype": False}
+        agrees(made, model, sample, **(bf16 if "dtype" in asked else {}))
 
 
 def test_what_decides_which_code_serves_a_call() -> None:
@@ -122,7 +128,7 @@ model, sample = Images(), torch.randn(2, 3, 24, 24)
 compiled = compile_for_streams(model, sample, threads=1)
 print(compiled.describe())
 with MultiStreamModule(compiled, 2, CPUPool(sys.argv[1])) as streams:
-    for items in (4, 6):  # the second size is one that the streams ask for
+    for items in (4, 6):  # the second size is new: both streams ask for it
         batch = torch.randn(items, 3, 24, 24)
         torch.testing.assert_close(streams(batch), eager(model, batch), rtol=1e-4, atol=1e-5)
 print(compiled.describe())
@@ -144,13 +150,11 @@ def test_the_next_process_needs_no_compiler(store: Path, two: CPUPool) -> None:
 
 
 @pytest.mark.long
-def test_two_streams_ask_for_the_same_new_size(store: Path, kept: tuple[nn.Module, Path]) -> None:
-    model, source = kept
-    shutil.copytree(source, store, dirs_exist_ok=True)
-    compiled = compile_for_streams(model, torch.randn(2, 4), threads=1)
+def test_two_streams_ask_for_the_same_new_size(store: Path, kept: nn.Module) -> None:
+    compiled = compile_for_streams(kept, torch.randn(2, 4), threads=1)
     batch = torch.randn(3, 4)
     for result in call_in_threads(lambda: compiled(batch), 2, team=1):
-        torch.testing.assert_close(result, eager(model, batch), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(result, eager(kept, batch), rtol=1e-4, atol=1e-5)
     assert notes(compiled).count("compiled graph") == 1
     assert len(entries(store)) == 2
 
@@ -309,19 +313,16 @@ def test_numbers_among_outputs_are_left_to_torch(
 
 @pytest.mark.long
 def test_code_that_computes_something_else_is_removed(
-    store: Path, monkeypatch: pytest.MonkeyPatch
+    store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, values = Scaled(), torch.randn(3, 4)
-    compile_for_streams(model, (values, 2.0), threads=1)
     before = kept_code.fingerprint
-    other = copy.deepcopy(model)
-    other.negate = True
-    # As if the attribute had no part in the key.
-    monkeypatch.setattr(kept_code, "fingerprint", lambda _, *facts: before(model, *facts))
-    compiled = compile_for_streams(other, (values, 2.0), threads=1)
-    assert "not kept: Scaled computes something else" in notes(compiled)
+    other = linear()
+    # As if the weights had no part in the key.
+    monkeypatch.setattr(kept_code, "fingerprint", lambda _, *facts: before(kept, *facts))
+    compiled = compile_for_streams(other, torch.randn(2, 4), threads=1)
+    assert "not kept: Linear computes something else" in notes(compiled)
     assert entries(store) == []
-    agrees(compiled, other, values, 2.0)
+    agrees(compiled, other, torch.randn(2, 4))
 
 
 FACTOR = 2.0

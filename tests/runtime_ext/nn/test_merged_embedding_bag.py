@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -328,87 +327,50 @@ def test_devices() -> None:
 # Bad input.
 
 
-def lookups(*indices: int) -> list[torch.Tensor]:
-    return [torch.tensor([0]), torch.tensor(indices)]
-
-
 INDEX, OFFSET = torch.tensor([1, 2, 3]), torch.tensor([0])
-BAD: dict[str, tuple[Callable[[MergedEmbeddingBag], object], str]] = {
-    "too large": (
-        lambda m: m([INDEX, torch.tensor([1, 9, 7])], [OFFSET, OFFSET]),
-        "table 1: index 7 at position 2: allowed are 0 to 6|table 1: index 9 at position 1",
-    ),
-    "negative": (
-        lambda m: m([INDEX, torch.tensor([1, -1])], [OFFSET, OFFSET]),
-        "table 1: index -1 at position 1: allowed are 0 to 6, because the table has 7 rows",
-    ),
-    "least int64": (
-        lambda m: m([torch.tensor([-(2**63)]), INDEX], [OFFSET, OFFSET]),
-        f"table 0: index {-(2**63)} at position 0",
-    ),
-    "greatest int32": (
-        lambda m: m([torch.tensor([2**31 - 1], dtype=torch.int32)] * 2, [OFFSET.int()] * 2),
-        f"table 0: index {2**31 - 1} at position 0",
-    ),
-    "two-dimensional": (lambda m: m([INDEX[None], INDEX[None] + 9]), "table 1: index 10 at"),
-    "first offset": (
-        lambda m: m([INDEX, INDEX], [OFFSET, OFFSET + 1]),
-        "table 1: offset 1 at position 0: the first offset must be 0",
-    ),
-    "decreasing": (
-        lambda m: m([INDEX, INDEX], [torch.tensor([0, 2, 1]), OFFSET]),
-        "table 0: offset 1 at position 2: offsets must not decrease",
-    ),
-    "beyond": (
-        lambda m: m([INDEX, INDEX], [torch.tensor([0, 4]), OFFSET]),
-        "table 0: offset 4 at position 1: there are 3 indices",
-    ),
-    "number of tables": (
-        lambda m: m([INDEX], [OFFSET]),
-        "1 tensors of indices for 2 tables",
-    ),
-    "number of offsets": (
-        lambda m: m([INDEX, INDEX], [OFFSET]),
-        "1 tensors of offsets for 2 tables",
-    ),
-    "float indices": (
-        lambda m: m([INDEX, INDEX.float()], [OFFSET, OFFSET]),
-        "table 1: indices of torch.float32: .*torch.int32 or torch.int64",
-    ),
-    "mixed dtypes": (
-        lambda m: m([INDEX, INDEX.int()], [OFFSET, OFFSET]),
-        "table 1: indices of torch.int32: all indices and offsets have one dtype",
-    ),
-    "dtype of offsets": (
-        lambda m: m([INDEX, INDEX], [OFFSET, OFFSET.int()]),
-        "table 1: offsets of torch.int32 with indices of torch.int64",
-    ),
-    "no offsets": (
-        lambda m: m([INDEX, INDEX]),
-        r"table 0: indices of shape \(3,\) without offsets: give offsets, or indices of shape",
-    ),
-    "both": (
-        lambda m: m([INDEX[None], INDEX[None]], [OFFSET, OFFSET]),
-        r"table 0: indices of shape \(1, 3\) and offsets of shape \(1,\)",
-    ),
-    "factors": (
-        lambda m: m([INDEX, INDEX], [OFFSET, OFFSET], [torch.ones(3), torch.ones(2)]),
-        r"table 1: per-sample weights of torch.float32 and shape \(2,\)",
-    ),
-    "dtype of factors": (
-        lambda m: m([INDEX, INDEX], [OFFSET, OFFSET], [torch.ones(3).double()] * 2),
-        "table 0: per-sample weights of torch.float64.*they have the tables' dtype, torch.float32",
-    ),
-}
+BOTH, STARTS = [INDEX, INDEX], [OFFSET, OFFSET]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_clear_error(name: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (([INDEX, torch.tensor([1, 9, 7])], STARTS),
+         "table 1: index 7 at position 2: allowed are 0 to 6|table 1: index 9 at position 1"),
+        (([INDEX, torch.tensor([1, -1])], STARTS),
+         "table 1: index -1 at position 1: allowed are 0 to 6, because the table has 7 rows"),
+        (([torch.tensor([-(2**63)]), INDEX], STARTS), f"table 0: index {-(2**63)} at position 0"),
+        (([torch.tensor([2**31 - 1], dtype=torch.int32)] * 2, [OFFSET.int()] * 2),
+         f"table 0: index {2**31 - 1} at position 0"),
+        (([INDEX[None], INDEX[None] + 9],), "table 1: index 10 at"),
+        ((BOTH, [OFFSET, OFFSET + 1]),
+         "table 1: offset 1 at position 0: the first offset must be 0"),
+        ((BOTH, [torch.tensor([0, 2, 1]), OFFSET]),
+         "table 0: offset 1 at position 2: offsets must not decrease"),
+        ((BOTH, [torch.tensor([0, 4]), OFFSET]),
+         "table 0: offset 4 at position 1: there are 3 indices"),
+        (([INDEX], [OFFSET]), "1 tensors of indices for 2 tables"),
+        ((BOTH, [OFFSET]), "1 tensors of offsets for 2 tables"),
+        (([INDEX, INDEX.float()], STARTS),
+         "table 1: indices of torch.float32: .*torch.int32 or torch.int64"),
+        (([INDEX, INDEX.int()], STARTS),
+         "table 1: indices of torch.int32: all indices and offsets have one dtype"),
+        ((BOTH, [OFFSET, OFFSET.int()]),
+         "table 1: offsets of torch.int32 with indices of torch.int64"),
+        ((BOTH,),
+         r"table 0: indices of shape \(3,\) without offsets: give offsets, or indices of shape"),
+        (([INDEX[None]] * 2, STARTS),
+         r"table 0: indices of shape \(1, 3\) and offsets of shape \(1,\)"),
+        ((BOTH, STARTS, [torch.ones(3), torch.ones(2)]),
+         r"table 1: per-sample weights of torch.float32 and shape \(2,\)"),
+        ((BOTH, STARTS, [torch.ones(3).double()] * 2),
+         "table 0: per-sample weights of torch.float64.*have the tables' dtype, torch.float32"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_error(given: tuple[Any, ...], message: str) -> None:
     merged = MergedEmbeddingBag([(7, 3), (7, 3)])
-    call, message = BAD[name]
     kind = EmbeddingIndexError if "index" in message[:15] else EmbeddingBagError
     with pytest.raises(kind, match=message):
-        call(merged)
+        merged(*given)
     assert issubclass(EmbeddingIndexError, IndexError)
 
 
@@ -452,21 +414,15 @@ def test_a_bad_index_among_many_is_found_by_a_team() -> None:
 
 
 def test_backward_operators_check_indices_too() -> None:
-    of, bad = torch.ops.xruntime, torch.tensor([0, 3])
-    gradients = [torch.ones(1, 2)]
-    for call in (
-        lambda: of.merged_embedding_bag_dense_gradients(
-            gradients, [3], [], [bad], [OFFSET], [], 0, False
-        ),
-        lambda: of.merged_embedding_bag_sparse_gradients(
-            gradients, [3], [], [bad], [OFFSET], [], 0, False
-        ),
-        lambda: of.merged_embedding_bag_factor_gradients(
-            gradients, [torch.ones(3, 2)], [bad], [OFFSET], [torch.ones(2)], 0, False
-        ),
+    given, lookups = [torch.ones(1, 2)], ([torch.tensor([0, 3])], [OFFSET])
+    for name, *arguments in (
+        ("dense_gradients", given, [3], [], *lookups, []),
+        ("sparse_gradients", given, [3], [], *lookups, []),
+        ("factor_gradients", given, [torch.ones(3, 2)], *lookups, [torch.ones(2)]),
     ):
+        operator = getattr(torch.ops.xruntime, f"merged_embedding_bag_{name}")
         with pytest.raises(IndexError, match="table 0: index 3 at position 1"):
-            call()
+            operator(*arguments, 0, False)
 
 
 def test_modules_that_cannot_be_merged_are_named() -> None:

@@ -254,7 +254,7 @@ def test_its_messages_are_whole_with_a_static_libstdcxx(
     native: None, compiler: None, tmp_path: Path
 ) -> None:
     script = tmp_path / "g++"
-    script.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    script.write_text('#!/bin/sh\nexec g++ "$@" -O0 -static-libstdc++\n')
     script.chmod(0o700)
     kernels = Path(shutil.copy(library_path(), tmp_path))
     variables = {LIBRARY_VARIABLE: str(kernels)}

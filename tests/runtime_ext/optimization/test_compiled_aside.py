@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import shutil
 import stat
 import subprocess
@@ -52,11 +53,14 @@ SAMPLE = torch.randn(8, 64)
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory of the test's own; compiling begins at the second call."""
+    """A cache directory of the test's own. Only `call_until` has something compiled aside.
+
+    Else code that a test has no use for would be compiled while the next ones wait.
+    """
     path = tmp_path / "optimized"
     path.mkdir(mode=0o700)
     monkeypatch.setenv(stores.VARIABLE, str(path))
-    monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+    monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", math.inf)
     # On a busy machine a child of low priority may take minutes.
     monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
     # What is measured here is no reason to leave the code that a test is about.
@@ -91,13 +95,18 @@ def graph(model: nn.Module) -> str:
 
 
 def call_until(model: nn.Module, done: Callable[[str], bool], *sizes: int) -> str:
-    """Call the model, with each of the sizes in turn, until `done` of what explain() says."""
+    """Call the model, with each of the sizes in turn, until `done` of what explain() says.
+
+    Compiling begins at the second call.
+    """
     deadline = time.monotonic() + WAIT_S
-    while not done(graph(model)):
-        assert time.monotonic() < deadline, graph(model)
-        for size in sizes or (8,):
-            model(torch.randn(size, 64))
-        time.sleep(0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+        while not done(graph(model)):
+            assert time.monotonic() < deadline, graph(model)
+            for size in sizes or (8,):
+                model(torch.randn(size, 64))
+            time.sleep(0.02)
     return graph(model)
 
 
@@ -184,7 +193,8 @@ def test_calls_leave_a_core_only_while_code_is_compiled(
         threads.clear()
         takes_over(model)
         assert torch.get_num_threads() == 3
-        agree(model, original, 8)
+        agree(model, original, 8, 5)  # the modules are called for five rows
+    assert threads[-1] == 3
     first, last = threads.index(2), len(threads) - 1 - threads[::-1].index(2)
     assert set(threads[first : last + 1]) == {2}
     assert set(threads[:first] + threads[last + 1 :]) == {3}
@@ -204,19 +214,25 @@ def test_sizes_that_vary_are_compiled_once(store: Path) -> None:
     agree(model, original, 1, 2, 8)
 
 
-@pytest.mark.long
-def test_waiting_compiles_at_once(store: Path) -> None:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory, native: None) -> tuple[nn.Module, Path]:
+    """A model, and a directory with its code."""
+    path = tmp_path_factory.mktemp("kept")
+    torch.manual_seed(1)
     original = Model()
-    model = optimize(original, sample_input=SAMPLE, wait=True)
-    assert graph(model).startswith("compiled in ")
-    agree(model, original, 8)
-    model(torch.randn(5, 64))
-    said = graph(model)  # the second size makes code for all
-    assert said.count("compiled in ") == 2
-    assert "for 8x64" in said
-    assert "for ?x64" in said
-    agree(model, original, 5, 6)
-    assert len(entries(store)) == 2
+    with pytest.MonkeyPatch.context() as patch, team_of(1):
+        patch.setenv(stores.VARIABLE, str(path))
+        patch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
+        optimize(original, sample_input=SAMPLE, wait=True)
+    return original, path
+
+
+@pytest.fixture
+def kept(compiled: tuple[nn.Module, Path], store: Path) -> nn.Module:
+    """That model; its code is in the test's store."""
+    original, source = compiled
+    shutil.copytree(source, store, dirs_exist_ok=True)
+    return original
 
 
 def damage_library(entry: Path) -> None:
@@ -243,36 +259,35 @@ def other_instructions(entry: Path) -> None:
     path.write_text(text.replace('"XLAUNCH_CPU_FLAGS": "', '"XLAUNCH_CPU_FLAGS": "avx9999 '))
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory, native: None) -> tuple[nn.Module, Path]:
-    """A model, and a directory with its code."""
-    path = tmp_path_factory.mktemp("kept")
-    torch.manual_seed(1)
-    original = Model()
-    with pytest.MonkeyPatch.context() as patch, team_of(1):
-        patch.setenv(stores.VARIABLE, str(path))
-        patch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
-        optimize(original, sample_input=SAMPLE, wait=True)
-    return original, path
-
-
 @pytest.mark.long
-def test_other_arguments_and_modes_have_code_of_their_own(
-    store: Path, kept: tuple[nn.Module, Path]
-) -> None:
-    original, source = kept
-    shutil.copytree(source, store, dirs_exist_ok=True)
-    model = optimize(original, sample_input=SAMPLE)
+def test_other_arguments_and_modes_have_code_of_their_own(store: Path, kept: nn.Module) -> None:
+    model = optimize(kept, sample_input=SAMPLE)
     model(SAMPLE)
     assert graph(model).startswith("code that was kept")
     assert torch.equal(model(SAMPLE, 0)["hidden"], torch.zeros(8, 64))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model(SAMPLE)["hidden"].dtype == original(SAMPLE)["hidden"].dtype
+        assert model(SAMPLE)["hidden"].dtype == kept(SAMPLE)["hidden"].dtype
     values = SAMPLE.clone().requires_grad_()
     model(values)["hidden"].sum().backward()
     assert values.grad is not None
     with torch.inference_mode():
-        agree(model, original, 8)
+        agree(model, kept, 8)
+
+
+@pytest.mark.long
+def test_waiting_compiles_at_once_what_was_damaged_too(store: Path, kept: nn.Module) -> None:
+    damage_library(*entries(store))
+    model = optimize(kept, sample_input=SAMPLE, wait=True)
+    assert graph(model).startswith("kept code is removed: ")
+    assert graph(model).count("compiled in ") == 1
+    agree(model, kept, 8)
+    model(torch.randn(5, 64))
+    said = graph(model)  # the second size makes code for all
+    assert said.count("compiled in ") == 2
+    assert "for 8x64" in said
+    assert "for ?x64" in said
+    agree(model, kept, 5, 6)
+    assert len(entries(store)) == 2
 
 
 @pytest.mark.long
@@ -281,35 +296,27 @@ def test_other_arguments_and_modes_have_code_of_their_own(
     [damage_library, damage_description, open_to_others, lose_library, other_instructions],
 )
 def test_damaged_entries_are_removed_with_a_reason(
-    store: Path, kept: tuple[nn.Module, Path], damage: Callable[[Path], None]
+    store: Path, kept: nn.Module, damage: Callable[[Path], None]
 ) -> None:
-    original, source = kept
-    shutil.copytree(source, store, dirs_exist_ok=True)
     (entry,) = entries(store)
     damage(entry)
-    model = optimize(original, sample_input=SAMPLE)
+    model = optimize(kept, sample_input=SAMPLE)
     model(SAMPLE)
     assert graph(model).startswith("kept code is removed: ")
     assert not entry.exists()
-    agree(model, original, 8)
-    if damage is damage_library:
-        assert "compiled aside in" in takes_over(model)
-        agree(model, original, 8)
-        assert len(entries(store)) == 1
+    agree(model, kept, 8)
 
 
 @pytest.mark.long
 def test_code_that_computes_something_else_is_removed(
-    store: Path, kept: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch
+    store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, source = kept
-    shutil.copytree(source, store, dirs_exist_ok=True)
-    other = copy.deepcopy(original)
+    other = copy.deepcopy(kept)
     other.factor = 2.5
     # As if the attribute had no part in the key.
     monkeypatch.setattr(
         "xruntime.optimization.aside.fingerprint",
-        lambda model, *others: fingerprint_of(original, *others),
+        lambda model, *others: fingerprint_of(kept, *others),
     )
     model = optimize(other, sample_input=SAMPLE)
     agree(model, other, 8)
@@ -321,16 +328,14 @@ def test_code_that_computes_something_else_is_removed(
 
 @pytest.mark.long
 def test_code_that_is_slower_is_left_and_stays_kept(
-    store: Path, kept: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch
+    store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, source = kept
-    shutil.copytree(source, store, dirs_exist_ok=True)
     monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: False)
-    model = optimize(original, sample_input=SAMPLE)
-    agree(model, original, 8)
+    model = optimize(kept, sample_input=SAMPLE)
+    agree(model, kept, 8)
     assert "times as fast as they are" in graph(model)
     with pytest.warns(SlowCallWarning, match="times as fast as they are"):
-        agree(model, original, 8)
+        agree(model, kept, 8)
     assert len(entries(store)) == 1
 
 
@@ -338,19 +343,6 @@ def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return fingerprint(optimize(original, sample_input=SAMPLE), *others)
-
-
-@pytest.mark.long
-def test_without_a_directory_nothing_is_kept(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(stores.VARIABLE, "0")
-    original = Model()
-    model = optimize(original, sample_input=SAMPLE)
-    said = takes_over(model)
-    assert said.startswith("compiled code is not kept: XRUNTIME_CACHE_DIR=0; compiled aside in ")
-    agree(model, original, 8)
-    assert entries(store) == []
 
 
 @pytest.mark.full
@@ -397,7 +389,7 @@ OFFSET = 0.0
 
 
 class Rows(nn.Module):
-    """Looks up rows of a table, which raises for a number that is no row."""
+    """Looks up rows of a table, which raises for a number that is no row, and reads a global variable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,42 +397,29 @@ class Rows(nn.Module):
         self.eval()
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.layer(self.table(rows)).relu()
+        return self.layer(self.table(rows)).relu() + OFFSET
 
 
 @pytest.mark.long
-def test_wrong_arguments_are_no_reason_to_leave_the_code(store: Path) -> None:
-    rows = torch.arange(8)
-    model = optimize(Rows(), sample_input=rows, wait=True)
+def test_code_is_left_for_a_changed_global_variable_and_not_for_wrong_arguments(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is kept, as well."""
+    monkeypatch.setenv(stores.VARIABLE, "0")
+    original, rows = Rows(), torch.arange(8)
+    model = optimize(original, sample_input=rows, wait=True)
     model(rows)
     taken = graph(model)
+    assert taken.startswith("compiled code is not kept: XRUNTIME_CACHE_DIR=0; compiled in ")
     assert "takes over" in taken
     with pytest.raises(IndexError):
         model(rows + 3)
     assert graph(model) == taken
-    assert len(entries(store)) == 1
-
-
-class Reading(nn.Module):
-    """Reads a global variable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 64)
-        self.eval()
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.linear(values).relu() + OFFSET
-
-
-@pytest.mark.long
-def test_a_changed_global_variable_is_seen(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Reading()
-    model = optimize(original, sample_input=SAMPLE, wait=True)
-    assert torch.allclose(model(SAMPLE), original(SAMPLE), atol=1e-5)
+    assert torch.allclose(model(rows), original(rows), atol=1e-5)
     monkeypatch.setitem(globals(), "OFFSET", 5.0)
     with pytest.warns(SlowCallWarning, match="the global variable OFFSET was changed"):
-        assert torch.allclose(model(SAMPLE), original(SAMPLE), atol=1e-5)
+        assert torch.allclose(model(rows), original(rows), atol=1e-5)
+    assert entries(store) == []
 
 
 def test_a_model_without_a_fingerprint_is_called(
@@ -498,14 +477,15 @@ def test_two_processes_compile_once(store: Path, tmp_path: Path) -> None:
     )
     (tmp_path / "program_model.py").write_text(head + source[begin:end])
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
+        for directory in (tmp_path, "/")
+    ]
     texts = sorted(process.communicate(timeout=WAIT_S)[0] for process in both)
     assert [text.partition(" for")[0].split(" in ")[0] for text in texts] == [
         "code that was kept",
         "compiled aside",
     ]
-    # And a third one, in another directory, finds it at its first call.
-    assert python(*command[1:], cwd="/").startswith("code that was kept for 8x64")
 
 
 PACKING = """

@@ -28,32 +28,41 @@ def refused(error: type[Exception], text: str, model: Any, **arguments: Any) -> 
         assert snapshot(model) == before
 
 
-def test_arguments() -> None:
-    model = Small()
-    refused(OptimizationError, r"takes a torch.nn.Module, and this is a function", lambda x: x)
-    refused(OptimizationError, r"level='O2': allowed are 'O0', 'O1'", model, level="O2")
-    refused(OptimizationError, r"graph='jit': allowed are 'auto', 'none'", model, graph="jit")
-    unknown = {"fold": True}
-    refused(
-        OptimizationError, r"no 'fold' for inference; allowed are no_grad", model, passes=unknown
-    )
-    for passes in ({"dropout": "no"}, ["dropout"]):
-        refused(OptimizationError, "a dict of True and False by the names", model, passes=passes)
-    for tolerance in (-1.0, float("nan"), "small"):
-        refused(OptimizationError, "a number of at least 0 is expected", model, tolerance=tolerance)
-    refused(OptimizationError, r"dtype=torch.int8: allowed are float32, b", model, dtype=torch.int8)
-    refused(
-        OptimizationError,
-        r"level='O0' changes no numerics",
-        model,
-        level="O0",
-        dtype=torch.bfloat16,
-    )
-    refused(OptimizationError, r"measure=True needs sample_input", model, measure=True)
-    refused(OptimizationError, r"graph='compile' needs sample_input", model, graph="compile")
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (r"level='O2': allowed are 'O0', 'O1'", {"level": "O2"}),
+        (r"graph='jit': allowed are 'auto', 'none'", {"graph": "jit"}),
+        (r"no 'fold' for inference; allowed are no_grad", {"passes": {"fold": True}}),
+        ("a dict of True and False by the names", {"passes": {"dropout": "no"}}),
+        ("a dict of True and False by the names", {"passes": ["dropout"]}),
+        ("a number of at least 0 is expected", {"tolerance": -1.0}),
+        ("a number of at least 0 is expected", {"tolerance": float("nan")}),
+        ("a number of at least 0 is expected", {"tolerance": "small"}),
+        (r"dtype=torch.int8: allowed are float32, b", {"dtype": torch.int8}),
+        (r"level='O0' changes no numerics", {"level": "O0", "dtype": torch.bfloat16}),
+        (r"measure=True needs sample_input", {"measure": True}),
+        (r"graph='compile' needs sample_input", {"graph": "compile"}),
+        (r"Small cannot be called with the sample.*args\[0\] of the sample is torch.float64 and the"
+         r" weights are torch.float32.*args\[0\].to\(torch.float32\)",
+         {"sample_input": SAMPLE.double()}),
+        (r"Small cannot be called with the sample \(TypeError.*arguments of a call that works",
+         {"sample_input": {"pictures": SAMPLE}}),
+    ],
+)  # fmt: skip
+def test_arguments(text: str, arguments: dict[str, Any]) -> None:
+    refused(OptimizationError, text, Small(), **arguments)
+
+
+def test_what_is_no_sample() -> None:
+    meta = SAMPLE.to("meta")
+    refused(SampleError, r"args\[0\] of the sample is on meta", Small(), sample_input=meta)
+    refused(SampleError, r"this is a list", Small(), sample_input=[SAMPLE])
+    refused(SampleError, r"holds no tensor", Small(), sample_input=(1, 2))
 
 
 def test_models() -> None:
+    refused(OptimizationError, r"takes a torch.nn.Module, and this is a function", lambda x: x)
     half_trained = Small()
     half_trained.body[3].train()
     refused(
@@ -97,28 +106,6 @@ def test_modules_that_are_compiled_or_scripted() -> None:
     linear.compile()
     with pytest.raises(CompilationError, match=r"torch.compile wrapped in Python"):
         optimize(linear)
-
-
-def test_samples() -> None:
-    model = Small()
-    refused(
-        OptimizationError,
-        r"Small cannot be called with the sample.*args\[0\] of the sample is torch.float64 and the"
-        r" weights are torch.float32.*args\[0\].to\(torch.float32\)",
-        model,
-        sample_input=SAMPLE.double(),
-    )
-    refused(
-        OptimizationError,
-        r"Small cannot be called with the sample \(TypeError.*arguments of a call that works",
-        model,
-        sample_input={"pictures": SAMPLE},
-    )
-    refused(
-        SampleError, r"args\[0\] of the sample is on meta", model, sample_input=SAMPLE.to("meta")
-    )
-    refused(SampleError, r"this is a list", model, sample_input=[SAMPLE])
-    refused(SampleError, r"holds no tensor", model, sample_input=(1, 2))
 
 
 def test_forms_of_samples() -> None:

@@ -30,26 +30,17 @@ class Calling(nn.Module):
         return super().__call__(*args, **kwargs) * 2 + 1
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        "none",
-        pytest.param("auto", marks=pytest.mark.long),
-    ],
-)
-def test_own_call_is_applied_once(graph: str, compiler: None) -> None:
-    model, sample = Calling(), torch.randn(3, 4)
-    optimized = optimize(model, sample_input=sample, graph=graph)
-    difference = explain(optimized).difference
-    assert difference.relative < 1e-5
-    torch.testing.assert_close(optimized(sample), model(sample))
-
-
 @pytest.mark.parametrize("graph", ["none", pytest.param("auto", marks=pytest.mark.long)])
-def test_gradients_to_inputs_are_kept(graph: str, compiler: None) -> None:
+def test_own_call_is_applied_once_and_gradients_to_inputs_are_kept(
+    graph: str, compiler: None
+) -> None:
     model, sample = Calling(), torch.randn(3, 4)
     optimized = optimize(model, sample_input=sample, graph=graph)
+    assert explain(optimized).difference.relative < 1e-5
+    torch.testing.assert_close(optimized(sample), model(sample))
     assert not optimized(sample).requires_grad
+    with torch.device("cpu"):  # a default device changes nothing
+        assert not optimized(sample).requires_grad
     found, expected = (sample.clone().requires_grad_() for _ in range(2))
     optimized(found).sum().backward()
     model(expected).sum().backward()
@@ -57,12 +48,11 @@ def test_gradients_to_inputs_are_kept(graph: str, compiler: None) -> None:
     assert found.grad.any()
     with torch.no_grad():
         assert not optimized(found).requires_grad
-    functions = [
+    for function in (
         lambda called: torch.func.grad(lambda values: called(values).sum())(sample),
         lambda called: torch.func.jvp(called, (sample,), (torch.ones(3, 4),))[1],
         lambda called: torch.vmap(called)(sample),
-    ]
-    for function in functions:
+    ):
         torch.testing.assert_close(function(optimized), function(model))
 
 
@@ -80,13 +70,6 @@ def test_gradient_to_an_input_inside_of_a_nest() -> None:
     inner = torch.ones(2, 4, requires_grad=True)
     optimized({"values": [inner]}).sum().backward()
     assert inner.grad is not None
-
-
-def test_a_default_device_changes_nothing() -> None:
-    model, sample = Calling(), torch.randn(3, 4)
-    optimized = optimize(model, sample_input=sample, graph="none")
-    with torch.device("cpu"):
-        assert not optimized(sample).requires_grad
 
 
 class Encoder(nn.Module):
@@ -180,6 +163,20 @@ def bert() -> Any:
         vocab_size=60,
     )
     return BertModel(config).eval()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-4), (torch.bfloat16, 0.1)])
+def test_transformers_model(dtype: torch.dtype | None, tolerance: float) -> None:
+    model, ids = bert(), torch.randint(0, 50, (2, 6))
+    mask = {"attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    optimized = optimize(model, sample_input=((ids,), mask), graph="none", dtype=dtype)
+    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
+    found, expected = optimized(ids, **mask), model(ids, **mask)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(
+        found.last_hidden_state, expected.last_hidden_state, rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.long

@@ -58,18 +58,6 @@ def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
 
 
 @pytest.mark.long
-def test_all_passes_and_a_compiled_graph() -> None:
-    model = Small()
-    optimized = optimize(model, sample_input=SAMPLE, dtype=torch.bfloat16)
-    assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
-    assert optimized(SAMPLE).dtype == torch.float32
-    agree(optimized(SAMPLE), model(SAMPLE), 0.2)
-    # Another number of threads is compiled for.
-    with team_of(2):
-        agree(optimized(SAMPLE), model(SAMPLE), 0.2)
-
-
-@pytest.mark.long
 def test_keyword_arguments_and_siblings() -> None:
     import torch._dynamo.utils as counting
 

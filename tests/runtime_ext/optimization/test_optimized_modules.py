@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from tests.runtime_ext.optimization.test_folded_norms import randomized
-from tests.runtime_ext.stream_threads import in_threads
 from torch import Tensor, nn
 
 from xruntime import optimize
@@ -211,69 +210,6 @@ def test_what_would_change_a_frozen_module_is_refused() -> None:
         explain(model)
 
 
-class Siblings(nn.Module):
-    """Linears with one input, called as `how` says."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
-        if how == "tied":
-            self.two.weight = self.one.weight
-        self.eval()
-
-    def forward(self, values: Tensor) -> Tensor:
-        first: Tensor = self.one(values)
-        if self.how == "changed between":
-            values.mul_(2)
-        second: Tensor = self.two(values)
-        if self.how == "called twice":
-            return first + second + self.one(second)
-        if self.how == "viewed":
-            return first.view(-1) + second.view(-1)
-        if self.how == "weight read":
-            return first + second + self.one.weight[0]
-        return first + second
-
-
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        ("plainly", PassOutcome.APPLIED),
-        ("changed between", PassOutcome.SKIPPED),
-        ("called twice", PassOutcome.SKIPPED),
-        ("tied", PassOutcome.SKIPPED),
-        ("weight read", PassOutcome.SKIPPED),
-        ("viewed", PassOutcome.SKIPPED),
-    ],
-)
-def test_linears_with_one_input(how: str, expected: PassOutcome) -> None:
-    model, sample = Siblings(how), torch.randn(3, 4)
-    optimized = optimize(model, sample_input=sample, graph="none")
-    assert explain(optimized).step("join_linears").outcome is expected
-    torch.testing.assert_close(optimized(sample.clone()), model(sample.clone()))
-
-
-def test_joined_linears_in_another_order_and_in_threads() -> None:
-    model = Siblings("plainly")
-    optimized = optimize(model, sample_input=torch.randn(3, 4), graph="none")
-    one, two = torch.randn(2, 3, 4)
-    torch.testing.assert_close(optimized.two(one), model.two(one))
-    torch.testing.assert_close(optimized.one(one), model.one(one))
-    torch.testing.assert_close(optimized.two(two), model.two(two))
-    torch.testing.assert_close(optimized.two(one), model.two(one))
-    torch.testing.assert_close(optimized.one.weight, model.one.weight)
-    torch.testing.assert_close(optimized.two.bias, model.two.bias)
-
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(200):
-            values = torch.randn(3, 4, generator=generator)
-            assert torch.allclose(optimized(values), model(values), atol=1e-5)
-
-    in_threads(work, range(4))
-
-
 @dataclass
 class Answer:
     scores: Tensor
@@ -378,32 +314,6 @@ def test_what_torch_compile_wrapped_is_optimized_itself() -> None:
     optimized = optimize(torch.compile(model), sample_input=SAMPLE, graph="none")
     assert isinstance(optimized, Small)
     torch.testing.assert_close(optimized(SAMPLE), model(SAMPLE))
-
-
-@pytest.mark.long
-def test_transformers_model() -> None:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        vocab_size=50,
-    )
-    model = BertModel(config).eval()
-    kwargs = {"attention_mask": torch.ones(2, 6, dtype=torch.long)}
-    ids = torch.randint(0, 50, (2, 6))
-    for dtype, tolerance in ((None, 1e-4), (torch.bfloat16, 0.1)):
-        optimized = optimize(model, sample_input=((ids,), kwargs), graph="none", dtype=dtype)
-        assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
-        found, expected = optimized(ids, **kwargs), model(ids, **kwargs)
-        assert type(found) is type(expected)
-        torch.testing.assert_close(
-            found.last_hidden_state, expected.last_hidden_state, rtol=tolerance, atol=tolerance
-        )
-        assert optimized.config is not None
-        BertModel(config).load_state_dict(optimized.state_dict())
 
 
 def test_autocast_of_the_caller_counts_without_dtype() -> None:

@@ -67,6 +67,12 @@ def made(name: str) -> tuple[Classifier, torch.optim.Optimizer]:
     return model, optimizer
 
 
+def optimized(name: str, dtype: torch.dtype | None = torch.bfloat16, **options: Any) -> Any:
+    """`made(name)`'s model, and the one and the optimizer that optimize() makes of it."""
+    model, optimizer = made(name)
+    return model, *optimize(model, optimizer=optimizer, dtype=dtype, **options)
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_as_in_fp32(name: str, dtype: torch.dtype | None) -> None:
@@ -113,8 +119,7 @@ def test_small_updates_are_not_lost() -> None:
 
 
 def test_state_dicts_load_in_stock_torch_and_back() -> None:
-    model, optimizer = made("adamw")
-    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    _, faster, stepper = optimized("adamw")
     train(faster, stepper, 2)
     plain = Classifier()
     plain.load_state_dict(faster.state_dict())
@@ -137,8 +142,7 @@ def test_state_dicts_load_in_stock_torch_and_back() -> None:
 
 
 def test_a_part_saves_and_loads_weights_in_fp32() -> None:
-    model, optimizer = made("adamw")
-    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    _, faster, stepper = optimized("adamw")
     train(faster, stepper, 2)
     whole, part = faster.state_dict(), faster.last.state_dict()
     assert list(part) == ["weight", "bias"]
@@ -153,8 +157,7 @@ def test_a_part_saves_and_loads_weights_in_fp32() -> None:
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_copy_is_a_plain_module_with_weights_in_fp32(dtype: torch.dtype | None) -> None:
-    model, optimizer = made("adamw")
-    faster, stepper = optimize(model, optimizer=optimizer, dtype=dtype)
+    _, faster, stepper = optimized("adamw", dtype)
     train(faster, stepper, 2)
     exact = {name: value.clone() for name, value in faster.state_dict().items()}
     copied = copy.deepcopy(nn.ModuleDict({"part": faster}))["part"]
@@ -173,8 +176,7 @@ def test_a_copy_is_a_plain_module_with_weights_in_fp32(dtype: torch.dtype | None
 
 
 def test_weights_are_averaged_in_fp32() -> None:
-    model, optimizer = made("sgd")
-    faster, stepper = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    _, faster, stepper = optimized("sgd")
     average = torch.optim.swa_utils.AveragedModel(faster)
     seen = []
     for _ in range(3):
@@ -187,8 +189,7 @@ def test_weights_are_averaged_in_fp32() -> None:
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_trained_model_is_optimized_again_for_evaluation(dtype: torch.dtype | None) -> None:
-    model, optimizer = made("adam")
-    faster, stepper = optimize(model, optimizer=optimizer, dtype=dtype)
+    _, faster, stepper = optimized("adam", dtype)
     train(faster, stepper, 2)
     with pytest.raises(OptimizationError, match="leave inplace out, and a copy"):
         optimize(faster.eval(), inplace=True)
@@ -204,8 +205,7 @@ def test_a_trained_model_is_optimized_again_for_evaluation(dtype: torch.dtype | 
 
 
 def test_a_trained_model_is_not_pickled_and_its_parts_are_not_copied() -> None:
-    model, optimizer = made("sgd")
-    faster, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    faster = optimized("sgd")[1]
     with pytest.raises(OptimizationError, match=r"copy all of it by copy.deepcopy, or load its"):
         pickle.dumps(faster)
     with pytest.raises(OptimizationError, match=r"its parts are not copied"):
@@ -215,10 +215,7 @@ def test_a_trained_model_is_not_pickled_and_its_parts_are_not_copied() -> None:
 def test_torch_compiles_a_trained_model_whole() -> None:
     losses = []
     for compiled in (False, True):
-        model, optimizer = made("sgd")
-        faster, stepper = optimize(
-            model, optimizer=optimizer, dtype=torch.bfloat16, sample_input=IMAGES
-        )
+        _, faster, stepper = optimized("sgd", sample_input=IMAGES)
         called = faster
         if compiled:
             called = torch.compile(faster, fullgraph=True, backend="aot_eager")
@@ -228,8 +225,7 @@ def test_torch_compiles_a_trained_model_whole() -> None:
 
 
 def test_methods_and_parts_of_a_trained_model_take_and_return_float32() -> None:
-    model, optimizer = made("adamw")
-    faster, _ = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    model, faster, _ = optimized("adamw")
     assert explain(faster).step("split_bf16").outcome is PassOutcome.APPLIED
     assert type(faster).__name__ == "Classifier"
     features = torch.randn(3, 8, requires_grad=True)
@@ -282,10 +278,7 @@ def test_what_our_optimizers_do_not_support_is_skipped() -> None:
 
 
 def test_inplace_keeps_the_model_and_returns_another_optimizer() -> None:
-    model, optimizer = made("sgd")
-    faster, stepper = optimize(
-        model, optimizer=optimizer, dtype=torch.bfloat16, sample_input=IMAGES, inplace=True
-    )
+    model, faster, stepper = optimized("sgd", sample_input=IMAGES, inplace=True)
     assert faster is model
     assert model.training
     held = {id(p) for group in stepper.param_groups for p in group["params"]}
@@ -326,8 +319,7 @@ def test_tied_and_frozen_weights() -> None:
 
 
 def test_channels_last_keeps_parameters() -> None:
-    model, optimizer = made("sgd")
-    faster, stepper = optimize(model, optimizer=optimizer, sample_input=IMAGES)
+    model, faster, stepper = optimized("sgd", None, sample_input=IMAGES)
     assert explain(faster).step("channels_last").outcome is PassOutcome.APPLIED
     assert faster.first.weight.is_contiguous(memory_format=torch.channels_last)
     assert any(p is faster.first.weight for p in stepper.param_groups[0]["params"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where passes must not apply: to the weights of hooked modules, to few convolutions, to changed inputs."""
+"""Where passes apply and where they must not: hooked modules, few convolutions, changed inputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.stream_threads import in_threads
 from torch import Tensor, nn
 
 from xruntime import optimize
@@ -14,27 +15,78 @@ from xruntime.optimization import PassOutcome, explain
 
 
 class Siblings(nn.Module):
-    """Two linears with one input, which a shift changes in place between them."""
+    """Two linears with one input, called as `how` says; a shift changes it in place between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str = "plainly") -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.how = how
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        if how == "tied":
+            self.second.weight = self.first.weight
         self.eval()
 
-    def forward(self, values: Tensor, shift: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        first = self.first(values)
+    def forward(self, values: Tensor, shift: Tensor | None = None) -> Tensor:
+        first: Tensor = self.first(values)
         if shift is not None:
             values.add_(shift)
-        return first.relu(), self.second(values).relu()
+        second: Tensor = self.second(values)
+        if self.how == "called twice":
+            return first + second + self.first(second)
+        if self.how == "weight read":
+            return first + second + self.first.weight[0]
+        return first.relu() - second.relu()
 
 
-def test_joined_linears_see_an_input_that_was_changed_in_place() -> None:
-    model, values, shift = Siblings(), torch.randn(2, 4), torch.ones(4)
-    optimized = optimize(model, sample_input=values, graph="none")
-    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
-    for given in ((), (shift,), ()):
-        expected = model(values.clone(), *given)
-        torch.testing.assert_close(optimized(values.clone(), *given), expected)
+def outcome_of_joining(model: nn.Module, *sample: Any) -> PassOutcome:
+    optimized = optimize(model, sample_input=sample, graph="none")
+    torch.testing.assert_close(*(one(*(it.clone() for it in sample)) for one in (optimized, model)))
+    return explain(optimized).step("join_linears").outcome
+
+
+def test_linears_with_one_input_are_joined_where_it_is_the_same() -> None:
+    values, shift = torch.randn(3, 4), torch.ones(4)
+    assert outcome_of_joining(Siblings(), values) is PassOutcome.APPLIED
+    assert outcome_of_joining(Siblings(), values, shift) is PassOutcome.SKIPPED
+    for how in ("called twice", "tied", "weight read"):
+        assert outcome_of_joining(Siblings(how), values) is PassOutcome.SKIPPED
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_joined_linears_see_what_changes_between_their_calls(mode: Any) -> None:
+    """Parts of a model are called alone, too. Torch counts no changes of tensors made in inference mode."""
+    model, sample = Siblings(), torch.randn(2, 4)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    with mode():
+        values = torch.randn(2, 4)
+        for shift in (None, torch.ones(4), None):
+            expected = model(values.clone(), shift)
+            torch.testing.assert_close(optimized(values.clone(), shift), expected)
+        optimized.first(values)
+        values.mul_(2)
+        torch.testing.assert_close(optimized.second(values), model.second(values))
+    values = torch.randn(2, 4, requires_grad=True)
+    with mode():
+        optimized.first(values)
+    assert optimized.second(input=values).requires_grad
+
+
+def test_joined_linears_in_another_order_and_in_threads() -> None:
+    model = Siblings()
+    optimized = optimize(model, sample_input=torch.randn(3, 4), graph="none")
+    one, two = torch.randn(2, 3, 4)
+    for name, values in (("second", one), ("first", one), ("second", two), ("second", one)):
+        part, expected = optimized.get_submodule(name), model.get_submodule(name)
+        torch.testing.assert_close(part(values), expected(values))
+        torch.testing.assert_close(part.weight, expected.weight)
+        torch.testing.assert_close(part.bias, expected.bias)
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(200):
+            values = torch.randn(3, 4, generator=generator)
+            assert torch.allclose(optimized(values), model(values), atol=1e-5)
+
+    in_threads(work, range(4))
 
 
 def test_weights_of_modules_with_hooks_stay_in_float32() -> None:
@@ -172,23 +224,3 @@ def test_outputs_keep_their_dtypes(
     assert tuple(it.dtype for it in optimized(values)) == returned
     if weights in returned:
         assert optimize(model, dtype=BF16)(values)[0].dtype == returned[0]
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_joined_linears_see_what_changes_between_their_calls(mode: Any) -> None:
-    """Parts of a model are called alone, too. Torch counts no changes of tensors made in inference mode."""
-    model, sample = Siblings(), torch.randn(2, 4)
-    optimized = optimize(model, sample_input=sample, graph="none")
-    assert explain(optimized).step("join_linears").outcome is PassOutcome.APPLIED
-    with mode():
-        values = torch.randn(2, 4)
-        for shift in (None, torch.ones(4)):
-            expected = model(values.clone(), shift)
-            torch.testing.assert_close(optimized(values.clone(), shift), expected)
-        optimized.first(values)
-        values.mul_(2)
-        torch.testing.assert_close(optimized.second(values), model.second(values))
-    values = torch.randn(2, 4, requires_grad=True)
-    with mode():
-        optimized.first(values)
-    assert optimized.second(input=values).requires_grad

@@ -50,21 +50,17 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(*layers).eval()
 
 
-def test_module_runs_beside_and_gives_the_same_result(network, two: CPUPool) -> None:
+def test_module_or_function_runs_beside_and_gives_the_same_result(network, two: CPUPool) -> None:
+    def scaled(model, batch, *, factor=1.0):
+        return model(batch) * factor
+
     batch = torch.rand(2, 3, 8, 8)
     with Task(network, two) as task:
         assert repr(task) == f"<Task(Sequential) on CPUs {two}>"
         torch.testing.assert_close(task(batch).get(), network(batch))
         torch.testing.assert_close(task.run_sync(batch), network(batch))
         torch.testing.assert_close(task.submit(batch).result(), network(batch))
-
-
-def test_function_of_a_module_and_keywords(network, second: CPUPool) -> None:
-    def scaled(model, batch, *, factor=1.0):
-        return model(batch) * factor
-
-    batch = torch.rand(2, 3, 8, 8)
-    with Task(scaled, second) as task:
+    with Task(scaled, two) as task:
         torch.testing.assert_close(task(network, batch, factor=3.0).get(), network(batch) * 3)
 
 
@@ -188,56 +184,37 @@ def test_context_variables_travel_and_stay_apart(second: CPUPool) -> None:
         assert request.get() == "a"
 
 
-def test_exception_comes_out_where_the_result_would(second: CPUPool) -> None:
-    with Task(lambda x: 1 // x, second) as task:
-        future = task(0)
-        with pytest.raises(ZeroDivisionError):
-            future.result()
-        assert isinstance(future.exception(), ZeroDivisionError)
-        with pytest.raises(ZeroDivisionError):
-            future.get()
-        assert task.run_sync(1) == 1
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_exception_comes_out_where_the_result_would(second: CPUPool, error: BaseException) -> None:
+    def work(fails: bool) -> int:
+        if fails:
+            raise error
+        return 7
+
+    with Task(work, second) as task:
+        future = task(True)
+        for get in (future.result, future.get, lambda: task.run_sync(True)):
+            with pytest.raises(type(error)):
+                get()
+        assert future.exception() is error
         with pytest.raises(TypeError):
             task.run_sync()
+        assert task.run_sync(False) == 7
 
 
-def test_system_exit_in_a_task_ends_the_call_alone(second: CPUPool) -> None:
-    def leave(code: int) -> int:
-        if code:
-            raise SystemExit(code)
-        return code
-
-    with Task(leave, second) as task:
-        with pytest.raises(SystemExit):
-            task.run_sync(3)
-        assert task.run_sync(0) == 0
-
-
-def test_timeout_leaves_the_call_running(second: CPUPool) -> None:
-    gate = Gate()
-    with Task(gate, second) as task:
-        future = task()
-        for timeout_s in (-1, 0, 0.0001, 0.01):
-            with pytest.raises(TimeoutError):
-                future.result(timeout=timeout_s)
-            with pytest.raises(TimeoutError):
-                future.exception(timeout=timeout_s)
-        gate.open.set()
-        assert future.result(timeout=60) is None
-
-
-def test_a_short_timeout_is_waited_out(second: CPUPool) -> None:
-    gate, timeout_s, waits = Gate(), 0.001, 20
+def test_a_timeout_is_waited_out_and_leaves_the_call_running(second: CPUPool) -> None:
+    gate, waits = Gate(), 20
     with Task(gate, second) as task:
         future = task()
         assert gate.entered.wait(60)
-        begun = time.monotonic()
-        for _ in range(waits):
-            with pytest.raises(TimeoutError):
-                future.result(timeout_s)
-        waited_s = time.monotonic() - begun
+        for timeout_s in (-1, 0, 0.0001, 0.001):
+            for get in (future.result, future.exception) * waits:
+                begun = time.monotonic()
+                with pytest.raises(TimeoutError):
+                    get(timeout=timeout_s)
+                assert time.monotonic() - begun >= timeout_s
         gate.open.set()
-    assert waited_s >= waits * timeout_s
+        assert future.result(timeout=60) is None
 
 
 def test_cancelling_what_has_not_begun(second: CPUPool) -> None:

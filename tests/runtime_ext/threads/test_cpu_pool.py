@@ -151,7 +151,7 @@ class TestRefusals:
             ([1, 2, 1], "CPU 1 is named twice"),
             (repeat(0), "CPU 0 is named twice"),
             ([0, -1], "there is no CPU -1; give CPU numbers"),
-            (range(1 << 30), "there is no CPU 1048576"),
+            (range((1 << 20) - 1, 1 << 30), "there is no CPU 1048576"),
             ([True], "True is not a CPU number; give CPU numbers such as"),
             ([0, 1.0], "1.0 is not a CPU number"),
             (["0-3"], "'0-3' is not a CPU number"),

@@ -51,18 +51,11 @@ def shown(value: object) -> object:
     ("capture", "make", "expected"),
     [
         (PACKAGES, lambda pool: pool().per_node(), ["0-11,24-35", "12-23,36-47"]),
-        (PACKAGES, lambda pool: pool(node=1, smt=False), "12-23"),
-        (PACKAGES, lambda pool: pool().split(4), ["0-5,24-29", "6-11,30-35", "12-17,36-41", "18-23,42-47"]),
         (PACKAGES, lambda pool: pool(smt=False).split(5), ["0-4", "5-9", "12-16", "17-21", "10-11,22-23"]),
-        (PACKAGES, lambda pool: pool(smt=False).split(5, equal=True), ["0-3", "4-7", "8-11", "12-15", "16-19"]),
         (CLUSTERS, lambda pool: pool(node=1, smt=False), "3-4,7-9,13-14,17-19"),
-        (CLUSTERS, lambda pool: pool().split(4) == pool().per_node(), True),
         (CLUSTERS, lambda pool: [len(part.per_node()) for part in pool().split(8)], [1] * 8),
-        (CLUSTERS, lambda pool: pool().per_l3(), ["0-19,40-59", "20-39,60-79"]),
         (COMPLEXES, lambda pool: pool().per_l3(), ["0-2,6-8", "3-5,9-11"]),
-        (COMPLEXES, lambda pool: pool().split(2), ["0-2,6-8", "3-5,9-11"]),
         (COMPLEXES, lambda pool: pool().split(4), ["0-1,6-7", "3-4,9-10", "2,8", "5,11"]),
-        (COMPLEXES, lambda pool: pool().split(4, equal=True), ["0,6", "1,7", "2,8", "3,9"]),
         (HYBRID, lambda pool: (len(pool()), pool().core_count), [20, 14]),
         (HYBRID, lambda pool: pool().to_dict()["efficiency_cpus"], list(range(12, 20))),
         (HYBRID, lambda pool: pool(smt=False), "0,2,4,6,8,10,12-19"),
@@ -74,13 +67,12 @@ def shown(value: object) -> object:
         # The siblings of 5, 2, 13 and 14 are left alone on their cores.
         (OFFLINE, lambda pool: pool().per_core(), ["0,8", "1,9", "3,11", "4,12", "6", "7,15", "10"]),
         (OFFLINE, lambda pool: pool().split(3), ["0-1,4,8-9,12", "3,7,11,15", "6,10"]),
-        (OFFLINE, lambda pool: pool().split(3, equal=True), ["0,4,8,12", "3,7,11,15", "6,10"]),
         (CPUSET, lambda pool: pool(), "0-3,5-6,12-15"),
         (CPUSET, lambda pool: pool().per_node(), ["0-1", "2-3", "5", "6", "12-13", "14-15"]),
-        (CPUSET, lambda pool: pool().split(4, equal=True), ["0-1", "2-3", "12-13", "14-15"]),
         (CPUSET, lambda pool: pool().split(5), ["0-1", "2-3", "5-6", "12-13", "14-15"]),
         (MASK, lambda pool: pool() == pool(node=0), True),
         (QUOTA, lambda pool: pool(), "1-3,9-14"),
+        (QUOTA, lambda pool: "CPU quota: the time of 3.5 CPUs (" in pool().describe(), True),
         (POWER, lambda pool: (pool(node=13), pool(node=13).core_count), ["224-255", 8]),
         (POWER, lambda pool: pool(node=13).split(3), ["224-235", "236-247", "248-255"]),
         (POWER, lambda pool: pool("225-231", smt=False), "225,228"),
@@ -113,12 +105,6 @@ def test_cpus_that_a_captured_machine_cannot_give(
 ) -> None:
     with pytest.raises(CPUPoolError, match=said):
         CPUPool(**named, machine=read_capture(capture))
-
-
-@pytest.mark.long
-def test_a_quota_is_told() -> None:
-    lines = CPUPool(machine=read_capture(QUOTA)).describe().splitlines()
-    assert lines[-1].startswith("CPU quota: the time of 3.5 CPUs (")
 
 
 @pytest.mark.parametrize("name", quick_first(each_capture(), 4))

@@ -25,17 +25,11 @@ def test_block_runs_on_the_pool_and_is_undone(two: CPUPool, second: CPUPool) -> 
     with pin(second) as pool:
         assert pool is second
         assert read_team() == Team(1, [second.core_ids])
-    assert read_team() == before
-
-
-def test_every_worker_is_confined_to_the_pool(two: CPUPool) -> None:
     with pin(two):
         assert read_team() == Team(2, [two.core_ids, two.core_ids])
-
-
-def test_workers_on_a_cpu_each_leave_the_host_thread_its_mask(two: CPUPool) -> None:
-    with pin(two, pin_workers=True):
+    with pin(two, pin_workers=True):  # the host thread keeps the pool's mask
         assert read_team() == Team(2, [two.core_ids, [two.core_ids[1]]])
+    assert read_team() == before
 
 
 def test_workers_that_are_started_later_do_not_collapse_on_one_cpu(two: CPUPool) -> None:
