@@ -316,7 +316,8 @@ def test_code_that_computes_something_else_is_removed(
     store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = kept_code.fingerprint
-    other = linear()
+    other = copy.deepcopy(kept)
+    other.bias.data += 1
     # As if the weights had no part in the key.
     monkeypatch.setattr(kept_code, "fingerprint", lambda _, *facts: before(kept, *facts))
     compiled = compile_for_streams(other, torch.randn(2, 4), threads=1)

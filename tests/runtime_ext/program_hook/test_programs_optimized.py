@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.runtime_ext.program_hook.scripts import run_optimized
+from tests.runtime_ext.program_hook.scripts import Ended, run_optimized
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -123,14 +123,15 @@ with torch.inference_mode():
 """
 
 
-def reports_of(path: Path, text: str) -> list[str]:
+def ended_of(path: Path, text: str) -> Ended:
     path.write_text(BEGIN + text)
-    return run_optimized(path, precision="bf16").reports
+    return run_optimized(path, precision="bf16")
 
 
 @pytest.mark.long
 def test_optimized_form_runs_where_it_is_right(tmp_path: Path):
-    optimized, *others = reports_of(tmp_path / "script.py", CALLS)
+    ended = ended_of(tmp_path / "script.py", CALLS)
+    optimized, *others = ended.reports
     assert optimized.startswith("Net: optimized in ")
     assert " s: bf16; no_grad, precision, weights" in optimized
     assert "output['y'] (0.05 allowed); not applied: dropout (there is none); " in optimized
@@ -139,11 +140,12 @@ def test_optimized_form_runs_where_it_is_right(tmp_path: Path):
         "Linear: left as it is: the program calls a single layer of torch's",
         f"{changed}; it ran optimized until now",
     ]
+    assert ended.unfinished == []  # no call gets that code any more
 
 
 @pytest.mark.full
 def test_threads_several_models_and_the_program_s_own_use(tmp_path: Path):
-    reports = reports_of(tmp_path / "script.py", THREADS)
+    reports = ended_of(tmp_path / "script.py", THREADS).reports
     starts = ["Net: optimized in "] * 3 + ["Net: left as it is: the program changed it (training"]
     kinds = [next((s for s in starts if line.startswith(s)), line) for line in reports]
     assert kinds == [
@@ -175,7 +177,7 @@ with torch.inference_mode():
 
 @pytest.mark.full
 def test_parts_of_a_pipeline_are_optimized(tmp_path: Path):
-    reports = reports_of(tmp_path / "script.py", PIPELINE)
+    reports = ended_of(tmp_path / "script.py", PIPELINE).reports
     assert reports[0] == "Sequential: left as it is: a call changes its arguments"
     assert reports[1] == "Encode: left as it is: a call changes its arguments"
     assert reports[2].startswith("Net: optimized in ")
@@ -203,9 +205,8 @@ def test_a_program_that_ends_before_its_code_is_compiled_says_so(tmp_path: Path)
     script = tmp_path / "busy.py"
     script.write_text(BUSY)
     kept = str(tmp_path / "kept")
-    *_, last = run_optimized(script, XRUNTIME_CACHE_DIR=kept).reports
-    assert last.endswith(
+    (line,) = run_optimized(script, XRUNTIME_CACHE_DIR=kept).unfinished
+    assert line.endswith(
         "xlaunch cache warm --optimize fp32 -- PROGRAM compiles it for later starts"
     )
-    *_, last = run_optimized(script, XRUNTIME_CACHE_DIR="0").reports
-    assert "ended before" not in last
+    assert run_optimized(script, XRUNTIME_CACHE_DIR="0").unfinished == []
