@@ -172,7 +172,7 @@ class CodeStore:
 
 
 _paths: Final[set[str]] = set()
-"""Paths of unfinished work. A daemon thread does not remove them when the program ends."""
+"""What the end of the program removes: unfinished work, and temporary stores."""
 
 
 @contextlib.contextmanager

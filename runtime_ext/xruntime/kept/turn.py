@@ -104,7 +104,8 @@ class _Turn:
         for process in list(self._children):
             _kill_group(process)
         for thread in list(self._threads):
-            thread.join()
+            if thread.is_alive():  # otherwise it could not be started
+                thread.join()
 
 
 def _kill_group(process: int) -> None:
