@@ -47,7 +47,7 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (0, 0o644, True), (0, 0o777, False), (0, 0o757, False), (1, 0o777, False),
          (1, 0o757, False),
         (2, 0o777, False), (2, 0o757, False),
-        # A sticky directory is no danger; a sticky file is no directory.
+        # The sticky bit protects what is in a directory; it means nothing for a file.
         (1, 0o1777, True), (0, 0o1666, False),
     ],
 )  # fmt: skip
