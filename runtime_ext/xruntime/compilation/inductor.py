@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -105,6 +107,7 @@ def mend_compiler() -> None:
     """Work around errors of torch's compiler. Called before each use of it."""
     _keep_device_guard()
     _keep_reads_inside()
+    _load_probes_without_torch()
 
 
 @functools.cache
@@ -155,6 +158,31 @@ def _keep_reads_inside() -> None:
         return f"{kind}::set({kind}::from(false), {mask}, {self.tail_size}){loads}{rest}"
 
     CppVecKernel._get_vec_load_line = load_line  # type: ignore[method-assign]  # noqa: SLF001
+
+
+@functools.cache
+def _load_probes_without_torch() -> None:
+    """Try the CPU's vector instructions without importing torch, as torch 2.13 does it.
+
+    Each process that compiles loads a library for each instruction set in a Python of its own, up to six times.
+    Before, each of these imported torch: 10 s in all on a Xeon, and a minute at a low priority.
+    """
+    import torch._inductor.cpu_vec_isa as probing
+
+    probes: Any = probing
+    importing, loading = "\nimport torch\n", getattr(probes.VecISA, "_avx_py_load", "")
+    environment = getattr(probes, "python_subprocess_env", None)
+    if sys.platform != "linux" or environment is None or not loading.startswith(importing):
+        return
+
+    def with_torch_libraries() -> dict[str, str]:
+        directories = [os.path.join(os.path.dirname(torch.__file__), "lib")]
+        made: dict[str, str] = environment()
+        directories += [made["LD_LIBRARY_PATH"]] if made.get("LD_LIBRARY_PATH") else []
+        return made | {"LD_LIBRARY_PATH": ":".join(directories)}
+
+    probes.python_subprocess_env = with_torch_libraries
+    probes.VecISA._avx_py_load = loading.removeprefix(importing)  # noqa: SLF001
 
 
 @contextlib.contextmanager

@@ -36,3 +36,25 @@ def test_no_memory_beyond_a_tensor_is_read() -> None:
     """A row of 20 channels ends within a vector, and behind the last one there is no memory."""
     compiled_anew = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
     assert python("-c", POOLING, **compiled_anew) == "True\nTrue\n"
+
+
+PROBE = """
+import subprocess, sys
+import torch._inductor.cpu_vec_isa as probes
+from xruntime.compilation.inductor import mend_compiler
+
+# As in torch before 2.13. The library is found in torch's directory only.
+probes.VecISA._avx_py_load = '''
+import torch
+from ctypes import cdll
+cdll.LoadLibrary("__lib_path__")
+'''
+mend_compiler()
+loading = probes.VecISA._avx_py_load.replace("__lib_path__", "libtorch_cpu.so")
+command = [sys.executable, "-c", loading + "import sys; print('torch' in sys.modules)"]
+subprocess.run(command, env=probes.python_subprocess_env(), check=True)
+"""
+
+
+def test_vector_instructions_are_tried_without_importing_torch() -> None:
+    assert python("-c", PROBE) == "False\n"
