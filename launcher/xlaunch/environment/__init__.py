@@ -21,6 +21,7 @@ from xlaunch.environment.elf import Elf
 from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.program import Program, resolve_program
+from xlaunch.environment.rank_hook import with_rank_hook
 from xlaunch.environment.substitution import own_program, own_variables
 from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (
@@ -121,6 +122,7 @@ def prepare_environment(
         proposals += optimization_settings(
             request.optimize, program, given, wait=request.optimize_wait
         )
+    proposals = with_rank_hook(proposals, program, given)
     caches = NOT_KEPT
     if not request.no_cache:
         caches = cache_settings(

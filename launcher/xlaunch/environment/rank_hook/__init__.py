@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook with which a rank that trains over gloo ends normally, see its ``startup/sitecustomize.py``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from xlaunch.environment.program import Program, interpreter_flags
+from xlaunch.environment.variables import Proposal
+from xlaunch.planning.request import RANK_VARIABLES
+
+PATH = "PYTHONPATH"
+DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
+
+MENDED = (3, 14)
+"""First version of Python that needs no hook."""
+
+
+def with_rank_hook(
+    proposals: Sequence[Proposal], program: Program, environment: Mapping[str, str]
+) -> list[Proposal]:
+    """Add the hook to the proposal for PYTHONPATH, if `program` is a rank that has torch or starts some.
+
+    `environment`: what `program` inherits, with --env.
+    """
+    if not (program.starts_ranks or environment.keys() & RANK_VARIABLES):
+        return [*proposals]
+    if sys.platform != "linux" or program.interpreter is None or os.pathsep in DIRECTORY:
+        return [*proposals]
+    if not program.installed.has("torch") or (program.installed.python or MENDED) >= MENDED:
+        return [*proposals]
+    if any(flag in "EIS" for flag in interpreter_flags(program)):
+        return [*proposals]
+    before = [proposal for proposal in proposals if proposal.name == PATH]
+    others = [proposal for proposal in proposals if proposal.name != PATH]
+    inherited = before[-1].value if before else environment.get(PATH)
+    hook = f"{DIRECTORY}/" if program.starts_ranks else DIRECTORY
+    value = f"{hook}{os.pathsep}{inherited}" if inherited else hook
+    reason = "at the end of a rank gloo's threads finish first; the entry removes itself there"
+    reasons = "; ".join([*(proposal.reason for proposal in before), reason])
+    return [*others, Proposal(PATH, value, reasons, merged=True)]
