@@ -21,7 +21,6 @@ from xlaunch.environment.elf import Elf
 from xlaunch.environment.huge_pages import glibc_asks, page_settings, page_warning, system_mode
 from xlaunch.environment.openmp import choose_openmp
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.rank_hook import with_rank_hook
 from xlaunch.environment.substitution import own_program, own_variables
 from xlaunch.environment.threads import thread_settings
 from xlaunch.environment.variables import (
@@ -38,7 +37,13 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import glibc_version
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest
+from xlaunch.planning.request import (
+    RANK_VARIABLES,
+    Caches,
+    HugePages,
+    ProgramRequest,
+    RunRequest,
+)
 
 __all__ = ["Environment", "Program", "VariableSetting", "prepare_environment"]
 
@@ -122,7 +127,10 @@ def prepare_environment(
         proposals += optimization_settings(
             request.optimize, program, given, wait=request.optimize_wait
         )
-    proposals = with_rank_hook(proposals, program, given)
+    if program.starts_ranks or not RANK_VARIABLES.isdisjoint(given):
+        from xlaunch.environment.rank_hook import with_rank_hook
+
+        proposals = with_rank_hook(proposals, program, given)
     caches = NOT_KEPT
     if not request.no_cache:
         caches = cache_settings(

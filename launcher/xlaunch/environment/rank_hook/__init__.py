@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.variables import Proposal
-from xlaunch.planning.request import RANK_VARIABLES
 
 PATH = "PYTHONPATH"
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
@@ -21,17 +20,11 @@ MENDED = (3, 14)
 def with_rank_hook(
     proposals: Sequence[Proposal], program: Program, environment: Mapping[str, str]
 ) -> list[Proposal]:
-    """Add the hook to the proposal for PYTHONPATH, if `program` is a rank that has torch or starts some.
+    """Add the hook to the proposal for PYTHONPATH, if `program` has torch and a Python that needs it.
 
-    `environment`: what `program` inherits, with --env.
+    `program`: a rank, or a program that starts ranks. `environment`: what it inherits, with --env.
     """
-    if not (program.starts_ranks or environment.keys() & RANK_VARIABLES):
-        return [*proposals]
-    if sys.platform != "linux" or program.interpreter is None or os.pathsep in DIRECTORY:
-        return [*proposals]
-    if not program.installed.has("torch") or (program.installed.python or MENDED) >= MENDED:
-        return [*proposals]
-    if any(flag in "EIS" for flag in interpreter_flags(program)):
+    if not _is_needed(program) or os.pathsep in DIRECTORY:
         return [*proposals]
     before = [proposal for proposal in proposals if proposal.name == PATH]
     others = [proposal for proposal in proposals if proposal.name != PATH]
@@ -41,3 +34,11 @@ def with_rank_hook(
     reason = "at the end of a rank gloo's threads finish first; the entry removes itself there"
     reasons = "; ".join([*(proposal.reason for proposal in before), reason])
     return [*others, Proposal(PATH, value, reasons, merged=True)]
+
+
+def _is_needed(program: Program) -> bool:
+    if sys.platform != "linux" or program.interpreter is None:
+        return False
+    old = (program.installed.python or MENDED) < MENDED
+    reached = all(flag not in "EIS" for flag in interpreter_flags(program))
+    return old and reached and program.installed.has("torch")
