@@ -75,9 +75,10 @@ def _remove_traces() -> None:
             del os.environ[PATH]
 
 
-_remove_traces()
-# Registered first, it is called last: after the program's own functions.
-atexit.register(_wait_for_gloo)
-# The one that Python would have found. If there is none, the error says so to `site`, which expects it.
-del sys.modules["sitecustomize"]
-__import__("sitecustomize")
+if __name__ == "sitecustomize":
+    _remove_traces()
+    # Registered first, it is called last: after the program's own functions.
+    atexit.register(_wait_for_gloo)
+    # The one that Python would have found. If there is none, the error says so to `site`, which expects it.
+    del sys.modules["sitecustomize"]
+    __import__("sitecustomize")
