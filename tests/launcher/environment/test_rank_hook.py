@@ -6,8 +6,12 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import threading
+import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.launcher.cli.commands import clean_environment, program, xlaunch
@@ -17,6 +21,7 @@ import xruntime
 from xlaunch.environment import prepare_environment
 from xlaunch.environment.optimization import HOOK
 from xlaunch.environment.rank_hook import DIRECTORY
+from xlaunch.environment.rank_hook.startup import sitecustomize
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xlaunch.planning.planner import plan
@@ -126,6 +131,54 @@ def test_both_hooks_reach_a_rank(needs):
     hooks = [DIRECTORY] if sys.version_info < (3, 14) else []
     hooks.append(os.path.join(os.path.dirname(xruntime.__file__), HOOK))
     assert python_path(request, **RANK, PYTHONPATH="/mine") == ":".join([*hooks, "/mine"])
+
+
+@pytest.fixture
+def gloo_thread(monkeypatch: pytest.MonkeyPatch):
+    """Start a function in a thread that has the name of gloo's."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setattr(sitecustomize, "MAX_WAIT_S", float("inf"))
+    threads = []
+
+    def start(function: Callable[[], object]) -> None:
+        named = threading.Event()
+
+        def run() -> None:
+            task = Path(sitecustomize.TASKS) / str(threading.get_native_id())
+            (task / "comm").write_bytes(sitecustomize.THREAD)
+            named.set()
+            function()
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+        named.wait()
+
+    yield start
+    for thread in threads:
+        thread.join()
+
+
+def test_end_waits_for_a_thread_that_works(gloo_thread):
+    ended = threading.Event()
+
+    def work() -> None:
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            pass
+        ended.set()
+
+    gloo_thread(work)
+    sitecustomize.wait_for_gloo()
+    assert ended.is_set()
+
+
+def test_end_does_not_wait_for_a_thread_that_sleeps(gloo_thread):
+    wake = threading.Event()
+    gloo_thread(wake.wait)
+    try:
+        sitecustomize.wait_for_gloo()
+    finally:
+        wake.set()
 
 
 UNFINISHED = """\

@@ -31,7 +31,9 @@ def with_rank_hook(
     inherited = before[-1].value if before else environment.get(PATH)
     hook = f"{DIRECTORY}/" if program.starts_ranks else DIRECTORY
     value = f"{hook}{os.pathsep}{inherited}" if inherited else hook
-    reason = "at the end of a rank gloo's threads finish first; the entry removes itself there"
+    reason = (
+        "loads a hook that waits for gloo's threads at the end of a rank, and removes itself there"
+    )
     reasons = "; ".join([*(proposal.reason for proposal in before), reason])
     return [*others, Proposal(PATH, value, reasons, merged=True)]
 

@@ -25,7 +25,7 @@ MAX_WAIT_S = 1.0
 """A collective that takes longer is one that the program did not wait for."""
 
 
-def _wait_for_gloo() -> None:
+def wait_for_gloo() -> None:
     """Wait without the GIL until gloo's threads sleep, and have not run since the last look."""
     if "torch" not in sys.modules:
         return
@@ -35,15 +35,15 @@ def _wait_for_gloo() -> None:
     while threads and time.monotonic() < deadline:
         time.sleep(INTERVAL_S)
         now = [_activity(task) for task in threads]
-        if now == before and all(b"\tS" in state for state, *_ in now):
+        if now == before and all(b"State:\tS" in activity for activity in now if activity):
             return
         before = now
 
 
-def _activity(task: str) -> list[bytes]:
-    """State and numbers of context switches of a thread, as the kernel shows them."""
+def _activity(task: str) -> bytes:
+    """State and numbers of context switches of a thread, as the kernel shows them; nothing if it has ended."""
     lines = _read(f"{TASKS}/{task}/status").splitlines()
-    return [line for line in lines if line.startswith(b"State:") or b"ctxt_switches:" in line]
+    return b" ".join([it for it in lines if it.startswith(b"State:") or b"ctxt_switches:" in it])
 
 
 def _names(directory: str) -> list[str]:
@@ -78,7 +78,7 @@ def _remove_traces() -> None:
 if __name__ == "sitecustomize":
     _remove_traces()
     # Registered first, it is called last: after the program's own functions.
-    atexit.register(_wait_for_gloo)
+    atexit.register(wait_for_gloo)
     # The one that Python would have found. If there is none, the error says so to `site`, which expects it.
     del sys.modules["sitecustomize"]
     __import__("sitecustomize")
