@@ -37,7 +37,13 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.architecture import glibc_version
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import Caches, HugePages, ProgramRequest, RunRequest
+from xlaunch.planning.request import (
+    RANK_VARIABLES,
+    Caches,
+    HugePages,
+    ProgramRequest,
+    RunRequest,
+)
 
 __all__ = ["Environment", "Program", "VariableSetting", "prepare_environment"]
 
@@ -121,6 +127,10 @@ def prepare_environment(
         proposals += optimization_settings(
             request.optimize, program, given, wait=request.optimize_wait
         )
+    if program.starts_ranks or not RANK_VARIABLES.isdisjoint(given):
+        from xlaunch.environment.rank_hook import with_rank_hook
+
+        proposals = with_rank_hook(proposals, program, given)
     caches = NOT_KEPT
     if not request.no_cache:
         caches = cache_settings(

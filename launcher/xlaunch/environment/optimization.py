@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from xlaunch.environment.program import Program
-from xlaunch.environment.python_environment import shebang_of
+from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import Optimize
@@ -61,7 +60,7 @@ def optimization_settings(
             f"{option}: {os.path.basename(program.argv[0])} starts processes of its own, which do not "
             "inherit it; call xruntime.optimize in the script"
         )
-    for flag in _flags(program):
+    for flag in interpreter_flags(program):
         if flag in "EIS":
             raise UsageError(
                 f"{option}: python -{flag} ignores PYTHONPATH or sitecustomize, through which the "
@@ -113,27 +112,3 @@ def _find_hook(option: str, interpreter: str, environment: Mapping[str, str]) ->
     if os.pathsep in hook:
         raise UsageError(f"{option}: PYTHONPATH cannot name {hook}, which contains {os.pathsep!r}")
     return hook
-
-
-def _flags(program: Program) -> Iterator[str]:
-    """The letters of the options that the program's interpreter gets, up to the program's name.
-
-    **Ex.:** ``python -uE -W error x.py``: ``u``, ``E``, ``W``.
-    """
-    words = iter(program.argv[1:])
-    if program.interpreter != program.executable:
-        shebang = shebang_of(program.executable)
-        words = iter([word for word in shebang[1:] if word.startswith("-") and word != "-S"])
-    for word in words:
-        if not word.startswith("-") or word in ("-", "--"):
-            return
-        if word.startswith("--"):
-            continue
-        for position, letter in enumerate(word[1:], 2):
-            yield letter
-            if letter in "cm":  # the program
-                return
-            if letter in "WX":  # the rest, or the next word, is its value
-                if position == len(word):
-                    next(words, "")
-                break

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from xlaunch.environment.python_environment import (
     find_installed,
     interpreter_of,
     prefix_of,
+    shebang_of,
 )
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
 from xlaunch.planning.request import ProgramRequest
@@ -143,6 +144,30 @@ def _script_starts_ranks(script: str) -> bool:
     modules = {after for before, after in pairwise(words) if before == "-m"}
     names = {os.path.basename(word) for word in words}
     return not (names.isdisjoint(RANK_LAUNCHERS) and modules.isdisjoint(RANK_MODULES))
+
+
+def interpreter_flags(program: Program) -> Iterator[str]:
+    """The letters of the options that the program's interpreter gets, up to the program's name.
+
+    **Ex.:** ``python -uE -W error x.py``: ``u``, ``E``, ``W``.
+    """
+    words = iter(program.argv[1:])
+    if program.interpreter != program.executable:
+        shebang = shebang_of(program.executable)
+        words = iter([word for word in shebang[1:] if word.startswith("-") and word != "-S"])
+    for word in words:
+        if not word.startswith("-") or word in ("-", "--"):
+            return
+        if word.startswith("--"):
+            continue
+        for position, letter in enumerate(word[1:], 2):
+            yield letter
+            if letter in "cm":  # the program
+                return
+            if letter in "WX":  # the rest, or the next word, is its value
+                if position == len(word):
+                    next(words, "")
+                break
 
 
 def find_interpreter(asked: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
