@@ -158,6 +158,8 @@ def _check_place(path: Path) -> None:
         raise StorageError(
             f"--storage '{path}' is a directory; name a file in it, such as {path / 'studies.db'}"
         )
+    if path.exists() and not path.is_file():
+        raise StorageError(f"--storage '{path}' is not a regular file; choose another name")
     if not path.parent.is_dir():
         raise StorageError(
             f"--storage '{path}': the directory {path.parent} does not exist; create it first"
