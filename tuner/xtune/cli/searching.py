@@ -43,7 +43,7 @@ from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.result_text import result_lines
 from xtune.show.results import SearchResult
-from xtune.show.screens import WAITING, PlainScreen
+from xtune.show.screens import RESUMED, WAITING, PlainScreen
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
@@ -139,6 +139,7 @@ def begin(
         asked,
         kept=lambda: [study.subject for study in list_studies(storage())],
         waiting=lambda holder: None if quiet else say(WAITING.format(holder=holder)),
+        resumed=lambda: None if quiet else say(RESUMED),
         show_output=verbose,
     )
     budget = budget_of(asked, task)
