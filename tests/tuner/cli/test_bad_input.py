@@ -46,6 +46,7 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--conf-file none.yaml nap.py 1", "--conf-file 'none.yaml': No such file"),
         ("--conf-file pipe nap.py 1", "'pipe': it is a named pipe, not a regular file"),
         ("list --storage pipe.journal", "pipe.journal' is not a regular file"),
+        ("list --storage journal:pipe.journal", "pipe.journal' is not a regular file"),
         ("--try none.toml nap.py 1", "--try 'none.toml' is neither here nor in"),
         ("--metric x/s --metric x/s nap.py 1", "--metric names the same number twice"),
         ("--study= nap.py 1", "--study: the name is empty"),

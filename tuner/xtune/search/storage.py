@@ -130,11 +130,11 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
     """
     if text is None:
         text = default_url(os.environ if environment is None else environment)
-    if "://" in text or text.startswith(JOURNAL):
-        url = text
-    else:
-        _check_place(Path(text))
-        url = file_url(Path(text))
+    url = text
+    if "://" not in text:
+        path = Path(text.removeprefix(JOURNAL))
+        _check_place(path)
+        url = text if text.startswith(JOURNAL) else file_url(path)
     try:
         return _open(url)
     except StorageError:
