@@ -10,8 +10,12 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from xlaunch.errors import UsageError, XLaunchError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, which is checked
 MAX_RECORD_BYTES = 1 << 20
@@ -68,16 +72,34 @@ def write_output(path: str, text: str, *, option: str = "") -> None:
         raise UsageError(f"{what} cannot be written: {error.strerror}") from None
 
 
+def open_input(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a file that the user names, to read it.
+
+    Raises OSError, also for a named pipe, which may wait for ever, and for a device but the null one.
+    Descriptors that are open already, such as /dev/stdin and a shell's ``<(...)``, may be anything.
+    """
+    mode = os.stat(path).st_mode
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    kind = kinds.get(stat.S_IFMT(mode))
+    name = os.fspath(path)
+    if kind is not None and not _is_descriptor(name) and os.path.realpath(name) != os.devnull:
+        raise OSError(errno.ENOTSUP, f"it is {kind}, not a regular file", name)
+    return open(path, "rb")
+
+
 def is_special_file(path: str) -> bool:
     """Whether `path` is a pipe, a terminal, or a name such as /dev/stdout: nothing to be replaced."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        return True
+    return (os.path.exists(path) and not os.path.isfile(path)) or _is_descriptor(path)
+
+
+def _is_descriptor(path: str) -> bool:
+    """Whether `path` names an open descriptor. **Ex.:** ``/dev/stdout``, ``/dev/fd/63``."""
     directory, name = os.path.split(path)
     try:
         place = os.path.join(os.path.realpath(directory), name)
     except OSError:  # relative to a working directory that was removed
         return False
-    return re.fullmatch("/dev/std(out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None
+    return re.fullmatch("/dev/std(in|out|err)|/proc/[0-9]+/fd/[0-9]+", place) is not None
 
 
 def names_in(directory: str) -> list[str]:

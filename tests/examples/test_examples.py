@@ -173,20 +173,22 @@ def test_plates_below_the_goal_or_with_wrong_options_fail(
         assert wrong[0] in capsys.readouterr().err
 
 
-def test_doctor_finds_the_faults_of_plates_and_none_in_the_repaired_script() -> None:
-    def doctor(name: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "xlaunch", "doctor", f"examples/{name}"]
+def test_doctor_finds_the_faults_of_plates_and_nothing_in_the_other_scripts() -> None:
+    def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "xlaunch", "doctor", *words]
         return subprocess.run(
             command, cwd=EXAMPLES.parent, capture_output=True, text=True, check=False
         )
 
-    done = doctor("plates_before.py")
+    done = doctor("examples/plates_before.py")
     assert done.returncode == 1, done.stderr
     found = set(re.findall(r" (XL\d{3}) ", done.stdout))
     assert found >= {"XL001", "XL003", "XL010", "XL030"}
     assert done.stdout in (EXAMPLES.parent / "docs/tutorial-plates.md").read_text()
-    repaired = doctor("plates.py")
-    assert repaired.returncode == 0, repaired.stdout
+    others = [f"examples/{path.name}" for path in EXAMPLES.glob("*.py")]
+    others.remove("examples/plates_before.py")
+    found_there = doctor("--hints", *others)
+    assert found_there.returncode == 0, found_there.stdout
 
 
 def test_plates_are_drawn_the_same_every_time_and_decoded_small(

@@ -15,6 +15,7 @@ from xlaunch.errors import XLaunchError
 from xlaunch.files import (
     locked,
     make_private,
+    open_input,
     read_record,
     runtime_directory,
     try_lock,
@@ -40,6 +41,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
         write_whole(str(path), "text")  # type: ignore[arg-type]
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_not_a_regular_file_is_not_opened_unless_it_is_open():
+    with pytest.raises(OSError, match="it is a device, not a regular file"):
+        open_input("/dev/zero")
+    for name in (os.devnull, "/dev/stdin"):
+        done = subprocess.run(
+            (sys.executable, "-c", f"from xlaunch.files import *; print(open_input({name!r}).read())"),
+            input=b"typed", stdout=subprocess.PIPE, check=True,
+        )  # fmt: skip
+        assert done.stdout.decode().strip() == ("b'typed'" if "stdin" in name else "b''")
 
 
 def test_a_file_that_is_replaced_keeps_its_mode_and_owner(tmp_path: Path):

@@ -18,6 +18,7 @@ from typing import TypeVar
 from xtune.errors import BudgetError, StorageError
 from xtune.evidence.verdicts import undecided
 from xtune.launches.launch import Objective, Outcome
+from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import (
     Allowance,
@@ -188,13 +189,17 @@ class Search:
             Outline(self._space.size, self._strategy.plans, self._budget, len(self._records))
         )
         while True:
-            with self._turn():
-                self._records = tuple(self._patiently(self._store.records))
-                allowance = self._allowance()
-                step = next_step(self._strategy, self._records, allowance)
-                if step is not None and not self._is_of_others(step):
-                    self._launch(step, allowance)
-                    continue
+            try:
+                with self._turn():
+                    self._records = tuple(self._patiently(self._store.records))
+                    allowance = self._allowance()
+                    step = next_step(self._strategy, self._records, allowance)
+                    if step is not None and not self._is_of_others(step):
+                        self._launch(step, allowance)
+                        continue
+            except Suspended:
+                self._suspend()
+                continue
             if allowance.left < 1:
                 return Ended.BUDGET
             busy = sorted({record.host for record in self._records if record.launch is None})
@@ -212,9 +217,10 @@ class Search:
         self._change_stage(step.stage)
         self._observer.launching(step, self._progress(allowance, step.stage))
         try:
-            launch = self._measurer.measure(
-                step.configuration, cut_at=step.cut_at, limit_s=self._limit()
-            )
+            with suspendable():
+                launch = self._measurer.measure(
+                    step.configuration, cut_at=step.cut_at, limit_s=self._limit()
+                )
         except BaseException as error:
             self._store.abandon(number, type(error).__name__)
             raise
@@ -230,6 +236,14 @@ class Search:
         self._observer.launched(record, self._progress(self._allowance(), step.stage))
         if type(self._observer) is not Observer:  # somebody listens
             self._tell(step)
+
+    def _suspend(self) -> None:
+        """Stop this process until the shell continues it; the time does not count."""
+        self._observer.suspending()
+        stopped_s = self._measurer.now_s()
+        suspend()
+        self._began_s += self._measurer.now_s() - stopped_s
+        self._observer.resumed()
 
     def _is_of_others(self, step: NextLaunch) -> bool:
         """Whether a launch belongs to a final that another machine runs."""

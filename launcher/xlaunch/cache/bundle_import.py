@@ -28,7 +28,7 @@ from xlaunch.cache.staging import staging_directory
 from xlaunch.cache.store import CacheDirectory
 from xlaunch.cache.table import BY_NAME, Format, Part
 from xlaunch.errors import UsageError
-from xlaunch.files import make_private
+from xlaunch.files import make_private, open_input
 from xlaunch.text import printable
 
 MAX_SIGNATURE_BYTES = 1 << 16
@@ -73,7 +73,7 @@ def import_bundle(
     base = os.path.abspath(base)
     try:
         _require_usable(base)
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             with _damage_as_error(path):
                 reader = _Reader(file)
                 caches, signer = _read_manifest(reader, allowed_signers)

@@ -9,7 +9,7 @@ import tempfile
 from subprocess import CompletedProcess
 
 from xlaunch.errors import UsageError
-from xlaunch.files import write_whole
+from xlaunch.files import open_input, write_whole
 from xlaunch.ownership import inspect_ownership
 from xlaunch.text import printable
 
@@ -45,7 +45,7 @@ def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
     """Return the identity in the file `allowed_signers` whose key has signed. Raises `UsageError`."""
     option = f"--allowed-signers {allowed_signers!r}"
     try:
-        os.close(os.open(allowed_signers, os.O_RDONLY))
+        open_input(allowed_signers).close()
     except OSError as error:
         raise UsageError(f"{option} cannot be read: {error.strerror}") from None
     trusted = inspect_ownership(allowed_signers)

@@ -56,17 +56,17 @@ def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
             raise UsageError("--capture writes this machine to a file; give it alone")
         _capture(capture)
         return
+    if as_json and request != Request():
+        raise UsageError("--json shows the machine alone; for a plan: xlaunch plan --json")
     with machine_of(sysroot, synthetic) as machine:
-        if as_json:
-            if request != Request():
-                raise UsageError("--json shows the machine alone; for a plan: xlaunch plan --json")
-            from xlaunch.machine.description import describe_machine, format_json
+        made = plan(request.layout, machine) if request != Request() else None
+    if as_json:
+        from xlaunch.machine.description import describe_machine, format_json
 
-            click.echo(format_json(describe_machine(machine)))
-        else:
-            made = plan(request.layout, machine) if request != Request() else None
-            notes = (*machine.notes, *(made.warnings if made is not None else ()))
-            show(draw_machine(machine, made), notes)
+        click.echo(format_json(describe_machine(machine)))
+    else:
+        notes = (*machine.notes, *(made.warnings if made is not None else ()))
+        show(draw_machine(machine, made), notes)
 
 
 def show(drawing: Drawing, notes: tuple[str, ...]) -> None:

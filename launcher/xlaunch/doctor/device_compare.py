@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.doctor.device import script_of
 from xlaunch.errors import UsageError
+from xlaunch.files import open_input
 from xlaunch.machine.gpus import Vendor, read_gpus
 from xlaunch.machine.tree import Tree
 from xlaunch.metrics.metric_lines import MetricKind
@@ -144,7 +145,7 @@ def _heeds(request: Request) -> bool:
         return True
     script = script_of(request)
     try:
-        with open(script or os.devnull, "rb") as stream:
+        with open_input(script or os.devnull) as stream:
             return VARIABLE.encode() in stream.read()
     except OSError:
         return False  # the launch says what is wrong

@@ -8,6 +8,8 @@ import struct
 import sys
 from typing import NamedTuple
 
+from xlaunch.files import open_input
+
 PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
 DT_NEEDED, DT_STRTAB, DT_SONAME = 1, 5, 14
 ET_DYN = 3
@@ -103,23 +105,23 @@ class _Reader:
 
     def __init__(self, path: str) -> None:
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._file = open_input(path)
         except (OSError, ValueError) as error:
             raise ElfError(f"cannot be read ({_reason(error)})") from None
-        self.size = os.fstat(self._fd).st_size
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def __enter__(self) -> _Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        self._file.close()
 
     def at(self, offset: int, length: int) -> bytes:
         """The bytes at an offset; fewer at the end of the file."""
         if offset > self.size:
             return b""
         try:
-            return os.pread(self._fd, length, offset)
+            return os.pread(self._file.fileno(), length, offset)
         except OSError as error:
             raise ElfError(f"cannot be read ({_reason(error)})") from None
 

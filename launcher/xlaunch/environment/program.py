@@ -199,6 +199,8 @@ def _check_file(path: str, *, must_execute: bool) -> None:
         raise ProgramNotFoundError(f"program {path!r} is not a file name") from None
     if stat.S_ISDIR(mode):
         raise ProgramNotExecutableError(f"program {path!r} is a directory; name a file in it")
+    if must_execute and not stat.S_ISREG(mode):
+        raise ProgramNotExecutableError(f"program {path!r} is not a regular file; name one")
     if must_execute and not os.access(path, os.X_OK):
         raise ProgramNotExecutableError(
             f"program {path!r} is not executable; chmod +x it, or name its interpreter first"

@@ -64,7 +64,7 @@ def machine_of(sysroot: str | None, synthetic: str | None) -> Iterator[Machine]:
         with scratch_directory() as directory:
             write_tree(levels, directory)
             yield read_machine(directory)
-    elif sysroot is not None and os.path.isfile(sysroot):
+    elif sysroot is not None and os.path.exists(sysroot) and not os.path.isdir(sysroot):
         from xlaunch.machine.capture import unpacked
 
         with unpacked(sysroot) as directory:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xlaunch.errors import UsageError
-from xlaunch.files import write_whole
+from xlaunch.files import open_input, write_whole
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
@@ -101,7 +101,9 @@ def unpacked(path: str) -> Iterator[str]:
         raise UsageError(f"{path}: this Python cannot unpack archives safely; unpack it by hand")
     with scratch_directory() as directory:
         try:
-            with tarfile.open(path) as archive:
+            with open_input(path) as stream:
+                content = io.BytesIO(stream.read(MAX_BYTES))  # a pipe cannot be read twice
+            with tarfile.open(fileobj=content) as archive:
                 if sum(member.size for member in archive) > MAX_BYTES:
                     raise UsageError(f"{path}: unpacks to more than any capture of a machine")
                 archive.extractall(directory, filter="data")

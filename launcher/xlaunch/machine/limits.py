@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xlaunch.machine.cgroups import ControlGroup, ControlGroups
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.nodes import read_memory_total
-from xlaunch.machine.topology import CPUs, Limits, Topology
+from xlaunch.machine.topology import SLURM_COUNT, CPUs, Limits, Topology
 from xlaunch.machine.tree import Tree, is_live, parse_list, parse_mask
 
 UNLIMITED_BYTES = 1 << 62
@@ -154,12 +154,12 @@ def _slurm_quota(topology: Topology, allowed: CPUs) -> list[tuple[float, str]]:
     Slurm counts cores or their SMT siblings, as its administrator chose: only fewer CPUs than cores are
     a limit.
     """
-    count = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    count = os.environ.get(SLURM_COUNT, "")
     members = frozenset(allowed)
     cores = sum(not members.isdisjoint(core) for core in topology.cores)
     if not count.isdecimal() or not 0 < int(count) < cores:
         return []
-    return [(float(count), "SLURM_CPUS_ON_NODE")]
+    return [(float(count), SLURM_COUNT)]
 
 
 def _memory_limits(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:

@@ -76,6 +76,10 @@ class Topology(NamedTuple):
     """The kernel's `isolated` list (isolcpus=)."""
 
 
+SLURM_COUNT = "SLURM_CPUS_ON_NODE"
+"""The variable with the number of CPUs that Slurm counts for a job on this host."""
+
+
 class Limits(NamedTuple):
     """What this process may use of the machine."""
 
@@ -90,6 +94,7 @@ class Limits(NamedTuple):
     cpu_quota: float | None
     """The tightest enclosing CPU quota, in CPUs; None without one."""
     cpu_quota_source: str | None
+    """Its control group, or `SLURM_COUNT`."""
     memory_limit_bytes: int | None
     """The tightest enclosing cgroup memory limit; None without one."""
     memory_limit_source: str | None

@@ -6,14 +6,13 @@ Without pathlib, which takes longer to import than a small machine takes to read
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+import signal
+from collections.abc import Iterator
 
 from xlaunch.files import names_in
 from xlaunch.machine.topology import CPUs
-
-if TYPE_CHECKING:
-    import tempfile
 
 READ_BYTES = 1 << 16
 """Size of one read; no attribute of sysfs is larger."""
@@ -183,10 +182,12 @@ ENOUGH_BYTES = 1 << 28
 """Minimum free space; containers often have 64 MiB, which a large machine's files can fill."""
 
 
-def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[str]:
     """A new directory for thousands of small files, in memory if there is room, which is several times as fast as a disk.
 
-    TMPDIR takes precedence.
+    TMPDIR takes precedence. It is removed after the block, and signals that end a process wait until
+    then: the block should be short, and print nothing, which could wait for its reader.
     """
     import tempfile
 
@@ -195,4 +196,20 @@ def scratch_directory() -> tempfile.TemporaryDirectory[str]:
         room = os.statvfs(SHARED_MEMORY)
         if room.f_bavail * room.f_frsize >= ENOUGH_BYTES:
             place = SHARED_MEMORY
-    return tempfile.TemporaryDirectory(prefix="xlaunch-machine-", dir=place)
+    with _signals_wait(), tempfile.TemporaryDirectory(prefix="xlaunch-machine-", dir=place) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Block SIGINT, SIGTERM and SIGHUP in this thread during the block."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    )
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

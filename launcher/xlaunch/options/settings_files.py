@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.files import names_in
+from xlaunch.files import names_in, open_input
 from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Option
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
 from xlaunch.options.precedence import Layer
@@ -284,7 +284,7 @@ def _kind_of(value: Any) -> str:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as stream:
+        with open_input(path) as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{shorten(path)} cannot be read: {error.strerror}") from None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.machine.topology import Machine, Topology
+from xlaunch.machine.topology import SLURM_COUNT, Machine, Topology
 from xlaunch.planning.layout import Capacity, quota_cores
 from xlaunch.planning.placement import NODE, PACKAGE, Core
 from xlaunch.planning.plans import Decision, Instance
@@ -46,6 +46,10 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
     decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
     if not capacity.bound:
         reason = "a quota is not a place: other containers or jobs would bind to the same CPUs"
+        if capacity.quota_source == SLURM_COUNT:
+            reason = (
+                "Slurm gives this job no CPUs of its own: other jobs would bind to the same ones"
+            )
         decisions.append(Decision("binding", "no", reason))
     return decisions
 

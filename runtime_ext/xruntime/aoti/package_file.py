@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
+from xlaunch.files import open_input
 from xlaunch.ownership import inspect_ownership
 from xruntime.devices import cpu_flags
 from xruntime.errors import PackageError
@@ -79,7 +80,7 @@ def check_trusted(path: str) -> None:
 def opened(path: str) -> Iterator[zipfile.ZipFile]:
     """Open the archive. Raises PackageError if it is not a readable, undamaged zip file."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_input(path) as stream, zipfile.ZipFile(stream) as archive:
             yield archive
     except FileNotFoundError as error:
         raise PackageError(f"{path}: no such file") from error

@@ -25,7 +25,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from xlaunch.files import write_whole
+from xlaunch.files import open_input, write_whole
 from xlaunch.text import did_you_mean
 from xruntime.errors import RecipeError
 
@@ -199,7 +199,7 @@ class QuantConf:
     def load(cls, path: str | os.PathLike[str]) -> QuantConf:
         """Read a recipe. Raises RecipeError, which names the file and the value."""
         try:
-            with open(path, "rb") as stream:
+            with open_input(path) as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)
         except OSError as error:
             raise RecipeError(f"{path} cannot be read: {error.strerror}") from None

@@ -24,7 +24,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from xlaunch.files import write_whole
+from xlaunch.files import open_input, write_whole
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import QuantizationError
 from xruntime.quantization.quantized_module import QuantizedModule
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str]) -> QuantizedModule:
     name = os.fspath(path)
     extra = {EXTRA_FILE: ""}
     try:
-        with open(name, "rb") as stream:
+        with open_input(name) as stream:
             exported = torch.export.load(stream, extra_files=extra)
     except OSError as error:
         # What is not a file of torch.export may be an invalid argument to its reader.

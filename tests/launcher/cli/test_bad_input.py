@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,6 +165,23 @@ def test_message_names_what_is_wrong_and_what_would_do(
 ):
     (tmp_path / "here").touch()
     assert said in refused(words, code)
+
+
+def test_a_named_pipe_is_refused_at_once(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pipe, settings = tmp_path / "pipe", tmp_path / "xlaunch/config.toml"
+    settings.parent.mkdir()
+    for path in (pipe, settings):
+        os.mkfifo(path, 0o700)
+    for words in (
+        ("plan", "--preset", "./pipe"), ("plan", "--sysroot", "pipe"), ("doctor", "--sysroot", "pipe"),
+        ("cache", "import", "pipe"), ("--allocator", str(pipe), "true"), ("--omp", str(pipe), "true"),
+    ):  # fmt: skip
+        assert "it is a named pipe, not a regular file" in refused(words)
+    assert "is not a regular file" in refused(("./pipe",), 126)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "config.toml cannot be read: it is a named pipe" in refused(("true",))
 
 
 def test_logs_and_report_that_cannot_be_had(refused: Refused, tmp_path: Path):

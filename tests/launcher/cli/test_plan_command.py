@@ -109,8 +109,9 @@ def test_explain_gives_a_reason_for_every_decision():
 def test_sysroot(tmp_path: Path, other_machine: str):
     out = ask("plan", "--sysroot", other_machine, "--instances", "3").out.decode()
     assert instances_of(out) == [0, 1, 2]
-    for root in (tmp_path, tmp_path / "gone", "", "/dev/null"):
+    for root in (tmp_path, tmp_path / "gone", ""):
         assert "sysroot" in ask("plan", "--sysroot", root).refused()
+    assert "not a capture" in ask("plan", "--sysroot", "/dev/null").refused()
 
 
 def test_words_are_taken_in_any_case_and_shown_in_lower_case():

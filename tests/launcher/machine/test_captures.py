@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+from tests.captures import capture_path
 from tests.launcher.machine.trees import CPU, NODE, cache, cpus, each, write_files
 
 from xlaunch.errors import UsageError
-from xlaunch.machine import read_machine
+from xlaunch.machine import machine_of, read_machine
 from xlaunch.machine.capture import unpacked, write_capture
 from xlaunch.machine.description import describe_machine
 
@@ -136,6 +138,13 @@ def test_what_is_no_archive_is_one_line(tmp_path: Path, content: bytes) -> None:
         pass
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_capture_may_come_through_a_pipe() -> None:
+    with subprocess.Popen(("cat", capture_path("1-cpu")), stdout=subprocess.PIPE) as cat:
+        assert cat.stdout is not None
+        with machine_of(f"/dev/fd/{cat.stdout.fileno()}", None) as machine:
+            assert machine.topology.online_cpus == (0,)
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz"])

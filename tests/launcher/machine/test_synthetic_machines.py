@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from xlaunch.errors import UsageError
@@ -98,3 +104,18 @@ def test_bad_text_says_what_is_wrong_and_which_levels_there_are(text: str, reaso
         f"--synthetic {text!r}: {reason}; the levels are package, die, node, l3, gpu, core, pu, "
         "each as NAME:COUNT, as in 'package:2 node:2 l3:4 core:8 pu:2'"
     )
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_no_files_behind(name: str, tmp_path: Path) -> None:
+    script = f"""
+import signal
+from xlaunch.machine import machine_of
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with machine_of(None, "core:2"):
+    signal.raise_signal(signal.{name})
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run((sys.executable, "-c", script), env=environment, check=False)
+    assert done.returncode == -signal.Signals[name]
+    assert list(tmp_path.iterdir()) == []

@@ -33,6 +33,11 @@ ONE_EFFICIENCY_CORE = make_machine(
     ),
 )
 
+WITH_QUOTA = make_machine(packages=(2,), quota=1.0)
+IN_SLURM = WITH_QUOTA._replace(
+    limits=WITH_QUOTA.limits._replace(cpu_quota_source="SLURM_CPUS_ON_NODE")
+)
+
 
 def test_names_of_numbers() -> None:
     assert name_numbers("CPU", (2,)) == "CPU 2"
@@ -76,6 +81,8 @@ LINES = [
      "CPU quota: 0.5 - time for 1 of 2 cores (cgroup v2 /job)"),
     (make_machine(packages=(1,), quota=0.5), "",
      "CPU quota: 0.5 - time for 1 of 1 core (cgroup v2 /job)"),
+    (IN_SLURM, "",
+     "binding: no - Slurm gives this job no CPUs of its own: other jobs would bind to the same ones"),
     (NODES_OF_1, "--mode throughput", f"layout: 2 instances x 1 core - {BY_NODE}"),
     (NODES_OF_1_AND_2, "--mode throughput --reserve-cores 1",
      f"layout: 2 instances x 1 core - {BY_NODE}"),

@@ -324,6 +324,9 @@ def test_altered_truncated_and_other_files(file: Path, tmp_path) -> None:
         load_package(path, runners=1)
     with pytest.raises(PackageError, match=r"cannot be read.*directory"):
         load_package(tmp_path, runners=1)
+    os.mkfifo(path)
+    with pytest.raises(PackageError, match=r"cannot be read.*a named pipe, not a regular file"):
+        load_package(path, runners=1)
 
 
 def test_library_of_another_torch(file: Path, tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -509,6 +510,10 @@ def test_files_that_are_no_int8_modules_are_refused(
     path = tmp_path / "model.pt2"
     with pytest.raises(QuantizationError, match=r"cannot be read: No such file"):
         load(path)
+    os.mkfifo(path)
+    with pytest.raises(QuantizationError, match=r"cannot be read: it is a named pipe"):
+        load(path)
+    path.unlink()
     path.write_bytes(b"nothing")
     with pytest.raises(QuantizationError, match=r"is not a file of torch.export that torch"):
         load(path)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
     with pytest.raises(RecipeError, match=r"cannot be read: No such file"):
         QuantConf.load(path)
+    os.mkfifo(path)
+    with pytest.raises(RecipeError, match=r"cannot be read: it is a named pipe"):
+        QuantConf.load(path)
+    path.unlink()
     path.write_bytes(b"\xff{")
     with pytest.raises(RecipeError, match=r"is not JSON"):
         QuantConf.load(path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -43,6 +44,9 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("--only-params --param n=1,2 --when n>5 nap.py {n}", "no configuration meets it"),
         ("--conf-file none.yaml nap.py 1", "--conf-file 'none.yaml': No such file"),
+        ("--conf-file pipe nap.py 1", "'pipe': it is a named pipe, not a regular file"),
+        ("list --storage pipe.journal", "pipe.journal' is not a regular file"),
+        ("list --storage journal:pipe.journal", "pipe.journal' is not a regular file"),
         ("--try none.toml nap.py 1", "--try 'none.toml' is neither here nor in"),
         ("--metric x/s --metric x/s nap.py 1", "--metric names the same number twice"),
         ("--study= nap.py 1", "--study: the name is empty"),
@@ -75,13 +79,15 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_line(desk: Desk, line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     desk.write("mine.toml", "title = 'mine'\n")
+    for name in ("pipe", "pipe.journal"):
+        os.mkfifo(desk.directory / name)
     code = main(line.split())
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("xtune: error: ")
     assert said in err
-    assert code == (127 if "is not on PATH" in said else 125 if "studies.db" in said else 2)
+    assert code == (127 if "is not on PATH" in said else 125 if "storage" in line else 2)
     assert (desk.directory / "mine.toml").read_text() == "title = 'mine'\n"
 
 

@@ -79,8 +79,7 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
     assert "continuing study 'fleet'" in err
     assert "waiting for node1" in err
 
-    # Processes, because a command leaves its connections to the end of its own.
-    kept = desk.run(*XTUNE, "export", "fleet", "--storage", url).found["launches"]
+    kept = desk.xtune("export", "fleet", "--storage", url).found["launches"]
     hosts = Counter(one["host"].split()[0] for one in kept)
     made = launches(desk.directory)
     # What node1 was doing when it died is given up; nothing else is lost or counted twice.
@@ -92,9 +91,9 @@ def test_a_machine_dies_amid_a_launch_and_the_other_ends_the_search(
     assert sorted(baselines) == ["node1", "node2"]
 
     hang.unlink()
-    ended = desk.run(*XTUNE, "resume", "fleet", "--storage", url, "--budget", "40", "--json")
+    ended = desk.xtune("resume", "fleet", "--storage", url, "--budget", "40", "--json")
     assert ended.code == 0, ended.err
     assert ended.found["verdict"] == "gain"
     assert ended.found["best"] == {"n": 4}
-    report = desk.run(*XTUNE, "report", "fleet", "--storage", url, "--json")
+    report = desk.xtune("report", "fleet", "--storage", url, "--json")
     assert report.found["verdict"] == "gain"

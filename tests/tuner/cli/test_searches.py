@@ -11,11 +11,15 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
 from tests.tuner.conftest import Needs
 
+from xtune.launches.launch import Launch
+from xtune.launches.runner import Runner
+from xtune.launches.suspension import Suspended
 from xtune.search.workers import HostTurn, runtime_directory
 
 KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "noise"]
@@ -218,6 +222,29 @@ def test_what_hypertune_announces(desk: Desk) -> None:
     assert desk.xtune(*words).code == 0
     made = desk.xtune("export").found["launches"]
     assert len((desk.directory / "launches").read_text()) == len(made)
+
+
+def test_the_launch_that_tells_what_is_measured_is_made_again_after_ctrl_z(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write(
+        "tuned.py",
+        "open('launches', 'a').write('x')\nprint(\"@hypertune {'name': 'x'}\")\nprint(1)\n",
+    )
+    run = Runner._run
+
+    def press(self: Runner, *arguments: Any) -> Launch:
+        launch = run(self, *arguments)
+        if len((desk.directory / "launches").read_text()) == 1:
+            raise Suspended
+        return launch
+
+    monkeypatch.setattr(Runner, "_run", press)
+    monkeypatch.setattr("xtune.cli.preparation.suspend", lambda: None)
+    searched = ("--metric", "@hypertune", "--only-params", "--param", "n=1,2", "--budget", "2")
+    done = desk.xtune(*searched, "tuned.py", "{n}")
+    assert "the launch that Ctrl-Z ended does not count and is made again" in done.err
+    assert len((desk.directory / "launches").read_text()) == 3
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+from tests.launcher.launching import wait_until
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
 
 PATIENCE_S = 90
@@ -49,6 +50,40 @@ def test_ctrl_c_in_a_terminal_gives_the_verdict_so_far(desk: Desk) -> None:
     (listed,) = desk.xtune("list", "--json").found
     assert listed["launches"] > 1
     assert listed["verdict"] == "inconclusive", child.before
+
+
+@pytest.mark.long
+def test_ctrl_z_stops_the_launch_too_and_it_is_made_again(desk: Desk) -> None:
+    began, go = desk.directory / "began", desk.directory / "go"
+    desk.write(
+        "wait.py",
+        "import os, time\n"
+        "open('began', 'a').write('.')\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n",
+    )
+    shell = pexpect.spawn(
+        "bash",
+        ["--norc", "--noprofile", "-i"],
+        cwd=str(desk.directory),
+        env={**desk.environment, "PS1": "ready> ", "TERM": "xterm"},
+        timeout=PATIENCE_S,
+        encoding="utf-8",
+        dimensions=(40, 140),
+    )
+    searched = "--only-params --param t=1,2 --budget 3 wait.py {t}"
+    shell.sendline(f"{' '.join(XTUNE)} {searched}")
+    wait_until(began.exists, "the first launch")
+    shell.sendcontrol("z")
+    shell.expect_exact("Stopped")
+    assert not any("wait.py\0001" in words for words in _commands(desk))
+    go.touch()
+    shell.sendline("fg")
+    shell.expect_exact("the launch that Ctrl-Z ended does not count and is made again")
+    shell.expect_exact("inconclusive")
+    shell.expect_exact("ready> ")
+    shell.close(force=True)
+    (listed,) = desk.xtune("list", "--json").found
+    assert len(began.read_text()) == 1 + listed["launches"] == 4
 
 
 def test_a_narrow_terminal_gets_whole_words_and_whole_commands(desk: Desk) -> None:

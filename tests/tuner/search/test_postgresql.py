@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy
+from tests.tuner.cli.commands import PATIENCE_S, Desk
 from tests.tuner.postgresql import Server
 from tests.tuner.search.studies import store_of
 from tests.tuner.search.test_study import launch, step
 from tests.tuner.search.test_workers import complete, launches_begun, output, worker
 
+from xtune import tune
 from xtune.errors import StorageError
 from xtune.search.storage import open_storage
 from xtune.search.study import list_studies
@@ -50,3 +54,20 @@ def test_a_server_that_restarts_loses_nothing(server: Server, url: str) -> None:
         assert store.finish(second, launch(2.0))
     values = [record.launch.value for record in complete(url) if record.launch]
     assert values == [1.0, 2.0]
+
+
+def test_a_search_closes_its_connections(
+    desk: Desk, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk.directory)
+    search = {"metric": "items/s", "only_params": True, "param": ["n=1,2"], "budget": "2"}
+    tune("rate.py", "{n}", storage=url, **search)
+    assert desk.xtune("list", "--storage", url).out.startswith("rate")
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as own:
+        until = time.monotonic() + PATIENCE_S  # the server notices a closed connection later
+        while own.scalar(sqlalchemy.text(query)) != 1:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    engine.dispose()

@@ -26,6 +26,7 @@ from tests.tuner.search.scripted import (
 from xtune.errors import BudgetError, MetricNotSeenError, ObjectiveError, StorageError, TunerError
 from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement
+from xtune.launches.suspension import Suspended
 from xtune.search.budget import MIN_WITH_FINAL, Budget, FinalSize
 from xtune.search.events import (
     Ended,
@@ -322,6 +323,25 @@ def test_an_interruption_while_something_is_told_is_one() -> None:
     result = search(ScriptedMeasurer(), Budget(launches=50), observer=Impatient())
     assert (result.ended, result.launches) == (Ended.INTERRUPTED, 7)
     assert len(result.records) == 7
+
+
+def test_a_launch_that_ctrl_z_ends_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: set[int] = set()
+
+    def press(launch: int) -> None:
+        if launch not in ended:
+            ended.add(launch)
+            raise Suspended
+
+    def stop() -> None:
+        measurer.clock_s += 1000.0
+
+    monkeypatch.setattr("xtune.tuning.suspend", stop)
+    whole, measurer = ScriptedMeasurer(), ScriptedMeasurer(on_launch=press)
+    search(whole, Budget(time_s=500.0))
+    found = search(measurer, Budget(time_s=500.0))
+    assert measurer.measured == whole.measured
+    assert len(ended) == found.launches == len(found.records) > 40
 
 
 @pytest.mark.parametrize(

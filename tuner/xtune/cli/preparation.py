@@ -23,6 +23,7 @@ from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_service
 from xtune.launches.summaries import kind_in
+from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.search.events import Seed, require_baseline
 from xtune.search.records import Provenance, digests
 from xtune.search.study import Subject
@@ -89,6 +90,7 @@ def prepare(
     known: Subject | None = None,
     kept: Callable[[], Sequence[Subject]] = tuple,
     waiting: Callable[[str], None] = lambda _: None,
+    resumed: Callable[[], None] = lambda: None,
     show_output: bool = False,
     launches: bool = True,
 ) -> SearchTask:
@@ -100,6 +102,8 @@ def prepare(
         Returns the subjects of all stored studies.
     waiting
         Called with the name of another search that is using this host.
+    resumed
+        Called when Ctrl-Z has ended a launch, and this process was continued: see `suspendable`.
     show_output
         Copy the program's output to standard error.
     launches
@@ -153,8 +157,14 @@ def prepare(
         found = _kept_objective(Subject(*identities, made.space, unknown), kept())
         if found is None:
             runner = runner_for(unknown)
-            with HostTurn(runtime_directory(os.environ), waiting)():
-                probe = runner.measure(BARE, limit_s=asked.timeout_s)
+            turn = HostTurn(runtime_directory(os.environ), waiting)
+            while probe is None:
+                try:
+                    with turn(), suspendable():
+                        probe = runner.measure(BARE, limit_s=asked.timeout_s)
+                except Suspended:
+                    suspend()
+                    resumed()
             require_baseline(probe, unknown)
             told = [one.objective for one in runner.announcements if metric in (MARK, one.metric)]
             found = (told or [unknown])[0]._replace(requirements=requirements)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -42,7 +43,7 @@ from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.result_text import result_lines
 from xtune.show.results import SearchResult
-from xtune.show.screens import WAITING, PlainScreen
+from xtune.show.screens import RESUMED, WAITING, PlainScreen
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
@@ -133,16 +134,18 @@ def begin(
     """
     if asked.budget is not None:
         parse_budget(asked.budget)
+    storage = functools.cache(lambda: open_named(asked.storage))  # opened by the first use
     task = prepare(
         asked,
-        kept=lambda: [study.subject for study in list_studies(open_named(asked.storage))],
+        kept=lambda: [study.subject for study in list_studies(storage())],
         waiting=lambda holder: None if quiet else say(WAITING.format(holder=holder)),
+        resumed=lambda: None if quiet else say(RESUMED),
         show_output=verbose,
     )
     budget = budget_of(asked, task)
     tried = presets_to_try(task, asked, quiet=quiet)
     directory = os.getcwd()
-    study = open_study(open_named(asked.storage), task.subject, asked.study)
+    study = open_study(storage(), task.subject, asked.study)
     if study.notes and not quiet:
         say(f"continuing study {study.name!r}")
     study.keep_note("options", {"arguments": list(arguments), "folder": directory})
@@ -172,7 +175,8 @@ def tune(*program: str, observer: Observer | None = None, **options: Any) -> Sea
     """
     arguments = [*_as_arguments(options), "--", *program]
     begun = begin(parse_search(arguments), arguments)
-    return conclude(begun, search(begun, observer or Observer(), quiet=True))
+    with contextlib.closing(begun.study.storage):
+        return conclude(begun, search(begun, observer or Observer(), quiet=True))
 
 
 def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+import click
+
 from xtune.cli import say
 from xtune.cli.options import Asked, parse_search
 from xtune.errors import StudyError
@@ -42,11 +44,15 @@ def find_stored(storage: Storage, name: str | None) -> StoredStudy:
 def open_named(text: str | None) -> Storage:
     """The storage that --storage names, independent of later changes of the working directory.
 
-    Raises `StorageError`.
+    It is closed at the end of the command that is running. Raises `StorageError`.
     """
     if text is not None and "://" not in text and not text.startswith(JOURNAL):
         text = os.path.abspath(text)
-    return open_storage(text)
+    storage = open_storage(text)
+    command = click.get_current_context(silent=True)
+    if command is not None:
+        command.call_on_close(storage.close)
+    return storage
 
 
 def enter(directory: str, *, quiet: bool = False) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from xlaunch.errors import UsageError
+from xlaunch.files import open_input
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
@@ -84,7 +85,7 @@ def read_settings(path: str) -> HypertuneSettings:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        with open(path, encoding="utf-8") as stream:
+        with open_input(path) as stream:
             content = yaml.safe_load(stream)
     except OSError as error:
         raise SpaceError(f"--conf-file {path!r}: {error.strerror}") from None

@@ -145,6 +145,12 @@ class Observer:
     def resolution_known(self, resolution: Resolution) -> None:
         """The gains that the budget can show: once the noise is known, and again before the final."""
 
+    def suspending(self) -> None:
+        """Ctrl-Z has ended the running launch, and is about to stop this process."""
+
+    def resumed(self) -> None:
+        """The process runs again, and makes that launch again."""
+
     def lost(self, step: NextLaunch) -> None:
         """Another worker considered this launch lost, so it does not count."""
 

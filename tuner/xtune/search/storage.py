@@ -130,11 +130,11 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
     """
     if text is None:
         text = default_url(os.environ if environment is None else environment)
-    if "://" in text or text.startswith(JOURNAL):
-        url = text
-    else:
-        _check_place(Path(text))
-        url = file_url(Path(text))
+    url = text
+    if "://" not in text:
+        path = Path(text.removeprefix(JOURNAL))
+        _check_place(path)
+        url = text if text.startswith(JOURNAL) else file_url(path)
     try:
         return _open(url)
     except StorageError:
@@ -158,6 +158,8 @@ def _check_place(path: Path) -> None:
         raise StorageError(
             f"--storage '{path}' is a directory; name a file in it, such as {path / 'studies.db'}"
         )
+    if path.exists() and not path.is_file():
+        raise StorageError(f"--storage '{path}' is not a regular file; choose another name")
     if not path.parent.is_dir():
         raise StorageError(
             f"--storage '{path}': the directory {path.parent} does not exist; create it first"

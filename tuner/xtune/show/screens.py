@@ -44,6 +44,8 @@ BAR_WIDTH = 30
 
 WAITING = "another search is using this host ({holder}); waiting for its launch to end"
 
+RESUMED = "continued: the launch that Ctrl-Z ended does not count and is made again"
+
 
 class PlainScreen(Observer):
     """Writes a line when something changes, and progress now and then, ever more rarely."""
@@ -122,6 +124,9 @@ class PlainScreen(Observer):
     def resolution_known(self, resolution: Resolution) -> None:
         self._say(describe_resolution(resolution, self._budget))
 
+    def resumed(self) -> None:
+        self._say(RESUMED)
+
     def lost(self, step: NextLaunch) -> None:
         shown = describe_step(step, self._space)
         self._say(f"{shown}: another worker gave this launch up as lost; it does not count")
@@ -189,6 +194,13 @@ class LiveScreen(PlainScreen):
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def suspending(self) -> None:
+        self._live.stop()
+
+    def resumed(self) -> None:
+        self._live.start()
+        super().resumed()
 
     def stage_changed(self, stage: Stage) -> None:
         self._stage = STAGES[stage]

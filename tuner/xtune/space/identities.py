@@ -241,6 +241,8 @@ def _file_of(words: tuple[str, ...]) -> str:
 
 
 def _content(path: str) -> str:
+    if not os.path.isfile(path):  # a pipe can be read only once, by the program
+        return ""
     try:
         with open(path, "rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)

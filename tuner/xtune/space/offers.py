@@ -20,6 +20,7 @@ from xlaunch.environment.preload import preloaded
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import XLaunchError
+from xlaunch.files import open_input
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages
@@ -256,8 +257,8 @@ def _scripts(request: Request) -> list[str]:
 
 def _names_compile(path: str) -> bool:
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            text = stream.read(MAX_SCRIPT_BYTES)
+        with open_input(path) as stream:
+            text = stream.read(MAX_SCRIPT_BYTES).decode(errors="replace")
     except (OSError, ValueError):
         return False
     return re.search(r"(?<!\bre)\.compile\(|torch\._inductor", text) is not None

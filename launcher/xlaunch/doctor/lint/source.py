@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
+from xlaunch.files import open_input
 
 MAX_FILE_BYTES = 1 << 20
 """Longer files are skipped: they are tables of data, or generated."""
@@ -89,7 +90,7 @@ def read_source(path: str) -> Source:
     `SkippedError` for what is not text, is too long, or cannot be read.
     """
     try:
-        with open(path, "rb") as stream:
+        with open_input(path) as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SkippedError(f"cannot be read ({error.strerror})") from None
