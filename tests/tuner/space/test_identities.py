@@ -57,6 +57,7 @@ def test_captured_machines_are_told_apart(names: list[str]) -> None:
     assert [names for names in found.values() if len(names) > 1] == twins
 
 
+@pytest.mark.machine
 @pytest.mark.parametrize(
     ("name", "model", "features"),
     [
