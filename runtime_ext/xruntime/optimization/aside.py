@@ -439,10 +439,14 @@ class _Lane(Lane):
         return None if found.allowed else f"the code computes something else: {found}"
 
     def _is_faster(self, served: LoadedLibrary, call: FlatCall, times: dict[str, float]) -> bool:
-        """Whether the code is faster. Unless that is plain at once, both are timed three times more."""
+        """Whether the code is faster. Unless that is plain at once, both are timed three times more.
+
+        Of code that an earlier process has kept, one time is enough: a short program would spend more on the
+        others than the code saves.
+        """
         with _timed(times, "modules"):  # the first time may be that of a cold call, after a wait
             self.aside.plain(call.args, call.kwargs)
-        if times["code"] < PLAINLY_FASTER * times["modules"]:
+        if times["code"] < (1.0 if served.kept else PLAINLY_FASTER) * times["modules"]:
             return True
         for _ in range(3):
             with _timed(times, "modules"):
