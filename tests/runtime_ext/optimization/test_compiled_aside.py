@@ -12,7 +12,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import Background
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
-from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.aside import _Lane, compiled_aside
 from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import team_of
 
@@ -337,6 +339,26 @@ def test_code_that_is_slower_is_left_and_stays_kept(
     with pytest.warns(SlowCallWarning, match="times as fast as they are"):
         agree(model, kept, 8)
     assert len(entries(store)) == 1
+
+
+@pytest.mark.parametrize(("kept", "calls_of_modules"), [(True, 1), (False, 4)])
+def test_kept_code_is_timed_once(
+    kept: bool, calls_of_modules: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that takes 0.9 of the modules' time; new code is timed again, since that may be chance."""
+    now_s = [0.0]
+
+    def taking(seconds: float) -> Callable[..., None]:
+        return lambda *_: now_s.append(now_s[-1] + seconds)
+
+    monkeypatch.setattr(
+        "xruntime.optimization.aside.time", SimpleNamespace(perf_counter=lambda: now_s[-1])
+    )
+    lane: Any = SimpleNamespace(aside=SimpleNamespace(plain=taking(1.0)))
+    served: Any = SimpleNamespace(kept=kept, code=taking(0.9))
+    call: Any = SimpleNamespace(args=(), kwargs={}, tensors=[])
+    assert _Lane._is_faster(lane, served, call, {"code": 0.9, "modules": 5.0})
+    assert sum(round(b - a, 1) == 1.0 for a, b in pairwise(now_s)) == calls_of_modules
 
 
 def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
