@@ -47,6 +47,7 @@ def shown(value: object) -> object:
 
 
 @pytest.mark.long
+@pytest.mark.machine
 @pytest.mark.parametrize(
     ("capture", "make", "expected"),
     [
@@ -85,6 +86,7 @@ def test_pools_of_a_captured_machine(
 
 
 @pytest.mark.long
+@pytest.mark.machine
 @pytest.mark.parametrize(
     ("capture", "named", "said"),
     [
