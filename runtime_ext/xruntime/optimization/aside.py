@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code that replaces the modules when it is ready: from the cache, or compiled in the background.
 
-    aside = CompiledAside(model, runner, tolerance=0.01, speedup=1.3, wait=False)
+    aside = CompiledAside(model, runner, tolerance=0.01, wait=False)
     outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
 
 Calls differ by their form and the caller's number of threads, autocast and default dtype. For each
@@ -86,21 +86,21 @@ class CompiledAside:
 
     tolerance
         The largest difference from the modules' outputs, see `xruntime.compilation.accuracy`.
-    speedup
-        How many times as fast as the input model the modules are. The child process may take from the program
-        what the passes save.
     wait
         Compile at the first call of each kind, and wait.
     """
 
     def __init__(
-        self, model: nn.Module, runner: CallRunner, *, tolerance: float, speedup: float, wait: bool
+        self, model: nn.Module, runner: CallRunner, *, tolerance: float, wait: bool
     ) -> None:
         self.model = model
         self.runner = runner
         self.tolerance = tolerance
-        self.speedup = speedup
         self.wait = wait
+        self.speedup = 1.0
+        """How many times as fast as the input model the modules are, if that was measured. The child process may
+        take from the program what the passes save."""
+
         self.report: Callable[[str], None] | None = None
         """Receives a line that says what runs from now on, and why; None: it goes to the log and to
         warnings, as in torch."""
@@ -120,19 +120,33 @@ class CompiledAside:
         call = flat_call(args, kwargs)
         if call is None:
             return self.plain(args, kwargs)
-        modes = self.runner.modes
-        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-        key = CallKey(call.form, threads, modes.autocast(), dtype)
-        lane = self._lanes.get(key)
+        lane = self._lane(call)
         if lane is None:
-            if len(self._lanes) == MAX_LANES:
-                return self._further(args, kwargs)
-            lane = self._lanes.setdefault(key, _Lane(self, key))
+            return self._further(args, kwargs)
         if lane.libraries:
             changed = self.fingerprint.changed()
             if changed is not None:
                 return self._outdated(changed, args, kwargs)
         return lane(call)
+
+    def _lane(self, call: FlatCall) -> _Lane | None:
+        """Return the lane of a call like this one; None if there would be too many."""
+        modes = self.runner.modes
+        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+        key = CallKey(call.form, threads, modes.autocast(), dtype)
+        lane = self._lanes.get(key)
+        if lane is None and len(self._lanes) < MAX_LANES:
+            lane = self._lanes.setdefault(key, _Lane(self, key))
+        return lane
+
+    def has_kept_ranges(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an earlier process kept code for this call that serves calls of other sizes, too."""
+        call = flat_call(args, kwargs)
+        lane = None if call is None else self._lane(call)
+        if call is None or lane is None:
+            return False
+        found = [it.code.served for it in lane.libraries]
+        return any(it.fixed is None and it.fits(call.sizes) for it in found)
 
     def _further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._full:
