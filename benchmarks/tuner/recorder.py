@@ -173,9 +173,14 @@ def _require_same(
     theirs = recording.header
     same = (theirs.space, theirs.command, theirs.objective, theirs.machine.split(";")[0])
     wanted = (header.space, header.command, header.objective, header.machine.split(";")[0])
+    if same == wanted and recording.plans != tuple(plans):
+        raise UsageError(
+            f"{path}: the same options make other plans now: environment variables, libraries or xlaunch"
+            " have changed; give another file"
+        )
     made = [(one.round, one.launch.plan_hash) for one in recording.launches]
     planned = [(number, plan.plan_hash) for number, plan in order[: len(made)]]
-    if same != wanted or recording.plans != tuple(plans) or made != planned:
+    if same != wanted or made != planned:
         raise UsageError(
             f"{path} is a recording of something else ({theirs.name}: {' '.join(theirs.command)}, on"
             f" {theirs.machine}), or in another order; give another file, or the same options"
