@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.cache import bundle_signature, formats
 from xlaunch.cache.contents import LOCAL_KINDS, entries_of
+from xlaunch.cache.staging import HeldSignals
 from xlaunch.cache.store import CacheDirectory, hold, why_unusable
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.errors import UsageError
@@ -113,11 +114,13 @@ def export(
                 descriptor = hold(directory)
                 if descriptor is not None:
                     stack.callback(os.close, descriptor)
+            signals = stack.enter_context(HeldSignals())
             copies = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=os.path.dirname(place))
             )
-            caches = [_copy_cache(it, copies, left_out) for it in directories]
-            _write(place, caches, copies, sign)
+            with signals.interruptible():
+                caches = [_copy_cache(it, copies, left_out) for it in directories]
+                _write(place, caches, copies, sign)
     except OSError as error:
         what = error.filename or path
         raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
