@@ -680,6 +680,8 @@ import os, signal, sys
 from tests.launcher.cache.entries import CONTENT, HARDWARE, PACKAGES, place
 from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import import_bundle
+from xlaunch.cache.prune import clear
+from xlaunch.cache.store import stored
 command, base, bundle, ending = sys.argv[1:5]
 left = int(sys.argv[5])
 WATCHED = ("open", "os.mkdir", "os.link", "os.rename", "os.remove", "os.rmdir", "os.utime")
@@ -692,6 +694,8 @@ def count(event, arguments):
 sys.addaudithook(count)
 if command == "import":
     import_bundle(base, bundle, HARDWARE, PACKAGES)
+elif command == "clear":
+    clear(base, stored(base), dry_run=False)
 else:
     export(base, [place(base, name) for name in CONTENT], bundle)
 print(left, flush=True)
@@ -701,8 +705,8 @@ print(left, flush=True)
 def run_until(
     step: int, command: str, base: Path, bundle: Path, ending: str = "SIGKILL"
 ) -> int | None:
-    """Import or export in another process that gets a signal before the given step; the steps that
-    were left, None if the signal has ended it.
+    """Import, export or clear in another process that gets a signal before the given step; the steps
+    that were left, None if the signal has ended it.
     """
     done = subprocess.run(
         [sys.executable, "-c", COUNTED, command, str(base), str(bundle), ending, str(step)],
@@ -770,6 +774,10 @@ def test_signal_at_any_step_leaves_nothing_behind(
         if written.read_bytes() != b"old":  # the signal came when all was done
             assert add(tmp_path / f"whole{step}", written).added == NEW
             written.write_bytes(b"old")
+        cleared = tmp_path / f"cleared{step}"
+        fill(cleared)
+        run_until(step, "clear", cleared, bundle, ending)
+        assert not [it for it in cleared.glob("*/*") if it.name.startswith(".")]
 
 
 def test_staging_of_a_running_import_is_left_alone(bundle: Path, target: Path):
