@@ -37,7 +37,7 @@ from xtune.search.study import (
     find_study,
     list_studies,
     open_study,
-    other_formats,
+    unreadable,
 )
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import LEASE_S, Watch, this_worker
@@ -131,7 +131,7 @@ def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
     old.set_attribute("xtune:version", 1)
     old.set_attribute("xtune:subject#0", "1 as that version wrote it")
     storage = again(storage)
-    assert other_formats(storage) == {"old": 1}
+    assert unreadable(storage) == {"old": "has format version 1; this xtune reads 3"}
     assert list_studies(storage) == []
     assert open_study(storage, SUBJECT).id != old.id
     said = r"'old' in .* has format version 1; this xtune reads 3"
@@ -139,7 +139,44 @@ def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
         find_study(storage, "old")
     with pytest.raises(StudyError, match=said):
         open_study(storage, SUBJECT, "old")
-    assert other_formats(storage) == {"old": 1}
+    assert [*unreadable(storage)] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("xtune:version", 4, "has format version 4; this xtune reads 3"),
+        ("xtune:version", 2, "has format version 2; this xtune reads 3"),
+        *[
+            ("xtune:subject#0", value, "cannot be read: its description is damaged")
+            for value in (None, {"a": 1}, "1 eJwDAAAAAAE=", "2 eJwDAAAAAAE=", "1 no base64", "x")
+        ],
+    ],
+)
+def test_a_study_that_cannot_be_read_blocks_no_other(
+    storage: Storage, attribute: str, value: object, said: str
+) -> None:
+    unread = [open_study(storage, SUBJECT).name]
+    for _ in range(2):
+        storage = again(storage)
+        found = list_studies(storage)[-1]
+        found.set_attribute(attribute, value)
+        assert unreadable(again(storage)) == dict.fromkeys(unread, said)
+        with pytest.raises(StudyError, match=said):
+            find_study(again(storage), found.name)
+        new = open_study(again(storage), SUBJECT)
+        assert new.name not in unread
+        assert [one.name for one in list_studies(again(storage))] == [new.name]
+        assert open_study(again(storage), SUBJECT).id == new.id
+        unread.append(new.name)
+
+
+def test_a_damaged_note_is_left_out(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+    study.keep_note("options", {"budget": "10m"})
+    study.keep_note("verdict", {"kind": "no-gain"})
+    study.set_attribute("xtune:note options#0", "1 x")
+    assert find_study(again(storage), study.name).notes == {"verdict": {"kind": "no-gain"}}
 
 
 def test_notes_are_kept(storage: Storage) -> None:

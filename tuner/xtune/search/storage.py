@@ -315,4 +315,4 @@ def _reason(error: BaseException) -> str:
     """The first line of the root cause."""
     cause = _cause(error)
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return lines[0] if lines else type(cause).__name__
+    return lines[0].rstrip(".") if lines else type(cause).__name__
