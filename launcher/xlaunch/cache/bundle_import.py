@@ -96,8 +96,8 @@ def import_bundle(
                     directory = store.begin_use(base, keys[it.cache])
                     sizes += _place(directory, files, f"{staging}/{it.cache}")
     except OSError as error:
-        what = error.filename or path
-        raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
+        what = path if error.filename is None else error.filename
+        raise UsageError(f"{what!r} cannot be read or written: {error.strerror}") from None
     kept = sum([len(it.files) for it in caches]) - len(sizes)
     return Imported(len(sizes), kept, sum(sizes), tuple(directories), signer)
 

@@ -199,6 +199,25 @@ def test_bad_input_is_one_line(words: str, told: str, tmp_path: Path):
     assert told in ask("cache", *words.split(), env=env, cwd=tmp_path).refused()
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("export", ""), "'': the name of a bundle ends in .tar, .tar.gz or .tgz"),
+        (("export", "-"), "'-': the name of a bundle ends in"),
+        (("export", "x.tar.xz"), "'x.tar.xz': the name of a bundle ends in"),
+        (("export", "x.tar/"), "'x.tar/': the name of a bundle ends in"),
+        (("export", "/proc/x.tar"), "/proc/x.tar cannot be written: No such file or directory"),
+        (("import", ""), "'' cannot be read or written: No such file or directory"),
+        (("import", "none.tar"), "'none.tar' cannot be read or written: No such file"),
+    ],
+)
+def test_name_that_no_bundle_can_have(base, compiler, words, told: str, tmp_path: Path):
+    assert xlaunch("-q", *base, compiler).code == 0
+    before = sorted(os.listdir(tmp_path))
+    assert ask("cache", *words, *base, cwd=tmp_path).refused().startswith(told)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
 def test_a_listing_changes_nothing(tmp_path):
     for mode in (0o1777, 0o2755, 0o777):
         tmp_path.chmod(mode)
