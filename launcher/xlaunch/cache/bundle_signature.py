@@ -96,4 +96,7 @@ def _reason(done: CompletedProcess[bytes]) -> str:
     """The last line of its messages, with unprintable characters replaced."""
     text = (done.stderr or done.stdout).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip("@ \t\r")]
-    return printable(lines[-1] if lines else f"exit code {done.returncode}")
+    # It prompts even where it cannot be answered.
+    return printable(
+        lines[-1].removeprefix("Enter passphrase: ") if lines else f"exit code {done.returncode}"
+    )

@@ -664,6 +664,7 @@ def test_keys_that_cannot_sign(base: Path, tmp_path: Path, keys: Path, name: str
     with pytest.raises(UsageError, match="--sign") as caught:
         pack(base, tmp_path / "x.tar", sign=str(keys / name))
     assert "\n" not in str(caught.value)
+    assert "Enter passphrase" not in str(caught.value)
     assert not (tmp_path / "x.tar").exists()
 
 
