@@ -43,6 +43,7 @@ from xtune.search.study_store import StudyStore
 from xtune.search.workers import LEASE_S, Watch, this_worker
 from xtune.space.identities import MachineIdentity
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
 from xtune.tuning import Search
 
 OTHER_MACHINE = SUBJECT._replace(
@@ -50,6 +51,10 @@ OTHER_MACHINE = SUBJECT._replace(
 )
 OTHER_PROGRAM = SUBJECT._replace(program=SUBJECT.program._replace(command="7ea", words=("x.py",)))
 OTHER_SPACE = SUBJECT._replace(space=SMALL)
+BATCH = SPACE.parameter("batch")
+OTHERS = [one for one in SPACE.parameters if one != BATCH]
+OTHER_VALUES = SUBJECT._replace(space=Space([BATCH._replace(values=(1, 3), default=1), *OTHERS]))
+OTHER_CONDITIONS = SUBJECT._replace(space=Space(SPACE.parameters, ["batch > 1"]))
 OTHER_GOAL = SUBJECT._replace(objective=Objective("loss", Goal.MINIMIZE))
 
 
@@ -93,7 +98,9 @@ def test_a_study_is_found_again_by_its_subject(storage: Storage) -> None:
     [
         (OTHER_MACHINE, "another kind of machine .cores: 64, 2 threads each here, 4, 1 thread"),
         (OTHER_PROGRAM, "another program"),
-        (OTHER_SPACE, "another space"),
+        (OTHER_SPACE, r"another space \(batch: 1, 2, 4, 8, 16; this one: not searched\)"),
+        (OTHER_VALUES, r"another space \(batch: 1, 2, 4, 8, 16; this one: 1, 3\)"),
+        (OTHER_CONDITIONS, r"another space \(its conditions or defaults are others\)"),
         (OTHER_GOAL, r"its objective is items/s \(maximize\); this one is loss \(minimize\)"),
     ],
 )

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import textwrap
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from xtune.search.encoding import (
 from xtune.search.events import Seed
 from xtune.search.storage import Storage
 from xtune.space.identities import MachineIdentity, ProgramIdentity
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Value
 from xtune.space.spaces import Space
 
 SCHEMA_VERSION = 3
@@ -75,7 +76,7 @@ class Subject(NamedTuple):
         if self.objective != other.objective:
             return f"its objective is {_aim(other.objective)}; this one is {_aim(self.objective)}"
         if self.space.name != other.space.name:
-            return f"it searches another space ({other.space!r}; this one is {self.space!r})"
+            return f"it searches another space ({_what_differs(self.space, other.space)})"
         return None
 
     def to_plain(self) -> Plain:
@@ -282,6 +283,22 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     # Last, so that readers who see it see the rest.
     study.set_attribute(VERSION, SCHEMA_VERSION)
     return study
+
+
+def _what_differs(own: Space, other: Space) -> str:
+    """The first difference of another space from this one, in words."""
+    here = {one.name: one.values for one in own.parameters}
+    there = {one.name: one.values for one in other.parameters}
+    for name in (*there, *here):
+        if there.get(name) != here.get(name):
+            return f"{name}: {_listed(there.get(name))}; this one: {_listed(here.get(name))}"
+    return "its conditions or defaults are others"
+
+
+def _listed(values: tuple[Value, ...] | None) -> str:
+    if values is None:
+        return "not searched"
+    return textwrap.shorten(", ".join(map(str, values)), 80, placeholder=" ...")
 
 
 def _words(subject: Subject) -> str:
