@@ -89,6 +89,7 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("resume -q -v nosuch", "--quiet contradicts --verbose"),
         ("report nosuch", "there are none"),
         ("export nosuch", "there is no study named 'nosuch'"),
+        ("export --output=", "--output: the file's name is empty"),
         ("list --nosuch", "there is no option --nosuch"),
     ],
 )
