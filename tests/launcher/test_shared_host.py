@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.launcher.cli.commands import PATIENCE_S, XLAUNCH, ask, clean_environment, run, xlaunch
+from tests.launcher.environment.made_up import environment
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch import leases
+from xlaunch.environment.rank_hook import DIRECTORY as HOOK
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.processes import start_ticks
 from xlaunch.planning.request import Mode, Request
@@ -411,6 +414,46 @@ def test_the_command_of_torchrun_is_shown():
     assert "--master-addr=h0 --master-port=29400 --no-python" in first
     assert first.endswith("-m xlaunch --allocator glibc --synthetic core:8 -m train --lr 1")
     assert second == "2 instances on CPUs 0-7"
+
+
+def test_ranks_are_planned_without_a_program():
+    done = ask("--nproc-per-node", "2", "--dry-run", "--synthetic", "core:8")
+    assert done.out.decode().splitlines()[1] == "2 instances on CPUs 0-7"
+
+
+def test_variables_of_ranks_are_shown(tmp_path: Path):
+    environment(tmp_path / "venv", "torch-2.13.0", python="3.13.1")
+    python = tmp_path / "venv" / "bin" / "python"
+    words = ("--nproc-per-node", "2", "--allocator", "glibc", "--synthetic", "core:8", python)
+    env = clean_environment(OMP_NUM_THREADS="3", PYTHONPATH="/mine")
+    shown = ask("--dry-run", "--explain", *words, "-c", "0", env=env).out.decode()
+    assert f"  PYTHONPATH={HOOK}:/mine  (loads a hook that waits for gloo's threads" in shown
+    assert "  OMP_NUM_THREADS=3  (already set; not changed to 4)" in shown
+    assert "PYTHONUNBUFFERED" not in shown
+    plan = json.loads(ask("--dry-run", "--json", *words, "-c", "0", env=env).out)
+    own = [instance["environment"] for instance in plan["instances"]]
+    assert [it["PYTHONPATH"] for it in own] == [f"{HOOK}:/mine"] * 2
+
+
+@pytest.mark.long
+def test_ranks_get_the_variables_that_are_shown(tmp_path: Path, needs):
+    needs(find_spec("torch"), "torch")
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    script = tmp_path / "variables.py"
+    script.write_text(
+        "import json, os\n"
+        "with open('/proc/self/environ') as own, open(__file__ + os.environ['RANK'], 'w') as file:\n"
+        "    json.dump(dict([it.split('=', 1) for it in own.read().split('\\0') if it]), file)\n"
+    )
+    words = ("--nproc-per-node", "2", script)
+    plan = json.loads(ask("--dry-run", "--json", *words).out)
+    done = xlaunch(*words)
+    assert done.code == 0, done.err
+    for rank, instance in enumerate(plan["instances"]):
+        found = json.loads(Path(f"{script}{rank}").read_text())
+        listed = {it.partition("=")[0] for it in found["XLAUNCH_SET"].split(";")}
+        shown = instance["environment"]
+        assert {name: found[name] for name in {*listed, *shown}} == shown
 
 
 def test_ranks_are_asked_for_by_torchruns_name_by_ipexruns_and_by_a_variable():

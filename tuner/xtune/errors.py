@@ -35,3 +35,7 @@ class StudyError(UsageError):
 
 class StorageError(TunerError):
     """The storage cannot be reached, read or written."""
+
+
+class StorageNameError(UsageError, StorageError):
+    """A --storage that names nothing in which studies can be stored. Exit code 2."""

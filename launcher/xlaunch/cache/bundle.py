@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.cache import bundle_signature, formats
 from xlaunch.cache.contents import LOCAL_KINDS, entries_of
+from xlaunch.cache.staging import HeldSignals
 from xlaunch.cache.store import CacheDirectory, hold, why_unusable
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.errors import UsageError
@@ -39,7 +40,6 @@ MAX_PATH_BYTES = 1024
 MAX_MANIFEST_BYTES = 32 << 20
 """Enough for a hundred thousand files. Parsing other JSON may need twenty times as much memory."""
 
-_MODES: dict[str, Any] = {".gz": "w:gz", ".tgz": "w:gz"}
 _READ_ATTEMPTS = 3
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
 """Characters that end a line or move a terminal's cursor."""
@@ -93,16 +93,20 @@ def export(
 ) -> Exported:
     """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
 
-    It is compressed if its name ends in ``.gz`` or ``.tgz``. `sign`: path of a private SSH key to
-    sign it with. Raises `UsageError`.
+    Its name ends in ``.tar``, or if it is to be compressed in ``.tar.gz`` or ``.tgz``. `sign`: path of a
+    private SSH key to sign it with. Raises `UsageError`.
     """
     if len({it.cache for it in directories}) < len(directories):
         raise UsageError("a bundle holds one directory of each cache; export the others separately")
     if is_special_file(path):
         raise UsageError(f"{path} is not a regular file; name a file to write or to replace")
-    place = os.path.realpath(path)
-    if not os.path.isdir(os.path.dirname(place)):
-        raise UsageError(f"{path}: the directory {os.path.dirname(place)} does not exist")
+    if not path.endswith((".tar", ".tar.gz", ".tgz")):
+        raise UsageError(
+            f"{path!r}: the name of a bundle ends in .tar, .tar.gz or .tgz; write caches.tar.gz"
+        )
+    above = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(above):
+        raise UsageError(f"{path}: the directory {above} does not exist")
     left_out: list[str] = []
     try:
         refusal = why_unusable(base, directories)
@@ -113,14 +117,15 @@ def export(
                 descriptor = hold(directory)
                 if descriptor is not None:
                     stack.callback(os.close, descriptor)
-            copies = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=os.path.dirname(place))
-            )
-            caches = [_copy_cache(it, copies, left_out) for it in directories]
-            _write(place, caches, copies, sign)
+            signals = stack.enter_context(HeldSignals())
+            copies = stack.enter_context(tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=above))
+            with signals.interruptible():
+                caches = [_copy_cache(it, copies, left_out) for it in directories]
+                _write(path, caches, copies, sign)
     except OSError as error:
-        what = error.filename or path
-        raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
+        of_cache = str(error.filename).startswith(os.path.join(base, ""))
+        what = f"{error.filename} cannot be read" if of_cache else f"{path} cannot be written"
+        raise UsageError(f"{what}: {error.strerror}") from None
     files = sum([len(it.files) for it in caches])
     weights_bytes = sum([it.size_bytes for it in caches if BY_NAME[it.cache].weights])
     size_bytes = sum([it.size_bytes for it in caches])
@@ -243,8 +248,8 @@ def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
     return None
 
 
-def _write(place: str, caches: Iterable[BundledCache], copies: str, sign: str | None) -> None:
-    """Write a bundle from the files that `_copy` has made, and move it to `place`."""
+def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | None) -> None:
+    """Write a bundle from the files that `_copy` has made, and move it to `path`."""
     listed = [it._asdict() | {"files": [file._asdict() for file in it.files]} for it in caches]
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = {"schema_version": SCHEMA_VERSION, "created": created, "caches": listed}
@@ -260,11 +265,11 @@ def _write(place: str, caches: Iterable[BundledCache], copies: str, sign: str | 
     for it in caches:
         members += zip(it.names, [file.sha256 for file in it.files], strict=True)
     whole = os.path.join(copies, "bundle")
-    mode = _MODES.get(os.path.splitext(place)[1], "w")
+    mode: Any = "w" if path.endswith(".tar") else "w:gz"
     with tarfile.open(whole, mode, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
         for name, copied in members:
             with open(os.path.join(copies, copied), "rb") as stream:
                 header = tarfile.TarInfo(name)
                 header.size = os.fstat(stream.fileno()).st_size
                 tar.addfile(header, stream)
-    replace(whole, place)
+    replace(whole, os.path.realpath(path))

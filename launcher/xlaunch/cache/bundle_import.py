@@ -65,8 +65,8 @@ def import_bundle(
 ) -> Imported:
     """Add the files of a bundle to the caches below `base`; existing files are kept.
 
-    Nothing is added unless the whole bundle is intact. A kill at any moment leaves only whole files,
-    and a second import adds the others. `allowed_signers`: a file as in ssh-keygen(1), one of whose keys
+    Nothing is added unless the whole bundle is intact, nor if a signal ends the process. A SIGKILL
+    leaves only whole files, and a second import adds the others. `allowed_signers`: a file as in ssh-keygen(1), one of whose keys
     must have signed. `force`: import what was made for another machine, environment or C library, too.
     `max_bytes`: the size limit of the caches, which a bundle may not exceed. Raises `UsageError`.
     """
@@ -82,10 +82,10 @@ def import_bundle(
                 _check_keys(caches, keys, path)
             directories = [store.directory_of(base, keys[it.cache]) for it in caches]
             make_private(base)
-            with staging_directory(base) as staging:
+            with staging_directory(base) as (staging, signals):
                 _require_usable(base, directories)
                 _check_room(base, sum([it.size_bytes for it in caches]), path, max_bytes)
-                with _damage_as_error(path):
+                with signals.interruptible(), _damage_as_error(path):
                     staged = [
                         _stage(reader, it, staging, directory)
                         for it, directory in zip(caches, directories, strict=True)
@@ -96,8 +96,8 @@ def import_bundle(
                     directory = store.begin_use(base, keys[it.cache])
                     sizes += _place(directory, files, f"{staging}/{it.cache}")
     except OSError as error:
-        what = error.filename or path
-        raise UsageError(f"{what} cannot be read or written: {error.strerror}") from None
+        what = path if error.filename is None else error.filename
+        raise UsageError(f"{what!r} cannot be read or written: {error.strerror}") from None
     kept = sum([len(it.files) for it in caches]) - len(sizes)
     return Imported(len(sizes), kept, sum(sizes), tuple(directories), signer)
 

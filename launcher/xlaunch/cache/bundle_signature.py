@@ -9,7 +9,7 @@ import tempfile
 from subprocess import CompletedProcess
 
 from xlaunch.errors import UsageError
-from xlaunch.files import open_input, write_whole
+from xlaunch.files import open_input
 from xlaunch.ownership import inspect_ownership
 from xlaunch.text import printable
 
@@ -27,18 +27,13 @@ def sign(data: bytes, key: str) -> bytes:
 
     Raises `UsageError`. Never asks for a passphrase.
     """
-    with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
-        path = os.path.join(directory, "manifest")
-        write_whole(path, data)
-        done = _ssh_keygen("sign", "-f", os.path.abspath(key), "-n", NAMESPACE, path)
-        try:
-            with open(path + ".sig", "rb") as stream:
-                return stream.read()
-        except FileNotFoundError:
-            raise UsageError(
-                f"--sign {key!r}: ssh-keygen cannot sign with it: {_reason(done)}; name the file of a "
-                "private key without a passphrase, or add the key to the SSH agent"
-            ) from None
+    done = _ssh_keygen("sign", "-f", os.path.abspath(key), "-n", NAMESPACE, data=data)
+    if done.returncode != 0:
+        raise UsageError(
+            f"--sign {key!r}: ssh-keygen cannot sign with it: {_reason(done)}; name the file of a "
+            "private key without a passphrase, or add the key to the SSH agent"
+        )
+    return done.stdout
 
 
 def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
@@ -54,14 +49,17 @@ def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
         raise UsageError(f"{option}: others could add a key to it: {shared}")
     if not signature:
         raise UsageError(f"{option}: the bundle is not signed")
-    with tempfile.TemporaryDirectory(prefix="xlaunch-") as directory:
-        path = os.path.join(directory, "manifest.sig")
-        write_whole(path, signature)
-        key = ("-f", os.path.abspath(allowed_signers), "-s", path)
-        done = found = _ssh_keygen("find-principals", *key)
+    with tempfile.TemporaryFile() as file:
+        file.write(signature)
+        file.flush()
+        descriptor = file.fileno()
+        key = ("-f", os.path.abspath(allowed_signers), "-s", f"/proc/self/fd/{descriptor}")
+        done = found = _ssh_keygen("find-principals", *key, inherited=descriptor)
         words = found.stdout.decode(errors="replace").replace(",", "\n").splitlines()
         for identity in [word for word in words if word and not word.startswith("!")]:
-            done = _ssh_keygen("verify", *key, "-I", identity, "-n", NAMESPACE, data=data)
+            done = _ssh_keygen(
+                "verify", *key, "-I", identity, "-n", NAMESPACE, data=data, inherited=descriptor
+            )
             if done.returncode == 0:
                 return identity
     reason = _reason(done)
@@ -70,7 +68,9 @@ def verify(data: bytes, signature: bytes, allowed_signers: str) -> str:
     raise UsageError(f"{option}: the bundle is not signed by one of them: {reason}")
 
 
-def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedProcess[bytes]:
+def _ssh_keygen(
+    action: str, *arguments: str, data: bytes = b"", inherited: int | None = None
+) -> CompletedProcess[bytes]:
     # In a new session there is no terminal at which it could ask for a passphrase.
     environment = {name: value for name, value in os.environ.items() if name not in _PROMPTS}
     environment |= {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
@@ -81,6 +81,7 @@ def _ssh_keygen(action: str, *arguments: str, data: bytes = b"") -> CompletedPro
             capture_output=True,
             env=environment,
             start_new_session=True,
+            pass_fds=() if inherited is None else (inherited,),
             timeout=TIMEOUT_S,
             check=False,
         )
@@ -95,4 +96,7 @@ def _reason(done: CompletedProcess[bytes]) -> str:
     """The last line of its messages, with unprintable characters replaced."""
     text = (done.stderr or done.stdout).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip("@ \t\r")]
-    return printable(lines[-1] if lines else f"exit code {done.returncode}")
+    # It prompts even where it cannot be answered.
+    return printable(
+        lines[-1].removeprefix("Enter passphrase: ") if lines else f"exit code {done.returncode}"
+    )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from xlaunch.cache import contents, store
 from xlaunch.cache.contents import IMPORTED, CachedFile
-from xlaunch.cache.staging import DAY_S, REMOVING, remove_leftovers
+from xlaunch.cache.staging import DAY_S, REMOVING, HeldSignals, remove_leftovers
 from xlaunch.cache.store import RECORD, CacheDirectory
 from xlaunch.errors import XLaunchError
 
@@ -116,6 +116,10 @@ class _Remover:
 
         If the cache is in use, only units that are older than a day.
         """
+        with HeldSignals():  # what is set aside is removed
+            return self._remove(directory, wanted, count)
+
+    def _remove(self, directory: CacheDirectory, wanted: list[_Unit], count: int) -> Removal:
         used_s = directory.last_use_s
         with store.not_in_use(directory, self._named) as unheld:
             free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Staging directories within the caches; a killed process leaves them behind."""
+"""Staging directories: removed when a signal ends their process, and by later ones after a SIGKILL."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import signal
 import time
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 from xlaunch.cache.store import open_below, remove_below, stored
 from xlaunch.cache.table import BY_NAME
@@ -23,21 +26,69 @@ COUNTERS = ".counters-"  # in the base: followed by the PID of the launch that c
 PARTIAL = ".partial-"  # in a cache: followed by the PID of the process that compiles there
 
 _OUTSIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
+_ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Interruption(BaseException):
+    """A signal came in a part that it may interrupt."""
+
+
+class HeldSignals:
+    """Signals that would end this process in the block end it after the block.
+
+    Outside the main thread, where Python handles no signals, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._received: int | None = None
+        self._interruptible = False
+
+    def __enter__(self) -> HeldSignals:
+        for number in [getattr(signal, name) for name in _ENDING if hasattr(signal, name)]:
+            # Ignored as under nohup, or handled by other than Python code.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                with contextlib.suppress(ValueError):  # not in the main thread
+                    self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._received is not None:
+            signal.raise_signal(self._received)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The first signal ends this part of the block by `Interruption`."""
+        self._interruptible = True
+        try:
+            if self._received is not None:
+                raise Interruption
+            yield
+        finally:
+            self._interruptible = False
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._received is None:
+            self._received = number
+            if self._interruptible:
+                raise Interruption
 
 
 @contextlib.contextmanager
-def staging_directory(base: str) -> Iterator[str]:
+def staging_directory(base: str) -> Iterator[tuple[str, HeldSignals]]:
     """An empty private directory below `base`, removed at the end; waits for other imports to end.
 
-    Raises OSError.
+    Signals are held back during the block. Raises OSError.
     """
-    with _abandoned(base, timeout_s=math.inf) as found:
+    with _abandoned(base, timeout_s=math.inf) as found, HeldSignals() as signals:
         for path in found:
             remove_below(base, path)
         path = os.path.join(base, IMPORTING + os.urandom(8).hex())
-        os.mkdir(path, 0o700)
         try:
-            yield path
+            os.mkdir(path, 0o700)
+            yield path, signals
         finally:
             remove_below(base, path)
 

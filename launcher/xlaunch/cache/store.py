@@ -166,7 +166,10 @@ def why_unusable(base: str, directories: Iterable[CacheDirectory] = ()) -> str |
     above = base = os.path.abspath(base)
     while not os.path.lexists(above):
         above = os.path.dirname(above)
-    refusal = _refusal(base) or why_shared(above)
+    refusal = _refusal(base)
+    if refusal is None and not os.path.isdir(above):
+        refusal = f"{above} is not a directory"
+    refusal = refusal or why_shared(above)
     for directory in directories:
         refusal = refusal or _refusal(os.path.dirname(directory.path)) or _refusal(directory.path)
     return refusal

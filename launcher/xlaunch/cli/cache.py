@@ -214,7 +214,7 @@ def _export(
 ) -> None:
     """Write the caches for this machine and environment to FILE.
 
-    FILE is a .tar or a .tar.gz. What `xruntime.optimize` compiled contains the model's weights:
+    FILE ends in .tar, .tar.gz or .tgz. What `xruntime.optimize` compiled contains the model's weights:
     the last line says how much of FILE they are.
     """
     from xlaunch.cache.bundle import export

@@ -42,6 +42,10 @@ def warm_command(asked: ResolvedOptions) -> int:
     from xlaunch.launching import launch, prepare
 
     request, options = request_from(asked.values), asked.values
+    if not request.program.words:
+        raise UsageError(
+            "no program given; usage: xlaunch cache warm [OPTIONS] [--] PROGRAM [ARGS...]"
+        )
     if request.program.optimize is not None:
         request = request.replace(optimize_wait=True)  # a run ends with all of it compiled
     _, made, environment = prepare(request, make_directories=True)

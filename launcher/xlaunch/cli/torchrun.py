@@ -11,11 +11,13 @@ from typing import Any, NoReturn
 
 import click
 
+from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
 from xlaunch.options.precedence import VARIABLES, ResolvedOptions
+from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Request
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
@@ -38,10 +40,30 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
             click.echo(f"command: {shlex.join(command)}")
         layout = request.layout._replace(instances=options["nproc_per_node"])
         layout = layout._replace(near_gpus=layout.gpus_per_instance is None)
-        print_plan(prepare_unrecorded(request._replace(layout=layout), asked), asked)
+        without_program = request._replace(layout=layout).replace(words=(), module=False)
+        found = prepare_unrecorded(without_program, asked)
+        if request.program.words:
+            found = found._replace(environment=_environment_of_ranks(found.plan, request))
+        print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
     _execute(interpreter, command)
+
+
+def _environment_of_ranks(made: Plan, request: Request) -> Environment:
+    """The environment of each instance of a plan, which is a rank and a launch of its own."""
+    inherited = {**os.environ, "LOCAL_RANK": "0"}  # torchrun sets it, with each rank's own number
+    ranks = []
+    for instance in made.instances:
+        alone = made._replace(
+            instances=(instance._replace(index=0),), count=1, layout=request.layout
+        )
+        ranks.append(prepare_environment(alone, request.program, inherited, run=request.run))
+    return ranks[0]._replace(
+        programs=tuple([it.programs[0] for it in ranks]),
+        settings=tuple([it.settings[0] for it in ranks]),
+        variables=tuple([it.variables[0] for it in ranks]),
+    )
 
 
 def torchrun_command(

@@ -25,13 +25,14 @@ HOOK = os.path.join("program_hook", "startup")
 
 CHILD_TIMEOUT_S = 60.0
 
-# The current directory, which -c puts first, is not on the path of a script elsewhere.
+# The current directory, which -c puts first, is not on the path of a script elsewhere. The mark on both
+# sides tells the answer from what a sitecustomize prints.
 _FIND = """
 import importlib.util, os, sys
 sys.path[:] = [entry for entry in sys.path if entry]
 spec = importlib.util.find_spec("xruntime")
 found = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
-sys.stdout.buffer.write(b"\\n" + os.fsencode(found))
+os.write(1, os.fsencode(sys.argv[1] + found + sys.argv[1]))
 """
 
 
@@ -83,9 +84,10 @@ def optimization_settings(
 
 def _find_hook(option: str, interpreter: str, environment: Mapping[str, str]) -> str:
     """The directory of the hook in `interpreter`'s xruntime. Raises `UsageError` if it has none."""
+    mark = os.urandom(16).hex()
     try:
         done = subprocess.run(
-            (interpreter, "-c", _FIND),
+            (interpreter, "-c", _FIND, mark),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -97,7 +99,7 @@ def _find_hook(option: str, interpreter: str, environment: Mapping[str, str]) ->
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise UsageError(f"{option}: {interpreter} fails at start-up: {' '.join(said)}")
-    package = os.fsdecode(done.stdout.rpartition(b"\n")[2])
+    package = os.fsdecode(done.stdout).partition(mark)[2].partition(mark)[0]
     if not package:
         raise UsageError(
             f"{option}: {interpreter} has no package xruntime; install xlaunch into the program's "

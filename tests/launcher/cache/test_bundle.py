@@ -664,6 +664,7 @@ def test_keys_that_cannot_sign(base: Path, tmp_path: Path, keys: Path, name: str
     with pytest.raises(UsageError, match="--sign") as caught:
         pack(base, tmp_path / "x.tar", sign=str(keys / name))
     assert "\n" not in str(caught.value)
+    assert "Enter passphrase" not in str(caught.value)
     assert not (tmp_path / "x.tar").exists()
 
 
@@ -675,35 +676,49 @@ def test_without_ssh_keygen(base: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 # Kills
 
-IMPORT = """
+COUNTED = """
 import os, signal, sys
-from tests.launcher.cache.entries import HARDWARE, PACKAGES
+from tests.launcher.cache.entries import CONTENT, HARDWARE, PACKAGES, place
+from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import import_bundle
-left = int(sys.argv[3])
+from xlaunch.cache.prune import clear
+from xlaunch.cache.store import stored
+command, base, bundle, ending = sys.argv[1:5]
+left = int(sys.argv[5])
 WATCHED = ("open", "os.mkdir", "os.link", "os.rename", "os.remove", "os.rmdir", "os.utime")
 def count(event, arguments):
     global left
     if event in WATCHED and not str(arguments[0]).endswith((".py", ".pyc", "__pycache__")):
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.Signals[ending])
 sys.addaudithook(count)
-import_bundle(sys.argv[1], sys.argv[2], HARDWARE, PACKAGES)
+if command == "import":
+    import_bundle(base, bundle, HARDWARE, PACKAGES)
+elif command == "clear":
+    clear(base, stored(base), dry_run=False)
+else:
+    export(base, [place(base, name) for name in CONTENT], bundle)
 print(left, flush=True)
 """
 
 
-def import_until(target: Path, bundle: Path, step: int) -> int | None:
-    """Import in another process that is killed before the given step; the steps that were left."""
+def run_until(
+    step: int, command: str, base: Path, bundle: Path, ending: str = "SIGKILL"
+) -> int | None:
+    """Import, export or clear in another process that gets a signal before the given step; the steps
+    that were left, None if the signal has ended it.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT, str(target), str(bundle), str(step)],
+        [sys.executable, "-c", COUNTED, command, str(base), str(bundle), ending, str(step)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         check=False,
         env=WITH_TESTS,
     )
     if done.returncode == 0:
         return int(done.stdout)
-    assert done.returncode == -signal.SIGKILL
+    assert done.returncode == -signal.Signals[ending]
     return None
 
 
@@ -712,7 +727,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many files an import opens, makes, links and removes."""
     path = tmp_path_factory.mktemp("steps")
     fill(path / "here")
-    left = import_until(path / "there", pack(path / "here", path / "x.tar"), 1_000_000)
+    left = run_until(1_000_000, "import", path / "there", pack(path / "here", path / "x.tar"))
     assert left is not None
     assert 1_000_000 - left > 4 * NEW
     return 1_000_000 - left
@@ -726,7 +741,7 @@ def test_kill_at_any_step(bundle: Path, base: Path, tmp_path: Path, steps: int, 
     chosen = range(1 + part, steps, 10)
     for step in chosen if part >= 2 else chosen[:: 1 + len(chosen) // 5]:
         target = tmp_path / f"killed{step}"
-        assert import_until(target, bundle, step) is None
+        assert run_until(step, "import", target, bundle) is None
         if target.exists():
             problems = verify(str(target), fix=True)
             assert {it.check.value for it in problems} <= {"leftover"}
@@ -742,9 +757,33 @@ def test_kill_at_any_step(bundle: Path, base: Path, tmp_path: Path, steps: int, 
         assert verify(str(target)) == []
 
 
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT"])
+def test_signal_at_any_step_leaves_nothing_behind(
+    base: Path, bundle: Path, tmp_path: Path, steps: int, ending: str
+):
+    written = tmp_path / "out" / "old.tar"
+    put(written, b"old")
+    for step in range(1, steps, max(1, steps // 8)):
+        target = tmp_path / f"ended{step}"
+        assert run_until(step, "import", target, bundle, ending) is None
+        if target.exists():
+            assert not [it for it in target.iterdir() if it.name.startswith(".")]
+            assert len(files(target)) in (0, NEW)
+            assert verify(str(target)) == []
+        run_until(step, "export", base, written, ending)
+        assert os.listdir(written.parent) == ["old.tar"]
+        if written.read_bytes() != b"old":  # the signal came when all was done
+            assert add(tmp_path / f"whole{step}", written).added == NEW
+            written.write_bytes(b"old")
+        cleared = tmp_path / f"cleared{step}"
+        fill(cleared)
+        run_until(step, "clear", cleared, bundle, ending)
+        assert not [it for it in cleared.glob("*/*") if it.name.startswith(".")]
+
+
 def test_staging_of_a_running_import_is_left_alone(bundle: Path, target: Path):
     target.mkdir(parents=True, mode=0o700)
-    with staging_directory(str(target)) as path:
+    with staging_directory(str(target)) as (path, _):
         assert leftovers(str(target)) == []
         prune(str(target))
         assert os.path.isdir(path)
@@ -753,7 +792,7 @@ def test_staging_of_a_running_import_is_left_alone(bundle: Path, target: Path):
 
 
 def test_two_imports_at_once(bundle: Path, base: Path, target: Path):
-    command = [sys.executable, "-c", IMPORT, str(target), str(bundle), "0"]
+    command = [sys.executable, "-c", COUNTED, "import", str(target), str(bundle), "SIGKILL", "0"]
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, env=WITH_TESTS) for _ in range(3)
     ]

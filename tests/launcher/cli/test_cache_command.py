@@ -188,7 +188,8 @@ def test_clear_and_prune(base, words: tuple[str, ...]):
         ("prune", "XLAUNCH_CACHE_MAX_SIZE: '3 parsecs' is not a size"),
         ("clear frobnicate", "the caches are inductor, optimized, triton"),
         ("ls --cache-dir /etc/passwd", "/etc/passwd is not a directory"),
-        ("warm", "PROGRAM"),
+        ("ls --cache-dir /etc/passwd/x", "/etc/passwd is not a directory"),
+        ("warm", "no program given; usage: xlaunch cache warm [OPTIONS] [--] PROGRAM"),
         ("warm --no-cache true", "no option --no-cache"),
         ("frobnicate", "there is no command 'frobnicate'; the commands are clear, du, export"),
         ("prun", "there is no command 'prun'; did you mean 'xlaunch cache prune'?"),
@@ -197,6 +198,25 @@ def test_clear_and_prune(base, words: tuple[str, ...]):
 def test_bad_input_is_one_line(words: str, told: str, tmp_path: Path):
     env = clean_environment(XLAUNCH_CACHE_MAX_SIZE="3 parsecs")
     assert told in ask("cache", *words.split(), env=env, cwd=tmp_path).refused()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("export", ""), "'': the name of a bundle ends in .tar, .tar.gz or .tgz"),
+        (("export", "-"), "'-': the name of a bundle ends in"),
+        (("export", "x.tar.xz"), "'x.tar.xz': the name of a bundle ends in"),
+        (("export", "x.tar/"), "'x.tar/': the name of a bundle ends in"),
+        (("export", "/proc/x.tar"), "/proc/x.tar cannot be written: No such file or directory"),
+        (("import", ""), "'' cannot be read or written: No such file or directory"),
+        (("import", "none.tar"), "'none.tar' cannot be read or written: No such file"),
+    ],
+)
+def test_name_that_no_bundle_can_have(base, compiler, words, told: str, tmp_path: Path):
+    assert xlaunch("-q", *base, compiler).code == 0
+    before = sorted(os.listdir(tmp_path))
+    assert ask("cache", *words, *base, cwd=tmp_path).refused().startswith(told)
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_a_listing_changes_nothing(tmp_path):

@@ -104,6 +104,22 @@ def test_plan_shows_both_variables_with_their_reasons():
         assert f"  PYTHONPATH={HOOK_DIRECTORY}" in out
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print('hello')",
+        "import atexit; atexit.register(print, 'bye')",
+        "import io, sys; sys.stdout = io.StringIO()",
+        "import sys; sys.stdout = None",
+    ],
+)
+def test_own_start_up_code_may_print(tmp_path: Path, text: str):
+    (tmp_path / "sitecustomize.py").write_text(text)
+    environment = clean_environment(PYTHONPATH=str(tmp_path))
+    done = ask("--dry-run", "--optimize", "auto", sys.executable, "-c", "0", env=environment)
+    assert f"  PYTHONPATH={HOOK_DIRECTORY}:{tmp_path}" in done.out.decode(), done.err
+
+
 def test_container_does_not_get_a_path_of_this_machine():
     done = ask("env", "--format", "docker", "--optimize", "auto", "--ncores", "1")
     assert done.code == 0

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sqlite3
 import sys
+from pathlib import Path
 
 import pytest
-from tests.tuner.cli.commands import Desk
+from tests.tuner.cli.commands import XTUNE, Desk
 from tests.tuner.conftest import Needs
 
 from xtune.cli import main
@@ -45,8 +49,8 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--only-params --param n=1,2 --when n>5 nap.py {n}", "no configuration meets it"),
         ("--conf-file none.yaml nap.py 1", "--conf-file 'none.yaml': No such file"),
         ("--conf-file pipe nap.py 1", "'pipe': it is a named pipe, not a regular file"),
-        ("list --storage pipe.journal", "pipe.journal' is not a regular file"),
-        ("list --storage journal:pipe.journal", "pipe.journal' is not a regular file"),
+        ("list --storage pipe.journal", "pipe.journal is not a regular file"),
+        ("list --storage journal:pipe.journal", "pipe.journal is not a regular file"),
         ("--try none.toml nap.py 1", "--try 'none.toml' is neither here nor in"),
         ("--metric x/s --metric x/s nap.py 1", "--metric names the same number twice"),
         ("--study= nap.py 1", "--study: the name is empty"),
@@ -65,8 +69,19 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--save-preset mine.toml nap.py 1", "exists and is not a preset"),
         (
             "--only-params --param t=0.01,0.02 --storage none/studies.db nap.py {t}",
-            "none/studies.db",
+            "the directory {here}/none does not exist; create it first",
         ),
+        ("report --storage none/studies.db", "the directory {here}/none does not exist"),
+        ("list --storage absent.db", "storage {here}/absent.db does not exist"),
+        ("resume --storage sqlite:///absent.db", "storage {here}/absent.db does not exist"),
+        ("export --storage state.d", "state.d is a directory; name a file in it, such as"),
+        ("--storage state.d nap.py 1", "state.d is a directory; name a file in it, such as"),
+        ("list --storage sqlite:///state.d", "state.d is a directory; name a file in it, such as"),
+        ("list --storage diary.db", "holds no studies: file is not a database; choose another"),
+        ("--storage diary.db nap.py 1", "holds no studies: file is not a database; choose another"),
+        ("--storage songs.db nap.py 1", "holds no studies: it is a database of another program"),
+        ("--storage diary.log nap.py 1", "holds no studies: it is not a journal of Optuna's"),
+        ("list --storage nonsense://x", "give a file, or a URL such as postgresql://"),
         ("-- resume nosuch", "program 'resume' is not on PATH"),
         ("-q resume", "'resume' is a command of xtune: put it first"),
         ("resume", "there is no study in"),
@@ -74,6 +89,7 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("resume -q -v nosuch", "--quiet contradicts --verbose"),
         ("report nosuch", "there are none"),
         ("export nosuch", "there is no study named 'nosuch'"),
+        ("export --output=", "--output: the file's name is empty"),
         ("list --nosuch", "there is no option --nosuch"),
     ],
 )
@@ -81,14 +97,51 @@ def test_one_line(desk: Desk, line: str, said: str, capsys: pytest.CaptureFixtur
     desk.write("mine.toml", "title = 'mine'\n")
     for name in ("pipe", "pipe.journal"):
         os.mkfifo(desk.directory / name)
+    (desk.directory / "state.d").mkdir()
+    for name in ("diary.db", "diary.log"):
+        desk.write(name, "this is a diary\n")
+    with contextlib.closing(sqlite3.connect("songs.db")) as songs:
+        songs.execute("CREATE TABLE songs (name)")
+    before = contents(desk.directory)
     code = main(line.split())
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("xtune: error: ")
-    assert said in err
-    assert code == (127 if "is not on PATH" in said else 125 if "storage" in line else 2)
-    assert (desk.directory / "mine.toml").read_text() == "title = 'mine'\n"
+    assert said.replace("{here}", str(desk.directory)) in err
+    assert code == (127 if "is not on PATH" in said else 2)
+    assert contents(desk.directory) == before
+
+
+def contents(directory: Path) -> dict[str, bytes | None]:
+    """What is in a directory; None for what is not a regular file."""
+    return {it.name: it.read_bytes() if it.is_file() else None for it in directory.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "directory_mode", "said"),
+    [
+        (0o000, 0o700, "/kept/studies.db is not readable and writable"),
+        (0o400, 0o700, "/kept/studies.db is not readable and writable"),
+        (0o600, 0o500, "/kept is not writable, and locks are kept there"),
+    ],
+)
+def test_storage_without_permission(
+    desk: Desk, mode: int, directory_mode: int, said: str, needs: Needs
+) -> None:
+    capabilities = "-dac_override,-dac_read_search"
+    as_user = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+    needs(os.geteuid() != 0 or shutil.which("setpriv"), "setpriv (Debian: util-linux)")
+    kept = desk.directory / "kept"
+    kept.mkdir()
+    (kept / "studies.db").touch(mode)
+    kept.chmod(directory_mode)
+    storage = ("--storage", "kept/studies.db")
+    for words in (("list", *storage), (*storage, "nap.py", "1")):
+        done = desk.run(*(as_user if os.geteuid() == 0 else ()), *XTUNE, *words)
+        assert done.code == 2
+        assert said in done.message
+    assert os.listdir(kept) == ["studies.db"]
 
 
 @pytest.mark.machine

@@ -37,12 +37,13 @@ from xtune.search.study import (
     find_study,
     list_studies,
     open_study,
-    other_formats,
+    unreadable,
 )
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import LEASE_S, Watch, this_worker
 from xtune.space.identities import MachineIdentity
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.spaces import Space
 from xtune.tuning import Search
 
 OTHER_MACHINE = SUBJECT._replace(
@@ -50,6 +51,10 @@ OTHER_MACHINE = SUBJECT._replace(
 )
 OTHER_PROGRAM = SUBJECT._replace(program=SUBJECT.program._replace(command="7ea", words=("x.py",)))
 OTHER_SPACE = SUBJECT._replace(space=SMALL)
+BATCH = SPACE.parameter("batch")
+OTHERS = [one for one in SPACE.parameters if one != BATCH]
+OTHER_VALUES = SUBJECT._replace(space=Space([BATCH._replace(values=(1, 3), default=1), *OTHERS]))
+OTHER_CONDITIONS = SUBJECT._replace(space=Space(SPACE.parameters, ["batch > 1"]))
 OTHER_GOAL = SUBJECT._replace(objective=Objective("loss", Goal.MINIMIZE))
 
 
@@ -93,7 +98,9 @@ def test_a_study_is_found_again_by_its_subject(storage: Storage) -> None:
     [
         (OTHER_MACHINE, "another kind of machine .cores: 64, 2 threads each here, 4, 1 thread"),
         (OTHER_PROGRAM, "another program"),
-        (OTHER_SPACE, "another space"),
+        (OTHER_SPACE, r"another space \(batch: 1, 2, 4, 8, 16; this one: not searched\)"),
+        (OTHER_VALUES, r"another space \(batch: 1, 2, 4, 8, 16; this one: 1, 3\)"),
+        (OTHER_CONDITIONS, r"another space \(its conditions or defaults are others\)"),
         (OTHER_GOAL, r"its objective is items/s \(maximize\); this one is loss \(minimize\)"),
     ],
 )
@@ -131,7 +138,7 @@ def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
     old.set_attribute("xtune:version", 1)
     old.set_attribute("xtune:subject#0", "1 as that version wrote it")
     storage = again(storage)
-    assert other_formats(storage) == {"old": 1}
+    assert unreadable(storage) == {"old": "has format version 1; this xtune reads 3"}
     assert list_studies(storage) == []
     assert open_study(storage, SUBJECT).id != old.id
     said = r"'old' in .* has format version 1; this xtune reads 3"
@@ -139,7 +146,44 @@ def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
         find_study(storage, "old")
     with pytest.raises(StudyError, match=said):
         open_study(storage, SUBJECT, "old")
-    assert other_formats(storage) == {"old": 1}
+    assert [*unreadable(storage)] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("xtune:version", 4, "has format version 4; this xtune reads 3"),
+        ("xtune:version", 2, "has format version 2; this xtune reads 3"),
+        *[
+            ("xtune:subject#0", value, "cannot be read: its description is damaged")
+            for value in (None, {"a": 1}, "1 eJwDAAAAAAE=", "2 eJwDAAAAAAE=", "1 no base64", "x")
+        ],
+    ],
+)
+def test_a_study_that_cannot_be_read_blocks_no_other(
+    storage: Storage, attribute: str, value: object, said: str
+) -> None:
+    unread = [open_study(storage, SUBJECT).name]
+    for _ in range(2):
+        storage = again(storage)
+        found = list_studies(storage)[-1]
+        found.set_attribute(attribute, value)
+        assert unreadable(again(storage)) == dict.fromkeys(unread, said)
+        with pytest.raises(StudyError, match=said):
+            find_study(again(storage), found.name)
+        new = open_study(again(storage), SUBJECT)
+        assert new.name not in unread
+        assert [one.name for one in list_studies(again(storage))] == [new.name]
+        assert open_study(again(storage), SUBJECT).id == new.id
+        unread.append(new.name)
+
+
+def test_a_damaged_note_is_left_out(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+    study.keep_note("options", {"budget": "10m"})
+    study.keep_note("verdict", {"kind": "no-gain"})
+    study.set_attribute("xtune:note options#0", "1 x")
+    assert find_study(again(storage), study.name).notes == {"verdict": {"kind": "no-gain"}}
 
 
 def test_notes_are_kept(storage: Storage) -> None:

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import STORAGE
 
@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
     [
         STORAGE,
         click.option(
-            "-o", "--output", metavar="FILE", help="File to write. Default: standard output."
+            "-o", "--output", metavar="FILE", help="File to write. Default: -, standard output."
         ),
         click.option("--no-samples", is_flag=True, help="Leave out the raw samples."),
     ]
@@ -31,6 +31,8 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
 
     That is the machine, the program, the space and every launch.
     """
+    if output == "":
+        raise UsageError("--output: the file's name is empty")
     from xlaunch.files import write_output
     from xtune.cli.studies import find_stored, open_named
     from xtune.search.encoding import encode_launch
@@ -61,7 +63,7 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
         },
         indent=1,
     )
-    if output is None:
+    if output in (None, "-"):
         click.echo(text)
         return 0
     if not rows:

@@ -24,7 +24,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
     """
     from xtune.cli import say
     from xtune.cli.studies import open_named
-    from xtune.search.study import list_studies, other_formats
+    from xtune.search.study import list_studies, unreadable
     from xtune.search.study_store import StudyStore
     from xtune.show.words import launches
 
@@ -44,8 +44,8 @@ def command(*, storage: str | None, as_json: bool) -> int:
                 "program": shlex.join(study.subject.program.words),
             }
         )
-    for name, version in sorted(other_formats(opened).items()):
-        say(f"study {name!r} has format version {version!r}, which this xtune does not read")
+    for name, problem in sorted(unreadable(opened).items()):
+        say(f"study {name!r} {problem}")
     if as_json:
         click.echo(json.dumps(rows))
         return 0

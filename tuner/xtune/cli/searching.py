@@ -134,7 +134,9 @@ def begin(
     """
     if asked.budget is not None:
         parse_budget(asked.budget)
-    storage = functools.cache(lambda: open_named(asked.storage))  # opened by the first use
+    storage = functools.cache(
+        lambda: open_named(asked.storage, create=True)
+    )  # opened by the first use
     task = prepare(
         asked,
         kept=lambda: [study.subject for study in list_studies(storage())],

@@ -11,7 +11,7 @@ import click
 from xtune.cli import say
 from xtune.cli.options import Asked, parse_search
 from xtune.errors import StudyError
-from xtune.search.storage import JOURNAL, Storage, open_storage
+from xtune.search.storage import Storage, open_storage
 from xtune.search.study import Study, find_study, list_studies
 
 
@@ -41,14 +41,12 @@ def find_stored(storage: Storage, name: str | None) -> StoredStudy:
     return StoredStudy(study, parse_search(arguments), arguments, options["folder"])
 
 
-def open_named(text: str | None) -> Storage:
-    """The storage that --storage names, independent of later changes of the working directory.
+def open_named(text: str | None, *, create: bool = False) -> Storage:
+    """The storage that --storage names; see `open_storage`.
 
     It is closed at the end of the command that is running. Raises `StorageError`.
     """
-    if text is not None and "://" not in text and not text.startswith(JOURNAL):
-        text = os.path.abspath(text)
-    storage = open_storage(text)
+    storage = open_storage(text, create=create)
     command = click.get_current_context(silent=True)
     if command is not None:
         command.call_on_close(storage.close)

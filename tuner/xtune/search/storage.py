@@ -8,8 +8,10 @@ All are Optuna storages, so its dashboard and command line can open them. Only p
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch.files import locked
 from xlaunch.machine.tree import Tree, file_system_of
-from xtune.errors import StorageError
+from xtune.errors import StorageError, StorageNameError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage, RDBStorage
@@ -32,6 +34,9 @@ SQLITE_TIMEOUT_S = 60
 
 MAX_MAKERS = 20
 """Maximum attempts to create tables while other machines create them too."""
+
+MAX_LINE_BYTES = 1 << 20
+"""Limit of the first line of a journal; Optuna writes less than 1 KiB."""
 
 DRIVERS = {
     "psycopg": "psycopg[binary]",
@@ -81,21 +86,27 @@ class Storage(NamedTuple):
 
         try:
             yield
-        except (StorageInternalError, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+        except (
+            StorageInternalError,
+            sqlalchemy.exc.SQLAlchemyError,
+            OSError,
+            json.JSONDecodeError,  # a damaged journal
+        ) as error:
             raise StorageError(f"storage {self.shown} cannot be used: {_reason(error)}") from error
 
 
-def default_url(environment: Mapping[str, str]) -> str:
+def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
     """URL of the default storage, a file below XDG_STATE_HOME.
 
-    Raises StorageError if the directory cannot be made.
+    `make`: create the directory. Raises StorageError if it cannot be made.
     """
     home = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
         home = os.path.join(os.path.expanduser("~"), ".local", "state")
     directory = Path(home, "xtune")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if make:
+            directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
             f"studies cannot be stored in {directory}: {error.strerror}; set XDG_STATE_HOME to a writable"
@@ -116,27 +127,40 @@ def file_url(path: Path) -> str:
     if path.suffix in (".journal", ".log"):
         return f"{JOURNAL}{path}"
     if on_network:
-        raise StorageError(
+        raise StorageNameError(
             f"{path} is on a network file system ({kind}), where SQLite's locks do not"
             f" work; use {path.with_suffix('.journal')}, or a database server"
         )
     return f"{SQLITE}{path}"
 
 
-def open_storage(text: str | None, environment: Mapping[str, str] | None = None) -> Storage:
-    """Open a --storage: a path, which is created, or any URL that Optuna accepts.
+def open_storage(
+    text: str | None, environment: Mapping[str, str] | None = None, *, create: bool = True
+) -> Storage:
+    """Open a --storage: a path, or any URL that Optuna accepts.
 
-    None: the user's default. Raises StorageError if it cannot be reached or a driver is missing.
+    None: the user's default. `create`: create a file that is absent. Without it an absent default is
+    a storage without studies, and another absent file an error.
+
+    Raises StorageNameError if the text names no storage or a file that cannot be one, StorageError if
+    the storage cannot be reached or a driver is missing.
     """
-    if text is None:
-        text = default_url(os.environ if environment is None else environment)
-    url = text
-    if "://" not in text:
-        path = Path(text.removeprefix(JOURNAL))
-        _check_place(path)
-        url = text if text.startswith(JOURNAL) else file_url(path)
+    environment = os.environ if environment is None else environment
+    url = default_url(environment, make=create) if text is None else text
+    if "://" not in url and not url.startswith(JOURNAL):
+        path = Path(url)
+        if path.is_dir():
+            raise _is_directory(path)
+        url = file_url(path)
     try:
-        return _open(url)
+        file, url = _with_file(url)
+        if file is not None and not file.exists() and text is None and not create:
+            from optuna.storages import InMemoryStorage
+
+            return Storage(InMemoryStorage(), url, None)
+        if file is not None:
+            _check_file(file, is_journal=url.startswith(JOURNAL), must_exist=not create)
+        return _open(url, file)
     except StorageError:
         raise
     except ImportError as error:
@@ -146,27 +170,90 @@ def open_storage(text: str | None, environment: Mapping[str, str] | None = None)
             f" pip install '{DRIVERS.get(missing, missing)}'"
         ) from error
     except Exception as error:
-        raise StorageError(
+        import sqlalchemy
+
+        is_misnamed = isinstance(error, sqlalchemy.exc.ArgumentError)
+        raise (StorageNameError if is_misnamed else StorageError)(
             f"storage {_shown(url)} cannot be opened: {_reason(error)}; give a file, or a URL such as"
             " postgresql://user@host/database"
         ) from error
 
 
-def _check_place(path: Path) -> None:
-    """Raise `StorageError` unless a file may be at that path."""
+def _with_file(url: str) -> tuple[Path | None, str]:
+    """The file of a storage, None for a server; and the URL with its absolute path."""
+    if url.startswith(JOURNAL):
+        path = Path(os.path.abspath(url.removeprefix(JOURNAL)))
+        return path, f"{JOURNAL}{path}"
+    import sqlalchemy
+
+    parts = sqlalchemy.engine.make_url(url)
+    if parts.get_backend_name() != "sqlite":
+        return None, url
+    if parts.database in (None, "", ":memory:"):
+        raise StorageNameError(f"storage {url} is only in memory; name a file: {SQLITE}studies.db")
+    path = Path(os.path.abspath(parts.database))
+    return path, parts.set(database=str(path)).render_as_string(hide_password=False)
+
+
+def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
+    """Raise StorageNameError unless studies can be stored in a file at that path."""
     if path.is_dir():
-        raise StorageError(
-            f"--storage '{path}' is a directory; name a file in it, such as {path / 'studies.db'}"
-        )
+        raise _is_directory(path)
     if path.exists() and not path.is_file():
-        raise StorageError(f"--storage '{path}' is not a regular file; choose another name")
+        raise StorageNameError(f"storage {path} is not a regular file; choose another name")
     if not path.parent.is_dir():
-        raise StorageError(
-            f"--storage '{path}': the directory {path.parent} does not exist; create it first"
+        raise StorageNameError(
+            f"storage {path}: the directory {path.parent} does not exist; create it first"
         )
+    if must_exist and not path.exists():
+        raise StorageNameError(f"storage {path} does not exist; begin a study with xtune PROGRAM")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StorageNameError(
+            f"storage {path}: {path.parent} is not writable, and locks are kept there; choose another"
+            " directory"
+        )
+    if not path.exists():
+        return
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StorageNameError(
+            f"storage {path} is not readable and writable; change its mode, or choose another file"
+        )
+    problem = _journal_problem(path) if is_journal else _database_problem(path)
+    if problem is not None:
+        raise StorageNameError(f"storage {path} holds no studies: {problem}; choose another name")
 
 
-def _open(url: str) -> Storage:
+def _is_directory(path: Path) -> StorageNameError:
+    return StorageNameError(
+        f"storage {path} is a directory; name a file in it, such as {path / 'studies.db'}"
+    )
+
+
+def _journal_problem(path: Path) -> str | None:
+    with path.open("rb") as stream:
+        line = stream.readline(MAX_LINE_BYTES)
+    with contextlib.suppress(ValueError, TypeError):
+        if not line or "op_code" in dict(json.loads(line)):
+            return None
+    return "it is not a journal of Optuna's"
+
+
+def _database_problem(path: Path) -> str | None:
+    """Why an existing file is no database of Optuna's. An empty one may become it."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)) as database:
+            rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            names = {name for (name,) in rows}
+    except sqlite3.OperationalError:  # such as a lock: Optuna waits longer
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    # These come first when tables are created.
+    own = {"studies", "version_info"}
+    return "it is a database of another program" if names and own.isdisjoint(names) else None
+
+
+def _open(url: str, file: Path | None) -> Storage:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -174,14 +261,12 @@ def _open(url: str) -> Storage:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        path = url.removeprefix(JOURNAL)
-        return Storage(JournalStorage(JournalFileBackend(path)), url, None)
-    is_sqlite = url.startswith("sqlite:")
-    lock_path = _lock_path(url) if is_sqlite else None
+        return Storage(JournalStorage(JournalFileBackend(str(file))), url, None)
+    lock_path = None if file is None else f"{file}.lock"
     # A server may have been restarted since the last launch. A file that is not held open can be
     # moved.
     arguments: dict[str, Any] = {"pool_pre_ping": True}
-    if is_sqlite:
+    if file is not None:
         from sqlalchemy.pool import NullPool
 
         arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
@@ -203,15 +288,6 @@ def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:
             # Another machine has created them meanwhile.
             time.sleep(random.random() / 10)  # noqa: S311 - no secret
     return opened()
-
-
-def _lock_path(url: str) -> str:
-    import sqlalchemy
-
-    path = sqlalchemy.engine.make_url(url).database
-    if not path or path == ":memory:":
-        raise StorageError(f"storage {url} is only in memory; name a file: {SQLITE}studies.db")
-    return f"{path}.lock"
 
 
 def _driver_of(url: str) -> str:
@@ -239,4 +315,4 @@ def _reason(error: BaseException) -> str:
     """The first line of the root cause."""
     cause = _cause(error)
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return lines[0] if lines else type(cause).__name__
+    return lines[0].rstrip(".") if lines else type(cause).__name__

@@ -8,9 +8,12 @@ one a pruned trial. Launches of the bare command are trials without parameters.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import textwrap
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,7 +31,7 @@ from xtune.search.encoding import (
 from xtune.search.events import Seed
 from xtune.search.storage import Storage
 from xtune.space.identities import MachineIdentity, ProgramIdentity
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Value
 from xtune.space.spaces import Space
 
 SCHEMA_VERSION = 3
@@ -37,6 +40,8 @@ SCHEMA_VERSION = 3
 VERSION = f"{PREFIX}version"
 NOTE = "note "
 """Prefix of the notes' names."""
+
+_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, zlib.error)
 
 
 class Subject(NamedTuple):
@@ -71,7 +76,7 @@ class Subject(NamedTuple):
         if self.objective != other.objective:
             return f"its objective is {_aim(other.objective)}; this one is {_aim(self.objective)}"
         if self.space.name != other.space.name:
-            return f"it searches another space ({other.space!r}; this one is {self.space!r})"
+            return f"it searches another space ({_what_differs(self.space, other.space)})"
         return None
 
     def to_plain(self) -> Plain:
@@ -131,8 +136,8 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
     name
         None: the study of this subject with any name.
 
-    Raises StudyError if the study of that name has another subject or format, StorageError if the
-    storage cannot be used.
+    Raises StudyError if the study of that name has another subject or cannot be read, StorageError if
+    the storage cannot be used.
     """
     with storage.reaching(), storage.writing():
         studies = _all(storage)
@@ -140,8 +145,10 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
             matching = [one for one in studies if subject.difference(one.subject) is None]
             if matching:
                 return matching[0]
-            name = subject.name
-        _check_format(storage, name)
+            taken = unreadable(storage)
+            further = [f"{subject.name} {number}" for number in range(2, len(taken) + 2)]
+            name = next(one for one in (subject.name, *further) if one not in taken)
+        _check_readable(storage, name)
         for one in studies:
             if one.name == name and (difference := subject.difference(one.subject)) is not None:
                 raise StudyError(
@@ -158,7 +165,7 @@ def find_study(storage: Storage, name: str) -> Study:
     if it has another format.
     """
     with storage.reaching():
-        _check_format(storage, name)
+        _check_readable(storage, name)
         studies = _all(storage)
     found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
     if len(found) == 1 or (found and found[0].name == name):
@@ -169,20 +176,25 @@ def find_study(storage: Storage, name: str) -> Study:
 
 
 def list_studies(storage: Storage) -> list[Study]:
-    """The studies in a storage, the oldest first, without those of `other_formats` and other tools."""
+    """The studies in a storage, the oldest first, without `unreadable` ones and other tools'."""
     with storage.reaching():
         return _all(storage)
 
 
-def other_formats(storage: Storage) -> dict[str, Any]:
-    """The studies of other versions of xtune, with the versions of their formats."""
+def unreadable(storage: Storage) -> dict[str, str]:
+    """The names of studies that this version of xtune cannot read, with the reasons."""
     with storage.reaching():
         studies = storage.backend.get_all_studies()
-    return {
-        one.study_name: one.user_attrs[VERSION]
-        for one in studies
-        if one.user_attrs.get(VERSION, SCHEMA_VERSION) != SCHEMA_VERSION
-    }
+    found = {}
+    for one in studies:
+        version = one.user_attrs.get(VERSION, SCHEMA_VERSION)
+        if version != SCHEMA_VERSION:
+            found[one.study_name] = (
+                f"has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
+            )
+        elif VERSION in one.user_attrs and _subject(one.user_attrs) is None:
+            found[one.study_name] = "cannot be read: its description is damaged"
+    return found
 
 
 def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
@@ -211,24 +223,39 @@ def _all(storage: Storage) -> list[Study]:
     for frozen in storage.backend.get_all_studies():
         if frozen.user_attrs.get(VERSION) != SCHEMA_VERSION:
             continue  # another version's or tool's, or being made
-        names = {key.removeprefix(PREFIX).partition("#")[0] for key in frozen.user_attrs}
-        notes = {
-            name[len(NOTE) :]: read_pieces(frozen.user_attrs, name)
-            for name in names
-            if name.startswith(NOTE)
-        }
-        subject = Subject.from_plain(read_pieces(frozen.user_attrs, "subject"))
+        subject = _subject(frozen.user_attrs)
+        if subject is None:
+            continue
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
+        notes = _notes(frozen.user_attrs)
         studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
     return sorted(studies, key=lambda study: study.id)
 
 
-def _check_format(storage: Storage, name: str) -> None:
-    version = other_formats(storage).get(name, SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
+def _subject(attributes: Mapping[str, Any]) -> Subject | None:
+    """The subject of a study; None if it is damaged."""
+    try:
+        return Subject.from_plain(read_pieces(attributes, "subject"))
+    except _DAMAGE:
+        return None
+
+
+def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes of a study, without damaged ones."""
+    names = {key.removeprefix(PREFIX).partition("#")[0] for key in attributes}
+    notes = {}
+    for name in names:
+        if name.startswith(NOTE):
+            with contextlib.suppress(*_DAMAGE):
+                notes[name[len(NOTE) :]] = read_pieces(attributes, name)
+    return notes
+
+
+def _check_readable(storage: Storage, name: str) -> None:
+    problem = unreadable(storage).get(name)
+    if problem is not None:
         raise StudyError(
-            f"study {name!r} in {storage.shown} has format version {version!r}; this xtune reads"
-            f" {SCHEMA_VERSION}; xtune --study NAME begins another"
+            f"study {name!r} in {storage.shown} {problem}; xtune --study NAME begins another"
         )
 
 
@@ -256,6 +283,22 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     # Last, so that readers who see it see the rest.
     study.set_attribute(VERSION, SCHEMA_VERSION)
     return study
+
+
+def _what_differs(own: Space, other: Space) -> str:
+    """The first difference of another space from this one, in words."""
+    here = {one.name: one.values for one in own.parameters}
+    there = {one.name: one.values for one in other.parameters}
+    for name in (*there, *here):
+        if there.get(name) != here.get(name):
+            return f"{name}: {_listed(there.get(name))}; this one: {_listed(here.get(name))}"
+    return "its conditions or defaults are others"
+
+
+def _listed(values: tuple[Value, ...] | None) -> str:
+    if values is None:
+        return "not searched"
+    return textwrap.shorten(", ".join(map(str, values)), 80, placeholder=" ...")
 
 
 def _words(subject: Subject) -> str:
