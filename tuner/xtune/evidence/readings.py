@@ -97,8 +97,8 @@ def importance_of(
         note = "no setting was varied often enough to estimate its effect"
         return found._replace(note=note)
     if len(usable) < needed:
-        values = counted(len(columns), "value")
-        note = f"{len(usable)} configurations are too few to estimate the effects of {values}"
+        compared = counted(len(columns), "value")
+        note = f"{len(usable)} configurations are too few to estimate the effects of {compared}"
         return found._replace(note=f"{note}; that takes {needed} or more")
 
     design = np.array([[float(one[name] == value) for name, value in columns] for one in usable])
