@@ -15,6 +15,7 @@ import xruntime
 from xlaunch.console import flush_streams, prepare_streams, report_errors
 from xlaunch.options.commands import CommandGroup, run_click, words_for_help
 from xlaunch.text import align
+from xruntime.errors import DeviceError
 
 if TYPE_CHECKING:
     from xruntime.allocator import Allocator, Setting, Stats
@@ -75,7 +76,12 @@ def show_device(name: str, *, as_json: bool) -> None:
     """
     from xruntime.devices import describe_device
 
-    properties = describe_device(name)
+    try:
+        properties = describe_device(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise DeviceError("devices need torch, which is not installed: pip install torch") from None
     if as_json:
         answer = {"schema_version": SCHEMA_VERSION, **properties._asdict()}
         click.echo(json.dumps(answer, indent=1))

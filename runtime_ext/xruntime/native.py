@@ -160,7 +160,7 @@ def installed_path(name: str) -> Path:
         if path.exists():
             return path
     raise KernelsUnavailableError(
-        f"this install of xlaunch has no {name}, because there was no GCC to build it."
+        f"this install of xlaunch has no {name}: it was built without GCC, or with XKERNELS=OFF."
         f" {_HOW_TO_GET_IT}"
     )
 

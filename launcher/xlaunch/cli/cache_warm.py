@@ -69,7 +69,7 @@ def warm_command(asked: ResolvedOptions) -> int:
         say(f"run {run} compiled {count_by_kind(new.values())}")
         before = after
     say(
-        f"the program still compiles after {MAX_RUNS} runs: {count_by_kind(new.values())}; sizes or "
-        "names that change from run to run are the usual reason"
+        f"the program still compiles after {MAX_RUNS} runs: {count_by_kind(new.values())}; sizes, names or "
+        "weights that change from run to run are the usual reason"
     )
     return 1

@@ -361,10 +361,7 @@ def _steady(
     if printed and not missing and not without:
         return _Window(start, end - start), values, notes
     if without and len(series) > 1:
-        notes.append(
-            f"no common window: no further value of {_instances(without)} while all ran; "
-            "means of all values"
-        )
+        notes.append(f"no further value of {_instances(without)} while all ran: all values count")
     values = {index: one.after(released_at) for index, one in series.items()}
     return _Window(released_at, None), values, notes
 

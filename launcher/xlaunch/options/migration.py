@@ -85,7 +85,9 @@ OLD = {
     "auto-ipex": Old("optimize", "fp32"),
     "dtype": Old(takes_value=True),
     "auto-ipex-verbose": Old(note=_IPEX),
-    "disable-ipex-graph-mode": Old(error="use xruntime.optimize(model, graph=False) in the script"),
+    "disable-ipex-graph-mode": Old(
+        error='use xruntime.optimize(model, graph="none") in the script'
+    ),
     "convert-fp64-to-fp32": Old(error="it was for Intel's GPUs; convert the model in the script"),
     "distributed": Old(note="--nproc-per-node says as much"),
     "nprocs-per-node": Old("nproc-per-node", takes_value=True, unset=_NONE_GIVEN),

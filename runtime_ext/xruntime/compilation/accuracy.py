@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         if self.relative == 0:
-            text = "equal"
+            text = "the outputs are equal"
         elif math.isinf(self.relative):
             text = f"{self.where} differs by more than rounding (at most {self.absolute:.3g})"
         else:

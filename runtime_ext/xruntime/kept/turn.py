@@ -37,6 +37,7 @@ class _Turn:
         self._threads: set[threading.Thread] = set()
         self._children: set[int] = set()
         self._ending = False
+        self._shown = False
 
     def start(self, make: Callable[[], None]) -> threading.Thread:
         """Run `make` in a thread of its own, see `making`, when no other runs."""
@@ -58,15 +59,20 @@ class _Turn:
         """Do the same and wait. After two seconds a terminal shows the model's `name` and the
         time.
         """
-        thread, began, shown = self.start(make), time.monotonic(), False
+        thread, began = self.start(make), time.monotonic()
         thread.join(SILENT_S)
         while thread.is_alive():
             if sys.stderr is not None and sys.stderr.isatty():
                 line = f"xruntime: compiling {name}: {time.monotonic() - began:.0f} s"
                 print(CLEAR_LINE + line, end="", file=sys.stderr, flush=True)
-                shown = True
+                self._shown = True
             thread.join(1.0)
-        if shown:
+        self.clear_line()
+
+    def clear_line(self) -> None:
+        """Remove the line that shows a wait, so that another one can be printed."""
+        if self._shown:
+            self._shown = False
             print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager

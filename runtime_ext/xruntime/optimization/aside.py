@@ -207,6 +207,7 @@ class CompiledAside:
     def note(self, line: str) -> None:
         """Report a line, and remember it for `describe`."""
         self.notes.append(line)
+        turn.clear_line()
         (self.report or _log.info)(line)
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

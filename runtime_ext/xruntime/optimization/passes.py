@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from xlaunch.text import counted
 from xruntime.optimization.layers import Joined, JoinedLinear, lowered_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.outputs import CHANNELS_LAST, is_channels_last
@@ -47,7 +48,7 @@ def use_channels_last(run: Run) -> str:
     returned = [] if run.check is None else run.check.expected_tensors()
     if not any(map(is_channels_last, returned)):
         run.modes = run.modes._replace(contiguous=True)
-    return f"converted {len(found)} weights; {why}"
+    return f"converted {counted(len(found), 'weight')}; {why}"
 
 
 def lower_precision(run: Run) -> str:

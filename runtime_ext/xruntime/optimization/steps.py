@@ -107,9 +107,9 @@ class Explanation(NamedTuple):
             + (f", and {_mib(self.bytes_kept)} kept for state_dict()" if self.bytes_kept else "")
         )
         if self.difference is not None:
-            lines.append(f"  compared with the input on the sample: {self.difference}")
+            lines.append(f"  compared with the model on the sample: {self.difference}")
         else:
-            lines.append("  not compared with the input: there was no sample_input")
+            lines.append("  not compared with the model: there was no sample_input")
         lines += [
             f"  {one.candidate}: {one.median_s * 1e3:.3g} ms a call{' (kept)' if one.kept else ''}"
             for one in self.timings

@@ -292,7 +292,7 @@ class Interception:
             self._say("nothing is optimized: the program called no module that has parameters")
         report_unfinished(
             "the program ended before its code was compiled; xlaunch cache warm --optimize"
-            f" {self._asked} -- PROGRAM compiles it for later starts"
+            f" {self._asked} -- PROGRAM, with the layout of this launch, compiles it for later starts"
         )
         self._lines = MAX_LINES  # the compiler ends now, which is no further report
 

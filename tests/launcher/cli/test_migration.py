@@ -79,7 +79,7 @@ def test_old_words_do_what_todays_do(old: str, today: str, tmp_path: Path) -> No
         ("--ccl-worker-count 4", "leave it out, and use --reserve-cores N"),
         ("--hostfile hosts", "mpirun ... xlaunch train.py"),
         ("--convert-fp64-to-fp32", "convert the model in the script"),
-        ("--disable-ipex-graph-mode", "graph=False"),
+        ("--disable-ipex-graph-mode", 'graph="none"'),
         ("--ninstances", "--ninstances takes a value"),
         ("--ninstances many", "'many' is not a count"),
         ("--auto-ipex --dtype int8", "write float32 or bfloat16"),

@@ -87,7 +87,7 @@ TOTALS: dict[str, tuple[str, Lines, dict[int, float], float | None, dict[str, ob
     "one value each is summed up and said to be no common window": (
         "x/s", {0: rates((1, 10)), 1: rates((3, 20))}, {0: 2.0, 1: 4.0}, None,
         {"sum": 30, "window_s": None, "notes": (
-            "no common window: no further value of instances 0, 1 while all ran; means of all values",
+            "no further value of instances 0, 1 while all ran: all values count",
         )},
     ),
     "without a window warm-up before the barrier still does not count": (

@@ -29,7 +29,7 @@ def test_equal_outputs_are_said_to_be_equal() -> None:
     value = [torch.tensor([math.nan, math.inf, -math.inf, 2.0]), torch.zeros(0), torch.tensor(3)]
     found = difference(value, [tensor.clone() for tensor in value], 0.0)
     assert found.allowed
-    assert str(found) == "equal"
+    assert str(found) == "the outputs are equal"
 
 
 @pytest.mark.parametrize(

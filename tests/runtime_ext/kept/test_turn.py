@@ -42,6 +42,27 @@ def test_a_terminal_shows_the_wait_and_is_clean_after_it(monkeypatch: pytest.Mon
     assert seen.decode().endswith(CLEAR_LINE)
 
 
+def test_a_line_that_is_printed_meanwhile_replaces_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.openpty()
+    shown = f"{CLEAR_LINE}xruntime: compiling Net: 0 s"
+    seen = bytearray()
+
+    def report() -> None:
+        while shown.encode() not in seen:
+            seen.extend(os.read(reading, 1024))
+        turn.clear_line()
+        print("compiled", file=sys.stderr, flush=True)
+
+    with open(writing, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        turn.run(report, "Net")
+        seen.extend(os.read(reading, 1024))
+    os.close(reading)
+    assert f" s{CLEAR_LINE}compiled\r\n" in seen.decode()
+
+
 def test_nothing_else_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     turn.run(lambda: time.sleep(0.05), "Net")

@@ -67,7 +67,7 @@ def test_all_passes_and_the_explanation() -> None:
     ]
     skipped = [step.name for step in found.steps if step.outcome is not PassOutcome.APPLIED]
     assert skipped == ["graph", "prepack"]
-    assert f"compared with the input on the sample: {found.difference}" in str(found)
+    assert f"compared with the model on the sample: {found.difference}" in str(found)
     assert found.bytes_after < found.bytes_before
     assert found.difference.allowed
     text = str(found)

@@ -207,6 +207,6 @@ def test_a_program_that_ends_before_its_code_is_compiled_says_so(tmp_path: Path)
     kept = str(tmp_path / "kept")
     (line,) = run_optimized(script, XRUNTIME_CACHE_DIR=kept).unfinished
     assert line.endswith(
-        "xlaunch cache warm --optimize fp32 -- PROGRAM compiles it for later starts"
+        "xlaunch cache warm --optimize fp32 -- PROGRAM, with the layout of this launch, compiles it for later starts"
     )
     assert run_optimized(script, XRUNTIME_CACHE_DIR="0").unfinished == []

@@ -222,6 +222,7 @@ def test_how_much_is_left() -> None:
     assert describe_left(PROGRESS, Budget(time_s=60.0)) == "12 launches, up to 36 s left"
     untimed = PROGRESS._replace(left=float("inf"))
     assert describe_left(untimed, Budget(launches=40)) == "12 launches"
+    assert describe_left(PROGRESS._replace(left=0.0), Budget(launches=12)) == "12 launches"
 
 
 def test_the_aim_and_what_breaks_it() -> None:

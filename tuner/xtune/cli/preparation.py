@@ -59,7 +59,7 @@ RATES_ARE_ADDED = (
 NO_FRONT = "{metric!r} is only recorded: for a Pareto front, give each --metric its --goal"
 SHARED_CORES = (
     "the load generator has cores of its own only where a layout leaves some idle; give the service"
-    " fewer, as with --cpus 0-7, to keep the others for the generator"
+    " fewer by --cpus, to keep the others for the generator"
 )
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from xlaunch.text import counted
 from xtune.evidence.ratios import has_ratio, student_quantile
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
 from xtune.launches.summaries import name_of
@@ -96,8 +97,9 @@ def importance_of(
         note = "no setting was varied often enough to estimate its effect"
         return found._replace(note=note)
     if len(usable) < needed:
-        note = f"{len(usable)} configurations are too few to estimate the effects of {len(columns)}"
-        return found._replace(note=f"{note} values; that takes {needed} or more")
+        compared = counted(len(columns), "value")
+        note = f"{len(usable)} configurations are too few to estimate the effects of {compared}"
+        return found._replace(note=f"{note}; that takes {needed} or more")
 
     design = np.array([[float(one[name] == value) for name, value in columns] for one in usable])
     target = np.array([sum(logs) / len(logs) for logs in usable.values()])

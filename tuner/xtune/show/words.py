@@ -236,7 +236,7 @@ def describe_left(progress: Progress, budget: Budget) -> str:
     """Launches made and left. **Ex.:** ``12 launches, up to 28 left (40 s)``."""
     made = launches(progress.launches)
     left_s = time_left(progress, budget)
-    if left_s is None:
+    if left_s is None or progress.left == 0:
         return made
     if budget.launches is None:  # the number of launches left is unknown
         return f"{made}, up to {duration(left_s)} left"

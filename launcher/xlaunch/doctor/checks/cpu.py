@@ -166,8 +166,8 @@ def show_hidden_topology(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.ADVICE,
             f"a virtual machine shows {counted(len(topology.online_cpus), 'CPU')} without SMT siblings{missing}",
-            "if two CPUs are threads of one core, instances that seem apart share it. The host knows, "
-            "this machine does not: the 64-CPU machines of docs/measurements.md are such ones",
+            "two of these CPUs may be threads of one core, which instances that seem apart would share; "
+            "only the host knows",
             "virsh edit DOMAIN  # <cpu mode='host-passthrough'><topology .../>",
         )
     elif virtual:
