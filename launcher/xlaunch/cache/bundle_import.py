@@ -65,9 +65,9 @@ def import_bundle(
 ) -> Imported:
     """Add the files of a bundle to the caches below `base`; existing files are kept.
 
-    Nothing is added unless the whole bundle is intact, nor if a signal ends the process. A SIGKILL
-    leaves only whole files, and a second import adds the others. `allowed_signers`: a file as in ssh-keygen(1), one of whose keys
-    must have signed. `force`: import what was made for another machine, environment or C library, too.
+    Nothing is added unless the whole bundle is intact, nor if a signal ends the process. A SIGKILL leaves only
+    whole files, and a second import adds the others. `allowed_signers`: a file as in ssh-keygen(1), one of
+    whose keys must have signed. `force`: import what was made for another machine, environment or C library, too.
     `max_bytes`: the size limit of the caches, which a bundle may not exceed. Raises `UsageError`.
     """
     base = os.path.abspath(base)
