@@ -71,6 +71,8 @@ def check_report_path(path: str, *, log_directory: str | None) -> None:
     """
     if not path:
         raise UsageError("--report: the file's name is empty")
+    if path == "-":
+        raise UsageError("--report: name a file; standard output is /dev/stdout")
     if os.path.isdir(path):
         raise UsageError(f"--report: {path!r} is a directory; name a file")
     place = path if is_special_file(path) else os.path.realpath(path)

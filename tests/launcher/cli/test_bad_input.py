@@ -188,7 +188,7 @@ def test_logs_and_report_that_cannot_be_had(refused: Refused, tmp_path: Path):
     (tmp_path / "file").write_text("")
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "astray").symlink_to("gone/report.json")
-    reports = ("file/below", ".", "gone/report.json", "", "circle", "astray", "x" * 300)
+    reports = ("file/below", ".", "gone/report.json", "", "-", "circle", "astray", "x" * 300)
     for option, paths in (("--log-dir", ("file", "file/below", "")), ("--report", reports)):
         for path in paths:
             assert refused((option, path, "true")).startswith(option), path

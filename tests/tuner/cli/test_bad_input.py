@@ -144,6 +144,15 @@ def test_storage_without_permission(
     assert os.listdir(kept) == ["studies.db"]
 
 
+def test_default_storage_that_cannot_be_made(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.write("diary.log", "")
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.directory / "diary.log"))
+    assert main(["nap.py", "1"]) == 2
+    assert "diary.log/xtune: Not a directory; set XDG_STATE_HOME" in capsys.readouterr().err
+
+
 @pytest.mark.machine
 def test_wall_time_does_not_compare_layouts(
     capsys: pytest.CaptureFixture[str], needs: Needs

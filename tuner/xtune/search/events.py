@@ -203,7 +203,7 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
     told = "; ".join(launch.notes)
     if launch.outcome is Outcome.NO_METRIC:
         raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
-    code = "" if launch.exit_code is None else f" with exit code {launch.exit_code}"
+    code = f" with exit code {launch.exit_code}" if launch.exit_code else ""
     said = f": {launch.last_words}" if launch.last_words else ""
     raise TunerError(
         f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"

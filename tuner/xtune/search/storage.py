@@ -98,7 +98,7 @@ class Storage(NamedTuple):
 def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
     """URL of the default storage, a file below XDG_STATE_HOME.
 
-    `make`: create the directory. Raises StorageError if it cannot be made.
+    `make`: create the directory. Raises StorageNameError if it cannot be made.
     """
     home = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
@@ -108,7 +108,7 @@ def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
         if make:
             directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
+        raise StorageNameError(
             f"studies cannot be stored in {directory}: {error.strerror}; set XDG_STATE_HOME to a writable"
             " directory, or give --storage FILE"
         ) from error
