@@ -140,7 +140,7 @@ class Occupancy:
         if len(occupants) > MAX_NAMED:
             named.append(f"{len(occupants) - MAX_NAMED} more")
         if not named and passed_s >= SAMPLE_S:
-            named.append("processes that cannot be seen from here")
+            named.append("processes that have ended, or cannot be seen from here")
         count = len(self._busy)
         share = sum(self._busy.values()) / len(self._busy)
         idle, remedy = self._others, ""

@@ -189,7 +189,7 @@ def test_short_run_is_told_of_what_one_sample_showed(proc: Proc, ended_at: float
 def test_unbound_run_avoids_busy_cpus_unless_they_are_many(proc: Proc, work: list[int], told: bool):
     proc.work = work
     proc.write()
-    line = "CPUs 0-1 are busy with other work (65% on average): processes that cannot be seen"
+    line = "CPUs 0-1 are busy with other work (65% on average): processes that have ended, or"
     assert str(proc.describe(0, 1, 2, 3, bound=False)).startswith(line) == told
     assert "--cpus" not in str(proc.describe(0, 1, 2, 3, bound=False))
 
@@ -198,8 +198,9 @@ def test_occupants_of_another_container_cannot_be_named(proc: Proc):
     proc.work[0] = 8
     proc.write()
     assert kind_of(proc.describe(0) or "") is WarningKind.SHARED_CPUS
-    assert "busy with other work (80%): processes that cannot be seen from here;" in str(
-        proc.describe(0)
+    assert (
+        "busy with other work (80%): processes that have ended, or cannot be seen from here;"
+        in str(proc.describe(0))
     )
 
 
