@@ -64,8 +64,8 @@ class _Turn:
         while thread.is_alive():
             if sys.stderr is not None and sys.stderr.isatty():
                 line = f"xruntime: compiling {name}: {time.monotonic() - began:.0f} s"
+                self._shown = True  # first: another thread clears the line that it sees
                 print(CLEAR_LINE + line, end="", file=sys.stderr, flush=True)
-                self._shown = True
             thread.join(1.0)
         self.clear_line()
 
