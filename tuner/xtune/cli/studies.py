@@ -13,6 +13,7 @@ from xtune.cli.options import Asked, parse_search
 from xtune.errors import StudyError
 from xtune.search.storage import Storage, open_storage
 from xtune.search.study import Study, find_study, list_studies
+from xtune.search.study_store import StudyStore
 
 
 class StoredStudy(NamedTuple):
@@ -51,6 +52,12 @@ def open_named(text: str | None, *, create: bool = False) -> Storage:
     if command is not None:
         command.call_on_close(storage.close)
     return storage
+
+
+def say_damaged(store: StudyStore) -> None:
+    """Name the launches that could not be read from a study."""
+    for number, damage in sorted(store.damaged.items()):
+        say(f"warning: trial {number} of study {store.name!r} is damaged and left out: {damage}")
 
 
 def enter(directory: str, *, quiet: bool = False) -> None:

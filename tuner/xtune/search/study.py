@@ -13,13 +13,13 @@ import hashlib
 import json
 import os
 import textwrap
-import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Goal, Objective
+from xtune.search.damage import DAMAGE
 from xtune.search.encoding import (
     PREFIX,
     Plain,
@@ -40,8 +40,6 @@ SCHEMA_VERSION = 3
 VERSION = f"{PREFIX}version"
 NOTE = "note "
 """Prefix of the notes' names."""
-
-_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, zlib.error)
 
 
 class Subject(NamedTuple):
@@ -236,7 +234,7 @@ def _subject(attributes: Mapping[str, Any]) -> Subject | None:
     """The subject of a study; None if it is damaged."""
     try:
         return Subject.from_plain(read_pieces(attributes, "subject"))
-    except _DAMAGE:
+    except DAMAGE:
         return None
 
 
@@ -246,7 +244,7 @@ def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     notes = {}
     for name in names:
         if name.startswith(NOTE):
-            with contextlib.suppress(*_DAMAGE):
+            with contextlib.suppress(*DAMAGE):
                 notes[name[len(NOTE) :]] = read_pieces(attributes, name)
     return notes
 
