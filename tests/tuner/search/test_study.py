@@ -117,6 +117,14 @@ def test_different_things_never_mix(storage: Storage, other: Subject, said: str)
     assert "\n" not in str(caught.value)
 
 
+def test_names_of_studies_are_printable(storage: Storage) -> None:
+    for name in ("a\nb", "a\x1b[31m", "a\udcff"):
+        with pytest.raises(StudyError, match="choose a name of printable characters only"):
+            open_study(storage, SUBJECT, name)
+    odd = SUBJECT._replace(program=SUBJECT.program._replace(place="/srv/tr\udcff\n.py"))
+    assert open_study(storage, odd).name.startswith("tr??.py ")
+
+
 def test_studies_are_listed_and_found_by_name(storage: Storage) -> None:
     assert list_studies(storage) == []
     first, second = open_study(storage, SUBJECT), open_study(storage, OTHER_GOAL, "the other one")

@@ -145,6 +145,8 @@ def open_storage(
     Raises StorageNameError if the text names no storage or a file that cannot be one, StorageError if
     the storage cannot be reached or a driver is missing.
     """
+    if text == "":
+        raise StorageNameError("--storage: the name is empty; leave it out for the default")
     environment = os.environ if environment is None else environment
     url = default_url(environment, make=create) if text is None else text
     if "://" not in url and not url.startswith(JOURNAL):

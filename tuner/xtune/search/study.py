@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from xlaunch.text import printable
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Goal, Objective
@@ -62,7 +63,7 @@ class Subject(NamedTuple):
             SCHEMA_VERSION,
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return f"{os.path.basename(self.program.place) or 'program'} {digest[:8]}"
+        return f"{printable(os.path.basename(self.program.place)) or 'program'} {digest[:8]}"
 
     def difference(self, other: Subject) -> str | None:
         """Why launches of `other` cannot be compared with this one's, in one line; None if they can."""
@@ -155,6 +156,8 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
                 )
             if one.name == name:
                 return one
+        if not name.isprintable():
+            raise StudyError(f"study {name!r}: choose a name of printable characters only")
         return _create(storage, subject, name)
 
 
