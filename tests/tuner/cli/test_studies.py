@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import sys
 
@@ -180,3 +181,16 @@ def test_a_damaged_launch_is_named_and_left_out(desk: Desk) -> None:
     assert resumed.err.count(told) == 1
     assert "2 launches of earlier searches count" in resumed.err
     assert rows() == before
+
+
+def test_a_study_whose_directory_is_gone_can_only_be_exported(desk: Desk) -> None:
+    gone = Desk(desk.directory / "gone")
+    gone.directory.mkdir()
+    gone.write("rate.py", RATE)
+    gone.search("rate.py", "-q", "--storage", "../s.db", budget="2")
+    shutil.rmtree(gone.directory)
+    for command in ("report", "resume"):
+        done = desk.xtune(command, "--storage", "s.db")
+        assert done.code == 2
+        assert done.message.startswith(f"the study was begun in {gone.directory}, which cannot be")
+    assert len(desk.xtune("export", "--storage", "s.db").found["launches"]) == 2

@@ -63,10 +63,12 @@ def say_damaged(store: StudyStore) -> None:
 def enter(directory: str, *, quiet: bool = False) -> None:
     """Change to a study's directory. Raises `StudyError` if that is impossible."""
     try:
-        if not quiet and os.path.realpath(directory) != os.getcwd():
-            say(f"in {directory}, where the study was begun")
+        is_elsewhere = not os.path.samefile(directory, os.curdir)
         os.chdir(directory)
     except OSError as error:
         raise StudyError(
-            f"the study was begun in {directory}, which cannot be entered: {error.strerror}"
+            f"the study was begun in {directory}, which cannot be entered: {error.strerror};"
+            " xtune export prints its launches"
         ) from None
+    if is_elsewhere and not quiet:
+        say(f"in {directory}, where the study was begun")
