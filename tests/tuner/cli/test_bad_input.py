@@ -118,6 +118,15 @@ def test_one_line(desk: Desk, line: str, said: str, capsys: pytest.CaptureFixtur
     assert contents(desk.directory) == before
 
 
+def test_an_empty_list_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("xtune: there is no study in sqlite:///")
+    assert main(["list", "--json"]) == 0
+    assert capsys.readouterr() == ("[]\n", "")
+
+
 def contents(directory: Path) -> dict[str, bytes | None]:
     """What is in a directory; None for what is not a regular file."""
     return {it.name: it.read_bytes() if it.is_file() else None for it in directory.iterdir()}

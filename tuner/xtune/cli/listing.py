@@ -46,11 +46,14 @@ def command(*, storage: str | None, as_json: bool) -> int:
                 "program": shlex.join(study.subject.program.words),
             }
         )
-    for name, problem in sorted(unreadable(opened).items()):
+    problems = unreadable(opened)
+    for name, problem in sorted(problems.items()):
         say(f"study {name!r} {problem}")
     if as_json:
         click.echo(json.dumps(rows))
         return 0
+    if not rows and not problems:
+        say(f"there is no study in {opened.shown} yet; begin with xtune PROGRAM")
     width = max([len(row["study"]) for row in rows], default=0)
     for row in rows:
         click.echo(

@@ -211,8 +211,8 @@ def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
         raise StorageNameError(f"storage {path} does not exist; begin a study with xtune PROGRAM")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StorageNameError(
-            f"storage {path}: {path.parent} is not writable, and locks are kept there; choose another"
-            " directory"
+            f"storage {path}: {path.parent} is not writable, and locks are kept there;"
+            f" {'copy the file to' if path.exists() else 'choose'} another directory"
         )
     if not path.exists():
         return
