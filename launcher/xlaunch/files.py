@@ -25,12 +25,18 @@ LOCK_INTERVAL_S = 0.01
 def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
     """Write or replace a regular file, whole or not at all. Raises OSError, and then leaves nothing behind.
 
+    Devices, pipes and directories are not replaced: that is an OSError, too.
+
     A link is followed. The umask applies to the `mode` of a new file; a file that is replaced keeps
     its mode, and its owner where the user may give it away.
     """
     place = os.path.realpath(path)
     directory, name = os.path.split(place)
     temporary = os.path.join(directory, f".{name[:200]}.{os.urandom(4).hex()}")
+    if os.path.isdir(place):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if is_special_file(path):
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     if os.path.exists(place):
         mode = 0o600  # until it takes the mode of the other
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
@@ -62,10 +68,18 @@ BINARY = getattr(os, "O_BINARY", 0)
 
 
 def write_output(path: str, text: str, *, option: str = "") -> None:
-    """Write a text file that an option names, whole. Raises `UsageError`, which names `option`."""
+    """Write a text file that an option names, whole. Raises `UsageError`, which names `option`.
+
+    A device or pipe is written to, as is a name such as /dev/stdout.
+    """
     what = f"{option} {path!r}".strip()
     try:
-        write_whole(path, text.encode())
+        data = text.encode()
+        if is_special_file(path):
+            with open(path, "ab") as stream:
+                stream.write(data)
+        else:
+            write_whole(path, data)
     except UnicodeEncodeError:
         raise UsageError(f"{what} cannot be written: a value in it is not UTF-8") from None
     except OSError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.files import (
     locked,
     make_private,
@@ -19,6 +19,7 @@ from xlaunch.files import (
     read_record,
     runtime_directory,
     try_lock,
+    write_output,
     write_record,
     write_whole,
 )
@@ -65,6 +66,33 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_owner(tmp_path: Path):
         status = path.stat()
         assert (status.st_mode & 0o7777, status.st_uid) == (mode, owner)
     assert path.read_bytes() == b"new"
+
+
+def test_only_a_regular_file_is_replaced(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="it is not a regular file"):
+        write_whole(str(pipe), b"new")
+    with pytest.raises(IsADirectoryError):
+        write_whole(str(tmp_path), b"new")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_output_goes_into_a_pipe(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader, writer = os.pipe()
+    with (
+        open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as named,
+        open(reader, "rb") as other,
+    ):
+        write_output(str(pipe), "text")
+        write_output(f"/dev/fd/{writer}", "text")
+        os.close(writer)
+        assert named.read() == other.read() == b"text"
+    with pytest.raises(UsageError, match=r"^--output '.*' cannot be written: Is a directory"):
+        write_output(str(tmp_path), "text", option="--output")
 
 
 def test_private_directories_are_made_so_whatever_the_mask(tmp_path: Path):

@@ -118,7 +118,9 @@ def export(
                 if descriptor is not None:
                     stack.callback(os.close, descriptor)
             signals = stack.enter_context(HeldSignals())
-            copies = stack.enter_context(tempfile.TemporaryDirectory(prefix=".xlaunch-", dir=above))
+            copies = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=".xlaunch-export-", dir=above)
+            )
             with signals.interruptible():
                 caches = [_copy_cache(it, copies, left_out) for it in directories]
                 _write(path, caches, copies, sign)

@@ -63,6 +63,11 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
             "--measure no-wrk --ready {port} --metric x/s nap.py 1",
             "program 'no-wrk' is not on PATH",
         ),
+        ("--prepare no-sql nap.py 1", "--prepare 'no-sql': no program 'no-sql' can be run"),
+        ("--cleanup ./nap.py nap.py 1", "--cleanup './nap.py': no program './nap.py' can be run"),
+        ("--prepare= nap.py 1", "--prepare: the command is empty"),
+        ("--measure= --ready 80 --metric x/s nap.py 1", "--measure: the command is empty"),
+        ("--storage= nap.py 1", "--storage: the name is empty"),
         ("-q -v nap.py 1", "--quiet contradicts --verbose"),
         ("--save-preset best.txt nap.py 1", "the name of a preset ends in .toml"),
         ("--save-preset no/best.toml nap.py 1", "is not a directory that can be written"),
@@ -111,6 +116,15 @@ def test_one_line(desk: Desk, line: str, said: str, capsys: pytest.CaptureFixtur
     assert said.replace("{here}", str(desk.directory)) in err
     assert code == (127 if "is not on PATH" in said else 2)
     assert contents(desk.directory) == before
+
+
+def test_an_empty_list_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("xtune: there is no study in sqlite:///")
+    assert main(["list", "--json"]) == 0
+    assert capsys.readouterr() == ("[]\n", "")
 
 
 def contents(directory: Path) -> dict[str, bytes | None]:

@@ -294,6 +294,8 @@ def test_a_program_that_fails_by_itself(desk: Desk) -> None:
     last = done.err.splitlines()[-1]
     assert "cannot be measured as it is" in last
     assert "no model here" in last
+    done = desk.xtune("--prepare", "ls /none", "--only-params", "--param", "n=1,2", "nap.py", "{n}")
+    assert "it was not started (--prepare 'ls /none' failed with exit code 2: ls:" in done.err
 
 
 @pytest.mark.long

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sqlite3
 import sys
 
 import pytest
@@ -149,3 +152,45 @@ if os.path.getsize("launches") == 3:
     assert desk.xtune("report", "--html", "page.html").code == 0
     page = (desk.directory / "page.html").read_text()
     assert "3 of the launches (1 to 3) ran with the program as it was before an edit" in page
+
+
+def test_a_damaged_launch_is_named_and_left_out(desk: Desk) -> None:
+    def rows() -> list[object]:
+        with contextlib.closing(sqlite3.connect(desk.directory / "s.db")) as database, database:
+            database.execute(
+                "UPDATE trial_user_attributes SET value_json = '{' WHERE trial_id = 2 AND key = 'stage'"
+            )
+            return list(database.execute("SELECT * FROM trial_user_attributes WHERE trial_id < 4"))
+
+    desk.search("rate.py", "--storage", "s.db", "--study", "mine", "--quiet", budget="3")
+    before = rows()
+    told = (
+        "xtune: warning: trial 1 of study 'mine' is damaged and left out: Expecting property name"
+    )
+    for words, launches in (
+        (["list", "--json"], lambda found: found[0]["launches"]),
+        (["report", "--json"], lambda found: found["launches"]),
+        (["export"], lambda found: len(found["launches"])),
+    ):
+        done = desk.xtune(*words, "--storage", "s.db")
+        assert done.code == 0, done.err
+        assert done.err.count(told) == done.err.count("warning") == 1
+        assert launches(done.found) == 2
+    resumed = desk.xtune("resume", "--storage", "s.db", "--budget", "2")
+    assert resumed.code == 0, resumed.err
+    assert resumed.err.count(told) == 1
+    assert "2 launches of earlier searches count" in resumed.err
+    assert rows() == before
+
+
+def test_a_study_whose_directory_is_gone_can_only_be_exported(desk: Desk) -> None:
+    gone = Desk(desk.directory / "gone")
+    gone.directory.mkdir()
+    gone.write("rate.py", RATE)
+    gone.search("rate.py", "-q", "--storage", "../s.db", budget="2")
+    shutil.rmtree(gone.directory)
+    for command in ("report", "resume"):
+        done = desk.xtune(command, "--storage", "s.db")
+        assert done.code == 2
+        assert done.message.startswith(f"the study was begun in {gone.directory}, which cannot be")
+    assert len(desk.xtune("export", "--storage", "s.db").found["launches"]) == 2

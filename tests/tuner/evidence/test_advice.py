@@ -10,6 +10,7 @@ from tests.tuner.evidence.contenders import RATE, Script, go_on, scripted
 from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import (
+    MIN_PAIRS,
     SETTLING_POWER,
     ClaimRule,
     VerdictKind,
@@ -109,6 +110,12 @@ def test_advice_is_the_fewest_blocks_that_are_enough() -> None:
     assert blocks is not None
     chances = [settle_probability(interval, more, 0.01, RULE) for more in (blocks - 1, blocks)]
     assert chances[0] < SETTLING_POWER <= chances[1]
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+def test_advice_reaches_the_fewest_pairs_that_a_verdict_needs(pairs: int) -> None:
+    interval = ratio_interval([0.7, 0.7001, 0.7][:pairs])
+    assert settling_blocks(interval, lambda _: 0.01, RULE) == MIN_PAIRS - pairs
 
 
 def test_there_is_no_advice_out_of_proportion_nor_for_a_loser() -> None:

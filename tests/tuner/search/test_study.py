@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -14,10 +17,11 @@ from tests.tuner.search.scripted import RATE, SMALL, SPACE, ScriptedMeasurer
 from tests.tuner.search.studies import SUBJECT, store_of, worker
 
 from xtune.errors import StorageError, StudyError
+from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
 from xtune.search.budget import Budget
-from xtune.search.encoding import PIECE
+from xtune.search.encoding import PIECE, encode_final_plan, read_pieces, write_pieces
 from xtune.search.events import SearchOutcome
 from xtune.search.records import (
     NextLaunch,
@@ -111,6 +115,14 @@ def test_different_things_never_mix(storage: Storage, other: Subject, said: str)
     with pytest.raises(StudyError, match=said) as caught:
         open_study(storage, other, "mine")
     assert "\n" not in str(caught.value)
+
+
+def test_names_of_studies_are_printable(storage: Storage) -> None:
+    for name in ("a\nb", "a\x1b[31m", "a\udcff"):
+        with pytest.raises(StudyError, match="choose a name of printable characters only"):
+            open_study(storage, SUBJECT, name)
+    odd = SUBJECT._replace(program=SUBJECT.program._replace(place="/srv/tr\udcff\n.py"))
+    assert open_study(storage, odd).name.startswith("tr??.py ")
 
 
 def test_studies_are_listed_and_found_by_name(storage: Storage) -> None:
@@ -237,6 +249,151 @@ def test_every_raw_sample_is_kept(storage: Storage, seen: Launch) -> None:
     assert record.launch._replace(series=(), value=None) == seen._replace(series=(), value=None)
     assert [t for one in record.launch.series for t in one.times_s] == times
     assert [one.values for one in record.launch.series] == [one.values for one in seen.series]
+
+
+def put(*path: object) -> Callable[[Any], None]:
+    """Set the last but one of `path` to the last one, which may be missing: `KeyError`."""
+    *above, name, value = path
+
+    def damage(plain: Any) -> None:
+        for one in above:
+            plain = plain[one]
+        if value is KeyError:
+            del plain[name]
+        else:
+            plain[name] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("attribute", "damage", "said"),
+    [
+        ("claim", put("step", KeyError), "'step' is missing"),
+        ("claim", put("step", "stage", "x"), "'x' is not a valid Stage"),
+        ("claim", put("step", "key", 3), "key is 3"),
+        ("claim", put("step", "plan_hash", None), "plan_hash is None"),
+        ("claim", put("step", "cut_at", float("nan")), "a time, size or limit is nan"),
+        ("claim", put("step", "configuration", {"n": 7}), "outside the space of the study"),
+        ("claim", put("step", "configuration", "n", [1]), "outside the space of the study"),
+        ("claim", put("step", "details", []), "details is []"),
+        ("claim", put("step", "details", "block", KeyError), "'block' is missing"),
+        ("claim", put("step", "details", "attempt", "x"), "attempt is 'x'"),
+        ("claim", put("step", "details", "candidate", 2), "candidate is 2"),
+        ("claim", put("step", "details", "plans", 3), "plans is 3"),
+        ("claim", put("step", "details", "plan", {}), "'finalists' is missing"),
+        ("claim", put("step", "details", "plan", "planned", "x"), "planned is 'x'"),
+        ("claim", put("worker", "pid", KeyError), "'pid'"),
+        ("claim", put("worker", "name", 3), "name is 3"),
+        ("claim", put("made", None), "'NoneType' object"),
+        ("claim", put("made", "installed", {"a": 1}), "installed is {'a': 1}"),
+        ("launch", put("outcome", KeyError), "'outcome' is missing"),
+        ("launch", put("outcome", "x"), "'x' is not a valid Outcome"),
+        ("launch", put("outcome", "crashed"), "state is COMPLETE, its outcome crashed"),
+        ("launch", put("value", "fast"), "value is 'fast'"),
+        (
+            "launch",
+            put("value", float("nan")),
+            "state is COMPLETE, its outcome measured, its value nan",
+        ),
+        ("launch", put("value", KeyError), "its value None"),
+        ("launch", put("began_s", True), "began_s is True"),
+        ("launch", put("secondary", "wall_s", float("nan")), "a time, size or limit is nan"),
+        ("launch", put("secondary", "wall_s", "1"), "wall_s is '1'"),
+        ("launch", put("configuration", {"n": 7}), "outside the space of the study"),
+        ("launch", put("series", 0, "times_s", [1.0]), "2 values of items/s at 1 times"),
+        ("launch", put("series", 0, "values", ["a", "b"]), "values is ('a', 'b')"),
+        ("launch", put("metrics", {"loss": "x"}), "metrics is (('loss', 'x'),)"),
+        ("launch", put("notes", [1]), "notes is (1,)"),
+    ],
+)
+def test_a_damaged_launch_is_left_out(
+    storage: Storage, attribute: str, damage: Callable[[Any], None], said: str
+) -> None:
+    plan = FinalPlan(BARE, (Finalist(SPACE.default),))
+    details = {
+        "attempt": 0, "block": 0, "candidate": 1, "plan": encode_final_plan(plan), "plans": ["a"],
+    }  # fmt: skip
+    store = store_of(storage)
+    series = Series(0, "items/s", (0.1, 0.2), (1.5, float("nan")))
+    for number in range(2):
+        claimed = store.claim(step(number, stage=Stage.FINAL, details=details))
+        store.finish(claimed, launch(series=(series,)))
+    study = open_study(storage, SUBJECT)
+    trials = storage.backend.get_all_trials(study.id)
+
+    # What is stored cannot be changed, so a damaged copy of it is added.
+    attributes = trials[1].user_attrs
+    if attribute == "claim":
+        damage(attributes["xtune:claim"])
+    else:
+        plain = read_pieces(attributes, "launch")
+        damage(plain)
+        write_pieces(attributes.__setitem__, "launch", plain)
+    storage.backend.create_new_trial(study.id, template_trial=trials[1])
+
+    store = StudyStore(open_study(again(storage), SUBJECT))
+    assert [record.number for record in store.records()] == [0, 1]
+    assert list(store.damaged) == [2]
+    assert said in store.damaged[2]
+    assert "\n" not in store.damaged[2]
+    assert store.claim(step(1)) is not None
+    kept = again(storage).backend.get_all_trials(study.id)
+    assert repr(kept[2].user_attrs) == repr(attributes)
+
+
+@pytest.mark.parametrize("key", ["xtune:claim", "xtune:launch#0"])
+@pytest.mark.parametrize("value", [None, 3, "x", "1 x", "2 x", "1 eJwDAAAAAAE="])
+def test_a_launch_with_a_damaged_attribute_is_left_out(
+    storage: Storage, key: str, value: object
+) -> None:
+    store = store_of(storage)
+    store.finish(store.claim(step()), launch())
+    study = open_study(storage, SUBJECT)
+    (trial,) = storage.backend.get_all_trials(study.id)
+    trial.user_attrs[key] = value
+    storage.backend.create_new_trial(study.id, template_trial=trial)
+    del trial.user_attrs[key]
+    storage.backend.create_new_trial(study.id, template_trial=trial)
+    store = StudyStore(open_study(again(storage), SUBJECT))
+    assert [record.number for record in store.records()] == [0]
+    assert list(store.damaged) == [1, 2]
+
+
+def test_trials_of_other_tools_are_no_damage(storage: Storage) -> None:
+    study = open_study(storage, SUBJECT)
+    storage.backend.create_new_trial(study.id, template_trial=optuna.trial.create_trial(value=1.0))
+    store = StudyStore(study)
+    store.abandon(store.claim(step()), "KeyboardInterrupt")
+    assert (store.records(), store.damaged) == ((), {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "trial_user_attributes SET value_json = substr(value_json, 1, 9) WHERE key = 'xtune:claim' AND",
+        "trial_user_attributes SET value_json = '' WHERE key = 'outcome' AND",
+        "trial_params SET distribution_json = '{' WHERE",
+        "trial_params SET param_value = 99 WHERE",
+        "trials SET state = 'x' WHERE",
+    ],
+)
+def test_a_launch_that_optuna_cannot_read_is_left_out(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "studies.db"
+    storage = open_storage(str(path))
+    store = store_of(storage)
+    for number in range(3):
+        store.finish(store.claim(step(number)), launch())
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"UPDATE {change} trial_id = 2")
+    store = store_of(again(storage))
+    assert [record.number for record in store.records()] == [0, 2]
+    assert list(store.damaged) == [1]
+    number = store.claim(step(1))
+    assert store.finish(number, launch())
+    assert [record.number for record in store_of(again(storage)).records()] == [0, 2, 3]
+    (damaged,) = store.damaged.values()
+    assert damaged
 
 
 def test_no_attribute_is_longer_than_any_database_takes(storage: Storage) -> None:

@@ -29,6 +29,12 @@ def test_work_of_others_beside_a_tenth_of_the_launches() -> None:
     assert told(*recorded([*calm, *calm, last])) == []
 
 
+def test_commands_after_launches_that_failed() -> None:
+    failed = launch(FOUR, 100.0, notes=("--cleanup 'rm x' failed with exit code 1",))
+    said = "after 2 launches of 3: --cleanup 'rm x' failed with exit code 1"
+    assert told(*recorded([failed, launch(FOUR, 100.0), failed])) == [("cleanup", said)]
+
+
 def test_drift_of_the_bare_command() -> None:
     bare = [launch(BARE, 100.0 * 1.02**at, began_s=60.0 * at) for at in range(20)]
     ((about, text),) = told(*recorded(bare))

@@ -112,6 +112,11 @@ def test_inconclusive() -> None:
             " xtune resume --budget '12 launches' rates",
         ),
         (
+            MoreBudget(blocks=1, launches=1, seconds=3.0),
+            "  about 1 launch more (3.0 s) in its final should settle it (90 % power):"
+            " xtune resume --budget '2 launches' rates",
+        ),
+        (
             MoreBudget(blocks=447, launches=894, seconds=3600.0),
             "  a difference this small takes about 894 launches more: raise --min-effect or make"
             " each launch longer; to continue all the same: xtune resume rates",

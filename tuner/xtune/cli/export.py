@@ -34,12 +34,13 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
     if output == "":
         raise UsageError("--output: the file's name is empty")
     from xlaunch.files import write_output
-    from xtune.cli.studies import find_stored, open_named
+    from xtune.cli.studies import find_stored, open_named, say_damaged
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore
 
     stored = find_stored(open_named(storage), study)
     found = stored.study
+    store = StudyStore(found)
     rows = [
         {
             "number": record.number,
@@ -48,9 +49,10 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
             "host": record.host,
             **encode_launch(record.launch, series=not no_samples),
         }
-        for record in StudyStore(found).records()
+        for record in store.records()
         if record.launch is not None
     ]
+    say_damaged(store)
     text = json.dumps(
         {
             "schema_version": SCHEMA_VERSION,

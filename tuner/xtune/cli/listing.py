@@ -23,7 +23,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
     Each with its name, launches, verdict, metric and program.
     """
     from xtune.cli import say
-    from xtune.cli.studies import open_named
+    from xtune.cli.studies import open_named, say_damaged
     from xtune.search.study import list_studies, unreadable
     from xtune.search.study_store import StudyStore
     from xtune.show.words import launches
@@ -31,7 +31,9 @@ def command(*, storage: str | None, as_json: bool) -> int:
     rows: list[dict[str, Any]] = []
     opened = open_named(storage)
     for study in list_studies(opened):
-        records = StudyStore(study).records()
+        store = StudyStore(study)
+        records = store.records()
+        say_damaged(store)
         verdict = study.notes.get("verdict") or {}
         rows.append(
             {
@@ -44,11 +46,14 @@ def command(*, storage: str | None, as_json: bool) -> int:
                 "program": shlex.join(study.subject.program.words),
             }
         )
-    for name, problem in sorted(unreadable(opened).items()):
+    problems = unreadable(opened)
+    for name, problem in sorted(problems.items()):
         say(f"study {name!r} {problem}")
     if as_json:
         click.echo(json.dumps(rows))
         return 0
+    if not rows and not problems:
+        say(f"there is no study in {opened.shown} yet; begin with xtune PROGRAM")
     width = max([len(row["study"]) for row in rows], default=0)
     for row in rows:
         click.echo(

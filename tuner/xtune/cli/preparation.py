@@ -21,7 +21,7 @@ from xtune.launches.hypertune import parameters_of, read_settings
 from xtune.launches.launch import WALL, Goal, Launch, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
-from xtune.launches.services import cores_kept_free, require_service
+from xtune.launches.services import cores_kept_free, require_command, require_service
 from xtune.launches.summaries import kind_in
 from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.search.events import Seed, require_baseline
@@ -116,6 +116,9 @@ def prepare(
     machine = read_machine()
     if asked.service is not None and launches:
         require_service(asked.service)
+    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
+        if command is not None and launches:
+            require_command(command, option)
     # Raises if the program is missing or does not fit.
     count = plan(request.layout, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])

@@ -30,7 +30,7 @@ from xtune.cli.preparation import (
     second_goal,
     seeds,
 )
-from xtune.cli.studies import open_named
+from xtune.cli.studies import open_named, say_damaged
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Launch
@@ -260,6 +260,7 @@ def open_store(task: SearchTask, study: Study, *, quiet: bool) -> StudyStore:
     store.made = now._replace(left_out=tuple([one.number for one in store.left_out]))
     if quiet:
         return store
+    say_damaged(store)
     if store.left_out:
         names, only_they = changed_variables(store.left_out, now)
         inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
@@ -297,7 +298,9 @@ def _keep_probe(task: SearchTask, store: StudyStore, probe: Launch) -> None:
 
 def recall(task: SearchTask, asked: Asked, study: Study) -> SearchResult:
     """The result from the launches of a study, whatever this process inherits."""
-    kept = StudyStore(study).records()
+    store = StudyStore(study)
+    kept = store.records()
+    say_damaged(store)
     records = shown_records(kept)
     if others := len(kept) - len(records):
         say(_left_out(others, "they were started in another way (xtune export has them)"))

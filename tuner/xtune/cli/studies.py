@@ -13,6 +13,7 @@ from xtune.cli.options import Asked, parse_search
 from xtune.errors import StudyError
 from xtune.search.storage import Storage, open_storage
 from xtune.search.study import Study, find_study, list_studies
+from xtune.search.study_store import StudyStore
 
 
 class StoredStudy(NamedTuple):
@@ -53,13 +54,21 @@ def open_named(text: str | None, *, create: bool = False) -> Storage:
     return storage
 
 
+def say_damaged(store: StudyStore) -> None:
+    """Name the launches that could not be read from a study."""
+    for number, damage in sorted(store.damaged.items()):
+        say(f"warning: trial {number} of study {store.name!r} is damaged and left out: {damage}")
+
+
 def enter(directory: str, *, quiet: bool = False) -> None:
     """Change to a study's directory. Raises `StudyError` if that is impossible."""
     try:
-        if not quiet and os.path.realpath(directory) != os.getcwd():
-            say(f"in {directory}, where the study was begun")
+        is_elsewhere = not os.path.samefile(directory, os.curdir)
         os.chdir(directory)
     except OSError as error:
         raise StudyError(
-            f"the study was begun in {directory}, which cannot be entered: {error.strerror}"
+            f"the study was begun in {directory}, which cannot be entered: {error.strerror};"
+            " xtune export prints its launches"
         ) from None
+    if is_elsewhere and not quiet:
+        say(f"in {directory}, where the study was begun")

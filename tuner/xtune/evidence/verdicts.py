@@ -478,6 +478,8 @@ def settling_blocks(
     possible = [interval._replace(estimate=math.exp(estimate - part * luck)) for part in (0, 1)]
 
     def is_enough(more: int) -> bool:
+        if interval.pairs + more < MIN_PAIRS:
+            return False
         level = level_after(more)
         return all(settle_probability(one, more, level, rule) >= SETTLING_POWER for one in possible)
 

@@ -17,6 +17,7 @@ import random
 import re
 import select
 import shlex
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -152,6 +153,15 @@ def require_service(service: Service) -> None:
     bare_command(ProgramRequest(words), RunRequest(), os.environ, xlaunch.read_machine())  # raises
     if not service.ready.strip():
         raise UsageError("--ready: name a URL, a port, or text of a line that the service prints")
+
+
+def require_command(text: str, option: str) -> None:
+    """Raise `UsageError` for a command of --prepare or --cleanup that cannot be run."""
+    program = _words(text, option)[0]
+    if shutil.which(program) is None:
+        raise UsageError(
+            f"{option} {text!r}: no program {program!r} can be run; write its path, or one on PATH"
+        )
 
 
 def with_ports(request: Request) -> Request:
@@ -356,7 +366,7 @@ def _words(command: str, option: str) -> tuple[str, ...]:
     except ValueError as error:
         raise UsageError(f"{option} {command!r}: {error}") from None
     if not words:
-        raise UsageError(f"{option}: name a command, such as 'wrk -d5 http://127.0.0.1:{PORT}/'")
+        raise UsageError(f"{option}: the command is empty; leave the option out, or name a program")
     return words
 
 

@@ -201,12 +201,17 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
         log_ratio(launch.value, launch.value, objective.goal)
         return
     told = "; ".join(launch.notes)
+    outcome = launch.outcome.value
+    if launch.outcome in (Outcome.NOT_STARTED, Outcome.CUT):
+        outcome = f"was {outcome}"
+    elif launch.outcome is Outcome.OUT_OF_MEMORY:
+        outcome = f"ran {outcome}"
     if launch.outcome is Outcome.NO_METRIC:
         raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
     code = f" with exit code {launch.exit_code}" if launch.exit_code else ""
     said = f": {launch.last_words}" if launch.last_words else ""
     raise TunerError(
-        f"the program cannot be measured as it is, without xlaunch: it {launch.outcome.value}{code}"
+        f"the program cannot be measured as it is, without xlaunch: it {outcome}{code}"
         f"{said}{f' ({told})' if told else ''}; run it by hand first"
     )
 

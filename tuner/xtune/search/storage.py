@@ -145,6 +145,8 @@ def open_storage(
     Raises StorageNameError if the text names no storage or a file that cannot be one, StorageError if
     the storage cannot be reached or a driver is missing.
     """
+    if text == "":
+        raise StorageNameError("--storage: the name is empty; leave it out for the default")
     environment = os.environ if environment is None else environment
     url = default_url(environment, make=create) if text is None else text
     if "://" not in url and not url.startswith(JOURNAL):
@@ -209,8 +211,8 @@ def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
         raise StorageNameError(f"storage {path} does not exist; begin a study with xtune PROGRAM")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise StorageNameError(
-            f"storage {path}: {path.parent} is not writable, and locks are kept there; choose another"
-            " directory"
+            f"storage {path}: {path.parent} is not writable, and locks are kept there;"
+            f" {'copy the file to' if path.exists() else 'choose'} another directory"
         )
     if not path.exists():
         return

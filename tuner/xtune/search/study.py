@@ -13,13 +13,14 @@ import hashlib
 import json
 import os
 import textwrap
-import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from xlaunch.text import printable
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Goal, Objective
+from xtune.search.damage import DAMAGE
 from xtune.search.encoding import (
     PREFIX,
     Plain,
@@ -40,8 +41,6 @@ SCHEMA_VERSION = 3
 VERSION = f"{PREFIX}version"
 NOTE = "note "
 """Prefix of the notes' names."""
-
-_DAMAGE = (LookupError, TypeError, ValueError, AttributeError, zlib.error)
 
 
 class Subject(NamedTuple):
@@ -64,7 +63,7 @@ class Subject(NamedTuple):
             SCHEMA_VERSION,
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return f"{os.path.basename(self.program.place) or 'program'} {digest[:8]}"
+        return f"{printable(os.path.basename(self.program.place)) or 'program'} {digest[:8]}"
 
     def difference(self, other: Subject) -> str | None:
         """Why launches of `other` cannot be compared with this one's, in one line; None if they can."""
@@ -157,6 +156,8 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
                 )
             if one.name == name:
                 return one
+        if not name.isprintable():
+            raise StudyError(f"study {name!r}: choose a name of printable characters only")
         return _create(storage, subject, name)
 
 
@@ -236,7 +237,7 @@ def _subject(attributes: Mapping[str, Any]) -> Subject | None:
     """The subject of a study; None if it is damaged."""
     try:
         return Subject.from_plain(read_pieces(attributes, "subject"))
-    except _DAMAGE:
+    except DAMAGE:
         return None
 
 
@@ -246,7 +247,7 @@ def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     notes = {}
     for name in names:
         if name.startswith(NOTE):
-            with contextlib.suppress(*_DAMAGE):
+            with contextlib.suppress(*DAMAGE):
                 notes[name[len(NOTE) :]] = read_pieces(attributes, name)
     return notes
 

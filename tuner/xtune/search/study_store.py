@@ -10,19 +10,23 @@ launch, and its key is free again.
 A launch counts as long as its configuration would still be started in the same way. With other CPUs,
 another interpreter, other variables or libraries it is another plan, and is left out. The launches of a
 final count all or not at all.
+
+A damaged launch is left out, and stays as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement
+from xtune.search.damage import DAMAGE, check_fields, check_record, damage_text
 from xtune.search.encoding import (
     PREFIX,
     Plain,
@@ -40,7 +44,7 @@ from xtune.search.workers import BEAT_S, SearchWorker, Watch, this_worker
 from xtune.space.parameters import BARE, Configuration
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
 CLAIM, LAUNCH, BEAT = f"{PREFIX}claim", "launch", f"{PREFIX}beat"
 NOT_MADE = "not made"
@@ -80,6 +84,13 @@ class StudyStore:
         self._token = os.urandom(8).hex()
         self.left_out: tuple[Record, ...] = ()
         """The launches that do not count because they were started in another way."""
+        self.damaged: dict[int, str] = {}
+        """The damage of the trials whose launches cannot be read, by number."""
+
+    @property
+    def name(self) -> str:
+        """The name of the study."""
+        return self._study.name
 
     @property
     def host(self) -> str:
@@ -133,8 +144,8 @@ class StudyStore:
     def _read(self) -> tuple[Sequence[Record], list[int]]:
         """The records that count, by number, and the numbers of those whose worker is dead."""
         dead: list[int] = []
-        trials = self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
-        records = [record for trial in trials if (record := self._record(trial, dead)) is not None]
+        found = [self._record(trial, dead) for trial in self._trials()]
+        records = [record for record in found if record is not None]
         current = self._started_as_now(records)
         counted = {one.number for one in current}
         self.left_out = tuple(
@@ -165,30 +176,66 @@ class StudyStore:
             )
         ]
 
+    def _trials(self) -> Iterable[FrozenTrial]:
+        try:
+            return self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
+        except (ValueError, LookupError):  # one is damaged: Optuna returns all of them or none
+            return self._trials_one_by_one()
+
+    def _trials_one_by_one(self) -> Iterator[FrozenTrial]:
+        backend = self._storage.backend
+        for number in itertools.count():
+            try:
+                trial_id = backend.get_trial_id_from_study_id_trial_number(self._study.id, number)
+            except KeyError:
+                return
+            try:
+                yield backend.get_trial(trial_id)
+            except (ValueError, LookupError) as error:
+                self.damaged[number] = damage_text(error)
+
     def _record(self, trial: FrozenTrial, dead: list[int]) -> Record | None:
         number, attributes = trial.number, trial.user_attrs
         if number in self._finished:
             return self._finished[number]
-        if CLAIM not in attributes:
+        if not any(key.startswith(PREFIX) for key in attributes):
             return None  # of another tool
-        claim = attributes[CLAIM]
-        worker, step = SearchWorker(**claim["worker"]), decode_step(claim["step"])
-        made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
-        record: Record | None = Record(number, step, worker.host, None, made)
+        record = None
+        if not (trial.state.is_finished() and NOT_MADE in attributes):
+            try:
+                worker, record = self._decoded(trial)
+            except DAMAGE as error:
+                self.damaged[number] = damage_text(error)
+                return None
         if trial.state.is_finished():
-            plain = read_pieces(attributes, LAUNCH)
-            if plain is None or NOT_MADE in attributes:
-                record = None
-            elif record is not None:
-                record = record._replace(launch=decode_launch(plain))
             self._finished[number] = record
         elif number not in self._claimed:
             # Claimed here but not under way: the storage failed during the claim.
-            is_own = claim["token"] == self._token
+            is_own = attributes[CLAIM].get("token") == self._token
             if is_own or self._watch.is_lost(number, worker, attributes.get(BEAT, 0)):
                 dead.append(number)
                 return None
         return record
+
+    def _decoded(self, trial: FrozenTrial) -> tuple[SearchWorker, Record]:
+        """The worker and the record of a trial. Raises one of `DAMAGE`."""
+        claim, launch = trial.user_attrs[CLAIM], None
+        worker, step = SearchWorker(**claim["worker"]), decode_step(claim["step"])
+        made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
+        if trial.state.is_finished():
+            plain = read_pieces(trial.user_attrs, LAUNCH)
+            if plain is None:
+                raise ValueError("its result is missing")
+            launch = decode_launch(plain)
+        record = Record(trial.number, step, worker.host, launch, made)
+        check_fields(worker)
+        check_record(record, self._study.subject.space)
+        if launch is not None and trial.state is not _state(launch):
+            raise ValueError(
+                f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
+                f" {launch.value}"
+            )
+        return worker, record
 
     # Writing.
 
@@ -233,13 +280,9 @@ class StudyStore:
             for name, excesses in _constraints(launch, self._study.subject.objective).items():
                 backend.set_trial_system_attr(trial_id, name, excesses)
             write_pieces(write, LAUNCH, encode_launch(launch))
-            if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
-                assert launch.value is not None
-                backend.set_trial_state_values(trial_id, TrialState.COMPLETE, [launch.value])
-            else:
-                cut = launch.outcome is Outcome.CUT
-                state = TrialState.PRUNED if cut else TrialState.FAIL
-                backend.set_trial_state_values(trial_id, state)
+            state = _state(launch)
+            value = launch.value if state is TrialState.COMPLETE else None
+            backend.set_trial_state_values(trial_id, state, None if value is None else [value])
         except UpdateFinishedTrialError:
             return False
         return True
@@ -265,6 +308,15 @@ class StudyStore:
 def _place(step: NextLaunch) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *step.details.get("plans", ()))
+
+
+def _state(launch: Launch) -> TrialState:
+    """The state of the trial of a finished launch."""
+    from optuna.trial import TrialState
+
+    if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
+        return TrialState.COMPLETE
+    return TrialState.PRUNED if launch.outcome is Outcome.CUT else TrialState.FAIL
 
 
 def _shown(launch: Launch) -> Plain:

@@ -12,6 +12,7 @@ from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Outcome
+from xtune.search.budget import MIN_LAUNCHES
 from xtune.show.results import HEADLINES, SearchResult
 from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
@@ -107,7 +108,9 @@ def advice(result: SearchResult) -> str:
 def resume_command(result: SearchResult) -> str:
     """The command that continues the search; with the budget that should settle it, if advised."""
     more = result.verdict.more if _is_affordable(result) else None
-    budget = "" if more is None else f" --budget '{more.launches} launches'"
+    budget = ""
+    if more is not None:
+        budget = f" --budget '{max(more.launches, MIN_LAUNCHES)} launches'"
     return f"xtune resume{_storage_option(result)}{budget} {shlex.quote(result.study)}"
 
 

@@ -53,6 +53,10 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
             f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared {whose} CPUs with"
             f" other work; the last: {seen[numbers[-1] - 1]}",
         )
+    made = [record.launch for record in records if record.launch is not None]
+    failed = [note for one in made for note in one.notes if note.startswith("--cleanup ")]
+    if failed:
+        yield Warned("cleanup", f"after {launches(len(failed))} of {len(made):,}: {failed[-1]}")
     hosts: dict[str, list[Control]] = {}
     for record in records:
         launch = record.launch
