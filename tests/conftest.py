@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
+from unittest import mock
 
 import hypothesis
 import pytest
+from tests.inductor import SETTINGS
 
 # On a busy machine any example may take long.
 hypothesis.settings.register_profile("xlaunch", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("xlaunch")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Files of any directory import torch._inductor, which reads its settings then, and sets one variable."""
+    with mock.patch.dict(os.environ, SETTINGS):
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
