@@ -8,6 +8,7 @@ brings, such as root, two CPUs or readable energy counters.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator
 from unittest import mock
@@ -23,9 +24,16 @@ hypothesis.settings.load_profile("xlaunch")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Files of any directory import torch._inductor, which reads its settings then, and sets one variable."""
+    """The garbage collector leaves out modules and tests: to look through all of them takes a third of a second.
+
+    Files of any directory import torch._inductor, which reads its settings then, and sets one variable.
+    """
+    gc.disable()
     with mock.patch.dict(os.environ, SETTINGS):
-        return (yield)
+        found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)
