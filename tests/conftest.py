@@ -8,15 +8,32 @@ brings, such as root, two CPUs or readable energy counters.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator
+from unittest import mock
 
 import hypothesis
 import pytest
+from tests.inductor import SETTINGS
 
 # On a busy machine any example may take long.
 hypothesis.settings.register_profile("xlaunch", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("xlaunch")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector leaves out modules and tests: to look through all of them takes a third of a second.
+
+    Files of any directory import torch._inductor, which reads its settings then, and sets one variable.
+    """
+    gc.disable()
+    with mock.patch.dict(os.environ, SETTINGS):
+        found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.inductor import CACHE, SETTINGS
 
 from xruntime import KernelsUnavailableError
 from xruntime.native import library_path
@@ -19,36 +20,12 @@ from xruntime.threads.cpu_pool import CPUPool
 
 Needs = Callable[[object, str], None]
 
-CACHE = "TORCHINDUCTOR_CACHE_DIR"
-VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"
-"""Whether kernels have vector instructions. torch._inductor reads it when it is imported.
-
-Here they have none: to find out which work, torch compiles six programs, for 10 seconds. The code blocks
-of docs/ and the example streams.py are compiled with vector instructions.
-"""
-WRAPPER = "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"
-"""How a library's code around its kernels is optimized; torch._inductor reads it when it is imported.
-
-Not at all here: optimizing it takes a seventh of a library's CPU time.
-"""
-BEFORE = {name: os.environ.get(name) for name in (CACHE, VECTORS, WRAPPER)}
-SETTINGS = {VECTORS: "0", WRAPPER: "O0"}
-os.environ.update(SETTINGS)
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Restore the variables for other tests; torch._inductor sets CACHE when it is imported.
-
-    In the tests here torch may warn of what it imports itself.
-    """
+    """In the tests here torch may warn of what it imports itself."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("ignore:.*torch.jit.*"), append=False)
-    for name, value in BEFORE.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -24,6 +26,23 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("CACHE", "CONFIG", "DATA", "STATE"):
             patch.setenv(f"XDG_{name}_HOME", str(tmp_path_factory.mktemp(name.lower())))
         yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_databases() -> Iterator[None]:
+    """SQLite does not wait for the disk; the files that describe Optuna's tables run once."""
+    from alembic.util import pyfiles
+    from sqlalchemy import Engine, event
+
+    def do_not_wait(connection: object, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", do_not_wait)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pyfiles, "load_module_py", functools.cache(pyfiles.load_module_py))
+        yield
+    event.remove(Engine, "connect", do_not_wait)
 
 
 @pytest.fixture

@@ -13,10 +13,18 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import ask, xlaunch
 
+from xlaunch.machine.synthetic import parse_levels, write_tree
 from xlaunch.options.definitions import BY_KEY
 from xlaunch.options.migration import OLD
 
-TWO_PACKAGES = "package:2 node:1 core:28 pu:2"
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The option for a machine of two packages, whose many files are written once."""
+    directory = str(tmp_path_factory.mktemp("machine"))
+    write_tree(parse_levels("package:2 node:1 core:28 pu:2"), directory)
+    return ["--sysroot", directory]
+
 
 TODAY = [
     ("--ninstances 2 --ncores-per-instance 4", "--instances 2 --ncores 4"),
@@ -58,19 +66,19 @@ TODAY = [
 
 
 @pytest.mark.parametrize(("old", "today"), TODAY)
-def test_old_words_do_what_todays_do(old: str, today: str, tmp_path: Path) -> None:
+def test_old_words_do_what_todays_do(
+    old: str, today: str, machine: list[str], tmp_path: Path
+) -> None:
     script = tmp_path / "infer.py"
     script.touch()
-    machine = ["--synthetic", TWO_PACKAGES, "--json", "--allocator", "glibc"]
+    asked = ["plan", *machine, "--json", "--allocator", "glibc"]
     program = [str(script), "--ninstances", "9"]
-    done = ask("plan", *machine, *shlex.split(old), *program)
+    done = ask(*asked, *shlex.split(old), *program)
     assert done.code == 0, done.err
-    shown = f"today this is: xlaunch plan --synthetic '{TWO_PACKAGES}' --json --allocator glibc "
+    shown = f"today this is: xlaunch {shlex.join(asked)} "
     note = next(line for line in done.err.splitlines() if "today this is" in line)
     assert note == f"xlaunch: note: {shown}{today} {shlex.join(program)}".replace("  ", " ")
-    assert json.loads(done.out) == json.loads(
-        ask("plan", *machine, *shlex.split(today), *program).out
-    )
+    assert json.loads(done.out) == json.loads(ask(*asked, *shlex.split(today), *program).out)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +95,8 @@ def test_old_words_do_what_todays_do(old: str, today: str, tmp_path: Path) -> No
         ("--use-logical-cores --ncores-per-instance 3", "write a multiple of 2"),
     ],
 )
-def test_what_can_mean_nothing_says_what_to_use(old: str, said: str) -> None:
-    message = ask("plan", "--synthetic", TWO_PACKAGES, *shlex.split(old)).refused()
+def test_what_can_mean_nothing_says_what_to_use(old: str, said: str, machine: list[str]) -> None:
+    message = ask("plan", *machine, *shlex.split(old)).refused()
     assert said in message
 
 
@@ -109,12 +117,12 @@ def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
     assert shlex.split(of_rank) == kept
 
 
-def test_what_is_not_needed_is_named() -> None:
-    done = ask("plan", "--synthetic", TWO_PACKAGES, "--latency_mode", "--ninstances", "3")
+def test_what_is_not_needed_is_named(machine: list[str]) -> None:
+    done = ask("plan", *machine, "--latency_mode", "--ninstances", "3")
     assert "the given --instances had no effect either" in done.err
-    done = ask("plan", "--synthetic", TWO_PACKAGES, "--disable_numactl", "-q")
+    done = ask("plan", *machine, "--disable_numactl", "-q")
     assert done.err == ""
-    done = ask("plan", "--synthetic", TWO_PACKAGES, "--ninstances", "3", "--bind-numa-node")
+    done = ask("plan", *machine, "--ninstances", "3", "--bind-numa-node")
     assert "one size, 14 cores, so that none straddles NUMA nodes" in done.err
 
 
@@ -128,8 +136,8 @@ def test_every_old_option_becomes_one_of_today_or_says_why() -> None:
     assert not any(f"--{name} " in help_text for name in OLD.keys() - {"log-dir"})
 
 
-def test_words_of_other_launchers_for_allocator_and_openmp() -> None:
-    asked = ["plan", "--json", "--synthetic", TWO_PACKAGES]
+def test_words_of_other_launchers_for_allocator_and_openmp(machine: list[str]) -> None:
+    asked = ["plan", "--json", *machine]
     default = ask(*asked, "--allocator", "default", "--omp", "default", "--", "true")
     assert default.out == ask(*asked, "--allocator", "glibc", "--omp", "gnu", "--", "true").out
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tuner.cli.commands import XTUNE, Desk
+from tests.tuner.cli.commands import Desk
 from tests.tuner.conftest import Needs
 
 from xtune.cli import main
@@ -132,6 +133,13 @@ def contents(directory: Path) -> dict[str, bytes | None]:
     return {it.name: it.read_bytes() if it.is_file() else None for it in directory.iterdir()}
 
 
+BOTH = """
+import json, sys
+from xtune.cli import main
+print([main(words) for words in json.loads(sys.argv[1])])
+"""
+
+
 @pytest.mark.parametrize(
     ("mode", "directory_mode", "said"),
     [
@@ -151,10 +159,15 @@ def test_storage_without_permission(
     (kept / "studies.db").touch(mode)
     kept.chmod(directory_mode)
     storage = ("--storage", "kept/studies.db")
-    for words in (("list", *storage), (*storage, "nap.py", "1")):
-        done = desk.run(*(as_user if os.geteuid() == 0 else ()), *XTUNE, *words)
-        assert done.code == 2
-        assert said in done.message
+    commands = json.dumps((("list", *storage), (*storage, "nap.py", "1")))
+    both = (sys.executable, "-c", BOTH, commands)
+    done = desk.run(*(as_user if os.geteuid() == 0 else ()), *both)
+    assert done.out == "[2, 2]\n", done.err
+    lines = done.err.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("xtune: error: ")
+        assert said in line
     assert os.listdir(kept) == ["studies.db"]
 
 
