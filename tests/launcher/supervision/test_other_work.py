@@ -266,7 +266,7 @@ def burner() -> Iterator[int]:
 def test_supervised_run_on_a_busy_cpu_gets_a_warning(burner: int, tmp_path: Path):
     """A quiet one has it in the report alone, and a launch in place does not look."""
     report = tmp_path / "report.json"
-    words = ("--cpus", str(burner), "sleep", "0.5")
+    words = ("--cpus", str(burner), "sleep", "0.8")
     told = xlaunch("--report", report, *words).err
     (line,) = [line for line in told.splitlines() if "busy with other work" in line]
     assert line.startswith(f"xlaunch: warning: CPU {burner} is busy with other work (")
