@@ -75,6 +75,11 @@ PLAINLY_FASTER: Final = 0.7
 """Code whose one warm call takes this share of the modules' time is not timed again: it is faster on a busy
 machine, too."""
 
+DOUBTED: Final = 20
+DOUBTED_S: Final = 0.5
+"""Code that seems slower is timed so many times, or so long: on a machine with more threads than CPUs the
+shortest of a few times may be a long one."""
+
 MAX_SIZES: Final = 4096
 """Maximum number of remembered sizes."""
 
@@ -454,7 +459,8 @@ class _Lane(Lane):
         return None if found.allowed else f"the code computes something else: {found}"
 
     def _is_faster(self, served: LoadedLibrary, call: FlatCall, times: dict[str, float]) -> bool:
-        """Whether the code is faster. Unless that is plain at once, both are timed three times more.
+        """Whether the code is faster. Unless that is plain at once, both are timed three times more, and
+        longer if the code seems slower.
 
         Of code that an earlier process has kept, one time is enough: a short program would spend more on the
         others than the code saves.
@@ -463,12 +469,16 @@ class _Lane(Lane):
             self.aside.plain(call.args, call.kwargs)
         if times["code"] < (1.0 if served.kept else PLAINLY_FASTER) * times["modules"]:
             return True
-        for _ in range(3):
+        began = time.perf_counter()
+        for count in range(1, DOUBTED):
             with _timed(times, "modules"):
                 self.aside.plain(call.args, call.kwargs)
             with _timed(times, "code"):
                 served.code(call.tensors)
-        return times["code"] < times["modules"]
+            is_faster = times["code"] < times["modules"]
+            if count >= 3 and (is_faster or time.perf_counter() - began > DOUBTED_S):
+                break
+        return is_faster
 
 
 def compiled_aside(model: nn.Module) -> CompiledAside | None:

@@ -367,6 +367,31 @@ def test_kept_code_is_timed_once(
     assert sum(round(b - a, 1) == 1.0 for a, b in pairwise(now_s)) == calls_of_modules
 
 
+@pytest.mark.parametrize(("late", "calls"), [(0.004, 7), (0.03, 9)])
+def test_code_that_seems_slower_is_timed_longer(
+    late: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine: six times the code is slower than the modules, and then takes `late` seconds."""
+    now_s, made = [0.0], [0]
+
+    def code(_: object) -> None:
+        made[0] += 1
+        now_s[0] += late if made[0] > 6 else 0.04
+
+    def plain(*_: object) -> None:
+        now_s[0] += 0.02
+
+    monkeypatch.setattr(
+        "xruntime.optimization.aside.time", SimpleNamespace(perf_counter=lambda: now_s[0])
+    )
+    lane: Any = SimpleNamespace(aside=SimpleNamespace(plain=plain))
+    served: Any = SimpleNamespace(kept=True, code=code)
+    call: Any = SimpleNamespace(args=(), kwargs={}, tensors=[])
+    found = _Lane._is_faster(lane, served, call, {"code": 0.04, "modules": 0.02})
+    assert found == (late < 0.02)
+    assert made[0] == calls
+
+
 def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
