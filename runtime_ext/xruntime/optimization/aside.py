@@ -76,7 +76,7 @@ PLAINLY_FASTER: Final = 0.7
 machine, too."""
 
 DOUBTED: Final = 20
-DOUBTED_S: Final = 0.5
+DOUBTED_S: Final = 1.0
 """Code that seems slower is timed so many times, or so long: on a machine with more threads than CPUs the
 shortest of a few times may be a long one."""
 
