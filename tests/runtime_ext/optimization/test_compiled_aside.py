@@ -367,19 +367,21 @@ def test_kept_code_is_timed_once(
     assert sum(round(b - a, 1) == 1.0 for a, b in pairwise(now_s)) == calls_of_modules
 
 
-@pytest.mark.parametrize(("late", "calls"), [(0.004, 7), (0.03, 19)])
+@pytest.mark.parametrize(
+    ("plain_s", "late_s", "calls"), [(0.02, 0.004, 7), (0.02, 0.03, 19), (0.2, 0.3, 3)]
+)
 def test_code_that_seems_slower_is_timed_longer(
-    late: float, calls: int, monkeypatch: pytest.MonkeyPatch
+    plain_s: float, late_s: float, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine: six times the code is slower than the modules, and then takes `late` seconds."""
+    """On a busy machine: six times the code takes twice as long as the modules, and then `late_s`."""
     now_s, made = [0.0], [0]
 
     def code(_: object) -> None:
         made[0] += 1
-        now_s[0] += late if made[0] > 6 else 0.04
+        now_s[0] += late_s if made[0] > 6 else 2 * plain_s
 
     def plain(*_: object) -> None:
-        now_s[0] += 0.02
+        now_s[0] += plain_s
 
     monkeypatch.setattr(
         "xruntime.optimization.aside.time", SimpleNamespace(perf_counter=lambda: now_s[0])
@@ -387,8 +389,8 @@ def test_code_that_seems_slower_is_timed_longer(
     lane: Any = SimpleNamespace(aside=SimpleNamespace(plain=plain))
     served: Any = SimpleNamespace(kept=True, code=code)
     call: Any = SimpleNamespace(args=(), kwargs={}, tensors=[])
-    found = _Lane._is_faster(lane, served, call, {"code": 0.04, "modules": 0.02})
-    assert found == (late < 0.02)
+    found = _Lane._is_faster(lane, served, call, {"code": 2 * plain_s, "modules": plain_s})
+    assert found == (late_s < plain_s)
     assert made[0] == calls
 
 
