@@ -72,6 +72,9 @@ NAMES = tuple(_KINDS)
 OPENMP = ("intel", "llvm", "gnu")
 ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
 
+SYSTEM_DIRECTORIES = "XLAUNCH_SYSTEM_LIBRARY_DIRS"
+"""A variable: directories to search instead of the system's, separated by colons."""
+
 _PRIVATE_COPY = re.compile(r"-[0-9a-f]{6,}\.so")
 _MULTIARCH = re.compile(r"[a-z0-9_]+-linux-[a-z0-9_]+")
 
@@ -225,7 +228,9 @@ def _directories(
     for directory in re.split("[:;]", environment.get("LD_LIBRARY_PATH", "")):
         if os.path.isabs(directory):
             candidates.append(("LD_LIBRARY_PATH", directory))
-    candidates += [("a system directory", directory) for directory in _system_directories(root)]
+    named = environment.get(SYSTEM_DIRECTORIES)
+    system = _system_directories(root) if named is None else filter(os.path.isabs, named.split(":"))
+    candidates += [("a system directory", directory) for directory in system]
     return [entry for entry in candidates if os.path.isdir(entry[1])]
 
 

@@ -87,6 +87,16 @@ def test_system_directories(root: Path, directory: str):
     assert [found.path for found in find("llvm", None, root)] == [str(path)]
 
 
+def test_named_directories_are_searched_instead_of_the_system_s(root: Path, tmp_path: Path):
+    library(root / "usr/lib/libjemalloc.so.2")
+    assert find("jemalloc", None, root)
+    named = library(tmp_path / "named" / "libjemalloc.so.2")
+    directories = f"relative:{named.parent}"
+    found = find("jemalloc", None, root, XLAUNCH_SYSTEM_LIBRARY_DIRS=directories)
+    assert [it.path for it in found] == [str(named)]
+    assert find("jemalloc", None, root, XLAUNCH_SYSTEM_LIBRARY_DIRS="") == []
+
+
 def test_order_of_places(tmp_path: Path, root: Path, prefix: Path):
     site = next(prefix.glob("lib/python*/site-packages"))
     expected = [
