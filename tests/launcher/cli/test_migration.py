@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.launcher.cli.commands import ask, xlaunch
+from tests.libraries import find_library
 
 from xlaunch.machine.synthetic import parse_levels, write_tree
 from xlaunch.options.definitions import BY_KEY
@@ -67,8 +68,14 @@ TODAY = [
 
 @pytest.mark.parametrize(("old", "today"), TODAY)
 def test_old_words_do_what_todays_do(
-    old: str, today: str, machine: list[str], tmp_path: Path
+    old: str,
+    today: str,
+    machine: list[str],
+    tmp_path: Path,
+    needs: Callable[[object, str], None],
 ) -> None:
+    for name in {"jemalloc", "tcmalloc"}.intersection(today.split()):
+        needs(find_library(name, None, os.environ), f"{name} of Debian")
     script = tmp_path / "infer.py"
     script.touch()
     asked = ["plan", *machine, "--json", "--allocator", "glibc"]
