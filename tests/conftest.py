@@ -3,7 +3,8 @@
 
 With XLAUNCH_TESTS_MUST_NOT_SKIP, which `.ci/run` sets, each skip is a failure, whatever skipped: all that can
 be installed is installed there. Only a test that is marked `machine` may skip: it needs what no package
-brings, such as root, two CPUs or readable energy counters.
+brings, such as root, two CPUs or readable energy counters. With XLAUNCH_TESTS_SKIPPED, the names of what else
+skips are written to the file of that name, for a second run on a machine that has what they need.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Generator
+from pathlib import Path
 from unittest import mock
 
 import hypothesis
@@ -80,6 +82,14 @@ def _fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped:
         report.outcome = "failed"
         report.longrepr = f"XLAUNCH_TESTS_MUST_NOT_SKIP is set, and this skips: {report.longrepr}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    path = os.environ.get("XLAUNCH_TESTS_SKIPPED")
+    if path:
+        skipped = terminalreporter.stats.get("skipped", [])
+        names = [it.nodeid for it in skipped if "machine" not in it.keywords]
+        Path(path).write_text("".join([f"{name}\n" for name in names]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
