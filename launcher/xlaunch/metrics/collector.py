@@ -11,6 +11,7 @@ images/s over the same number of images take 3 and 1 seconds, and make 75 images
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections import deque
@@ -35,6 +36,8 @@ dropped."""
 
 LINES_TO_SHOW = 3
 SHOWN_WIDTH = 80
+MAX_NOT_FINITE = 64
+"""Maximum number of lines kept with values that are not finite, of one metric of one instance."""
 
 
 class InstanceMetric(NamedTuple):
@@ -72,6 +75,8 @@ class MetricTotal(NamedTuple):
     """Reservations about the result."""
     window_from_s: float | None = None
     """Values before this do not count, in seconds since the run began; None: all count."""
+    not_finite: str | None = None
+    """A line of the window with a value that is NaN or infinite, and is left out."""
 
 
 class MetricSeries(NamedTuple):
@@ -173,6 +178,8 @@ class Collector:
         self._indices = tuple(indices)
         self._series = {(m.name, index): Series() for m in metrics for index in self._indices}
         self._units: dict[str, str] = {}
+        self._not_finite: dict[str, list[tuple[float, str]]] = {m.name: [] for m in metrics}
+        """Times and lines of the values that are NaN or infinite."""
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._unseen = [metric.name for metric in metrics]
         self._lines: deque[str] = deque(maxlen=LINES_TO_SHOW)
@@ -205,12 +212,18 @@ class Collector:
                 self._unseen.remove(metric.name)
             if value.unit is not None:
                 self._units.setdefault(metric.name, value.unit)
-            number = convert(value, self._units.get(metric.name))
-            self._series[metric.name, index].add(number, now)
+            unit = self._units.get(metric.name)
+            number = convert(value, unit)
             self.latest[metric.name] = number
-            if self._live is not None:
-                self._live.write(LiveValue(index, metric.name, now, number))
             self.past_first.add(index)
+            if not math.isfinite(number):
+                lines = self._not_finite[metric.name]
+                lines[MAX_NOT_FINITE - 1 :] = []  # the last one shows how it ended
+                lines.append((now, line.strip()[:SHOWN_WIDTH]))
+                continue
+            self._series[metric.name, index].add(number, now)
+            if self._live is not None:
+                self._live.write(LiveValue(index, metric.name, now, number, unit))
         if self._unseen and any(char.isdigit() for char in line):
             self._lines.append(line.strip())
 
@@ -258,13 +271,22 @@ class Collector:
                 by_instance[index].append(
                     InstanceMetric(metric.name, one.count, one.last, means[index])
                 )
+            not_finite = self._first_not_finite(metric.name, window)
+            if not_finite is not None:
+                notes.append(f"left out values that are not finite, as in {not_finite!r}")
             unit = self._units.get(metric.name)
             pooled = sorted(value for found in values.values() for value in found.values)
             total = _total(metric, unit, window, pooled, list(means.values()), notes)
+            total = total._replace(not_finite=not_finite)
             if window.start is not None:
                 total = total._replace(window_from_s=window.start - self._began)
             totals.append(total)
         return {index: tuple(found) for index, found in by_instance.items()}, tuple(totals)
+
+    def _first_not_finite(self, name: str, window: _Window) -> str | None:
+        start = -math.inf if window.start is None else window.start
+        end = math.inf if window.length_s is None else start + window.length_s
+        return next((line for at, line in self._not_finite[name] if start <= at <= end), None)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

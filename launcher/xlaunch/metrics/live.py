@@ -33,6 +33,8 @@ class LiveValue(NamedTuple):
     metric: str
     at_s: float
     value: float
+    """Finite, in the unit of time that the metric had first in this run, if any."""
+    unit: str | None = None
 
 
 class LiveLine(NamedTuple):

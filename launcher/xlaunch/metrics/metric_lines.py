@@ -10,7 +10,6 @@ latency:total               the kind comes first: rate, latency or value
 from __future__ import annotations
 
 import enum
-import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,17 +20,29 @@ MAX_LINE = 4096
 """Number of characters of a line that are searched."""
 
 SECONDS_PER_UNIT = {
-    "ns": 1e-9,
+    "ns": 1e-9, "nsec": 1e-9, "nanosecond": 1e-9, "nanoseconds": 1e-9,
     "us": 1e-6, "µs": 1e-6, "μs": 1e-6,
-    "ms": 1e-3, "msec": 1e-3,
+    "usec": 1e-6, "usecs": 1e-6, "microsecond": 1e-6, "microseconds": 1e-6,
+    "ms": 1e-3, "msec": 1e-3, "msecs": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3,
     "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
 }  # fmt: skip
-"""Units of time as programs print them. Unicode has two characters for the micro sign."""
+"""Units of time as programs print them, and in the names of metrics. Unicode has two characters for the
+micro sign."""
 
-_NUMBER = r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+SECONDS_AFTER_NUMBER = {
+    **SECONDS_PER_UNIT,
+    "m": 60.0, "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hr": 3600.0, "hrs": 3600.0, "hour": 3600.0, "hours": 3600.0,
+}  # fmt: skip
+"""Units of time after a number. In a name, ``min`` would be a minimum."""
+
+_NUMBER = (
+    r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+    r"|[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)"
+)
 # A number is not the beginning of a longer word: 1.2k, 12,34, 3x.
 _NUMBER_ENDS = r"(?!\w|[.,][0-9])"
-_UNIT = "|".join(sorted(SECONDS_PER_UNIT, key=len, reverse=True))
+_UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
 _THOUSANDS_OR_NOT = re.compile(_NUMBER)
 _UNIT_AFTER = re.compile(rf"\s?({_UNIT})(?!\w|/)")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -58,6 +69,7 @@ class Value(NamedTuple):
     """A number that was printed."""
 
     number: float
+    """NaN and infinities, too: programs print them when they diverge."""
     unit: str | None
     """The unit of time after it, if any."""
 
@@ -106,7 +118,8 @@ def parse_metric(text: str) -> Metric:
     if not name.strip():
         raise UsageError(f"the metric {text!r} has no name; write for example 'sentences/s'")
     if not re.search(r"(?<!\\)\(", name):
-        return Metric(name, kind or kind_of(name), tuple(_patterns(name)), named=True)
+        kind = kind or kind_of(name)
+        return Metric(name, kind, tuple(_patterns(name, kind)), named=True)
     try:
         pattern = re.compile(name)
     except (re.error, OverflowError, RecursionError) as error:
@@ -134,7 +147,7 @@ def convert(value: Value, unit: str | None) -> float:
     """The number in `unit`; one without a unit is in `unit` already."""
     if unit is None or value.unit is None or value.unit == unit:
         return value.number
-    return value.number * SECONDS_PER_UNIT[value.unit] / SECONDS_PER_UNIT[unit]
+    return value.number * SECONDS_AFTER_NUMBER[value.unit] / SECONDS_AFTER_NUMBER[unit]
 
 
 class LineSplitter:
@@ -170,12 +183,14 @@ def _kind_said(text: str) -> tuple[MetricKind | None, str]:
     return None, text
 
 
-def _patterns(name: str) -> Iterator[re.Pattern[str]]:
+def _patterns(name: str, kind: MetricKind) -> Iterator[re.Pattern[str]]:
     """Where the number is: after a colon first; otherwise before a unit, and after any other name."""
+    # 12m is 12 minutes, or 12 millions.
+    unit = _UNIT if kind is MetricKind.TIME else "|".join(SECONDS_PER_UNIT)
     quoted = re.escape(name)
     starts = r"(?<![\w/.-])" if re.match(r"\w", name) else ""
     ends = r"(?![\w/])" if re.search(r"\w$", name) else ""
-    number = rf"({_NUMBER})(?:\s?(?:{_UNIT})(?![\w])|{_NUMBER_ENDS})"
+    number = rf"({_NUMBER})(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
     before = rf"(?<![\w.,+-])({_NUMBER})\s*{quoted}{ends}"
     behind = rf"{starts}{quoted}\s+{number}"
     is_unit = "/" in name or name in SECONDS_PER_UNIT or name in ("fps", "qps", "rps", "tps", "%")
@@ -188,5 +203,4 @@ def _value(text: str, unit: str | None) -> Value | None:
     text = text.strip()
     if not _THOUSANDS_OR_NOT.fullmatch(text):
         return None
-    number = float(text.replace(",", ""))
-    return Value(number, unit) if math.isfinite(number) else None
+    return Value(float(text.replace(",", "")), unit)

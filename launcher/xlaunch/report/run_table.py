@@ -113,8 +113,9 @@ def render_metrics(report: Report) -> list[str]:
 
 def describe_total(total: MetricTotal) -> str:
     """One metric over all instances. **Ex.:** ``sentences/s: 246.1 in total, over 9.8 s``."""
+    notes = "".join([f"; {note}" for note in total.notes])
     if not total.count:
-        return f"{total.name}: no value"
+        return f"{total.name}: no value{notes}"
     unit = f" {total.unit}" if total.unit is not None and total.unit != total.name else ""
     parts = [
         f"{label}{value:.4g}{unit}{rest}"
@@ -129,7 +130,7 @@ def describe_total(total: MetricTotal) -> str:
     ]
     if total.window_s is not None:
         parts.append(f"over the {total.window_s:.2f} s in which all ran")
-    return f"{total.name}: {', '.join(parts)}" + "".join(f"; {note}" for note in total.notes)
+    return f"{total.name}: {', '.join(parts)}{notes}"
 
 
 def _cell(value: float | None, form: str) -> str:

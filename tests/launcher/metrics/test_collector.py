@@ -63,6 +63,22 @@ def test_values_that_came_at_once_share_their_time():
     assert by_instance[0][0].mean == pytest.approx((60 * 3.001 + 150) / 4.001)
 
 
+def test_values_that_are_not_finite_are_named_if_they_are_in_the_window():
+    lines = [(0.5, "loss nan"), (1.0, "loss 9"), (2.0, "loss 3"), (3.0, "step 3 loss NaN")]
+    total = total_of("loss", {0: lines}, {0: 9.0}, released_at=1.0)
+    assert (total.count, total.mean, total.not_finite) == (1, 3.0, "step 3 loss NaN")
+    assert total.notes == ("left out values that are not finite, as in 'step 3 loss NaN'",)
+    assert total_of("loss", {0: lines[:3]}, {0: 9.0}, released_at=1.0).not_finite is None
+    only = total_of("loss", {0: lines[:1]}, {0: 9.0})
+    assert (only.count, only.not_finite) == (0, "loss nan")
+
+
+def test_the_last_of_many_values_that_are_not_finite_is_kept():
+    lines = [(float(at), f"step {at} loss inf") for at in range(200)]
+    total = total_of("loss", {0: lines}, {0: 300.0}, released_at=198.5)
+    assert total.not_finite == "step 199 loss inf"
+
+
 ENDS_3 = {0: 3.0, 1: 3.0}
 TOTALS: dict[str, tuple[str, Lines, dict[int, float], float | None, dict[str, object]]] = {
     "other kinds are not weighted": (

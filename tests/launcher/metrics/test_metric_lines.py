@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 import pytest
@@ -62,8 +63,9 @@ def number_on(metric: str, line: str) -> float | None:
         ("sentences/s", "1.2k sentences/s", None),
         ("sentences/s", "sentences/s: 1.2k", None),
         ("sentences/s", "sentences/s: 12k", None),
-        ("sentences/s", "sentences/s: nan", None),
-        ("sentences/s", "1e999 sentences/s", None),
+        ("loss", "nano loss 3", 3.0),
+        ("loss", "loss nanometre", None),
+        ("loss", "loss: infer", None),
         ("sentences/s", "123 sentences/sec", None),
         ("sentences/s", "3-12 sentences/s", None),
         ("images", "120 images/s", None),
@@ -85,13 +87,34 @@ def test_number_on_a_line(metric: str, line: str, number: float | None):
         ("latency: 12 ms", Value(12.0, "ms")), ("latency=12us", Value(12.0, "us")),
         ("latency 1.5 seconds", Value(1.5, "seconds")), ("latency: 12 requests", Value(12.0, None)),
         ("latency: 12", Value(12.0, None)), ("latency: 12 ms/step", Value(12.0, None)),
+        ("latency 12 microseconds", Value(12.0, "microseconds")), ("latency=1.5m", Value(1.5, "m")),
+        ("latency: 2 min", Value(2.0, "min")), ("latency: 1 hour", Value(1.0, "hour")),
     ],
 )  # fmt: skip
 def test_unit_of_a_time(line: str, value: Value):
     assert parse_metric("latency").read(line) == value
 
 
+@pytest.mark.parametrize(
+    ("metric", "line"),
+    [
+        ("loss", "step 9 loss nan"), ("loss", '{"loss": NaN, "step": 9}'), ("loss", "loss=-inf"),
+        ("loss", "loss: Infinity"), ("sentences/s", "inf sentences/s"), ("sentences/s", "1e999 sentences/s"),
+        ("latency", "latency: nan ms"), (r"loss=(\S+)", "loss=NaN"),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_not_finite(metric: str, line: str):
+    value = number_on(metric, line)
+    assert value is not None
+    assert not math.isfinite(value)
+
+
+def test_millions_are_no_minutes():
+    assert number_on("params", "params: 12m") is None
+
+
 def test_units_are_converted_to_the_first():
+    assert convert(Value(1.5, "min"), "s") == 90.0
     assert convert(Value(1500.0, "us"), "ms") == pytest.approx(1.5)
     assert convert(Value(2.0, "s"), "ms") == pytest.approx(2000)
     assert convert(Value(2.0, None), "ms") == 2.0

@@ -122,7 +122,8 @@ def test_metrics_have_a_table_of_instances_and_a_line_for_all():
 @pytest.mark.parametrize(
     ("total", "text"),
     [
-        (RATE._replace(count=0), "items/s: no value"),
+        (RATE._replace(count=0, notes=()), "items/s: no value"),
+        (RATE._replace(count=0, notes=("a",)), "items/s: no value; a"),
         (RATE._replace(unit="items/s", notes=()), "items/s: 246.1 in total"),  # no unit twice
         (RATE._replace(sum=0.0, notes=("a", "b")), "items/s: 0 in total; a; b"),
     ],
