@@ -178,8 +178,8 @@ class Collector:
         self._indices = tuple(indices)
         self._series = {(m.name, index): Series() for m in metrics for index in self._indices}
         self._units: dict[str, str] = {}
-        self._not_finite: dict[str, list[tuple[float, str]]] = {m.name: [] for m in metrics}
-        """Times and lines of the values that are NaN or infinite."""
+        self._not_finite: dict[str, list[tuple[float, bool, str]]] = {m.name: [] for m in metrics}
+        """Of the values that are NaN or infinite: time, whether its instance had a finite one, line."""
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._unseen = [metric.name for metric in metrics]
         self._lines: deque[str] = deque(maxlen=LINES_TO_SHOW)
@@ -213,15 +213,15 @@ class Collector:
             if value.unit is not None:
                 self._units.setdefault(metric.name, value.unit)
             unit = self._units.get(metric.name)
-            number = convert(value, unit)
+            number, series = convert(value, unit), self._series[metric.name, index]
             self.latest[metric.name] = number
             self.past_first.add(index)
             if not math.isfinite(number):
                 lines = self._not_finite[metric.name]
                 lines[MAX_NOT_FINITE - 1 :] = []  # the last one shows how it ended
-                lines.append((now, line.strip()[:SHOWN_WIDTH]))
+                lines.append((now, series.count > 0, line.strip()[:SHOWN_WIDTH]))
                 continue
-            self._series[metric.name, index].add(number, now)
+            series.add(number, now)
             if self._live is not None:
                 self._live.write(LiveValue(index, metric.name, now, number, unit))
         if self._unseen and any(char.isdigit() for char in line):
@@ -286,7 +286,13 @@ class Collector:
     def _first_not_finite(self, name: str, window: _Window) -> str | None:
         start = -math.inf if window.start is None else window.start
         end = math.inf if window.length_s is None else start + window.length_s
-        return next((line for at, line in self._not_finite[name] if start <= at <= end), None)
+        # As in `Series.after`: of values that were read exactly at the start, all but the first count.
+        lines = [
+            line
+            for at, is_later, line in self._not_finite[name]
+            if (at > start or (at == start and is_later)) and at <= end
+        ]
+        return lines[0] if lines else None
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

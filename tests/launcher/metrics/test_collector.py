@@ -69,6 +69,10 @@ def test_values_that_are_not_finite_are_named_if_they_are_in_the_window():
     assert (total.count, total.mean, total.not_finite) == (1, 3.0, "step 3 loss NaN")
     assert total.notes == ("left out values that are not finite, as in 'step 3 loss NaN'",)
     assert total_of("loss", {0: lines[:3]}, {0: 9.0}, released_at=1.0).not_finite is None
+    at_once = [(1.0, "a loss nan"), (1.0, "b loss 9"), (1.0, "c loss 3")]
+    assert total_of("loss", {0: at_once}, {0: 9.0}).not_finite is None
+    at_once = [(1.0, "b loss 9"), (1.0, "c loss nan")]
+    assert total_of("loss", {0: at_once}, {0: 9.0}).not_finite == "c loss nan"
     only = total_of("loss", {0: lines[:1]}, {0: 9.0})
     assert (only.count, only.not_finite) == (0, "loss nan")
 

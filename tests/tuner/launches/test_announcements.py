@@ -106,8 +106,14 @@ def test_numbers_of_one_name(lines: list[str], numbers: tuple[float, ...]):
     assert len(announced.announcements) == 1
 
 
+def test_a_number_that_is_not_finite_is_named_and_left_out():
+    announced = read(LATENCY, "2.5", LATENCY, "nan", LATENCY, "tensor(-inf)", "3.0")
+    assert announced.not_finite == "nan"
+    assert [one.values for one in announced.series] == [(2.5,)]
+
+
 def test_number_that_never_comes_is_said():
-    for lines in ([LATENCY], [LATENCY, "nan"], [LATENCY, *["other"] * LINES_AFTER_MARK, "5"]):
+    for lines in ([LATENCY], [LATENCY, *["other"] * LINES_AFTER_MARK, "5"]):
         announced = read(*lines)
         assert announced == Announced(
             notes=(

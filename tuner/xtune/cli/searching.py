@@ -222,6 +222,7 @@ def search(
     store = open_store(task, study, quiet=quiet)
     if task.probe is not None:
         _keep_probe(task, store, task.probe)
+    task.runner.learn([record.launch for record in store.records() if record.launch is not None])
     first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
     host_turn = HostTurn(runtime_directory(os.environ), screen.waiting)

@@ -53,6 +53,8 @@ class Announced(NamedTuple):
     series: tuple[Series, ...] = ()
     notes: tuple[str, ...] = ()
     """Lines without a value or with an error, and the reason."""
+    not_finite: str = ""
+    """The first line with an announced value that is NaN or infinite; it is left out."""
 
 
 def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
@@ -68,6 +70,7 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
     known: dict[str, Announcement] = {}
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     notes: list[str] = []
+    not_finite = ""
     for line in lines:
         source = (line.instance, line.stream)
         if MARK in line.text:
@@ -82,7 +85,10 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
             continue
         left[source] -= 1
         value = _number(line.text)
-        if value is not None:
+        if value is not None and not math.isfinite(value):
+            waiting.pop(source)
+            not_finite = not_finite or line.text.strip()
+        elif value is not None:
             announcement = waiting.pop(source)
             known.setdefault(announcement.name, announcement)
             values = found.setdefault((announcement.metric, line.instance), [])
@@ -95,7 +101,7 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
         Series(instance, metric, tuple(at for at, _ in values), tuple(v for _, v in values))
         for (metric, instance), values in sorted(found.items())
     ]
-    return Announced(tuple(known.values()), tuple(series), tuple(dict.fromkeys(notes)))
+    return Announced(tuple(known.values()), tuple(series), tuple(dict.fromkeys(notes)), not_finite)
 
 
 def parse_announcement(line: str) -> Announcement:
@@ -129,15 +135,14 @@ def _dictionary(text: str) -> Any:
 
 
 def _number(text: str) -> float | None:
-    """The number that is the whole line; None for anything else, or if it is not finite."""
+    """The number that is the whole line; None for anything else."""
     text = text.strip()
     if text.startswith("tensor(") and text.endswith(")"):  # a printed scalar tensor
         text = text[len("tensor(") : -1].partition(",")[0]
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
 
 
 def _give_up(announcement: Announcement | None, instance: int, notes: list[str]) -> None:

@@ -19,15 +19,21 @@ import re
 from collections.abc import Sequence
 from statistics import fmean
 
-from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind, Value, convert, parse_metric
+from xlaunch.metrics.metric_lines import (
+    SECONDS_AFTER_NUMBER,
+    MetricKind,
+    Value,
+    convert,
+    parse_metric,
+)
 from xtune.launches.launch import Steadiness
-from xtune.launches.summaries import Summary, unit_in
+from xtune.launches.summaries import Summary, in_seconds, unit_in
 
 LATENCY = "latency"
 """The name of percentiles that are printed without one."""
 
 _NUMBER = r"([-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
-_UNIT = "|".join(sorted(SECONDS_PER_UNIT, key=len, reverse=True))
+_UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
 _PERCENTILE = re.compile(rf"\s*(50|90|99)(?:\.0+)?%+\s+(?:in\s+)?{_NUMBER}\s?({_UNIT})\s*")
 _NAMED_PERCENTILE = re.compile(rf"\s*P(50|90|99) ([\w /-]+?) \(({_UNIT})\):\s*{_NUMBER}\s*")
 _ERRORS = re.compile(
@@ -48,17 +54,27 @@ def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Su
         values = [_last(text, output) for output in outputs]
         seen = [value for value in values if value is not None]
         if seen and len(seen) == len(values):
-            unit = next((value.unit for value in seen if value.unit), unit_in(metric.name))
+            printed = next((value.unit for value in seen if value.unit), None)
+            unit = printed or unit_in(metric.name)
             numbers = [convert(value, unit) for value in seen]
             total = fmean(numbers)
             if metric.kind is not MetricKind.VALUE:
                 total = max(numbers) if metric.kind is MetricKind.TIME else math.fsum(numbers)
-            found[metric.name] = _summary(metric.name, metric.kind, unit, total)
-    for name, percentiles in _percentiles(outputs).items():
-        half = percentiles.get("50", found[name].value if name in found else math.nan)
+            made = _summary(metric.name, metric.kind, unit, total)
+            found[metric.name] = made._replace(printed_in=printed or "")
+    for name, (percentiles, printed) in _percentiles(outputs).items():
+        half = percentiles.get("50", _median_printed(found.get(name)))
         made = _summary(name, MetricKind.TIME, "s", half)
-        found[name] = made._replace(p90=percentiles.get("90"), p99=percentiles.get("99"))
+        p90, p99 = percentiles.get("90"), percentiles.get("99")
+        found[name] = made._replace(p90=p90, p99=p99, printed_in=printed)
     return found
+
+
+def _median_printed(summary: Summary | None) -> float:
+    """A latency that was printed without percentiles, in seconds; NaN if there is none with a unit."""
+    if summary is None or summary.unit is None:
+        return math.nan
+    return in_seconds(summary.value, summary.unit)
 
 
 def errors_in(output: str) -> str:
@@ -76,7 +92,7 @@ def _last(text: str, output: str) -> Value | None:
     for line in reversed(output.splitlines()):
         found = labelled.fullmatch(line) if metric.named else None
         if found is not None:
-            unit = found[3] or (found[1] if found[1] in SECONDS_PER_UNIT else None)
+            unit = found[3] or (found[1] if found[1] in SECONDS_AFTER_NUMBER else None)
             return Value(float(found[2].replace(",", "")), unit)
         value = metric.read(line) or (lower.read(line.lower()) if lower is not None else None)
         if value is not None:
@@ -84,9 +100,9 @@ def _last(text: str, output: str) -> Value | None:
     return None
 
 
-def _percentiles(outputs: Sequence[str]) -> dict[str, dict[str, float]]:
-    """In seconds, by metric and percentile; the largest of all outputs."""
-    rows = dict[str, dict[str, float]]()
+def _percentiles(outputs: Sequence[str]) -> dict[str, tuple[dict[str, float], str]]:
+    """In seconds, by metric and percentile, the largest of all outputs; and the unit of the last one."""
+    rows = dict[str, tuple[dict[str, float], str]]()
     for line in "\n".join(outputs).splitlines():
         if found := _PERCENTILE.fullmatch(line):
             name, percentile, number, unit = LATENCY, found[1], found[2], found[3]
@@ -94,9 +110,9 @@ def _percentiles(outputs: Sequence[str]) -> dict[str, dict[str, float]]:
             percentile, name, unit, number = found.groups()
         else:
             continue
-        seconds = float(number.replace(",", "")) * SECONDS_PER_UNIT[unit]
-        row = rows.setdefault(name, {})
-        row[percentile] = max(row.get(percentile, 0.0), seconds)
+        seconds = float(number.replace(",", "")) * SECONDS_AFTER_NUMBER[unit]
+        row, _ = rows.get(name, ({}, ""))
+        rows[name] = {**row, percentile: max(row.get(percentile, 0.0), seconds)}, unit
     return rows
 
 

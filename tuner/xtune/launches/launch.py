@@ -19,7 +19,9 @@ class Outcome(enum.Enum):
     """Killed by the kernel for lack of memory, or failed with a message about memory."""
     TIMED_OUT = "timed out"
     NO_METRIC = "no metric"
-    """It succeeded without printing the metric."""
+    """It succeeded without printing the metric, or in a unit that cannot be compared."""
+    NOT_FINITE = "not finite"
+    """A metric was NaN or infinite while it was measured."""
     CUT = "cut"
     """Ended by the tuner because it could not win any more."""
     NOT_STARTED = "not started"
@@ -78,6 +80,8 @@ class Launch(NamedTuple):
     """The measured value of each --require, by its text."""
     metrics: tuple[tuple[str, float], ...] = ()
     """All other metrics, summarized likewise."""
+    units: tuple[tuple[str, str], ...] = ()
+    """The unit in which each time without a unit in its name was printed; empty: without one."""
     secondary: Secondary = Secondary(0.0)
     series: tuple[Series, ...] = ()
     exit_code: int | None = None
@@ -135,6 +139,8 @@ class Objective(NamedTuple):
     """As for xlaunch's --metric; `WALL` for wall time; ``@hypertune NAME`` for an announced value."""
     goal: Goal
     requirements: tuple[Requirement, ...] = ()
+    unit: str = ""
+    """Of a time whose name has no unit: ``s`` once a launch printed it with one. For display only."""
 
     @property
     def sign(self) -> float:

@@ -21,7 +21,7 @@ from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import WALL, Objective, Requirement, Secondary
-from xtune.launches.summaries import Summary, in_seconds, kind_in, name_of
+from xtune.launches.summaries import Summary, in_seconds, kind_in, name_of, unit_in
 
 TIME_UNITS: dict[str, float] = {**SECONDS_PER_UNIT, "min": 60.0, "h": 3600.0}
 MEMORY_UNITS: dict[str, float] = {
@@ -152,17 +152,20 @@ def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[str,
 
 
 def check(
-    requirements: Sequence[Requirement], summaries: Mapping[str, Summary], secondary: Secondary
+    requirements: Sequence[Requirement],
+    summaries: Mapping[str, Summary],
+    secondary: Secondary,
+    printed: Mapping[str, str] = {},
 ) -> tuple[tuple[tuple[str, float | None], ...], tuple[str, ...]]:
     """The measured value of each requirement, by its text, in the unit of its limit; and notes.
 
-    None, with a note, if nothing was measured or there are too few values.
+    None, with a note, if nothing was measured or there are too few values. `printed`: see `printed_units`.
     """
     times = [name for name, summary in summaries.items() if summary.kind is MetricKind.TIME]
     seen: list[tuple[str, float | None]] = []
     notes: list[str] = []
     for requirement in requirements:
-        value, note = _seen(requirement, summaries, times, secondary)
+        value, note = _seen(requirement, summaries, times, secondary, printed)
         seen.append((requirement.text, value))
         if value is None:
             notes.append(f"--require {requirement.text!r}: {note}")
@@ -174,6 +177,7 @@ def _seen(
     summaries: Mapping[str, Summary],
     times: Sequence[str],
     secondary: Secondary,
+    printed: Mapping[str, str],
 ) -> tuple[float | None, str]:
     if requirement.quantity in RESOURCES:
         field = RESOURCES[requirement.quantity].field
@@ -195,8 +199,11 @@ def _seen(
             f"{percentile and percentile[0]} takes {MIN_FOR_P99} values and there are {summary.count}: run"
             " longer, or require p90"
         )
+    if math.isnan(value):
+        return None, "it was not printed"
     if requirement.as_printed:
-        return value, ""
+        unit = None if unit_in(summary.metric) else printed.get(summary.metric)
+        return value / in_seconds(1.0, unit) if unit and summary.unit else value, ""
     if summary.unit is None:
         return None, (
             f"the unit of {summary.metric!r} is unknown, since neither its name nor its lines have one:"

@@ -24,7 +24,7 @@ from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xlaunch.text import number
-from xtune.errors import SpaceError
+from xtune.errors import ObjectiveError, SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.generators import LATENCY, summaries_of
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
@@ -46,10 +46,13 @@ from xtune.launches.services import (
 from xtune.launches.summaries import (
     Summary,
     Window,
+    comparable,
     kind_in,
     name_of,
+    printed_units,
     series_of,
     summaries_of_run,
+    unit_in,
     window_of,
 )
 from xtune.launches.watching import (
@@ -149,6 +152,8 @@ class Runner:
         self._next_bare: Launch | None = None
         self._earlier_s = 0.0
         """Time of launches that `take_over` added."""
+        self._printed: dict[str, str] = {}
+        """See `printed_units`."""
         self.announcements: tuple[Announcement, ...] = ()
         """The announcements of the last launch."""
 
@@ -166,6 +171,10 @@ class Runner:
     def take_over(self, launch: Launch) -> None:
         """Use `launch`, made just before, as the next launch of the bare command; its time counts."""
         self._next_bare = launch
+
+    def learn(self, launches: Iterable[Launch]) -> None:
+        """Compare times with those of earlier launches of the study, whatever units are printed."""
+        self._printed = {**self._printed, **printed_units(launches, self._metrics)}
 
     def measure(
         self,
@@ -261,8 +270,8 @@ class Runner:
         count = len(plan.instances)
         if objective.metric == WALL:
             return Race(cut_at, objective.goal, None, MetricKind.TIME, count)
-        kind = kind_in(objective.metric)
-        return Race(cut_at, objective.goal, name_of(objective.metric), kind, count)
+        kind, name = kind_in(objective.metric), name_of(objective.metric)
+        return Race(cut_at, objective.goal, name, kind, count, self._printed)
 
     def _run(
         self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
@@ -359,6 +368,8 @@ class Runner:
             if total.name == name:
                 window = window_of(total).within(window)
         seen = [one for one in served.series if one.metric == name and window.of(one).values]
+        if served.outcome is Outcome.NOT_FINITE:
+            return served
         if (
             served.outcome is not Outcome.MEASURED
             or served.steadiness in (Steadiness.TOO_FEW, Steadiness.NOT_STEADY)
@@ -400,6 +411,12 @@ class Runner:
         summaries = summaries_of_run(report, announced, self._objective, window or Window())
         name = self._metric_name(announced.announcements)
         launch = launch._replace(series=series, stderr_tail=said)
+        lines = [
+            f"{total.name}: {total.not_finite}" for total in report.metrics if total.not_finite
+        ]
+        lines += [announced.not_finite] if announced.not_finite else []
+        if lines:
+            return launch._replace(outcome=Outcome.NOT_FINITE, notes=(*lines[:1], *known))
         # Replaced by a note for each metric.
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
         unseen = describe_unseen(self._objective.metric, report)
@@ -420,8 +437,20 @@ class Runner:
         unseen
             The note for a metric without a value.
         """
-        seen, unmet = check(self._objective.requirements, summaries, launch.secondary)
+        try:
+            launch, summaries = self._comparable(launch, summaries)
+        except ObjectiveError as error:
+            return launch._replace(outcome=Outcome.NO_METRIC, notes=(str(error), *notes))
+        seen, unmet = check(
+            self._objective.requirements, summaries, launch.secondary, self._printed
+        )
         launch = launch._replace(requirements=seen, metrics=tuple(_others(summaries, name)))
+        for other, summary in summaries.items():
+            # A generator's table of percentiles may have no median.
+            has_no_median = self._service is not None and other == LATENCY != name
+            if not summary.is_finite and not has_no_median:
+                lines = (f"{other} is {number(summary.value)}", *notes)
+                return launch._replace(outcome=Outcome.NOT_FINITE, notes=lines)
         notes = (*notes, *unmet)
         if name != WALL and name not in summaries:
             notes = (unseen, *dict.fromkeys(notes))
@@ -447,6 +476,30 @@ class Runner:
             stderr_tail="",
             notes=tuple(dict.fromkeys(told)),
         )
+
+    def _comparable(
+        self, launch: Launch, summaries: Mapping[str, Summary]
+    ) -> tuple[Launch, dict[str, Summary]]:
+        """The launch and its summaries, with times in the units of the study; see `comparable`.
+
+        Raises `ObjectiveError` for a unit that cannot be compared.
+        """
+        found, factors = dict(summaries), dict[str, float]()
+        for name, summary in summaries.items():
+            if summary.kind is MetricKind.TIME:
+                first = self._printed.get(name)
+                factors[name], unit = comparable(name, summary.unit, first)
+                found[name] = summary.times(factors[name], unit)
+                if unit_in(name) is None:
+                    self._printed.setdefault(name, summary.printed_in)
+                    launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
+        series = [
+            one._replace(
+                values=tuple([value * factors.get(one.metric, 1.0) for value in one.values])
+            )
+            for one in launch.series
+        ]
+        return launch._replace(series=tuple(series)), found
 
     # A service.
 

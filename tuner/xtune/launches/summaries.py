@@ -17,10 +17,17 @@ from statistics import fmean
 from typing import NamedTuple
 
 from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
-from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind, kind_of, parse_metric
+from xlaunch.metrics.metric_lines import (
+    SECONDS_AFTER_NUMBER,
+    SECONDS_PER_UNIT,
+    MetricKind,
+    kind_of,
+    parse_metric,
+)
 from xlaunch.report import Report
+from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK, Announced
-from xtune.launches.launch import Goal, Objective, Series, Steadiness
+from xtune.launches.launch import WALL, Goal, Launch, Objective, Series, Steadiness
 from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
@@ -56,6 +63,20 @@ class Summary(NamedTuple):
     """Of times; p99 only from `MIN_FOR_P99` values."""
     notes: tuple[str, ...]
     """What was dropped, and caveats."""
+    printed_in: str = ""
+    """The unit with which a time was first printed in this launch; empty: without one."""
+
+    def times(self, factor: float, unit: str | None) -> Summary:
+        """The summary in another unit."""
+        p90, p99 = (None if it is None else it * factor for it in (self.p90, self.p99))
+        return self._replace(
+            value=self.value * factor, mean=self.mean * factor, p90=p90, p99=p99, unit=unit
+        )
+
+    @property
+    def is_finite(self) -> bool:
+        numbers = (self.value, self.mean, self.p90, self.p99)
+        return all(number is None or math.isfinite(number) for number in numbers)
 
 
 class Window(NamedTuple):
@@ -161,7 +182,7 @@ def summarise(
     known
         Earlier notes, which come first.
     """
-    kind = kind or kind_of(metric)
+    kind, printed_in = kind or kind_of(metric), unit or ""
     window = window or Window()
     if larger_is_better is None and kind is not MetricKind.VALUE:
         larger_is_better = kind is MetricKind.RATE
@@ -204,6 +225,7 @@ def summarise(
         p90=percentile(pooled, 90) if is_time else None,
         p99=percentile(pooled, 99) if is_time and len(pooled) >= MIN_FOR_P99 else None,
         notes=tuple(dict.fromkeys(told)),
+        printed_in=printed_in,
     )
 
 
@@ -249,7 +271,64 @@ def unit_in(name: str) -> str | None:
 
 def in_seconds(value: float, unit: str) -> float:
     """Convert a time in `unit` to seconds."""
-    return value * SECONDS_PER_UNIT[unit]
+    return value * SECONDS_AFTER_NUMBER[unit]
+
+
+class Comparable(NamedTuple):
+    """How the printed values of a time become comparable with those of other launches of a study."""
+
+    factor: float
+    """To multiply them by."""
+    unit: str | None
+    """Of the products; None: as printed."""
+
+
+def comparable(metric: str, unit: str | None, first: str | None) -> Comparable:
+    """Convert a time to the unit in its name, else to seconds.
+
+    metric
+        Its name.
+    unit
+        With which it was printed.
+    first
+        The unit with which the study's first launch printed it, which a number without one has, too;
+        empty: that launch printed none. None: there was no other launch.
+
+    Raises `ObjectiveError` for a unit where earlier launches have none.
+    """
+    named = unit_in(metric)
+    if named is None and unit is not None and first == "":
+        raise ObjectiveError(
+            f"{metric!r} was printed in {unit}, and by earlier launches of this study without a unit;"
+            " print the same unit always, or start a new study with --study NAME"
+        )
+    unit = unit or named or first
+    if not unit:
+        return Comparable(1.0, None)
+    target = named or "s"
+    return Comparable(SECONDS_AFTER_NUMBER[unit] / SECONDS_PER_UNIT[target], target)
+
+
+def printed_units(launches: Iterable[Launch], metrics: Iterable[str]) -> dict[str, str]:
+    """The unit with which the first of `launches` printed each of the times that have none in their name.
+
+    Empty for one that was measured without a unit. `metrics`: as written.
+    """
+    found: dict[str, str] = {}
+    times = {name_of(text) for text in metrics if text != WALL and kind_in(text) is MetricKind.TIME}
+    for launch in launches:
+        known = dict(launch.units)
+        for name in times - found.keys():
+            if name in known or (launch.value is not None and unit_in(name) is None):
+                found[name] = known.get(name, "")
+    return found
+
+
+def with_unit(objective: Objective, launches: Iterable[Launch]) -> Objective:
+    """The objective, with the unit of its values once a launch has printed one."""
+    name = objective.metric if objective.metric == WALL else name_of(objective.metric)
+    is_known = any(dict(launch.units).get(name) for launch in launches)
+    return objective._replace(unit="s") if is_known else objective
 
 
 def _describe(judgements: Mapping[int, Judgement], *, of_several: bool) -> list[str]:

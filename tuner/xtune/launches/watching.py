@@ -9,7 +9,7 @@ import os
 import select
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
@@ -17,10 +17,12 @@ from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.report import InstanceReport, Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
+from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import Goal, Outcome, Secondary, Series, Steadiness
 from xtune.launches.meters import MAX_PAUSE_S, EnergyMeter, MemoryWatch
 from xtune.launches.steadiness import judge
+from xtune.launches.summaries import comparable
 
 MIN_VALUES = 20
 BATCHES = 10
@@ -158,6 +160,8 @@ class Race(NamedTuple):
     """None: wall time."""
     kind: MetricKind
     instances: int
+    printed: Mapping[str, str] = {}
+    """See `printed_units`."""
 
 
 class Watched(NamedTuple):
@@ -275,12 +279,18 @@ class _Watch:
             elif isinstance(one, LiveLine):
                 self._lines.append(one)
             elif self._race is not None and one.metric == self._race.metric:
-                self._take_value(one)
+                self._take_value(one, self._race)
 
-    def _take_value(self, one: LiveValue) -> None:
+    def _take_value(self, one: LiveValue, race: Race) -> None:
+        value = one.value
+        if race.kind is MetricKind.TIME:
+            try:
+                value *= comparable(one.metric, one.unit, race.printed.get(one.metric)).factor
+            except ObjectiveError:  # which the launch fails with in the end
+                return
         times, values = self._values.setdefault(one.instance, ([], []))
         times.append(one.at_s - (self._began or self._started))
-        values.append(one.value)
+        values.append(value)
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._ended_as, self._reason = outcome, reason

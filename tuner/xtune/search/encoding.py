@@ -62,6 +62,7 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
         "steadiness": launch.steadiness.value,
         "requirements": dict(launch.requirements),
         "metrics": dict(launch.metrics),
+        "units": dict(launch.units),
         "secondary": {k: v for k, v in launch.secondary._asdict().items() if v is not None},
         "exit_code": launch.exit_code,
         "stderr_tail": launch.stderr_tail,
@@ -89,6 +90,7 @@ def decode_launch(plain: Plain) -> Launch:
         steadiness=Steadiness(plain["steadiness"]),
         requirements=tuple(plain.get("requirements", {}).items()),
         metrics=tuple(plain.get("metrics", {}).items()),
+        units=tuple(plain.get("units", {}).items()),
         secondary=Secondary(**plain["secondary"]),
         series=tuple(
             Series(**one | {"times_s": tuple(one["times_s"]), "values": tuple(one["values"])})

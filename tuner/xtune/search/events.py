@@ -206,6 +206,8 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
         outcome = f"was {outcome}"
     elif launch.outcome is Outcome.OUT_OF_MEMORY:
         outcome = f"ran {outcome}"
+    elif launch.outcome is Outcome.NOT_FINITE:
+        outcome = "printed a value that is not finite"
     if launch.outcome is Outcome.NO_METRIC:
         raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
     code = f" with exit code {launch.exit_code}" if launch.exit_code else ""

@@ -21,7 +21,7 @@ from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
 from xtune.show.result_text import describe_interval
 from xtune.show.results import SearchResult
-from xtune.show.words import STAGES, objective_quantity, percent, quantity_of, ratios, settings_of
+from xtune.show.words import STAGES, objective_quantity, percent, ratios, settings_of
 from xtune.space.parameters import BARE, Configuration, Parameter
 
 GREY, ORANGE, BLUE, GREEN, PINK, YELLOW, RED = (
@@ -306,10 +306,10 @@ def importance_chart(importance: Importance) -> Chart | None:
 
 def front_chart(result: SearchResult) -> Chart | None:
     """The configurations by both goals; None without a second goal or without values of both."""
-    if result.second is None:
+    if result.second is None or result.other_objective is None:
         return None
     first = objective_quantity(result.objective)
-    other = quantity_of(result.second.metric, result.second.goal)
+    other = objective_quantity(result.other_objective)
     points = front_of(result.launches, result.objective, result.second)
     data = []
     for is_beaten, name, symbol, colour in (

@@ -113,7 +113,7 @@ def render_page(result: SearchResult, plotly: str) -> str:
         interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
         json_value=lambda value: "null" if finite(value) is None else repr(value),
         numactl_line=numactl_line,
-        other=None if second is None else words.quantity_of(second.metric, second.goal),
+        other=result.other_objective and words.objective_quantity(result.other_objective),
         period=_period(result),
         plain=result.to_plain(),
         preset=None if result.preset is None else os.path.basename(result.preset),

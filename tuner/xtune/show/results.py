@@ -13,6 +13,7 @@ from xtune.evidence.finals import FinalPlan
 from xtune.evidence.readings import Importance, SecondGoal, importance_of
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.launches.summaries import with_unit
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.encoding import decode_final_plan
 from xtune.search.events import Ended, Favourite, Resolution
@@ -89,7 +90,14 @@ class SearchResult(NamedTuple):
 
     @property
     def objective(self) -> Objective:
-        return self.subject.objective
+        return with_unit(self.subject.objective, self.launches)
+
+    @property
+    def other_objective(self) -> Objective | None:
+        """The second goal as an objective."""
+        if self.second is None:
+            return None
+        return with_unit(Objective(self.second.metric, self.second.goal), self.launches)
 
     @property
     def launches(self) -> tuple[Launch, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from xtune.launches.launch import Objective, Outcome
+from xtune.launches.summaries import with_unit
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Observer, Outline, Progress, Resolution
 from xtune.search.records import NextLaunch, Record, Stage
@@ -104,6 +105,7 @@ class PlainScreen(Observer):
         shared = shared_with(launch)
         if shared is not None and self._is_news("shared"):  # the user may end the other program
             self._say(f"warning: {shared}")
+        self._objective = with_unit(self._objective, [launch])
         shown = describe_launch(record, self._space, self._objective)
         if self._is_news("time"):
             left_s = time_left(progress, self._budget)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch import text
-from xlaunch.metrics.metric_lines import MetricKind
+from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind
 from xlaunch.text import number
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Requirement
@@ -39,6 +39,8 @@ class Quantity(NamedTuple):
     unit: str
     """**Ex.:** ``s``, ``ms``, ``images/s``; empty where unknown."""
     goal: Goal
+    is_scaled: bool = False
+    """Values in seconds are shown in ms, us or ns where these fit better."""
 
     @property
     def axis(self) -> str:
@@ -52,27 +54,36 @@ class Quantity(NamedTuple):
 
     def of(self, value: float | None) -> str:
         """A value with its unit. **Ex.:** ``126,800 images/s``, ``1.5 s``, ``0.9 (accuracy)``."""
-        return NOTHING if value is None else f"{number(value)} {self.unit or f'({self.name})'}"
+        if value is None:
+            return NOTHING
+        if self.is_scaled:
+            units = ("s", "ms", "us", "ns")
+            unit = next((it for it in units if abs(value) >= SECONDS_PER_UNIT[it]), self.unit)
+            return f"{number(value / SECONDS_PER_UNIT[unit])} {unit}"
+        return f"{number(value)} {self.unit or f'({self.name})'}"
 
 
-def quantity_of(metric: str, goal: Goal) -> Quantity:
+def quantity_of(metric: str, goal: Goal, unit: str = "") -> Quantity:
     """The quantity that a metric measures.
 
     **Ex.:** the unit is ``s`` for ``wall``, ``ms`` for ``step_ms``, ``images/s`` for itself.
+
+    unit
+        See `Objective.unit`.
     """
     if metric == WALL:
         return Quantity("wall time", "s", goal)
     name = name_of(metric)
-    unit = unit_in(name) if kind_in(metric) is MetricKind.TIME else None
-    if unit is None and "/" in name and " " not in name:
-        unit = name
+    named = unit_in(name) if kind_in(metric) is MetricKind.TIME else None
+    if named is None and "/" in name and " " not in name and not unit:
+        named = name
     if metric.startswith(MARK):
         name = metric.removeprefix(MARK).strip() or "announced value"
-    return Quantity(name, unit or "", goal)
+    return Quantity(name, named or unit, goal, is_scaled=named is None and bool(unit))
 
 
 def objective_quantity(objective: Objective) -> Quantity:
-    return quantity_of(objective.metric, objective.goal)
+    return quantity_of(objective.metric, objective.goal, objective.unit)
 
 
 def amount(value: float, objective: Objective) -> str:
