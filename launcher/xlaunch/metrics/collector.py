@@ -75,6 +75,8 @@ class MetricTotal(NamedTuple):
     """Reservations about the result."""
     window_from_s: float | None = None
     """Values before this do not count, in seconds since the run began; None: all count."""
+    last_tenth: float | None = None
+    """Of a value: the mean of the instances' last tenths, see `last_tenth`."""
     not_finite: str | None = None
     """A line of the window with a value that is NaN or infinite, and is left out."""
 
@@ -277,6 +279,9 @@ class Collector:
             unit = self._units.get(metric.name)
             pooled = sorted(value for found in values.values() for value in found.values)
             total = _total(metric, unit, window, pooled, list(means.values()), notes)
+            ends_at = [last_tenth(one.values) for one in values.values() if one.values]
+            if metric.kind is MetricKind.VALUE and ends_at:
+                total = total._replace(last_tenth=_mean(ends_at))
             total = total._replace(not_finite=not_finite)
             if window.start is not None:
                 total = total._replace(window_from_s=window.start - self._began)
@@ -293,6 +298,12 @@ class Collector:
             if (at > start or (at == start and is_later)) and at <= end
         ]
         return lines[0] if lines else None
+
+
+def last_tenth(values: Sequence[float]) -> float:
+    """The mean of the last tenth of some values, at least of one: where a loss or an accuracy ended."""
+    last = values[-max(1, len(values) // 10) :]
+    return min(max(sum(one / len(last) for one in last), min(last)), max(last))
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

@@ -121,6 +121,7 @@ def describe_total(total: MetricTotal) -> str:
         f"{label}{value:.4g}{unit}{rest}"
         for label, value, rest in (
             ("", total.sum, " in total"),
+            ("last tenth ", total.last_tenth, ""),
             ("mean ", total.mean, ""),
             ("p50 ", total.p50, ""),
             ("p90 ", total.p90, ""),

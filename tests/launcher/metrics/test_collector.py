@@ -86,7 +86,8 @@ def test_the_last_of_many_values_that_are_not_finite_is_kept():
 ENDS_3 = {0: 3.0, 1: 3.0}
 TOTALS: dict[str, tuple[str, Lines, dict[int, float], float | None, dict[str, object]]] = {
     "other kinds are not weighted": (
-        "loss", {0: [(0, "loss 9"), (3, "loss 1"), (4, "loss 3")]}, {0: 9.0}, None, {"mean": 2},
+        "loss", {0: [(0, "loss 9"), (3, "loss 1"), (4, "loss 3")]}, {0: 9.0}, None,
+        {"mean": 2, "last_tenth": 3},
     ),
     "the window begins when the barrier opens": (
         "x/s", {0: rates((1, 999), (6, 10)), 1: rates((6, 20), (6.5, 30))}, {0: 7.0, 1: 8.0}, 5.0,

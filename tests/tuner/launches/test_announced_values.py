@@ -130,5 +130,5 @@ tell("@hypertune {'name': 'accuracy', 'higher_is_better': True}"); tell(0.9)
     )
     launch = runner.measure(DEFAULT)
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, 0.9)
-    assert dict(launch.requirements) == {"loss<=1": 2.0, "@hypertune accuracy>=0.9": 0.9}
+    assert dict(launch.requirements) == {"loss<=1": 3.0, "@hypertune accuracy>=0.9": 0.9}
     assert not runner.objective.is_feasible(launch)

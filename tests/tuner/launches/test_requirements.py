@@ -87,6 +87,8 @@ def test_limits_without_a_unit_are_as_printed(text: str, quantity: str, limit: f
         ("energy<=8ms", "'ms' is not a unit of it; energy takes J, kJ, Wh"),
         ("p99<=20GiB", "'GiB' is not a unit of time"),
         ("accuracy>=0.9points", "'points' is not a unit of time.*as it is printed"),
+        ("p49<=20ms", "p49 is not supported; write p50 to p99.9"),
+        ("p99.99(step_ms)<=20", "p99.99 is not supported"),
         ("p99<=0ms", "nothing can meet it; the limit must be above 0"),
         ("x<=1e999", "the limit is too large"),
     ],
@@ -177,9 +179,39 @@ def test_99th_percentile_of_few_values_is_refused():
     found, notes = seen("p99<=20ms", "p90<=20ms", step_ms=[1.0] * 99)
     assert found == [None, pytest.approx(0.001)]
     assert notes == (
-        "--require 'p99<=20ms': p99 takes 100 values and there are 99: run longer, or require p90",
+        "--require 'p99<=20ms': p99 takes 100 values and there are 99: run longer, or require p95",
     )
+    _, notes = seen("p99.9<=20ms", "p50<=20ms", step_ms=[1.0])
+    assert notes[0].endswith("p99.9 takes 1,000 values and there are 1: run longer")
+    assert notes[1].endswith("p50 takes 2 values and there are 1: run longer")
     assert not parse_requirement("p99<=20ms").holds(found[0])
+
+
+def test_any_percentile_from_the_median_on_is_of_all_values():
+    found, _ = seen("p95<=20ms", "p99.9<=20ms", step_ms=[float(n) for n in range(1001)])
+    assert found == pytest.approx([0.95, 0.999])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("accuracy>=0.5", pytest.approx(0.9)), ("loss<=1", pytest.approx(0.9)), ("last(accuracy)>=0.5", 0.7), ("max(accuracy)<=1", 1.1),
+        ("min(accuracy)>=0.5", 0.0), ("mean(accuracy)>=0.5", pytest.approx(0.94)), ("last(ms)<=1", 0.7),
+    ],
+)  # fmt: skip
+def test_statistics_of_values(text: str, value: float):
+    values = [0.0, *[1.0] * 17, 1.1, 0.7]  # the mean of the last two is 0.9
+    found, notes = seen(text, accuracy=values, loss=values, ms=values)
+    assert (found, notes) == ([value], ())
+
+
+def test_the_worst_instance_counts():
+    series = [Series(n, "loss", (0.0, 1.0), (9.0, 1.0 + n)) for n in range(3)]
+    found = {"loss": summarise("loss", series)}
+    for text, value in [("loss<=1", 3.0), ("loss>=1", 1.0), ("last(loss)<=2", 3.0)]:
+        values, _ = check([parse_requirement(text)], found, NOTHING_ELSE)
+        assert values == ((text, value),)
+    assert found["loss"].value == 2.0
 
 
 def test_unit_that_nobody_told_is_not_guessed():

@@ -103,9 +103,10 @@ def test_times_pool():
     assert summed_up(*halves).p99 == 100.0
 
 
-def test_other_values_are_averaged():
+def test_of_other_values_the_last_tenth_counts():
     summary = summed_up(series(1, metric="loss"), series(2, 4, metric="loss", instance=1))
-    assert (summary.kind, summary.value) == (MetricKind.VALUE, 2.0)
+    assert (summary.kind, summary.value) == (MetricKind.VALUE, 2.5)
+    assert summed_up(series(*[9] * 28, 5, 4, 3, metric="loss")).value == 4.0
     said = summed_up(series(3, 1, 2, metric="total"), kind=MetricKind.TIME, unit="us")
     assert (said.kind, said.unit, said.value) == (MetricKind.TIME, "us", 2)
 

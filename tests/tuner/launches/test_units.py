@@ -66,7 +66,7 @@ def test_a_unit_after_numbers_without_one_fails_the_launch(launched):
 
 @pytest.mark.parametrize("text", ["step time <= 30", "p50(step time) <= 30"])
 def test_a_limit_without_a_unit_is_in_the_unit_that_was_printed_first(launched, text):
-    printed = ["step time: 20 ms"], ["step time: 0.025 s"], ["step time: 0.04 s"]
+    printed = ["step time: 20 ms"] * 3, ["step time: 0.025 s"] * 3, ["step time: 0.04 s"] * 3
     launches = launched(*printed, metric="step time", requirements=[text])
     seen = [dict(launch.requirements)[text] for launch in launches]
     assert seen == pytest.approx([20, 25, 40])

@@ -62,7 +62,7 @@ OBJECTIVE = [
         "--goal", "maximize|minimize", "Default: maximize rates, minimize times.",
         type=click.Choice(["maximize", "minimize"]), multiple=True,
     ),
-    _option("--require", "BOUND", "Requirement: 'p99<=20ms', 'rss<=8GiB'.", multiple=True),
+    _option("--require", "BOUND", "Requirement: 'p99<=20ms', 'rss<=8GiB', 'last(loss)<=2'.", multiple=True),
     _option(
         "--min-effect", None, f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
         type=Percentage(), default=DEFAULT_MIN_EFFECT,

@@ -34,8 +34,9 @@ LATENCY = "latency"
 
 _NUMBER = r"([-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
 _UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
-_PERCENTILE = re.compile(rf"\s*(50|90|99)(?:\.0+)?%+\s+(?:in\s+)?{_NUMBER}\s?({_UNIT})\s*")
-_NAMED_PERCENTILE = re.compile(rf"\s*P(50|90|99) ([\w /-]+?) \(({_UNIT})\):\s*{_NUMBER}\s*")
+_PERCENT = r"([0-9]{1,2}(?:\.[0-9]+)?)"
+_PERCENTILE = re.compile(rf"\s*{_PERCENT}%+\s+(?:in\s+)?{_NUMBER}\s?({_UNIT})\s*")
+_NAMED_PERCENTILE = re.compile(rf"\s*P{_PERCENT} ([\w /-]+?) \(({_UNIT})\):\s*{_NUMBER}\s*")
 _ERRORS = re.compile(
     r"\s*(Non-2xx or 3xx responses: .*|\[[45]\d\d\]\s+\d+ responses|Failed requests:\s+0*[1-9].*)"
 )
@@ -61,12 +62,13 @@ def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Su
             if metric.kind is not MetricKind.VALUE:
                 total = max(numbers) if metric.kind is MetricKind.TIME else math.fsum(numbers)
             made = _summary(metric.name, metric.kind, unit, total)
-            found[metric.name] = made._replace(printed_in=printed or "")
+            each = tuple([(number,) for number in numbers])
+            found[metric.name] = made._replace(printed_in=printed or "", values=each)
     for name, (percentiles, printed) in _percentiles(outputs).items():
-        half = percentiles.get("50", _median_printed(found.get(name)))
+        half = percentiles.setdefault(50.0, _median_printed(found.get(name)))
         made = _summary(name, MetricKind.TIME, "s", half)
-        p90, p99 = percentiles.get("90"), percentiles.get("99")
-        found[name] = made._replace(p90=p90, p99=p99, printed_in=printed)
+        p90, p99 = percentiles.get(90.0), percentiles.get(99.0)
+        found[name] = made._replace(p90=p90, p99=p99, printed_in=printed, printed=percentiles)
     return found
 
 
@@ -100,9 +102,9 @@ def _last(text: str, output: str) -> Value | None:
     return None
 
 
-def _percentiles(outputs: Sequence[str]) -> dict[str, tuple[dict[str, float], str]]:
+def _percentiles(outputs: Sequence[str]) -> dict[str, tuple[dict[float, float], str]]:
     """In seconds, by metric and percentile, the largest of all outputs; and the unit of the last one."""
-    rows = dict[str, tuple[dict[str, float], str]]()
+    rows = dict[str, tuple[dict[float, float], str]]()
     for line in "\n".join(outputs).splitlines():
         if found := _PERCENTILE.fullmatch(line):
             name, percentile, number, unit = LATENCY, found[1], found[2], found[3]
@@ -112,7 +114,8 @@ def _percentiles(outputs: Sequence[str]) -> dict[str, tuple[dict[str, float], st
             continue
         seconds = float(number.replace(",", "")) * SECONDS_AFTER_NUMBER[unit]
         row, _ = rows.get(name, ({}, ""))
-        rows[name] = {**row, percentile: max(row.get(percentile, 0.0), seconds)}, unit
+        percent = float(percentile)
+        rows[name] = {**row, percent: max(row.get(percent, 0.0), seconds)}, unit
     return rows
 
 

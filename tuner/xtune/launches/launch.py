@@ -116,8 +116,9 @@ class Requirement(NamedTuple):
     text: str
     """As the user wrote it; used as its name."""
     quantity: str
-    """``p50``, ``p90`` or ``p99`` of the latency metric, or of another as in ``p99(step_ms)``; ``rss``,
-    ``energy``, ``cpu``, ``wall``; or a metric, as xlaunch's --metric takes it."""
+    """``p50`` to ``p99.9`` of the latency metric, or of another as in ``p99(step_ms)``; ``last``, ``max``,
+    ``min`` or ``mean`` of a metric, as in ``last(accuracy)``; ``rss``, ``energy``, ``cpu``, ``wall``; or a
+    metric, as xlaunch's --metric takes it."""
     at_most: bool
     """False: at least."""
     limit: float

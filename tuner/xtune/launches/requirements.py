@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requirements such as ``--require 'p99<=20ms'``: parsing and checking.
 
-p99<=20ms            p50, p90 or p99 of the latency metric
+p99<=20ms            p50 to p99.9 of the latency metric, over the values of all instances
 p99(step_ms)<=20     of the metric step_ms; without a unit, in the unit in which it is printed
 rss<=8GiB            peak memory of the launch, all instances together
 cpu<=10min           CPU time;  wall<=90s  from start to end;  energy<=500J  of the machine
-accuracy>=0.9        another metric, as printed; it is then measured too
+accuracy>=0.9        another metric, as printed; it is then measured too: the last tenth of its values
+last(accuracy)>=0.9  the last value; also max, min and mean
+
+Of a metric that is neither a rate nor a time, and of last, max, min and mean, the worst instance counts.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
-from xlaunch.metrics.collector import MIN_FOR_P99
+from xlaunch.metrics.collector import last_tenth, percentile
 from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
@@ -31,7 +35,17 @@ MEMORY_UNITS: dict[str, float] = {
 }
 ENERGY_UNITS = {"J": 1.0, "kJ": 1000.0, "Wh": 3600.0}
 
-_PERCENTILE = re.compile(r"(p50|p90|p99)(?:\((.+)\))?")
+_PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)(?:\((.+)\))?")
+MIN_PERCENT, MAX_PERCENT = 50.0, 99.9
+ADVISED = (99.0, 95.0, 90.0, 75.0, 50.0)
+"""Percentiles to require where there are too few values."""
+_STATISTIC = re.compile(r"(last|max|min|mean)\((.+)\)")
+_STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
+    "last": lambda values: values[-1],
+    "max": max,
+    "min": min,
+    "mean": fmean,
+}
 _FORM = re.compile(
     r"(?P<quantity>[^<>=≤≥].*?)\s*(?P<sign><=|>=|≤|≥|==|[<>=])\s*"
     r"(?P<number>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(?P<unit>\D*)"
@@ -71,9 +85,14 @@ def parse_requirement(text: str) -> Requirement:
     value = float(found["number"])
     if not math.isfinite(value):
         raise ObjectiveError(f"--require {text!r}: the limit is too large")
+    asked = _PERCENTILE.fullmatch(quantity)
+    if asked is not None and not MIN_PERCENT <= float(asked[1]) <= MAX_PERCENT:
+        raise ObjectiveError(
+            f"--require {text!r}: p{asked[1]} is not supported; write p{MIN_PERCENT:g} to p{MAX_PERCENT:g}"
+        )
     limit, as_printed = _limit(text, quantity, value, unit)
     at_most = sign in ("<=", "≤")
-    resource = quantity in RESOURCES or _PERCENTILE.fullmatch(quantity) is not None
+    resource = quantity in RESOURCES or asked is not None
     if resource and at_most and limit <= 0:
         raise ObjectiveError(f"--require {text!r}: nothing can meet it; the limit must be above 0")
     return Requirement(text.strip(), quantity, at_most, limit, as_printed)
@@ -116,10 +135,11 @@ def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[s
     """
     wanted = [text for text in (objective.metric, *others) if text != WALL]
     for requirement in objective.requirements:
-        percentile = _PERCENTILE.fullmatch(requirement.quantity)
-        name = percentile[2] if percentile else requirement.quantity
+        asked = _PERCENTILE.fullmatch(requirement.quantity)
+        worded = asked or _STATISTIC.fullmatch(requirement.quantity)
+        name = worded[2] if worded else requirement.quantity
         if name is not None and name not in RESOURCES:
-            is_time = percentile is not None and not name.startswith(MARK)
+            is_time = asked is not None and not name.startswith(MARK)
             wanted.append(f"{MetricKind.TIME.value}:{name}" if is_time else name)
     found: dict[str, str] = {}
     for text in wanted:
@@ -130,7 +150,7 @@ def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[s
     return tuple(dict.fromkeys(MARK if text.startswith(MARK) else text for text in found.values()))
 
 
-def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[str, str] | None:
+def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[float, str] | None:
     """The required percentile and its metric; None for other quantities.
 
     `times`: the metrics that are times. Raises `ObjectiveError` if the metric is not clear.
@@ -139,15 +159,15 @@ def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[str,
     if found is None:
         return None
     if found[2] is not None:
-        return found[1], name_of(found[2])
+        return float(found[1]), name_of(found[2])
     if len(times) == 1:
-        return found[1], times[0]
+        return float(found[1]), times[0]
     head = f"--require {requirement.text!r}"
     if not times:
         raise ObjectiveError(
-            f"{head}: {found[1]} of what? No metric is a latency; name it, as in {found[1]}(step_ms)"
+            f"{head}: p{found[1]} of what? No metric is a latency; name it, as in p{found[1]}(step_ms)"
         )
-    listed = ", ".join(f"{found[1]}({name})" for name in times)
+    listed = ", ".join(f"p{found[1]}({name})" for name in times)
     raise ObjectiveError(f"{head}: of which metric? Write one of {listed}")
 
 
@@ -183,23 +203,22 @@ def _seen(
         field = RESOURCES[requirement.quantity].field
         return getattr(secondary, field), f"{requirement.quantity} cannot be read on this system"
     try:
-        percentile = _percentile_of(requirement, times)
+        asked = _percentile_of(requirement, times)
     except ObjectiveError:
         return None, "no latency was printed"
-    if percentile is None:
-        summary = summaries.get(name_of(requirement.quantity))
-        value = None if summary is None else summary.value
+    if asked is None:
+        statistic = _STATISTIC.fullmatch(requirement.quantity)
+        name = name_of(statistic[2] if statistic else requirement.quantity)
+        summary = summaries.get(name)
+        value = _statistic(requirement, statistic and statistic[1], summary)
     else:
-        summary = summaries.get(percentile[1])
-        value = None if summary is None else _of(summary, percentile[0])
+        summary = summaries.get(asked[1])
+        value = None if summary is None else _percentile(summary, asked[0])
     if summary is None:
         return None, "it was not printed"
-    if value is None:
-        return None, (
-            f"{percentile and percentile[0]} takes {MIN_FOR_P99} values and there are {summary.count}: run"
-            " longer, or require p90"
-        )
-    if math.isnan(value):
+    if value is None and asked is not None and not summary.printed:
+        return None, _too_few(asked[0], summary.count)
+    if value is None or math.isnan(value):
         return None, "it was not printed"
     if requirement.as_printed:
         unit = None if unit_in(summary.metric) else printed.get(summary.metric)
@@ -212,7 +231,31 @@ def _seen(
     return in_seconds(value, summary.unit), ""
 
 
-def _of(summary: Summary, percentile: str) -> float | None:
-    if percentile == "p50":
-        return summary.value
-    return summary.p90 if percentile == "p90" else summary.p99
+def _statistic(requirement: Requirement, word: str | None, summary: Summary | None) -> float | None:
+    """The statistic of the worst instance; of a rate or time without a word, its value."""
+    if summary is None or (word is None and summary.kind is not MetricKind.VALUE):
+        return summary and summary.value
+    statistic = last_tenth if word is None else _STATISTICS[word]
+    worst = max if requirement.at_most else min
+    return worst([statistic(values) for values in summary.values], default=None)
+
+
+def _percentile(summary: Summary, percent: float) -> float | None:
+    """The percentile of all values; None where there are too few, or the generator printed others."""
+    if summary.printed:
+        return summary.printed.get(percent)
+    pooled = sorted([value for values in summary.values for value in values])
+    return percentile(pooled, percent) if len(pooled) >= _values_needed(percent) else None
+
+
+def _values_needed(percent: float) -> int:
+    """So many that one lies above the percentile. **Ex.:** 20 for p95, 1,000 for p99.9."""
+    return math.ceil(round(100.0 / (100.0 - percent), 6))
+
+
+def _too_few(percent: float, count: int) -> str:
+    text = (
+        f"p{percent:g} takes {_values_needed(percent):,} values and there are {count}: run longer"
+    )
+    advised = [it for it in ADVISED if _values_needed(it) <= count]
+    return f"{text}, or require p{advised[0]:g}" if advised else text

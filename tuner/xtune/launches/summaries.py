@@ -16,7 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, percentile
+from xlaunch.metrics.collector import (
+    MIN_FOR_P99,
+    MetricTotal,
+    durations,
+    last_tenth,
+    percentile,
+)
 from xlaunch.metrics.metric_lines import (
     SECONDS_AFTER_NUMBER,
     SECONDS_PER_UNIT,
@@ -51,7 +57,7 @@ class Summary(NamedTuple):
     """Unit of a time, if printed or in the metric's name. **Ex.:** ``"ms"``."""
     value: float
     """Rates: the sum of the instances' means, weighted by time. Times: the median of all values.
-    Others: the mean of the instances' means."""
+    Others: the mean of the instances' last tenths, see `last_tenth`."""
     steadiness: Steadiness
     """That of the least steady instance."""
     count: int  # type: ignore[assignment]  # hides tuple.count
@@ -65,12 +71,23 @@ class Summary(NamedTuple):
     """What was dropped, and caveats."""
     printed_in: str = ""
     """The unit with which a time was first printed in this launch; empty: without one."""
+    values: tuple[tuple[float, ...], ...] = ()
+    """Those of each instance that count, in order; of one that is neither rate nor time, also while it
+    was not steady."""
+    printed: Mapping[float, float] = {}
+    """The percentiles that a load generator printed."""
 
     def times(self, factor: float, unit: str | None) -> Summary:
         """The summary in another unit."""
         p90, p99 = (None if it is None else it * factor for it in (self.p90, self.p99))
         return self._replace(
-            value=self.value * factor, mean=self.mean * factor, p90=p90, p99=p99, unit=unit
+            value=self.value * factor,
+            mean=self.mean * factor,
+            p90=p90,
+            p99=p99,
+            unit=unit,
+            values=tuple([tuple([value * factor for value in one]) for one in self.values]),
+            printed={percent: value * factor for percent, value in self.printed.items()},
         )
 
     @property
@@ -212,7 +229,8 @@ def summarise(
     elif kind is MetricKind.TIME:
         value = percentile(pooled, 50)
     else:
-        value = _mean([_mean(values) for values in kept.values()])
+        kept = {index: one.values for index, one in found.items()}
+        value = _mean([last_tenth(values) for values in kept.values()])
     is_time = kind is MetricKind.TIME
     return Summary(
         metric=metric,
@@ -226,6 +244,7 @@ def summarise(
         p99=percentile(pooled, 99) if is_time and len(pooled) >= MIN_FOR_P99 else None,
         notes=tuple(dict.fromkeys(told)),
         printed_in=printed_in,
+        values=tuple(kept.values()),
     )
 
 
