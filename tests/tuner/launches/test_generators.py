@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from xtune.launches.generators import errors_in, summaries_of
+from xtune.launches.generators import summaries_of
 from xtune.launches.summaries import Summary
 
 WRK = """\
@@ -112,17 +112,3 @@ def test_generators_together() -> None:
     assert found["requests/sec"].value == pytest.approx(2010.5)
     assert found["latency"].p99 == 1.5
     assert "requests/sec" not in summaries_of([WRK, ""], ["requests/sec"])
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("  Non-2xx or 3xx responses: 1751", "Non-2xx or 3xx responses: 1751"),
-        ("  [503]\t12 responses", "[503] 12 responses"),
-        ("Failed requests:                         3         ", "Failed requests: 3"),
-        ("Failed requests:                         0", ""),
-        ("  [200]\t8000 responses", ""),
-    ],
-)
-def test_failed_requests(line: str, told: str) -> None:
-    assert errors_in(f"{HEY}{line}\n") == told

@@ -37,10 +37,6 @@ _UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
 _PERCENT = r"([0-9]{1,2}(?:\.[0-9]+)?)"
 _PERCENTILE = re.compile(rf"\s*{_PERCENT}%+\s+(?:in\s+)?{_NUMBER}\s?({_UNIT})\s*")
 _NAMED_PERCENTILE = re.compile(rf"\s*P{_PERCENT} ([\w /-]+?) \(({_UNIT})\):\s*{_NUMBER}\s*")
-_ERRORS = re.compile(
-    r"\s*(Non-2xx or 3xx responses: .*|\[[45]\d\d\]\s+\d+ responses|Failed requests:\s+0*[1-9].*)"
-)
-"""wrk, hey, and ``vllm bench serve``."""
 
 
 def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Summary]:
@@ -79,12 +75,6 @@ def _median_printed(summary: Summary | None) -> float:
     return in_seconds(summary.value, summary.unit)
 
 
-def errors_in(output: str) -> str:
-    """The line that says that requests failed; empty without one."""
-    found = filter(None, map(_ERRORS.fullmatch, output.splitlines()))
-    return next((" ".join(one[1].split()) for one in found), "")
-
-
 def _last(text: str, output: str) -> Value | None:
     metric, lower = parse_metric(text), parse_metric(text.lower()) if "(" not in text else None
     labelled = re.compile(
@@ -117,6 +107,11 @@ def _percentiles(outputs: Sequence[str]) -> dict[str, tuple[dict[float, float], 
         percent = float(percentile)
         rows[name] = {**row, percent: max(row.get(percent, 0.0), seconds)}, unit
     return rows
+
+
+def summary_of_share(name: str, percent: float) -> Summary:
+    """The summary of a share of all requests."""
+    return _summary(name, MetricKind.VALUE, None, percent)._replace(values=((percent,),))
 
 
 def _summary(name: str, kind: MetricKind, unit: str | None, value: float) -> Summary:

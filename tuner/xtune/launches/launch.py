@@ -20,6 +20,8 @@ class Outcome(enum.Enum):
     TIMED_OUT = "timed out"
     NO_METRIC = "no metric"
     """It succeeded without printing the metric, or in a unit that cannot be compared."""
+    SATURATED = "generator at its limit"
+    """The load generator of a service used up its own CPUs: the service was not what was measured."""
     NOT_FINITE = "not finite"
     """A metric was NaN or infinite while it was measured."""
     CUT = "cut"

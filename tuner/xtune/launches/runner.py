@@ -26,9 +26,10 @@ from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import ObjectiveError, SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
-from xtune.launches.generators import LATENCY, summaries_of
+from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
 from xtune.launches.meters import EnergyMeter, MemoryWatch
+from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
     Load,
@@ -74,6 +75,11 @@ MAX_PADDING = 4096
 
 GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL, unless the user asks for less."""
+
+ERRORS_NOT_SEEN = (
+    "failed requests are not seen: the output is not that of a known load generator"
+    f" ({', '.join(GENERATORS)})"
+)
 
 MAX_LINES_TOLD = 3
 """Of a generator's output without the metric."""
@@ -521,7 +527,16 @@ class Runner:
             if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
             return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
+        required = {one.quantity for one in self._objective.requirements}
+        requests = load.requests
+        shares = {} if requests is None else requests.shares
+        if requests is not None and any(shares[name] for name in shares.keys() - required):
+            hint = f"allow a share of them with --require '{ERRORS}<=1%' or '{REJECTED}<=1%'"
+            return launch._replace(outcome=Outcome.CRASHED, notes=(f"{requests}; {hint}", *notes))
+        if requests is None:
+            notes.append(ERRORS_NOT_SEEN)
         summaries, name = summaries_of(load.outputs, self._metrics), name_of(self._objective.metric)
+        summaries |= {word: summary_of_share(word, share) for word, share in shares.items()}
         series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
         lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
         unseen = f"the generator printed no {self._objective.metric!r}; its last lines:"

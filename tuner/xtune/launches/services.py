@@ -32,6 +32,7 @@ from xlaunch.environment.program import resolve_program
 from xlaunch.environment.substitution import own_program, own_variables, substitute, words_of
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.metrics.live import LiveLine
 from xlaunch.planning import (
@@ -43,11 +44,12 @@ from xlaunch.planning import (
     RunRequest,
     plan,
 )
+from xlaunch.report import Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.text import number
-from xtune.launches.generators import errors_in
 from xtune.launches.launch import Outcome
 from xtune.launches.meters import EnergyMeter
+from xtune.launches.requests import Requests, requests_of
 from xtune.launches.watching import Tail
 
 
@@ -94,6 +96,9 @@ ANSWER_S = 2.0
 """Time limit of an attempt."""
 
 ENDED_UNDER_LOAD = "the service ended while it was measured"
+
+MAX_BUSY = 0.9
+"""A generator that used more of its own CPUs is taken to be at its limit."""
 
 MAX_OUTPUT = 1 << 22
 """Bytes of a generator's output that are read, from its end."""
@@ -145,6 +150,8 @@ class Load(NamedTuple):
     """By itself."""
     said: str = ""
     """The last lines of the service's standard error."""
+    requests: Requests | None = None
+    """What became of the requests; None: the generator is not known, and errors are not seen."""
 
 
 def require_service(service: Service) -> None:
@@ -307,17 +314,34 @@ def put_under_load(
             if running.deadline is not None and time.monotonic() > running.deadline:
                 return Load((), Outcome.TIMED_OUT, "the generator took longer than the time limit")
         outputs = tuple([_text_of(file.fileno()) for file in files])
-        codes = [one.report().exit_code for one in generators]
+        reports = [one.report() for one in generators]
+        codes = [one.exit_code for one in reports]
         if any(codes) and running.has_ended(ANSWER_S):  # the generators failed because of that
             return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
+    requests = requests_of(outputs)
     for code, printed in zip(codes, outputs, strict=True):
-        if code:
+        # locust and k6 end with another exit code if requests failed.
+        if code and not (requests and requests.failed + requests.rejected):
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
             problem = f"the generator failed with exit code {code}: {last}"
             return Load(outputs, Outcome.NO_METRIC, problem)
-        if errors := errors_in(printed):
-            return Load(outputs, Outcome.CRASHED, f"requests failed: {errors}")
-    return Load(outputs)
+    busy = _busy(reports, len(cpus))
+    if busy > MAX_BUSY:
+        problem = (
+            f"the load generators used {busy:.0%} of their CPUs {format_cpu_list(cpus)}: what they print may"
+            " be their own limit; leave them more CPUs (--cpus), or lower the load"
+        )
+        return Load(outputs, Outcome.SATURATED, problem, requests=requests)
+    return Load(outputs, requests=requests)
+
+
+def _busy(reports: Sequence[Report], cpus: int) -> float:
+    """The share of their own CPUs that the generators used; 0 if they have none, or it is not known."""
+    used_s = [one.cpu_s for report in reports for one in report.instances]
+    wall_s = max([one.wall_s for report in reports for one in report.instances], default=0.0)
+    if not cpus or not wall_s or None in used_s:
+        return 0.0
+    return sum(filter(None, used_s)) / (wall_s * cpus)
 
 
 def _wait_until_ready(service: Service, running: Running) -> Load:

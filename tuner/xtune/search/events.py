@@ -194,6 +194,16 @@ class Measurer(Protocol):
         ...
 
 
+_ENDED = {
+    Outcome.NOT_STARTED: "was not started",
+    Outcome.CUT: "was cut",
+    Outcome.OUT_OF_MEMORY: "ran out of memory",
+    Outcome.SATURATED: "was under a load generator at its limit",
+    Outcome.NOT_FINITE: "printed a value that is not finite",
+}
+"""Outcomes as they stand after "it"; others stand as they are."""
+
+
 def require_baseline(launch: Launch, objective: Objective) -> None:
     """Raise unless the bare command was measured: nothing can be compared with it."""
     if launch.outcome is Outcome.MEASURED:
@@ -201,13 +211,7 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
         log_ratio(launch.value, launch.value, objective.goal)
         return
     told = "; ".join(launch.notes)
-    outcome = launch.outcome.value
-    if launch.outcome in (Outcome.NOT_STARTED, Outcome.CUT):
-        outcome = f"was {outcome}"
-    elif launch.outcome is Outcome.OUT_OF_MEMORY:
-        outcome = f"ran {outcome}"
-    elif launch.outcome is Outcome.NOT_FINITE:
-        outcome = "printed a value that is not finite"
+    outcome = _ENDED.get(launch.outcome, launch.outcome.value)
     if launch.outcome is Outcome.NO_METRIC:
         raise MetricNotSeenError(told or f"the program printed no {objective.metric!r}")
     code = f" with exit code {launch.exit_code}" if launch.exit_code else ""
