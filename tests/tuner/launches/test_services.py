@@ -197,6 +197,12 @@ def test_failed_requests_are_allowed_by_requirements(
         )
 
 
+def test_a_percentile_that_the_generator_does_not_print_is_named(measure: Measure) -> None:
+    launch = measure(requirements=["p95<=5ms"])
+    assert launch.requirements == (("p95<=5ms", None),)
+    assert "--require 'p95<=5ms': the load generator printed only p99" in launch.notes
+
+
 def test_an_unknown_generator_s_errors_are_said_to_be_unseen(measure: Measure) -> None:
     launch = measure(command="echo Requests/sec: 12")
     assert launch.outcome is Outcome.MEASURED

@@ -61,7 +61,7 @@ def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Su
             each = tuple([(number,) for number in numbers])
             found[metric.name] = made._replace(printed_in=printed or "", values=each)
     for name, (percentiles, printed) in _percentiles(outputs).items():
-        half = percentiles.setdefault(50.0, _median_printed(found.get(name)))
+        half = percentiles.get(50.0, _median_printed(found.get(name)))
         made = _summary(name, MetricKind.TIME, "s", half)
         p90, p99 = percentiles.get(90.0), percentiles.get(99.0)
         found[name] = made._replace(p90=p90, p99=p99, printed_in=printed, printed=percentiles)

@@ -218,6 +218,9 @@ def _seen(
         return None, "it was not printed"
     if value is None and asked is not None and not summary.printed:
         return None, _too_few(asked[0], summary.count)
+    if value is None and summary.printed:
+        known = [f"p{percent:g}" for percent in sorted(summary.printed)]
+        return None, f"the load generator printed only {', '.join(known)}"
     if value is None or math.isnan(value):
         return None, "it was not printed"
     if requirement.as_printed:
