@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from xlaunch.console import terminal_width
+from xlaunch.console import say, terminal_width
 from xlaunch.leases import Lease, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.processes import start_ticks
 from xlaunch.options.commands import CONTEXT
 from xlaunch.text import fit, size
 
@@ -49,6 +51,10 @@ def command(*, as_json: bool, watch: bool) -> None:
     Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users
     are shown, too; those in other containers are not.
     """
+    if start_ticks(os.getpid()) is None:
+        say(
+            "warning: /proc does not show the processes of this PID namespace: launches are not seen"
+        )
     if as_json:
         found = [_to_dict(one) for one in look()]
         click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "launches": found}, indent=1))

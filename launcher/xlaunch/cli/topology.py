@@ -65,8 +65,8 @@ def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
 
         click.echo(format_json(describe_machine(machine)))
     else:
-        notes = (*machine.notes, *(made.warnings if made is not None else ()))
-        show(draw_machine(machine, made), notes)
+        notes = dict.fromkeys((*machine.notes, *(made.warnings if made is not None else ())))
+        show(draw_machine(machine, made), tuple(notes))
 
 
 def show(drawing: Drawing, notes: tuple[str, ...]) -> None:

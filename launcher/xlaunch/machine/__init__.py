@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import Limits, Machine, Package, Topology
 from xlaunch.machine.tree import Tree, is_live, scratch_directory
 
@@ -21,8 +22,9 @@ __all__ = ["machine_of", "read_machine"]
 def read_machine(root: str = "/") -> Machine:
     """The machine under `root`: this one, or one whose sysfs and procfs were captured there.
 
-    Without Linux, this machine is one package of cores that are each a CPU.
-    Raises `UsageError` when `root` does not contain a machine.
+    Without Linux, this machine is one package of cores that are each a CPU. Where /sys is hidden, as
+    in many sandboxes, the affinity mask says which CPUs there are.
+    Raises `UsageError` when another `root` does not contain a machine.
     """
     if root == "/" and not sys.platform.startswith("linux"):
         return flat_machine(os.cpu_count() or 1, sys.platform)
@@ -32,7 +34,8 @@ def read_machine(root: str = "/") -> Machine:
             f"{root or repr(root)}: no such file or directory; --sysroot takes a directory that holds "
             "sys/devices/system/cpu, or the file that `xlaunch topology --capture` wrote"
         )
-    if not tree.has_directory("/sys/devices/system/cpu"):
+    live = is_live(root)
+    if not live and not tree.has_directory("/sys/devices/system/cpu"):
         raise UsageError(
             f"{root}: holds no sys/devices/system/cpu; "
             "--sysroot takes the directory that contains sys and proc of a machine"
@@ -44,10 +47,25 @@ def read_machine(root: str = "/") -> Machine:
     from xlaunch.machine.usable_gpus import openable, usable_gpus
 
     topology, notes = read_topology(root)
-    live = is_live(root)
     found = read_gpus(tree, captured=not live)
     gpus = usable_gpus(openable(found), os.environ) if live else usable_gpus(found, {})
-    return Machine(root, topology, read_limits(root, topology), notes, gpus._replace(found=found))
+    limits = read_limits(root, topology)
+    warnings = _hidden_hardware(tree, limits) if live else ()
+    notes = (*warnings, *notes)
+    return Machine(root, topology, limits, notes, gpus._replace(found=found), warnings)
+
+
+def _hidden_hardware(tree: Tree, limits: Limits) -> tuple[str, ...]:
+    """What to know where the live /sys is hidden or empty; nothing where it shows CPUs."""
+    if tree.numbered("/sys/devices/system/cpu", "cpu"):
+        return ()
+    places = (("NUMA nodes", "/sys/devices/system/node"), ("CPU quotas", "/sys/fs/cgroup"))
+    unknown = ["cores", *[what for what, place in places if not tree.names(place)]]
+    warning = (
+        "/sys/devices/system/cpu shows no CPUs (is /sys hidden?): the affinity mask counts, "
+        f"{name_numbers('CPU', limits.allowed_cpus)}; not known: {', '.join(unknown)}"
+    )
+    return (warning,)
 
 
 @contextlib.contextmanager

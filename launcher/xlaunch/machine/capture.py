@@ -12,6 +12,7 @@ import contextlib
 import io
 import itertools
 import lzma
+import os
 import re
 import tarfile
 import zlib
@@ -22,8 +23,9 @@ from xlaunch.errors import UsageError
 from xlaunch.files import open_input, write_whole
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
-from xlaunch.machine.tree import Tree, is_live, scratch_directory
+from xlaunch.machine.tree import Tree, is_live, parse_list, scratch_directory
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MAX_BYTES = 1 << 30
@@ -73,13 +75,15 @@ PCI_CLASSES = ("0x02", "0x03", "0x12", "0x0108")
 def write_capture(path: str, root: str = "/") -> None:
     """Write a capture of the machine under `root` to `path`, a ``.tar.xz``, whole or not at all.
 
-    Raises `UsageError` for a wrong name, or if it cannot be written.
+    Raises `UsageError` for a wrong name, if it cannot be written, and for a machine that shows no CPUs.
     """
+    tree = Tree(root)
     if not path.endswith(".tar.xz"):
         raise UsageError(f"--capture {path}: a capture is a .tar.xz; write --capture {path}.tar.xz")
+    if not tree.numbered(CPU, "cpu"):
+        raise UsageError(f"--capture: {CPU} shows no CPUs to capture; is /sys hidden?")
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
-        tree = Tree(root)
         for directory in _directories(tree):
             _add_directory(archive, directory)
         for name, text in _files(tree, live=is_live(root)):
@@ -144,6 +148,8 @@ def _files(tree: Tree, *, live: bool) -> Iterator[tuple[str, str]]:
     paths = (_cpu_paths(tree), _policy_paths(tree), _node_paths(tree), _pci_paths(tree))
     for path in (*SHARED_FILES, *itertools.chain(*paths)):
         if (text := tree.read(path)) is not None:
+            if live and path == f"{CPU}/online":  # the mask may hold more, see sysfs.read_topology
+                text = format_cpu_list({*parse_list(text), *os.sched_getaffinity(0)})
             yield path, text
     architecture = read_architecture(tree, live=live)
     if architecture != UNKNOWN:

@@ -8,6 +8,9 @@ hwloc, and adds a note.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
+
 from xlaunch.machine.architecture import parse_cpuinfo, read_architecture
 from xlaunch.machine.core_kinds import read_core_kinds
 from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
@@ -30,12 +33,12 @@ CLUSTER = ("cluster_cpus_list", "cluster_cpus")
 def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     """The hardware under `root`, and notes on what was missing or contradictory.
 
-    `root` must hold ``sys/devices/system/cpu``. Nothing raises: a machine that shows only its CPUs
-    is read as one package of cores that are each a CPU.
+    Nothing raises: a machine that shows only its CPUs is read as one package of cores that are each a
+    CPU. On this machine the CPUs of the affinity mask are online, whether or not /sys shows them.
     """
-    tree = Tree(root)
+    tree, live = Tree(root), is_live(root)
     notes: list[str] = []
-    online, offline = _read_cpus(tree, notes)
+    online, offline = _read_cpus(tree, os.sched_getaffinity(0) if live else (), notes)
     sharing = SharingReader(tree, online)
 
     cores, cores_known = _read_cores(tree, sharing, online, notes)
@@ -55,7 +58,7 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     )
 
     topology = Topology(
-        architecture=read_architecture(tree, live=is_live(root)),
+        architecture=read_architecture(tree, live=live),
         online_cpus=online,
         offline_cpus=offline,
         packages=packages,
@@ -72,8 +75,12 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     return topology, (*notes, *node_notes)
 
 
-def _read_cpus(tree: Tree, notes: list[str]) -> tuple[CPUs, CPUs]:
-    """The online CPUs, and the other CPUs that have a directory."""
+def _read_cpus(tree: Tree, mask: Collection[int], notes: list[str]) -> tuple[CPUs, CPUs]:
+    """The online CPUs, and the other CPUs that have a directory.
+
+    `mask`: the affinity mask of this machine's process. It holds online CPUs alone, and may hold more
+    than the file: in containers lxcfs shows as many CPUs as the quota grants, always the first ones.
+    """
     directories = tuple(tree.numbered(CPU_DIRECTORY, "cpu"))
     online = parse_list(tree.read(CPU_DIRECTORY + "/online") or "")
     if not online:
@@ -83,6 +90,7 @@ def _read_cpus(tree: Tree, notes: list[str]) -> tuple[CPUs, CPUs]:
             for cpu in directories
             if cpu not in off and tree.read(f"{CPU_DIRECTORY}/cpu{cpu}/online") != "0"
         )
+    online = tuple(sorted({*online, *mask}))
     if not online:
         notes.append("no CPU is shown as online; CPU 0 is assumed")
         online = (0,)

@@ -160,3 +160,5 @@ class Machine(NamedTuple):
     notes: tuple[str, ...] = ()
     """Missing or contradictory files, and what was assumed; one line each."""
     gpus: Gpus = Gpus()
+    warnings: tuple[str, ...] = ()
+    """Those of `notes` that every launch should print."""

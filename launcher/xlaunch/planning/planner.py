@@ -110,7 +110,7 @@ def plan(
     decisions += explain_memory(instances)
     share = _memory_share(machine, len(instances))
     decisions += explain_memory_share(machine, share)
-    warnings = [*pool.warnings, *layout.warnings]
+    warnings = [*machine.warnings, *pool.warnings, *layout.warnings]
     if not can_bind and (request.cpus is not None or request.numa_nodes is not None):
         warnings.append(
             "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"

@@ -46,8 +46,6 @@ def _machine_of(process_id: int) -> Machine:
 def _mask_of(process_id: int) -> set[int]:
     """The main thread's affinity mask, or all of OpenMP's places if OpenMP shrank it to one."""
     mask = os.sched_getaffinity(process_id)
-    if len(mask) == os.sysconf("SC_NPROCESSORS_ONLN"):
-        return mask
     places = _openmp_places()
     return mask.union(*places) if mask in places else mask
 
