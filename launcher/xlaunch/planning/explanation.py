@@ -11,7 +11,7 @@ from xlaunch.planning.layout import Capacity, quota_cores
 from xlaunch.planning.placement import NODE, PACKAGE, Core
 from xlaunch.planning.plans import Decision, Instance
 from xlaunch.planning.pool import Pool
-from xlaunch.planning.request import MAX, LayoutRequest
+from xlaunch.planning.request import MAX, LayoutRequest, MemoryPolicy
 from xlaunch.text import counted
 
 
@@ -153,6 +153,17 @@ def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Deci
     )
     reason = f"an equal part of the memory limit of {limit / 2**30:.1f} GiB{source}"
     return [Decision("memory share", f"{share_bytes / 2**30:.1f} GiB", reason)]
+
+
+def warn_of_one_node(request: LayoutRequest, instances: Sequence[Instance]) -> list[str]:
+    """Warn of instances that `--mem-policy interleave` was asked for, and that have one node."""
+    within = [i.index for i in instances if len(i.memory_nodes) < 2]
+    if request.mem_policy is not MemoryPolicy.INTERLEAVE or not within:
+        return []
+    return [
+        f"--mem-policy interleave does nothing for {name_numbers('instance', within)}: "
+        "no second NUMA node to spread pages over"
+    ]
 
 
 def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:

@@ -18,6 +18,7 @@ from xlaunch.planning.explanation import (
     explain_siblings,
     warn_of_crossings,
     warn_of_isolated,
+    warn_of_one_node,
 )
 from xlaunch.planning.layout import Capacity, Layout, choose_layout, takes_everything
 from xlaunch.planning.memory import choose_memory, memory_nodes
@@ -119,6 +120,7 @@ def plan(
     if not layout.oversubscribed and not layout.by_node and sized:
         warnings += warn_of_crossings(request, machine.topology, cores, placed, crossed)
     warnings += division.warnings(placed) if division is not None else []
+    warnings += warn_of_one_node(request, [i for i, _ in instances])
     warnings += warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
     return Plan(
         instances=_selected(request, [i for i, _ in instances]),

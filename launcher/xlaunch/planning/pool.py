@@ -129,7 +129,7 @@ def _check_cpus(asked: CPUs, machine: Machine) -> None:
             by = f" by {_narrowing(limits)}" if problem == "is not allowed" else ""
             raise UsageError(
                 f"--cpus {format_cpu_list(asked)}: {_cpus_are(wrong, problem)}{by}; "
-                f"allowed: {format_cpu_list(allowed)}"
+                f"allowed: {format_cpu_list(allowed)}{_how_to_allow(asked, machine)}"
             )
 
 
@@ -157,9 +157,25 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
             )
         else:
             continue
+        advice += _how_to_allow(nodes[number].cpus if number in nodes else (), machine)
         raise UsageError(
             f"--numa-nodes {format_cpu_list(asked)}: node {number} {problem}; {advice}"
         )
+
+
+def _how_to_allow(asked: CPUs, machine: Machine) -> str:
+    """The command that allows isolated CPUs, which the kernel leaves out of every mask; else empty."""
+    limits = machine.limits
+    left_out = [cpu for cpu in asked if cpu not in limits.allowed_cpus]
+    by_mask = all(reason.startswith("affinity mask") for reason in limits.narrowed_by)
+    if not left_out or not by_mask or not set(machine.topology.isolated_cpus).issuperset(left_out):
+        return ""
+    are = "is" if len(left_out) == 1 else "are"
+    listed = format_cpu_list(asked)
+    return (
+        f". {name_numbers('CPU', left_out)} {are} isolated (isolcpus), which a mask must name: "
+        f"taskset -c {listed} xlaunch"
+    )
 
 
 def _choose_kinds(

@@ -265,7 +265,15 @@ PLANS: list[tuple[Machine, str, dict[str, object]]] = [
     (TWO_SOCKETS, "--instances 2", {"memory": "preferred:0 preferred:1"}),
     (TWO_SOCKETS, "", {"memory": "none"}),
     (DESKTOP, "", {"memory": "none"}),
-    (DESKTOP, "--mem-policy interleave", {"memory": "none"}),
+    (DESKTOP, "--mem-policy interleave", {"memory": "none", "warnings": (
+        "--mem-policy interleave does nothing for instance 0: no second NUMA node to spread pages "
+        "over",
+    )}),
+    (TWO_SOCKETS, "--instances 2 --mem-policy interleave", {"warnings": (
+        "--mem-policy interleave does nothing for instances 0-1: no second NUMA node to spread "
+        "pages over",
+    )}),
+    (TWO_SOCKETS, "--mem-policy interleave", {"memory": "interleave:0:1", "warnings": ()}),
     (DESKTOP, "--mem-policy bind", {"memory": "bind:0"}),
     *[(TWO_SOCKETS, f"--numa-nodes 1 --ncores 2 --mem-policy {policy}", {"memory": f"{policy}:1"})
       for policy in ("preferred", "bind", "interleave")],
@@ -304,6 +312,10 @@ CONFINED = make_machine(
     packages=(8,), nodes=(4, 4), memory_only_nodes=1, allowed=(0, 1, 2, 3),
     narrowed_by=("cpuset 0-3 (cgroup v2 /job)",), offline=(8, 9),
 )  # fmt: skip
+WITHOUT_ISOLATED = make_machine(
+    packages=(8,), nodes=(6, 2), allowed=(0, 1, 2, 3, 4, 5), isolated=(6, 7),
+    narrowed_by=("affinity mask 0-5",),
+)  # fmt: skip
 REFUSED: list[tuple[Machine, str | LayoutRequest, str]] = [
     (TWO_SOCKETS, "--instances 5 --ncores 4", "5 instances x 4 cores need 20 cores and 16 are "
      "allowed: at most 4 instances of 4 cores, or 5 of 3; or --oversubscribe"),
@@ -331,6 +343,12 @@ REFUSED: list[tuple[Machine, str | LayoutRequest, str]] = [
      "--numa-nodes 2: node 2 has memory but no CPUs; nodes to plan on: 0"),
     (CONFINED, "--ncores 5", "1 instance x 5 cores needs 5 cores and 4 are allowed (cpuset 0-3 "
      "(cgroup v2 /job)): at most 1 instance of 4 cores; or --oversubscribe"),
+    (WITHOUT_ISOLATED, "--cpus 5-7",
+     "--cpus 5-7: CPUs 6-7 are not allowed by affinity mask 0-5; allowed: 0-5. CPUs 6-7 are isolated "
+     "(isolcpus), which a mask must name: taskset -c 5-7 xlaunch"),
+    (WITHOUT_ISOLATED, "--numa-nodes 1",
+     "--numa-nodes 1: node 1 has CPUs 6-7, none of which is allowed by affinity mask 0-5; nodes to plan "
+     "on: 0. CPUs 6-7 are isolated (isolcpus), which a mask must name: taskset -c 6-7 xlaunch"),
     (LAPTOP, "--cpus 8,9 --ecores exclude",
      "--ecores exclude: CPUs 8-9 are all efficiency cores; use --ecores include"),
     (DESKTOP, "--ecores only", "--ecores only: there are no E-cores among CPUs 0-15"),
