@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import click
 
 import xlaunch
+from xlaunch.cli.hints import misplaced_options, program_hints
 from xlaunch.console import say
+from xlaunch.environment.wrappers import assignments
 from xlaunch.errors import UsageError
 from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import BY_KEY, COMMANDS, MAX_CACHE_SIZE, RESERVED
+from xlaunch.options.definitions import COMMANDS, MAX_CACHE_SIZE, RESERVED
 from xlaunch.options.kinds import SIZE
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
@@ -107,12 +109,9 @@ def command(asked: ResolvedOptions) -> int:
     if not quiet and (misplaced := misplaced_options(request.program.words)):
         says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
         note(f"{says}, which does not mention it; xlaunch's options stand before the program")
-    binder = os.path.basename(request.program.words[0]) if request.program.words else ""
-    if binder in BINDERS:
-        note(
-            f"{binder} binds again, after xlaunch has chosen the number of threads for its own CPUs:"
-            f" leave {binder} out and use --cpus or --numa-nodes"
-        )
+    if not quiet:
+        for text in program_hints(environment.program, placed.environment):
+            note(text)
     if not quiet and request.run.max_restarts is not None and not restarts:
         say("warning: --max-restarts does nothing without --on-failure restart")
 
@@ -133,32 +132,7 @@ def command(asked: ResolvedOptions) -> int:
     )
 
 
-BINDERS = ("numactl", "taskset")
-"""Programs whose only purpose is to bind another one."""
-
 command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
-
-
-def misplaced_options(program: Sequence[str]) -> list[str]:
-    """The options of xlaunch that were typed after a script which does not mention them.
-
-    **Ex.:** ``infer.py --instances 4``, where infer.py nowhere says ``instances``.
-    """
-    names = {word: word[2:].partition("=")[0] for word in program[1:] if word.startswith("--")}
-    known = {word: name for word, name in names.items() if name.replace("-", "_") in BY_KEY}
-    # A pipe can be read only once, by the program.
-    if not known or not program[0].endswith(".py") or not os.path.isfile(program[0]):
-        return []
-    try:
-        with open(program[0], encoding="utf-8", errors="replace") as script:
-            text = script.read()
-    except OSError:
-        return []
-    return [
-        f"--{name}"
-        for name in dict.fromkeys(known.values())
-        if name not in text and name.replace("-", "_") not in text
-    ]
 
 
 def _cache_size_problem() -> str | None:
@@ -178,7 +152,9 @@ def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> 
         return
     word = request.words[0]
     if word in RESERVED and "--" not in arguments[: -len(request.words)][-1:]:
+        given = assignments(request.words[1:]) if word == "env" else []
+        variables = f"; or a variable as --env {given[0]}" if given else ""
         raise UsageError(
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
-            "for a program of that name"
+            f"for a program of that name{variables}"
         )

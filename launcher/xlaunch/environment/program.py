@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from xlaunch.environment.python_environment import (
     prefix_of,
     shebang_of,
 )
+from xlaunch.environment.wrappers import assignments, executed_commands
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
 from xlaunch.planning.request import ProgramRequest
 
@@ -47,6 +48,13 @@ RANK_MODULES = frozenset(
 )
 """The same, as Python modules."""
 
+PROJECT_TOOLS = frozenset(
+    ("conda", "hatch", "mamba", "micromamba", "pdm", "pipenv", "pixi", "poetry", "rye", "uv")
+)
+"""Programs whose ``run`` finds the interpreter of a project and executes a command with it."""
+
+MAX_SCRIPT_CHARACTERS = 1 << 16
+
 
 class Program(NamedTuple):
     """A program as it will be executed, and the environment of its packages."""
@@ -65,6 +73,9 @@ class Program(NamedTuple):
     """What loads its libraries, see `read_program`."""
     starts_ranks: bool = False
     """It starts processes that divide its CPUs. **Ex.:** ``torchrun``, ``mpirun -n 4 app``."""
+    command: tuple[str, ...] = ()
+    """What is executed in the end: `argv` behind nice, timeout and the like, with the path of its program.
+    """
 
 
 def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> Program:
@@ -74,7 +85,7 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
 
     A name that ends in .py (.pyw, .pyc, .pyz), or a module, is run by the active environment's
     interpreter. Anything else is an executable, looked up as a shell would; its shebang names its
-    interpreter. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
+    interpreter; so does the command behind nice, timeout or env. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
     for an interpreter that does not exist.
     """
     if not request.words:
@@ -91,21 +102,23 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
             if name.startswith("-"):  # to Python it would be an option
                 name = f"./{name}"
         executable, reason = find_interpreter(request.python, environment)
-        argv = (executable, *(["-m"] if request.module else []), name, *arguments)
+        argv = command = (executable, *(["-m"] if request.module else []), name, *arguments)
         interpreter: str | None = executable
     else:
         if "/" in name:
             _check_file(name, must_execute=True)
         executable = name if "/" in name else _search_path(name, environment)
         argv = (name, *arguments)
-        interpreter = interpreter_of(executable, environment)
+        command = _executed_command(executable, argv, environment)
+        interpreter = interpreter_of(command[0], environment)
     program = Program(
         executable,
         argv,
         reason,
         interpreter,
-        loads=read_program(interpreter or executable),
-        starts_ranks=_starts_ranks(argv),
+        loads=read_program(interpreter or command[0]),
+        starts_ranks=_starts_ranks(command),
+        command=command,
     )
     if interpreter is None:
         return program
@@ -114,16 +127,32 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
     return program._replace(prefix=prefix, installed=installed)
 
 
-def _starts_ranks(argv: tuple[str, ...]) -> bool:
-    """Whether a command starts ranks. **Ex.:** also ``python -m torch.distributed.run``."""
-    name, words = os.path.basename(argv[0]), iter(argv[1:])
-    if name in SHELLS and "-c" in argv[1:-1]:
-        return _script_starts_ranks(argv[argv.index("-c") + 1])
+def _executed_command(
+    executable: str, argv: tuple[str, ...], environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """See `Program.command`; `argv` with its path if the command is not found."""
+    *_, (name, *arguments) = executed_commands(argv)
+    if len(arguments) + 1 < len(argv):
+        try:
+            if "/" in name:
+                _check_file(name, must_execute=True)
+            return (name if "/" in name else _search_path(name, environment), *arguments)
+        except (ProgramNotFoundError, ProgramNotExecutableError):
+            pass  # the wrapper says so
+    return (executable, *argv[1:])
+
+
+def invoked(command: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """What a command runs, and its arguments: a program's or script's name, or that of a module.
+
+    **Ex.:** ``python -um torch.distributed.run x.py``: ``torch.distributed.run`` and ``x.py``.
+    """
+    name, words = os.path.basename(command[0]), iter(command[1:])
     if not name.startswith(("python", "pypy")):
-        return name in RANK_LAUNCHERS
+        return name, tuple(words)
     for word in words:
         if not word.startswith("-"):
-            return os.path.basename(word) in RANK_LAUNCHERS
+            return os.path.basename(word), tuple(words)
         if word in ("-W", "-X"):
             next(words, "")
         if word.startswith(("--", "-W", "-X")):
@@ -132,8 +161,46 @@ def _starts_ranks(argv: tuple[str, ...]) -> bool:
         if "c" in flags:  # the program is the next word
             break
         if is_module:  # -m NAME, -um NAME, -mNAME
-            return (attached or next(words, "")) in RANK_MODULES
-    return False
+            return attached or next(words, ""), tuple(words)
+    return name, ()
+
+
+def _starts_ranks(command: Sequence[str]) -> bool:
+    """Whether a command starts ranks. **Ex.:** also ``python -m torch.distributed.run``."""
+    name, arguments = invoked(command)
+    if name in RANK_LAUNCHERS or name in RANK_MODULES:
+        return True
+    if name in PROJECT_TOOLS:
+        return any(os.path.basename(word) in RANK_LAUNCHERS for word in arguments)
+    return _script_starts_ranks(shell_script(command))
+
+
+def shell_script(command: Sequence[str]) -> str:
+    """The start of the shell script that a command runs; empty if it runs none.
+
+    **Ex.:** ``./run.sh``, ``bash -e run.sh``, ``sh -c 'python x.py'``.
+    """
+    path = command[0]
+    if os.path.basename(path) in SHELLS:
+        words = iter(command[1:])
+        for path in words:
+            if not path.startswith(("-", "+")):
+                break
+            if not path.startswith("--") and "c" in path:
+                return next(words, "")
+            if path.endswith(("o", "O")):  # -o NAME
+                next(words, "")
+    elif not path.endswith(".sh") and not any(
+        os.path.basename(word) in SHELLS for word in shebang_of(path)[:2]
+    ):
+        return ""
+    try:
+        if not os.path.isfile(path):  # a pipe can be read only once, by the shell
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as script:
+            return script.read(MAX_SCRIPT_CHARACTERS)
+    except OSError:
+        return ""
 
 
 def _script_starts_ranks(script: str) -> bool:
@@ -151,9 +218,9 @@ def interpreter_flags(program: Program) -> Iterator[str]:
 
     **Ex.:** ``python -uE -W error x.py``: ``u``, ``E``, ``W``.
     """
-    words = iter(program.argv[1:])
-    if program.interpreter != program.executable:
-        shebang = shebang_of(program.executable)
+    words = iter(program.command[1:])
+    if program.interpreter != program.command[0]:
+        shebang = shebang_of(program.command[0])
         words = iter([word for word in shebang[1:] if word.startswith("-") and word != "-S"])
     for word in words:
         if not word.startswith("-") or word in ("-", "--"):
@@ -223,6 +290,8 @@ def _search_path(name: str, environment: Mapping[str, str]) -> str:
     if os.path.isdir(name):
         raise ProgramNotExecutableError(f"program {name!r} is a directory; name a file in it")
     hint = f"; to run the file in this directory write ./{name}" if os.path.isfile(name) else ""
+    if assignments([name]):
+        hint = f"; to run a program with a variable: xlaunch --env {name} PROGRAM"
     if name == "-":
         hint = "; to run a script from standard input write 'python -' as the program"
     raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint}")

@@ -36,13 +36,13 @@ class Rank(NamedTuple):
 
 VARIABLES = (
     (RankMode.TORCHRUN, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK"),
+    (RankMode.TORCHRUN, "LOCAL_RANK", "LOCAL_SIZE", "RANK"),
     (RankMode.MPI, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"),
     (RankMode.MPI, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK"),
     (RankMode.MPI, "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK"),
     (RankMode.SLURM, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID"),
 )  # fmt: skip
-"""Local rank, number of local ranks, and rank: torchrun and what follows it (accelerate, deepspeed);
-Open MPI; Hydra (Intel MPI, MPICH); MVAPICH2; srun, which lists the tasks of every node."""
+"""Local rank, number of local ranks, and rank: torchrun and accelerate; deepspeed; Open MPI; Hydra (Intel MPI, MPICH); MVAPICH2; srun, which lists the tasks of every node."""
 
 
 def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> Rank | None:

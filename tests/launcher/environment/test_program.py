@@ -12,6 +12,7 @@ import pytest
 from xlaunch.environment.program import (
     PYTHON_SUFFIXES,
     find_interpreter,
+    interpreter_flags,
     resolve_program,
 )
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
@@ -156,6 +157,10 @@ def test_reasons_of_the_kernel():
         ("python", False),
         ("app -m torch.distributed.run", False),
         ("torchrunner", False),
+        ("uv run torchrun rank.py", True),
+        ("uv run train.py", False),
+        ("bash -lc torchrun", True),
+        ("bash -o pipefail -ec torchrun", True),
     ],
 )
 def test_programs_that_start_ranks_of_their_own(tmp_path: Path, command: str, expected: bool):
@@ -164,3 +169,63 @@ def test_programs_that_start_ranks_of_their_own(tmp_path: Path, command: str, ex
     program.touch(0o755)
     found = resolve_program(ProgramRequest((str(program), *arguments)), {})
     assert found.starts_ranks is expected
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """The environment of a directory with commands that need only exist, and `python`."""
+    for name in ("nice", "ionice", "timeout", "time", "env", "stdbuf", "chrt", "setsid", "nohup"):
+        (tmp_path / name).touch(0o755)
+    (tmp_path / "torchrun").touch(0o755)
+    (tmp_path / "python").symlink_to(sys.executable)
+    return {"PATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        "nice", "nice -n 5", "nice -5", "nice --adjustment=5", "ionice -c 2 -n 7", "ionice -t",
+        "timeout 60", "timeout -k 3 --signal=INT 60", "time -v", "time -o out -f %e", "env",
+        "env A=1 B=", "stdbuf -oL -e 0", "chrt -b 0", "chrt --fifo 10", "setsid -w", "nohup",
+        "nohup nice -n 5 timeout 60 env A=1",
+    ],
+)  # fmt: skip
+def test_the_program_behind_wrappers_decides(tools: dict[str, str], wrapper: str) -> None:
+    words = (*wrapper.split(), "python", "-u", "x.py")
+    found = resolve_program(ProgramRequest(words), tools)
+    python = f"{tools['PATH']}/python"
+    assert (found.executable, found.argv) == (f"{tools['PATH']}/{words[0]}", words)
+    assert (found.interpreter, found.command) == (python, (python, "-u", "x.py"))
+    assert list(interpreter_flags(found)) == ["u"]
+    words = (*wrapper.split(), "torchrun", "x.py")
+    assert resolve_program(ProgramRequest(words), tools).starts_ranks
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["nice --unknown python", "env -i python", "env PATH=/elsewhere python", "nice", "nice absent"],
+)
+def test_a_wrapper_that_is_not_understood_is_the_program(tools: dict[str, str], words: str) -> None:
+    found = resolve_program(ProgramRequest(tuple(words.split())), tools)
+    assert (found.interpreter, found.command[0]) == (None, found.executable)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "name"),
+    [("#!/bin/sh", "run"), ("#!/usr/bin/env bash", "run"), ("", "run.sh"), ("#!/bin/awk -f", None)],
+)
+def test_a_shell_script_that_starts_ranks(
+    tmp_path: Path, first_line: str, name: str | None
+) -> None:
+    script = tmp_path / (name or "run")
+    script.write_text(f"{first_line}\nexec torchrun x.py\n")
+    script.chmod(0o755)
+    found = resolve_program(ProgramRequest((str(script),)), {})
+    assert found.starts_ranks is (name is not None)
+    (tmp_path / "bash").touch(0o755)
+    assert resolve_program(ProgramRequest((f"{tmp_path}/bash", str(script))), {}).starts_ranks
+
+
+def test_an_assignment_in_place_of_a_program_names_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ProgramNotFoundError, match="xlaunch --env A=1 PROGRAM"):
+        resolve_program(ProgramRequest(("A=1", "python")), {"PATH": str(tmp_path)})

@@ -24,6 +24,7 @@ from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
     [
         ("", None),
         ("LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 RANK=5", (RankMode.TORCHRUN, 1, 4, 5)),
+        ("LOCAL_RANK=1 LOCAL_SIZE=4 RANK=5", (RankMode.TORCHRUN, 1, 4, 5)),  # deepspeed
         ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 RANK=3", None),
         ("LOCAL_RANK=9 LOCAL_WORLD_SIZE=4", None),
         ("LOCAL_RANK=x LOCAL_WORLD_SIZE=4", None),
