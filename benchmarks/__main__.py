@@ -82,6 +82,13 @@ BENCHMARKS = (
     Benchmark(
         "openmp", "launching.openmp", f"--work layers-64 --profile auto --profile gnu {TURNS}"
     ),
+    Benchmark(
+        "harmless",
+        "harmless",
+        "--quick --programs joblib grid-search spawn subprocesses numpy frugal openmp",
+        modules=("numpy",),
+        timeout_s=400,
+    ),
     Benchmark("task", "streams.task", "--rounds 3"),
     Benchmark(
         "streams",
