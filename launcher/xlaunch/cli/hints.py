@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.program import PROJECT_TOOLS, Program, invoked, shell_script
-from xlaunch.environment.wrappers import assignments, executed_commands
+from xlaunch.environment.wrappers import WRAPPERS, assignments, executed_commands
 from xlaunch.options.definitions import BY_KEY
 
 
@@ -140,6 +140,12 @@ def program_hints(program: Program, environment: Mapping[str, str]) -> Iterator[
             )
         if (hint := HINTS.get(name)) is not None:
             yield from _say(hint, name, arguments, environment)
+    name, arguments = invoked(program.command)
+    if name in WRAPPERS and arguments and name not in HINTS:
+        yield (
+            f"{name} with these options hides its program from xlaunch, which sets less for it: "
+            f"write xlaunch between {name}'s options and PROGRAM"
+        )
     script = shell_script(program.command)
     if "xlaunch" not in script and re.search(r"(^|[\s/;&|(])python[\d.]*\s|\.py\b", script):
         name = os.path.basename(program.command[0])

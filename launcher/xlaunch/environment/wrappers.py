@@ -22,7 +22,8 @@ WRAPPERS = {
     "chrt": Wrapper(
         "abdfioprRvT:P:D:", "all-tasks batch deadline fifo idle other rr ext verbose", 1
     ),
-    "env": Wrapper(),
+    # With a directory of its own (-C) or no variables (-i), names may mean other files.
+    "env": Wrapper("u:v", "unset= debug"),
     "ionice": Wrapper("c:n:t", "class= classdata= ignore"),
     "nice": Wrapper("0123456789n:", "adjustment="),
     "nohup": Wrapper(),

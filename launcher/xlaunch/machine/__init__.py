@@ -56,16 +56,20 @@ def read_machine(root: str = "/") -> Machine:
 
 
 def _hidden_hardware(tree: Tree, limits: Limits) -> tuple[str, ...]:
-    """What to know where the live /sys is hidden or empty; nothing where it shows CPUs."""
-    if tree.numbered("/sys/devices/system/cpu", "cpu"):
-        return ()
-    places = (("NUMA nodes", "/sys/devices/system/node"), ("CPU quotas", "/sys/fs/cgroup"))
-    unknown = ["cores", *[what for what, place in places if not tree.names(place)]]
-    warning = (
-        "/sys/devices/system/cpu shows no CPUs (is /sys hidden?): the affinity mask counts, "
-        f"{name_numbers('CPU', limits.allowed_cpus)}; not known: {', '.join(unknown)}"
-    )
-    return (warning,)
+    """What to know where parts of the live /sys are hidden or empty; nothing where they are shown."""
+    cpus, nodes = "/sys/devices/system/cpu", "/sys/devices/system/node"
+    if not tree.numbered(cpus, "cpu"):
+        places = (("NUMA nodes", nodes), ("CPU quotas", "/sys/fs/cgroup"))
+        unknown = ["cores", *[what for what, place in places if not tree.names(place)]]
+        warning = (
+            f"{cpus} shows no CPUs (is /sys hidden?): the affinity mask counts, "
+            f"{name_numbers('CPU', limits.allowed_cpus)}; not known: {', '.join(unknown)}"
+        )
+        return (warning,)
+    # Kernels without NUMA have no such directory.
+    if tree.has_directory(nodes) and not tree.numbered(nodes, "node"):
+        return (f"{nodes} shows no NUMA nodes (is it hidden?): memory is not placed",)
+    return ()
 
 
 @contextlib.contextmanager

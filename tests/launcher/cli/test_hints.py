@@ -69,6 +69,8 @@ def hints(directory: Path, words: str, **variables: str) -> list[str]:
         ("numactl -C 0 python x.py",
          "numactl binds again, after xlaunch has chosen the number of threads for its own CPUs: leave "
          "numactl out and use --cpus or --numa-nodes"),
+        ("env -i python x.py", "env with these options hides its program from xlaunch, which sets less "
+         "for it: write xlaunch between env's options and PROGRAM"),
         ("sh -c python\tx.py", "sh runs a shell script, and xlaunch sets less for Python programs "
          "that it does not know: write xlaunch before them, in the script"),
     ],
@@ -80,7 +82,7 @@ def test_the_form_that_places_a_program_is_named(tmp_path: Path, words: str, exp
 @pytest.mark.parametrize(
     "words",
     [
-        "python x.py", "nice python x.py", "env python x.py", "sh -c true", "sh -c xlaunch\tx.py",
+        "python x.py", "nice python x.py", "env python x.py", "env -u A python x.py", "sh -c true", "sh -c xlaunch\tx.py",
         "torchrun x.py", "torchrun --nproc-per-node 1 x.py", "uvicorn app:app", "gunicorn -w 1 app:app",
         "dask worker host:8786", "dask scheduler", "accelerate config", "uv sync", "docker ps",
         "mpirun -n 4 xlaunch x.py", "mpirun -n 1 app", "uv run xlaunch x.py",

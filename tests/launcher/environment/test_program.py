@@ -186,7 +186,7 @@ def tools(tmp_path: Path) -> dict[str, str]:
     [
         "nice", "nice -n 5", "nice -5", "nice --adjustment=5", "ionice -c 2 -n 7", "ionice -t",
         "timeout 60", "timeout -k 3 --signal=INT 60", "time -v", "time -o out -f %e", "env",
-        "env A=1 B=", "stdbuf -oL -e 0", "chrt -b 0", "chrt --fifo 10", "setsid -w", "nohup",
+        "env A=1 B=", "env -u C --unset=D A=1", "stdbuf -oL -e 0", "chrt -b 0", "chrt --fifo 10", "setsid -w", "nohup",
         "nohup nice -n 5 timeout 60 env A=1",
     ],
 )  # fmt: skip

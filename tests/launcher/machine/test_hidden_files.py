@@ -30,6 +30,7 @@ def hidden(needs: Any) -> Host:
     """Run a command of xlaunch where empty file systems hide the directories that are named first."""
 
     def command(directories: str, *words: Word) -> Done:
+        needs(all(Path(it).is_dir() for it in directories.split()), f"a kernel with {directories}")
         mounts = [f"mount -t tmpfs none {directory}" for directory in directories.split()]
         return run((*in_namespace(needs, mounts), *XLAUNCH, *words))
 
@@ -105,6 +106,12 @@ def test_the_affinity_mask_counts_where_no_cpu_is_shown(
         f"xlaunch: warning: {CPU} shows no CPUs (is /sys hidden?): the affinity mask counts, "
         f"{name_numbers('CPU', allowed_cpus())}; not known: {unknown}"
     )
+
+
+def test_hidden_numa_nodes_are_said(hidden: Host) -> None:
+    done = hidden("/sys/devices/system/node", *PROGRAM)
+    assert (done.code, cpus_of(done)) == (0, [format_cpu_list(allowed_cpus())])
+    assert "warning: /sys/devices/system/node shows no NUMA nodes (is it hidden?)" in done.err
 
 
 @pytest.mark.parametrize(
