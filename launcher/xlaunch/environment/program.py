@@ -74,8 +74,7 @@ class Program(NamedTuple):
     starts_ranks: bool = False
     """It starts processes that divide its CPUs. **Ex.:** ``torchrun``, ``mpirun -n 4 app``."""
     command: tuple[str, ...] = ()
-    """What is executed in the end: `argv` behind nice, timeout and the like, with the path of its program.
-    """
+    """What is executed in the end: the part of `argv` behind nice and the like, with its path."""
 
 
 def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> Program:
@@ -85,8 +84,8 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
 
     A name that ends in .py (.pyw, .pyc, .pyz), or a module, is run by the active environment's
     interpreter. Anything else is an executable, looked up as a shell would; its shebang names its
-    interpreter; so does the command behind nice, timeout or env. Raises `ProgramNotFoundError` (127), `ProgramNotExecutableError` (126), and `UsageError`
-    for an interpreter that does not exist.
+    interpreter, and so does the command behind nice, timeout or env. Raises `ProgramNotFoundError`
+    (127), `ProgramNotExecutableError` (126), and `UsageError` for an interpreter that does not exist.
     """
     if not request.words:
         what = "module" if request.module else "program"
