@@ -410,7 +410,9 @@ def test_the_command_of_torchrun_is_shown():
     done = ask(*words.split())
     assert done.code == 0, done.err
     first, second, *_ = done.out.decode().splitlines()
-    assert "-m torch.distributed.run --nproc-per-node=2 --nnodes=3 --node-rank=1" in first
+    assert (
+        "run_module.py torch.distributed.run --nproc-per-node=2 --nnodes=3 --node-rank=1" in first
+    )
     assert "--master-addr=h0 --master-port=29400 --no-python" in first
     assert first.endswith("-m xlaunch --allocator glibc --synthetic core:8 -m train --lr 1")
     assert second == "2 instances on CPUs 0-7"

@@ -14,6 +14,7 @@ import click
 
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
+from xlaunch.children import PATH as PYTHON_PATH
 from xlaunch.cli.plan import OF_A_RUN
 from xlaunch.console import say
 from xlaunch.environment import optimization, prepare_environment
@@ -195,7 +196,7 @@ def _docker(found: Surroundings) -> str:
         for name, value in variables.items()
         if name in HOST_PATHS and name not in asked and value != KEEP_NOTHING
     ]
-    if {PRELOAD, optimization.PATH} & {*host_only} or found.request.cache_dir is not None:
+    if {PRELOAD, PYTHON_PATH} & {*host_only} or found.request.cache_dir is not None:
         say(
             f"warning: {', '.join(host_only)} left out: a container does not have this machine's "
             "files; --env sets a path in the container"
@@ -235,7 +236,7 @@ def _json(found: Surroundings) -> str:
     return json.dumps(facts, indent=1)
 
 
-HOST_PATHS = frozenset((PRELOAD, optimization.PATH, optimization.VARIABLE, *CACHE_VARIABLES))
+HOST_PATHS = frozenset((PRELOAD, PYTHON_PATH, optimization.VARIABLE, *CACHE_VARIABLES))
 """Variables that contain paths of this machine, or do nothing without such a path."""
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

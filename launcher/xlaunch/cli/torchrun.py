@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
+from xlaunch.children import script
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.errors import UsageError, XLaunchError
@@ -92,8 +93,14 @@ def torchrun_command(
         where += [f"--master-addr={address}", f"--master-port={port}"]
     given, program = split(typed)
     kept = [word for name, _, words in given if name not in OWN for word in words]
-    rank_command = [sys.executable, "-m", "xlaunch", *kept, *program]
-    torchrun = [interpreter, "-m", "torch.distributed.run", f"--nproc-per-node={count}", *where]
+    rank_command = [sys.executable, "-P", "-m", "xlaunch", *kept, *program]
+    torchrun = [
+        interpreter,
+        script("run_module"),
+        "torch.distributed.run",
+        f"--nproc-per-node={count}",
+        *where,
+    ]
     return [*torchrun, "--no-python", *rank_command]
 
 

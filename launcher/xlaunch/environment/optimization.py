@@ -11,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 
+from xlaunch.children import PATH, script, without_current_directory
 from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
@@ -19,21 +20,10 @@ from xlaunch.planning.request import Optimize
 VARIABLE = "XLAUNCH_OPTIMIZE"
 """For the hook: the precision, and a second word ``wait`` with `--optimize-wait`."""
 
-PATH = "PYTHONPATH"
 HOOK = os.path.join("program_hook", "startup")
 """The hook's directory inside the package xruntime."""
 
 CHILD_TIMEOUT_S = 60.0
-
-# The current directory, which -c puts first, is not on the path of a script elsewhere. The mark on both
-# sides tells the answer from what a sitecustomize prints.
-_FIND = """
-import importlib.util, os, sys
-sys.path[:] = [entry for entry in sys.path if entry]
-spec = importlib.util.find_spec("xruntime")
-found = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
-os.write(1, os.fsencode(sys.argv[1] + found + sys.argv[1]))
-"""
 
 
 def optimization_settings(
@@ -87,8 +77,8 @@ def _find_hook(option: str, interpreter: str, environment: Mapping[str, str]) ->
     mark = os.urandom(16).hex()
     try:
         done = subprocess.run(
-            (interpreter, "-c", _FIND, mark),
-            env=dict(environment),
+            (interpreter, script("find_hook"), mark),
+            env=without_current_directory(environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=CHILD_TIMEOUT_S,

@@ -17,6 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from xlaunch.children import without_current_directory
 from xlaunch.errors import XLaunchError
 from xlaunch.report import Report
 from xlaunch.supervision.supervisor import Job
@@ -130,6 +131,7 @@ class KeeperProcess:
             self.process = subprocess.Popen(
                 # The child must find this very package, wherever the caller found it.
                 (sys.executable, "-P", "-c", _CHILD, _HOME, *numbers),
+                env=without_current_directory(os.environ),
                 pass_fds=(job_in, report_out, *([live[0].descriptor] if live else ())),
                 stdin=stdin,
                 stdout=stdout,

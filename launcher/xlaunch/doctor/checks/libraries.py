@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+from xlaunch.children import script, without_current_directory
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import (
@@ -23,25 +24,6 @@ from xlaunch.environment.preload import judge, other_allocator, preloaded
 from xlaunch.errors import UsageError
 
 CHILD_TIMEOUT_S = 300.0
-
-_CHILD = """
-import importlib.util, json, sys
-names = sys.argv[1:]
-# Before torch is imported, which takes seconds.
-absent = [name for name in names[1:] if importlib.util.find_spec(name.partition(".")[0]) is None]
-failed = {name: [True, "no such module"] for name in absent}
-for name in () if absent else names:
-    try:
-        importlib.import_module(name)
-    except BaseException as error:
-        absent = isinstance(error, ModuleNotFoundError) and error.name and (
-            name == error.name or name.startswith(error.name + "."))
-        failed[name] = [bool(absent), type(error).__name__ + ": " + str(error)]
-with open("/proc/self/maps", errors="surrogateescape") as maps:
-    paths = sorted({line.split(None, 5)[5].rstrip("\\n") for line in maps if line.count("/")})
-sys.stdout.write("\\n" + json.dumps({"failed": failed, "paths": paths}))
-"""
-"""Import modules, then list the files that are mapped. What a module prints comes before."""
 
 
 def show_allocator(facts: Facts) -> Iterator[Finding]:
@@ -124,7 +106,9 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
         return
     for name, (absent, reason) in told["failed"].items():
         if absent and name in facts.imports:
-            raise UsageError(f"--import {name}: {facts.interpreter} has no module of that name")
+            raise UsageError(
+                f"--import {name}: {facts.interpreter} has no module of that name{_hint(name)}"
+            )
         if not absent:
             yield Finding(
                 Severity.WARNING,
@@ -153,13 +137,21 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _hint(module: str) -> str:
+    """What to do where the module is in the current directory, which is not searched."""
+    top = module.partition(".")[0]
+    if not (os.path.isfile(f"{top}.py") or os.path.isdir(top)):
+        return ""
+    return f"; {top} in this directory is found if PYTHONPATH names the directory by its full path"
+
+
 def _import(facts: Facts, names: tuple[str, ...]) -> dict[str, Any] | str:
     """The child's report, or how it ended."""
     assert facts.interpreter is not None
     try:
         done = subprocess.run(
-            (facts.interpreter, "-c", _CHILD, *names),
-            env=dict(facts.environment),
+            (facts.interpreter, script("import_modules"), *names),
+            env=without_current_directory(facts.environment),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=CHILD_TIMEOUT_S,

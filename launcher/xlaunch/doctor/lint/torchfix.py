@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+from xlaunch.children import without_current_directory
 from xlaunch.doctor.lint.source import ScriptFinding
 from xlaunch.environment.program import find_interpreter
 
@@ -34,6 +35,7 @@ def run_torchfix(paths: Sequence[str]) -> tuple[list[ScriptFinding], tuple[str, 
         try:
             done = subprocess.run(
                 [command, *given],
+                env=without_current_directory(os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_TIMEOUT_S,
