@@ -48,10 +48,11 @@ def prepare(
     synthetic: str | None = None,
     placed: Placed | None = None,
     make_directories: bool = False,
+    untried: str | None = None,
 ) -> PreparedLaunch:
     """Plan `request` for the machine that the options name, and choose its environment.
 
-    `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program; see `prepare_environment`.
+    `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program. For it and `untried` see `prepare_environment`.
     """
     inherited: Mapping[str, str] = os.environ
     if placed is not None:
@@ -62,7 +63,12 @@ def prepare(
     if not request.program.words and not make_directories:
         return PreparedLaunch(machine, made, None)
     environment = prepare_environment(
-        made, request.program, inherited, run=request.run, make_directories=make_directories
+        made,
+        request.program,
+        inherited,
+        run=request.run,
+        make_directories=make_directories,
+        untried=untried,
     )
     return PreparedLaunch(machine, made, environment)
 

@@ -15,7 +15,7 @@ import click
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.children import PATH as PYTHON_PATH
-from xlaunch.cli.plan import OF_A_RUN
+from xlaunch.cli.plan import OF_A_RUN, say_untried
 from xlaunch.console import say
 from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
@@ -124,7 +124,7 @@ def command(asked: ResolvedOptions) -> None:
             f"each of {len(made.instances)} instances has an environment of its own; choose one: "
             f"--instance-index {made.instances[0].index} (of {indices})"
         )
-    found = _surroundings(made, request, os.environ)
+    found = _surroundings(made, request, os.environ, say_untried(asked))
     writer = {
         OutputFormat.SH: _sh,
         OutputFormat.SYSTEMD: _systemd,
@@ -135,8 +135,12 @@ def command(asked: ResolvedOptions) -> None:
     click.echo(os.fsencode(writer(found)))
 
 
-def _surroundings(plan: Plan, request: Request, inherited: Mapping[str, str]) -> Surroundings:
-    environment = prepare_environment(plan, request.program, inherited, run=request.run)
+def _surroundings(
+    plan: Plan, request: Request, inherited: Mapping[str, str], untried: str | None
+) -> Surroundings:
+    environment = prepare_environment(
+        plan, request.program, inherited, run=request.run, untried=untried
+    )
     for warning in (*plan.warnings, *environment.warnings):
         say(f"warning: {warning}")
     if environment.forbids_huge_pages:

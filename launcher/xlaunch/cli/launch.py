@@ -63,6 +63,9 @@ def command(asked: ResolvedOptions) -> int:
             raise UsageError(
                 f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
             )
+    chosen = None if dry_run else asked.note_of_files()
+    if chosen is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        say(f"note: {chosen}")
     if "nproc_per_node" in options:
         from xlaunch.cli.torchrun import run_torchrun
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from xlaunch.console import terminal_width
+from xlaunch.console import say, terminal_width
 from xlaunch.environment import Environment
 from xlaunch.environment.variables import VariableSetting
 from xlaunch.launching import PreparedLaunch, prepare
@@ -43,6 +43,13 @@ def command(asked: ResolvedOptions) -> None:
     print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
 
 
+def say_untried(asked: ResolvedOptions) -> str | None:
+    """Note which code that files choose is not tried, because the command only answers; and return it."""
+    if note := asked.note_of_files():
+        say(f"note: not tried: {note}")
+    return asked.chosen_by_files()
+
+
 def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaunch:
     """What a launch with these options would do now, without leaving a record of it."""
     options = asked.values
@@ -57,7 +64,8 @@ def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaun
             exclusive=options.get("exclusive", False) or "wait" in options,
             record=False,
         )
-    return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed)
+    untried = say_untried(asked)
+    return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed, untried=untried)
 
 
 def print_plan(found: PreparedLaunch, asked: ResolvedOptions) -> None:

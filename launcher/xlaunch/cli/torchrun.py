@@ -44,14 +44,14 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         without_program = request._replace(layout=layout).replace(words=(), module=False)
         found = prepare_unrecorded(without_program, asked)
         if request.program.words:
-            found = found._replace(environment=_environment_of_ranks(found.plan, request))
+            found = found._replace(environment=_environment_of_ranks(found.plan, request, asked))
         print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
     _execute(interpreter, command)
 
 
-def _environment_of_ranks(made: Plan, request: Request) -> Environment:
+def _environment_of_ranks(made: Plan, request: Request, asked: ResolvedOptions) -> Environment:
     """The environment of each instance of a plan, which is a rank and a launch of its own."""
     inherited = {**os.environ, "LOCAL_RANK": "0"}  # torchrun sets it, with each rank's own number
     ranks = []
@@ -59,7 +59,15 @@ def _environment_of_ranks(made: Plan, request: Request) -> Environment:
         alone = made._replace(
             instances=(instance._replace(index=0),), count=1, layout=request.layout
         )
-        ranks.append(prepare_environment(alone, request.program, inherited, run=request.run))
+        ranks.append(
+            prepare_environment(
+                alone,
+                request.program,
+                inherited,
+                run=request.run,
+                untried=asked.chosen_by_files(),
+            )
+        )
     return ranks[0]._replace(
         programs=tuple([it.programs[0] for it in ranks]),
         settings=tuple([it.settings[0] for it in ranks]),

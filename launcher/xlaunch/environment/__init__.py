@@ -71,12 +71,13 @@ def prepare_environment(
     *,
     run: RunRequest = RunRequest(),
     make_directories: bool = False,
+    untried: str | None = None,
 ) -> Environment:
     """Find the program of `request` and choose the variables of every instance of `plan`.
 
     `inherited`: the environment to start from, usually `os.environ`; what an outer launcher set there
     is chosen again. `run`: where the output goes. `make_directories`: create the cache directories
-    that variables name. Raises what `resolve_program` raises, and `UsageError` for a profile that is
+    that variables name. `untried`: see `Program.untried`. Raises what `resolve_program` raises, and `UsageError` for a profile that is
     not available and for options that contradict each other.
     """
     refuse_contradictions({**request._asdict(), **run._asdict()})
@@ -87,7 +88,7 @@ def prepare_environment(
     outside = split_inherited(inherited)
     inherited = outside.users_own
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
-    program = resolve_program(request, inherited)
+    program = resolve_program(request, inherited)._replace(untried=untried)
     warnings: list[str] = []
     given = {**inherited, **dict(request.env)}
     problem = None if program.loads is None else _tunables_problem(program.loads)

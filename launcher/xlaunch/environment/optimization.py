@@ -37,7 +37,7 @@ def optimization_settings(
 
     `wait`: compile before a model's first call.
 
-    Starts the interpreter to find its xruntime, without importing it. Raises `UsageError` for a
+    Starts the interpreter to find its xruntime, without importing it, unless `Program.untried`. Raises `UsageError` for a
     program that is not Python, that ignores the hook, or whose environment has no xruntime.
     """
     option = f"--optimize {precision.value}"
@@ -57,6 +57,9 @@ def optimization_settings(
                 f"{option}: python -{flag} ignores PYTHONPATH or sitecustomize, through which the "
                 f"program is reached; leave -{flag} out, or call xruntime.optimize in the script"
             )
+    if program.untried is not None:
+        reason = f"not tried: {program.untried}; a launch adds PYTHONPATH, which loads the hook"
+        return [Proposal(VARIABLE, precision.value, reason, option=option)]
     hook = _find_hook(option, program.interpreter, environment)
     inherited = environment.get(PATH)
     value = f"{hook}{os.pathsep}{inherited}" if inherited else hook

@@ -128,7 +128,7 @@ def find_preloadable(
 
     assert program.interpreter is not None
     found = find_libraries((name,), program.prefix, environment, loads=program.loads)
-    return _first_preloadable(option, found, program.interpreter, environment)
+    return _first_preloadable(option, found, program.interpreter, environment, program.untried)
 
 
 def require_library(
@@ -173,7 +173,9 @@ def require_library(
         if fitting and loads and own and loads.c_library != own.c_library:
             note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
             return fitting, (note,)
-    library, notes, refused = _first_preloadable(option, found, prover, environment)
+    library, notes, refused = _first_preloadable(
+        option, found, prover, environment, program.untried
+    )
     if library is not None:
         return library, notes
     if "/" in wanted:
@@ -186,13 +188,19 @@ def require_library(
 
 
 def _first_preloadable(
-    option: str, found: Sequence[Library], prover: str, environment: Mapping[str, str]
+    option: str,
+    found: Sequence[Library],
+    prover: str,
+    environment: Mapping[str, str],
+    untried: str | None,
 ) -> Preloadable:
     refused = []
     for library in found:
         reason = library.refusal
         if reason is None:
-            proof = prove_preload(library.path, prover, environment)
+            proof = Proof(None, f"{option}: {library.path} was not tried")
+            if untried is None:
+                proof = prove_preload(library.path, prover, environment)
             if proof.refusal is None:
                 note = None if library.note is None else f"{option}: {library.note}"
                 notes = tuple(text for text in (note, proof.note) if text is not None)

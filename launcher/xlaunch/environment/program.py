@@ -75,6 +75,10 @@ class Program(NamedTuple):
     """It starts processes that divide its CPUs. **Ex.:** ``torchrun``, ``mpirun -n 4 app``."""
     command: tuple[str, ...] = ()
     """What is executed in the end: the part of `argv` behind nice and the like, with its path."""
+    untried: str | None = None
+    """Why nothing is started to try its interpreter or libraries; None: it may be.
+
+    **Ex.:** ``"project pyproject.toml chooses python ./python"``, for a command that only answers."""
 
 
 def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> Program:

@@ -8,6 +8,7 @@ own choice. An empty variable counts as unset.
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.machine import usable_gpus
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -16,6 +17,35 @@ from xlaunch.planning.request import LayoutRequest
 
 OPTION_PREFIX = "XLAUNCH_OPT_"
 """Variables that set options of the launcher. Instances do not inherit them."""
+
+_CHOOSE_CODE = frozenset(
+    (
+        *(
+            "PATH",
+            "HOME",
+            "XDG_CACHE_HOME",
+            "VIRTUAL_ENV",
+            "CONDA_PREFIX",
+            "CC",
+            "CXX",
+            "BASH_ENV",
+            "ENV",
+        ),
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONEXECUTABLE"),
+        *("PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX", "PYTHONBREAKPOINT", "GCONV_PATH"),
+        *("OMP_TOOL_LIBRARIES", "OPENSSL_CONF", "NCCL_NET_PLUGIN", "NODE_OPTIONS", "PERL5OPT"),
+        *("PERL5LIB", "RUBYOPT", "JAVA_TOOL_OPTIONS", "XLAUNCH_CACHE_SEED", *CACHE_VARIABLES),
+    )
+)
+
+
+def chooses_code(name: str) -> bool:
+    """Whether a variable names an interpreter, a library or a directory of code that processes then run.
+
+    **Ex.:** ``LD_PRELOAD``, ``PYTHONPATH``.
+    """
+    return name in _CHOOSE_CODE or name.startswith(("LD_", "DYLD_", OPTION_PREFIX))
+
 
 OURS = "XLAUNCH_SET"
 """The variables that a launcher set, so that a nested launcher can tell them from the user's.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from xlaunch.environment.variables import OPTION_PREFIX
+from xlaunch.environment.variables import OPTION_PREFIX, chooses_code
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS, Option
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
@@ -20,6 +20,11 @@ from xlaunch.text import did_you_mean
 
 COMMAND_LINE = "command line"
 VARIABLES = OPTION_PREFIX
+
+
+PROJECT, PRESET = "project ", "preset "
+OF_FILES = (PROJECT, PRESET)
+"""How the origins of the layers begin that files make which may be another's work."""
 
 
 class Layer(NamedTuple):
@@ -57,6 +62,31 @@ class ResolvedOptions(NamedTuple):
             else:
                 lines.append(f"{option.name} {shown(option, value)}: {self.origins[option.key]}")
         return [f"option {line}".encode(errors="backslashreplace").decode() for line in lines]
+
+    def chosen_by_files(self) -> str | None:
+        """The interpreter, libraries and directories of code that a project's file or a preset chooses.
+
+        Such a file may come with a cloned repository. None: none is chosen so. **Ex.:**
+        ``"project pyproject.toml chooses python ./python, env LD_PRELOAD"``
+        """
+        names: dict[str, list[str]] = {}
+        for key, origin in self.origins.items():
+            if not origin.startswith(OF_FILES):
+                continue
+            value = self.values.get(key)
+            if key in ("python", "cache_dir") or (
+                key in ("allocator", "omp") and "/" in str(value)
+            ):
+                names.setdefault(origin, []).append(f"{_typed(key)} {value}")
+            elif key.startswith("env ") and chooses_code(key.removeprefix("env ")):
+                names.setdefault(origin, []).append(key)
+        listed = [f"{origin} chooses {', '.join(found)}" for origin, found in names.items()]
+        return "; ".join(listed) or None
+
+    def note_of_files(self) -> str | None:
+        """What `chosen_by_files` says, unless the user typed --quiet: a file's own quiet hides nothing."""
+        quiet = self.values.get("quiet") and not self.origins["quiet"].startswith(OF_FILES)
+        return None if quiet else self.chosen_by_files()
 
     def set_elsewhere(self) -> str:
         """The options that were not typed, as the end of an error message; empty if all were typed.

@@ -14,7 +14,7 @@ from xlaunch.errors import UsageError
 from xlaunch.files import names_in, open_input
 from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Option
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
-from xlaunch.options.precedence import Layer
+from xlaunch.options.precedence import PRESET, PROJECT, Layer
 from xlaunch.ownership import inspect_ownership
 from xlaunch.text import did_you_mean
 
@@ -78,7 +78,7 @@ def read_preset(
         raise UsageError(f"{option} {name}: {refusal}; to use it anyway write its path, {by_path}")
     if note is not None and notes is not None:
         notes.append(f"preset {shown}: {note}")
-    return Layer(f"preset {shown}", _values(_parse(data, shown), shown))
+    return Layer(f"{PRESET}{shown}", _values(_parse(data, shown), shown))
 
 
 def locate_preset(name: str, option: str = "--preset") -> str:
@@ -165,7 +165,7 @@ def _project_layer(notes: list[str]) -> Layer | None:
         if _is_ours(path, notes) and (table := parse_project(data, shown)) is not None:
             # [tool.xlaunch.doctor] is read by the command `xlaunch doctor` alone.
             options = {name: value for name, value in table.items() if name != "doctor"}
-            return Layer(f"project {shown}", _values(options, f"{shown}, [tool.xlaunch]"))
+            return Layer(f"{PROJECT}{shown}", _values(options, f"{shown}, [tool.xlaunch]"))
     return None
 
 
