@@ -9,8 +9,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.errors import UsageError, XLaunchError
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is private, which is checked
 MAX_RECORD_BYTES = 1 << 20
 LOCK_INTERVAL_S = 0.01
+MAX_HEAD_BYTES = 1 << 16
+"""How much of an existing file is read to see what it is."""
+PRIVATE = 0o600
+"""Mode of new files that may hold a command line or a variable's value, which may be secret."""
 
 
 def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
@@ -67,19 +71,97 @@ BINARY = getattr(os, "O_BINARY", 0)
 """Windows alone has a text mode."""
 
 
-def write_output(path: str, text: str, *, option: str = "") -> None:
-    """Write a text file that an option names, whole. Raises `UsageError`, which names `option`.
+class OutputKind(NamedTuple):
+    """A kind of file that options name to be written."""
 
-    A device or pipe is written to, as is a name such as /dev/stdout.
+    name: str
+    """**Ex.:** ``"a report of xlaunch"``."""
+    is_ours: Callable[[bytes], bool]
+    """Whether a file that begins with these bytes is an earlier one of this kind.
+
+    It may raise `UsageError` with the reason why it is not."""
+
+
+def check_output(
+    path: str, kind: OutputKind, *, option: str, force: bool = False, inputs: Iterable[str] = ()
+) -> None:
+    """Raise `UsageError` unless writing to `path` loses nothing that somebody else has written.
+
+    It may be absent, empty, or an earlier file of `kind`; a pipe, a character device or the name of an
+    open descriptor; with `force` any other file. Never one of `inputs`: files that the same command runs,
+    reads or writes otherwise, also by another name (links).
     """
     what = f"{option} {path!r}".strip()
+    if os.path.isdir(path):
+        raise UsageError(f"{what} is a directory; name a file")
+    if is_special_file(path):
+        if stat.S_ISBLK(os.stat(path).st_mode) and not _is_descriptor(path):
+            raise UsageError(f"{what} is a block device, whose content would be lost; name a file")
+        return
+    for other in inputs:
+        if _is_same_file(path, other):
+            named = "" if other == path else f" ({other!r})"
+            raise UsageError(
+                f"{what} is a file{named} that this command itself uses; choose another name"
+            )
+    instead = "choose another name, or replace it with --force"
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(MAX_HEAD_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except ValueError:  # a null character
+        raise UsageError(f"{what} is not a file name") from None
+    except OSError as error:
+        if force:
+            return
+        raise UsageError(
+            f"{what} cannot be read to see what it is: {error.strerror}; {instead}"
+        ) from None
+    if not head or force:
+        return
+    why = ""
+    try:
+        ours = kind.is_ours(head)
+    except UsageError as error:
+        ours, why = False, f" ({error})"
+    if not ours:
+        raise UsageError(f"{what} exists and is not {kind.name}{why}; {instead}")
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    """Whether two names, of files that need not exist, lead to one file."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.realpath(path) == os.path.realpath(other):
+            return True
+        return os.path.samefile(path, other)
+    return False
+
+
+def write_output(
+    path: str,
+    text: str,
+    *,
+    option: str = "",
+    kind: OutputKind | None = None,
+    force: bool = False,
+    inputs: Iterable[str] = (),
+) -> None:
+    """Write a text file that an option names, whole, for this user only if it is new.
+
+    Raises `UsageError`, which names `option`, also for what `check_output` refuses, to which `kind`,
+    `force` and `inputs` go. A device or pipe is written to, as is a name such as /dev/stdout.
+    """
+    what = f"{option} {path!r}".strip()
+    if kind is not None:
+        check_output(path, kind, option=option, force=force, inputs=inputs)
     try:
         data = text.encode()
         if is_special_file(path):
             with open(path, "ab") as stream:
                 stream.write(data)
         else:
-            write_whole(path, data)
+            write_whole(path, data, mode=PRIVATE)
     except UnicodeEncodeError:
         raise UsageError(f"{what} cannot be written: a value in it is not UTF-8") from None
     except OSError as error:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.environment import Environment, prepare_environment
+from xlaunch.environment import Environment, Program, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
@@ -188,8 +188,8 @@ def run_plan(
         )
 
 
-def check_startable(plan: Plan, run: RunRequest) -> None:
-    """Raise `UsageError`, before anything starts, when `plan` cannot run or write its files here.
+def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program] = ()) -> None:
+    """Raise `UsageError`, before anything starts, when `plan` cannot run `programs` or write its files here.
 
     The directory for logs is made, and only when nothing else is wrong. A report may lie in it.
     """
@@ -197,14 +197,16 @@ def check_startable(plan: Plan, run: RunRequest) -> None:
         raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
     with _enough_descriptors(plan, run):
         pass
+    indices = [instance.index for instance in plan.instances]
     if run.report is not None:
-        from xlaunch.report.json_file import check_report_path
+        from xlaunch.report.json_file import check_report_path, files_of_run
 
-        check_report_path(run.report, log_directory=run.log_dir)
+        inputs = files_of_run(programs, indices, run.log_dir)
+        check_report_path(run.report, log_directory=run.log_dir, force=run.force, inputs=inputs)
     if run.log_dir is not None:
         from xlaunch.output.logs import prepare_log_directory
 
-        prepare_log_directory(run.log_dir, [it.index for it in plan.instances])
+        prepare_log_directory(run.log_dir, indices)
 
 
 @contextlib.contextmanager
@@ -251,7 +253,7 @@ def _environment_of(
         inherited = os.environ if environment is None else environment
         program = checked(program, ProgramRequest)
         program = prepare_environment(plan, program, inherited, run=run, make_directories=True)
-    check_startable(plan, run)
+    check_startable(plan, run, program.programs)
     return program
 
 

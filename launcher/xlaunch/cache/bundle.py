@@ -22,6 +22,7 @@ import shutil
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,11 +32,12 @@ from xlaunch.cache.staging import HeldSignals
 from xlaunch.cache.store import CacheDirectory, hold, why_unusable
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.errors import UsageError
-from xlaunch.files import is_special_file, replace, write_whole
+from xlaunch.files import OutputKind, check_output, is_special_file, replace, write_whole
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.json.sig"
+WHOLE = "bundle"
 MAX_PATH_BYTES = 1024
 MAX_MANIFEST_BYTES = 32 << 20
 """Enough for a hundred thousand files. Parsing other JSON may need twenty times as much memory."""
@@ -88,13 +90,34 @@ class Exported(NamedTuple):
     names. Locks and unfinished files are not listed."""
 
 
+def _is_bundle(head: bytes) -> bool:
+    """Whether an archive begins as ours do, with the manifest."""
+    try:
+        start = zlib.decompressobj(wbits=31).decompress(head, 2 * tarfile.BLOCKSIZE)
+    except zlib.error:
+        start = head[: 2 * tarfile.BLOCKSIZE]
+    try:
+        member = tarfile.TarInfo.frombuf(start[: tarfile.BLOCKSIZE], "utf-8", "strict")
+    except (tarfile.TarError, ValueError):
+        return False
+    return member.name == MANIFEST and b'"schema_version"' in start[tarfile.BLOCKSIZE :]
+
+
+BUNDLE = OutputKind("a bundle of caches", _is_bundle)
+
+
 def export(
-    base: str, directories: Sequence[CacheDirectory], path: str, *, sign: str | None = None
+    base: str,
+    directories: Sequence[CacheDirectory],
+    path: str,
+    *,
+    sign: str | None = None,
+    force: bool = False,
 ) -> Exported:
     """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
 
     Its name ends in ``.tar``, or if it is to be compressed in ``.tar.gz`` or ``.tgz``. `sign`: path of a
-    private SSH key to sign it with. Raises `UsageError`.
+    private SSH key to sign it with. `force`: it may replace any file but that key. Raises `UsageError`.
     """
     if len({it.cache for it in directories}) < len(directories):
         raise UsageError("a bundle holds one directory of each cache; export the others separately")
@@ -107,6 +130,8 @@ def export(
     above = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(above):
         raise UsageError(f"{path}: the directory {above} does not exist")
+    inputs = () if sign is None else (sign,)
+    check_output(path, BUNDLE, option="", force=force, inputs=inputs)
     left_out: list[str] = []
     try:
         refusal = why_unusable(base, directories)
@@ -124,6 +149,8 @@ def export(
             with signals.interruptible():
                 caches = [_copy_cache(it, copies, left_out) for it in directories]
                 _write(path, caches, copies, sign)
+                check_output(path, BUNDLE, option="", force=force, inputs=inputs)
+                replace(os.path.join(copies, WHOLE), os.path.realpath(path))
     except OSError as error:
         of_cache = str(error.filename).startswith(os.path.join(base, ""))
         what = f"{error.filename} cannot be read" if of_cache else f"{path} cannot be written"
@@ -251,7 +278,7 @@ def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
 
 
 def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | None) -> None:
-    """Write a bundle from the files that `_copy` has made, and move it to `path`."""
+    """Write a bundle for `path` from the files that `_copy` has made, beside them."""
     listed = [it._asdict() | {"files": [file._asdict() for file in it.files]} for it in caches]
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = {"schema_version": SCHEMA_VERSION, "created": created, "caches": listed}
@@ -266,7 +293,7 @@ def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | N
     members = [(name, name) for name in first]
     for it in caches:
         members += zip(it.names, [file.sha256 for file in it.files], strict=True)
-    whole = os.path.join(copies, "bundle")
+    whole = os.path.join(copies, WHOLE)
     mode: Any = "w" if path.endswith(".tar") else "w:gz"
     with tarfile.open(whole, mode, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
         for name, copied in members:
@@ -274,4 +301,3 @@ def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | N
                 header = tarfile.TarInfo(name)
                 header.size = os.fstat(stream.fileno()).st_size
                 tar.addfile(header, stream)
-    replace(whole, os.path.realpath(path))

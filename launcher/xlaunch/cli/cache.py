@@ -198,6 +198,7 @@ def _fingerprint(*, python: str | None, as_json: bool) -> None:
     click.option("--sign", metavar="KEY", help="Sign with this private SSH key (ssh-keygen)."),
     click.option("--only", metavar="CACHE", multiple=True, help="Only this cache; repeatable."),
     click.option("--no-weights", is_flag=True, help=NO_WEIGHTS_HELP),
+    click.option("--force", is_flag=True, help="Replace FILE, whatever it is."),
     DIRECTORY,
     PYTHON,
     JSON,
@@ -208,6 +209,7 @@ def _export(
     sign: str | None,
     only: tuple[str, ...],
     no_weights: bool,
+    force: bool,
     cache_dir: str | None,
     python: str | None,
     as_json: bool,
@@ -235,7 +237,7 @@ def _export(
             f"{base} has nothing{' without weights' * no_weights} for this hardware and these versions; "
             "see xlaunch cache ls, and --python for another environment"
         )
-    done = export(base, wanted, file, sign=sign)
+    done = export(base, wanted, file, sign=sign, force=force)
     names = ", ".join([it.cache for it in wanted])
     line = f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}"
     if done.weights_bytes:

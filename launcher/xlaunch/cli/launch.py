@@ -98,7 +98,7 @@ def command(asked: ResolvedOptions) -> int:
     found = prepare(request, placed=placed, make_directories=True)
     _, made, environment = found
     assert environment is not None
-    check_startable(made, request.run)
+    check_startable(made, request.run, environment.programs)
     if options.get("verbose") or options.get("explain"):
         from xlaunch.cli.plan import describe
 

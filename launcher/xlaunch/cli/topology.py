@@ -34,12 +34,13 @@ from xlaunch.planning.request import Request
             metavar="FILE",
             help="Write what this machine is read from to FILE (.tar.xz), for --sysroot elsewhere.",
         ),
+        click.option("--force", is_flag=True, help="Let --capture replace any file."),
         click_option(BY_KEY["sysroot"]),
         click_option(BY_KEY["synthetic"]),
     ],
     click_options(OptionGroup.LAYOUT),
 )
-def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
+def command(*, as_json: bool, capture: str | None, force: bool, **typed: Any) -> None:
     """Show packages, NUMA nodes, L3 caches and cores.
 
     CPUs that may not be used here are marked. With --instances, --ncores or another layout option:
@@ -54,7 +55,7 @@ def command(*, as_json: bool, capture: str | None, **typed: Any) -> None:
     if capture is not None:
         if as_json or sysroot is not None or synthetic is not None or request != Request():
             raise UsageError("--capture writes this machine to a file; give it alone")
-        _capture(capture)
+        _capture(capture, force=force)
         return
     if as_json and request != Request():
         raise UsageError("--json shows the machine alone; for a plan: xlaunch plan --json")
@@ -81,10 +82,10 @@ def show(drawing: Drawing, notes: tuple[str, ...]) -> None:
         click.echo(f"note: {note}", err=True)
 
 
-def _capture(path: str) -> None:
+def _capture(path: str, *, force: bool) -> None:
     if not sys.platform.startswith("linux"):
         raise UsageError("--capture: only a machine that runs Linux can be captured")
     from xlaunch.machine.capture import write_capture
 
-    write_capture(path)
+    write_capture(path, force=force)
     click.echo(f"{path}: this machine, for --sysroot {path}", err=True)

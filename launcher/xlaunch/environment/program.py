@@ -216,6 +216,22 @@ def _script_starts_ranks(script: str) -> bool:
     return not (names.isdisjoint(RANK_LAUNCHERS) and modules.isdisjoint(RANK_MODULES))
 
 
+def named_files(words: Sequence[str]) -> Iterator[str]:
+    """What a program's words may name as files: each word, and the rest of ``--name=FILE`` and ``@FILE``.
+
+    The word after ``-m`` also names the files of a module in the current directory.
+    """
+    for before, word in pairwise(("", *words)):
+        yield word
+        if word.startswith("@"):
+            yield word[1:]
+        if "=" in word:
+            yield word.partition("=")[2]
+        if before == "-m":
+            path = word.replace(".", "/")
+            yield from (f"{path}.py", f"{path}/__main__.py")
+
+
 def interpreter_flags(program: Program) -> Iterator[str]:
     """The letters of the options that the program's interpreter gets, up to the program's name.
 

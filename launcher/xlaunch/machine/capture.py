@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from xlaunch.errors import UsageError
-from xlaunch.files import open_input, write_whole
+from xlaunch.files import OutputKind, check_output, open_input, write_whole
 from xlaunch.machine.architecture import UNKNOWN, read_architecture
 from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.cpu_list import format_cpu_list
@@ -72,9 +72,22 @@ PCI_CLASSES = ("0x02", "0x03", "0x12", "0x0108")
 """Network, display, accelerator, NVMe."""
 
 
-def write_capture(path: str, root: str = "/") -> None:
+def _is_capture(head: bytes) -> bool:
+    """Whether an archive begins as ours do, with a directory or file of /sys or /proc."""
+    try:
+        start = lzma.LZMADecompressor().decompress(head, tarfile.BLOCKSIZE)
+        return tarfile.TarInfo.frombuf(start, "utf-8", "strict").name.startswith(("sys/", "proc/"))
+    except (lzma.LZMAError, EOFError, tarfile.TarError, ValueError):
+        return False
+
+
+CAPTURE = OutputKind("a capture of a machine", _is_capture)
+
+
+def write_capture(path: str, root: str = "/", *, force: bool = False) -> None:
     """Write a capture of the machine under `root` to `path`, a ``.tar.xz``, whole or not at all.
 
+    It holds no command line and no variable, so other users may read it. `force`: it may replace any file.
     Raises `UsageError` for a wrong name, if it cannot be written, and for a machine that shows no CPUs.
     """
     tree = Tree(root)
@@ -82,6 +95,7 @@ def write_capture(path: str, root: str = "/") -> None:
         raise UsageError(f"--capture {path}: a capture is a .tar.xz; write --capture {path}.tar.xz")
     if not tree.numbered(CPU, "cpu"):
         raise UsageError(f"--capture: {CPU} shows no CPUs to capture; is /sys hidden?")
+    check_output(path, CAPTURE, option="--capture", force=force)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
         for directory in _directories(tree):

@@ -359,7 +359,8 @@ def _meant(error: click.ClickException) -> str:
     near = [
         it
         for it in error.possibilities or ()
-        if (opposite or not it.startswith("--no-"))
+        if it != "--force"  # only who knows it should use it
+        and (opposite or not it.startswith("--no-"))
         and SequenceMatcher(None, error.option_name, it).ratio() >= MIN_LIKENESS
     ]
     return f"; did you mean {' or '.join(sorted(near))}?" if near else ""

@@ -147,6 +147,7 @@ OPTIONS = (
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
     Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),
     Option("report", FILE, _O, "Write a report of the run as JSON."),
+    Option("force", FLAG, _O, "Let files that are written replace any other.", one_call=True),
     Option("dry-run", FLAG, _O, "Print the plan and run nothing.", one_call=True),
     Option("json", FLAG, _O, "Print the plan as JSON.", one_call=True),
     Option("explain", FLAG, _O, "Print the reason for each decision.", one_call=True),

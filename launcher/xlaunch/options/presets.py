@@ -6,14 +6,19 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from xlaunch.environment.program import named_files
 from xlaunch.errors import UsageError
-from xlaunch.files import write_output
+from xlaunch.files import OutputKind, check_output, write_output
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.kinds import VARIABLE, plain
-from xlaunch.options.settings_files import SUFFIX, read_preset
+from xlaunch.options.settings_files import SUFFIX, options_in, shorten
+
+OPTION = "--save-preset"
+TITLE = "# Options for xlaunch."
+"""How a preset begins that we wrote."""
 
 WIDTH = 98
 """Columns of a comment."""
@@ -22,17 +27,21 @@ WIDTH = 98
 def save_preset(path: str, values: Mapping[str, Any]) -> None:
     """Write the options `values`, by `Option.key`, as a preset; the file is whole or untouched.
 
-    Raises `UsageError` for a file that is something else than a preset.
+    Raises `UsageError` for a file that `check_preset_path` refuses.
     """
-    check_preset_path(path)
-    write_output(path, preset_text(values, use=path), option="--save-preset")
+    force, program = bool(values.get("force")), values.get("program", ())
+    write_preset(path, preset_text(values, use=path), force=force, program=program)
+
+
+def write_preset(path: str, text: str, *, force: bool = False, program: Sequence[str] = ()) -> None:
+    """Write the text of a preset. Raises `UsageError`; for `force` and `program` see `check_preset_path`."""
+    check_preset_path(path, force=force, program=program)
+    write_output(path, text, option=OPTION)
 
 
 def preset_text(values: Mapping[str, Any], *, use: str) -> str:
     """A preset that sets `values`, by `Option.key`; its first line advises ``--preset use``."""
-    blocks = [
-        comment(f"Options for xlaunch. To use them: xlaunch --preset {_one_line(use)} PROGRAM")
-    ]
+    blocks = [comment(f"{TITLE[2:]} To use them: xlaunch --preset {_one_line(use)} PROGRAM")]
     for option in _TABLES_LAST:
         value = values.get(option.key)
         if value not in (None, ()):
@@ -45,9 +54,12 @@ def comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False)]
 
 
-def check_preset_path(path: str) -> None:
-    """Raise `UsageError` unless a preset can be written to `path`, replacing at most a preset."""
-    what = f"--save-preset {path!r}"
+def check_preset_path(path: str, *, force: bool = False, program: Sequence[str] = ()) -> None:
+    """Raise `UsageError` unless a preset can be written to `path`, replacing at most one that we wrote.
+
+    `force`: or any other file, but none that the words of the `program` name.
+    """
+    what = f"{OPTION} {path!r}"
     if not path.endswith(SUFFIX):
         raise UsageError(f"{what}: the name of a preset ends in {SUFFIX}")
     directory = os.path.dirname(os.path.abspath(path))
@@ -57,12 +69,15 @@ def check_preset_path(path: str) -> None:
         return
     if not os.path.isfile(path):
         raise UsageError(f"{what} exists and is not a regular file")
-    try:
-        read_preset(path, named=True)
-    except UsageError as error:
-        raise UsageError(
-            f"{what} exists and is not a preset ({error}); choose another name"
-        ) from None
+    check_output(path, _kind(path), option=OPTION, force=force, inputs=named_files(program))
+
+
+def _kind(path: str) -> OutputKind:
+    """Presets: one that we wrote, or that sets an option of xlaunch and nothing else."""
+    shown, title = shorten(path), TITLE.encode()
+    return OutputKind(
+        "a preset", lambda head: head.startswith(title) or bool(options_in(head, shown))
+    )
 
 
 _TABLES_LAST = sorted(IN_FILES, key=lambda option: option.kind is VARIABLE)

@@ -78,7 +78,12 @@ def read_preset(
         raise UsageError(f"{option} {name}: {refusal}; to use it anyway write its path, {by_path}")
     if note is not None and notes is not None:
         notes.append(f"preset {shown}: {note}")
-    return Layer(f"{PRESET}{shown}", _values(_parse(data, shown), shown))
+    return Layer(f"{PRESET}{shown}", options_in(data, shown))
+
+
+def options_in(data: bytes, shown: str) -> dict[str, Any]:
+    """The options that the content of a preset sets. Raises `UsageError`, which names the file `shown`."""
+    return _values(_parse(data, shown), shown)
 
 
 def locate_preset(name: str, option: str = "--preset") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from xlaunch.errors import UsageError
 from xlaunch.files import try_lock
@@ -19,6 +19,14 @@ MAX_BYTES_READ = 1 << 14
 def log_path(directory: str, index: int, stream: str) -> str:
     """The log file of an instance's stream. **Ex.:** ``logs/instance-0.out``."""
     return os.path.join(directory, f"instance-{index}.{stream}")
+
+
+def log_files(directory: str, indices: Iterable[int]) -> Iterator[str]:
+    """Every file that the logs of a run may be written or moved to."""
+    for index in indices:
+        for stream in STREAMS:
+            path = log_path(directory, index, stream)
+            yield from (path, f"{path}.1")
 
 
 def prepare_log_directory(directory: str, indices: Iterable[int]) -> None:

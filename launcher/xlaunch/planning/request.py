@@ -217,6 +217,8 @@ class RunRequest(NamedTuple):
     """Numbers in the instances' output to report on; see `xlaunch.metrics.metric_lines`."""
     report: str | None = None
     """Write the report of the run to this file as JSON."""
+    force: bool = False
+    """Let `report` replace a file that is not a report."""
 
 
 class Request(NamedTuple):

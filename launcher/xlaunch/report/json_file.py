@@ -6,11 +6,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from xlaunch.environment.program import Program, named_files
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.files import is_special_file, write_whole
+from xlaunch.files import PRIVATE, OutputKind, check_output, is_special_file, write_whole
+from xlaunch.output.logs import log_files
 from xlaunch.report import Report
 
 SCHEMA_VERSION = 1
@@ -64,10 +68,31 @@ def report_to_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def check_report_path(path: str, *, log_directory: str | None) -> None:
+REPORT = OutputKind(
+    "a report of xlaunch",
+    lambda head: re.match(rb'\s*\{\s*"schema_version":\s*\d+,\s*"argv":', head) is not None,
+)
+
+
+def files_of_run(
+    programs: Iterable[Program], indices: Iterable[int], log_directory: str | None
+) -> Iterator[str]:
+    """The files that a report of the run never replaces: its programs, their arguments and its logs."""
+    if log_directory is not None:
+        yield from log_files(log_directory, indices)
+    for program in {program.argv: program for program in programs}.values():
+        yield program.executable
+        if program.interpreter is not None:
+            yield program.interpreter
+        yield from named_files(program.argv)
+
+
+def check_report_path(
+    path: str, *, log_directory: str | None, force: bool = False, inputs: Iterable[str] = ()
+) -> None:
     """Raise `UsageError`, before the run, when no report could be written to `path`.
 
-    `log_directory` is about to be made, with its parents.
+    `log_directory` is about to be made, with its parents. `force`, `inputs`: see `check_output`.
     """
     if not path:
         raise UsageError("--report: the file's name is empty")
@@ -83,6 +108,7 @@ def check_report_path(path: str, *, log_directory: str | None) -> None:
     except FileNotFoundError:
         if not os.path.isdir(directory):
             if log_directory is not None and _lies_in(log_directory, directory):
+                check_output(path, REPORT, option="--report", force=force, inputs=inputs)
                 return
             raise UsageError(f"--report: the directory {directory!r} does not exist") from None
         writable = directory
@@ -90,6 +116,7 @@ def check_report_path(path: str, *, log_directory: str | None) -> None:
         raise UsageError(f"--report: {path!r} cannot be written: {error.strerror}") from None
     if not os.access(writable, os.W_OK):
         raise UsageError(f"--report: no permission to write {writable!r}")
+    check_output(path, REPORT, option="--report", force=force, inputs=inputs)
 
 
 def _lies_in(path: str, directory: str) -> bool:
@@ -97,15 +124,22 @@ def _lies_in(path: str, directory: str) -> bool:
     return os.path.commonpath((os.path.realpath(path), directory)) == directory
 
 
-def write_report_or_complain(report: Report, path: str | None) -> int:
+def write_report_or_complain(
+    report: Report, path: str | None, *, force: bool = False, inputs: Iterable[str] = ()
+) -> int:
     """Write `report` to `path`, if one is given; return the exit code of the run.
 
-    If it cannot be written, the error is printed, and a run that succeeded gets the exit code 125.
+    If it cannot be written, or the program has put another file there (`check_output`), the error is
+    printed, and a run that succeeded gets the exit code 125.
     """
     if path is None:
         return report.exit_code
     try:
+        check_output(path, REPORT, option="--report", force=force, inputs=inputs)
         write_report(report, path)
+    except UsageError as error:
+        print(f"xlaunch: error: no report is written: {error}", file=sys.stderr)
+        return report.exit_code or XLaunchError.exit_code
     except OSError as error:
         print(f"xlaunch: --report: {error}", file=sys.stderr)
         return report.exit_code or XLaunchError.exit_code
@@ -115,13 +149,14 @@ def write_report_or_complain(report: Report, path: str | None) -> int:
 def write_report(report: Report, path: str) -> None:
     """Write `report` as JSON. A regular file appears whole or not at all, unless it cannot be replaced.
 
-    A file that is mounted into a container, or whose directory is not writable, is overwritten.
+    A file that is mounted into a container, or whose directory is not writable, is overwritten. The caller
+    has checked that it may be (`check_output`).
     """
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
     mode = "a"
     if not is_special_file(path):
         try:
-            write_whole(path, text.encode())
+            write_whole(path, text.encode(), mode=PRIVATE)
         except OSError as error:
             if error.errno not in CANNOT_REPLACE or not os.path.isfile(path):
                 raise

@@ -12,7 +12,7 @@ from xlaunch.cache.warm import CompilationWatch
 from xlaunch.console import terminal_width
 from xlaunch.files import is_special_file
 from xlaunch.report import Report
-from xlaunch.report.json_file import write_report_or_complain
+from xlaunch.report.json_file import files_of_run, write_report_or_complain
 from xlaunch.report.run_table import render_report
 from xlaunch.supervision.supervisor import ENDING, Job, Supervisor
 
@@ -49,7 +49,7 @@ def supervise(
     supervisor.flush()
     if job.report_descriptor is not None:
         _send(report, job.report_descriptor)
-    code = _write_report(report, job.run.report, commands)
+    code = _write_report(report, job, commands)
     if supervisor.ended_by_ctrl_c:
         # The keeper recognizes this, and does the same.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -66,13 +66,16 @@ def _send(report: Report, descriptor: int) -> None:
         stream.write(pickle.dumps(report))
 
 
-def _write_report(report: Report, path: str | None, commands: int) -> int:
+def _write_report(report: Report, job: Job, commands: int) -> int:
     """Write the report, if one was asked for; return the exit code of the run.
 
     A pipe without a reader would block this process for ever: a signal ends the wait.
     """
+    path, run = job.run.report, job.run
     if path is None or not is_special_file(path):
-        return write_report_or_complain(report, path)
+        indices = [instance.index for instance in job.plan.instances]
+        inputs = files_of_run(job.environment.programs, indices, run.log_dir)
+        return write_report_or_complain(report, path, force=run.force, inputs=inputs)
     import threading
 
     codes: list[int] = []

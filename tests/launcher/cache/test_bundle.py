@@ -698,7 +698,7 @@ if command == "import":
 elif command == "clear":
     clear(base, stored(base), dry_run=False)
 else:
-    export(base, [place(base, name) for name in CONTENT], bundle)
+    export(base, [place(base, name) for name in CONTENT], bundle, force=True)
 print(left, flush=True)
 """
 

@@ -101,7 +101,7 @@ def test_a_capture_that_fails_leaves_the_old_file(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(UsageError, match="No space left on device"):
-        write_capture(str(capture))
+        write_capture(str(capture), force=True)
     assert capture.read_text() == "old"
     assert list(tmp_path.iterdir()) == [capture]
 

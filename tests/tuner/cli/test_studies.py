@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -194,3 +195,15 @@ def test_a_study_whose_directory_is_gone_can_only_be_exported(desk: Desk) -> Non
         assert done.code == 2
         assert done.message.startswith(f"the study was begun in {gone.directory}, which cannot be")
     assert len(desk.xtune("export", "--storage", "s.db").found["launches"]) == 2
+
+
+@pytest.mark.long
+def test_an_export_replaces_exports_only(desk: Desk) -> None:
+    assert desk.search("rate.py", budget="2").code == 0
+    desk.write("other.json", '{"argv": []}\n')
+    refused = desk.xtune("export", "-o", "other.json").message
+    assert "--output 'other.json' exists and is not an export of xtune; choose" in refused
+    assert (desk.directory / "other.json").read_text() == '{"argv": []}\n'
+    for force in (("--force",), ()):
+        assert desk.xtune("export", "-o", "other.json", *force).code == 0
+    assert len(json.loads((desk.directory / "other.json").read_text())["launches"]) == 2

@@ -84,11 +84,15 @@ def test_the_page_of_a_real_search(searched: Searched) -> None:
 def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     desk = searched.desk
     page = desk.directory / "page.html"
-    page.write_text("an older page")
-    before = page.stat().st_ino
+    page.write_text("a page of the user's")
     plain = desk.xtune("report", "speeds")
-    done = desk.xtune("report", "--html", "page.html", "speeds")
+    refused = desk.xtune("report", "--html", "page.html", "speeds")
+    assert (refused.code, page.read_text()) == (2, "a page of the user's")
+    assert "exists and is not a page that xtune wrote" in refused.message
+    done = desk.xtune("report", "--html", "page.html", "--force", "speeds")
     assert done.code == 0, done.err
+    before = page.stat().st_ino
+    assert desk.xtune("report", "--html", "page.html", "speeds").code == 0, "one of xtune's now"
     assert done.out == plain.out
     assert page.stat().st_ino != before
     assert page_of(desk).by_id("headline").words.startswith("Gain: ")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import click
 
@@ -23,21 +24,33 @@ SCHEMA_VERSION = 1
         click.option(
             "-o", "--output", metavar="FILE", help="File to write. Default: -, standard output."
         ),
+        click.option("--force", is_flag=True, help="Replace FILE, whatever it is."),
         click.option("--no-samples", is_flag=True, help="Leave out the raw samples."),
     ]
 )
-def command(*, study: str | None, storage: str | None, output: str | None, no_samples: bool) -> int:
+def command(
+    *,
+    study: str | None,
+    storage: str | None,
+    output: str | None,
+    force: bool,
+    no_samples: bool,
+) -> int:
     """Print STUDY, or the latest one, as JSON.
 
     That is the machine, the program, the space and every launch.
     """
     if output == "":
         raise UsageError("--output: the file's name is empty")
-    from xlaunch.files import write_output
+    from xlaunch.files import OutputKind, check_output, write_output
     from xtune.cli.studies import find_stored, open_named, say_damaged
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore
 
+    begins = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"study":')
+    kind = OutputKind("an export of xtune", lambda head: begins.match(head) is not None)
+    if output not in (None, "-"):
+        check_output(output, kind, option="--output", force=force)
     stored = find_stored(open_named(storage), study)
     found = stored.study
     store = StudyStore(found)
@@ -70,5 +83,5 @@ def command(*, study: str | None, storage: str | None, output: str | None, no_sa
         return 0
     if not rows:
         raise XLaunchError(f"study {found.name!r} has no launch yet; nothing is written")
-    write_output(output, text + "\n", option="--output")
+    write_output(output, text + "\n", option="--output", kind=kind, force=force)
     return 0

@@ -106,10 +106,12 @@ SPENDING = [
 
 STORAGE = _option("--storage", "FILE|URL", "File or URL. Default: ~/.local/state/xtune/studies.db.")
 STUDY = [STORAGE, _option("--study", "NAME", "Name of the study. Default: from program and space.")]
+FORCE = _option("--force", None, "Let a file that is written replace any other.", is_flag=True)
 AS_JSON = _option("--json as_json", None, "Print the verdict as JSON.", is_flag=True)
 
 OUTPUT = [
     _option("--save-preset", "FILE", "Preset for a gain. Default: best.toml, best-2.toml, ..."),
+    FORCE,
     AS_JSON,
     _option("-v --verbose", None, "Print each launch, its output, and what is left out.", is_flag=True),
     _option("-q --quiet", None, "Print the verdict only.", is_flag=True),
@@ -124,6 +126,7 @@ REPORTING = [
     STORAGE,
     _option("--html", "FILE", "Write an HTML page too: one file, with charts."),
     _option("--save-preset", "FILE", "Preset to write for a gain."),
+    FORCE,
     AS_JSON,
 ]
 

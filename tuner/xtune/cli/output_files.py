@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from xlaunch.errors import UsageError
-from xlaunch.files import write_output
+from xlaunch.files import OutputKind, check_output, write_output
 from xtune.cli import say
 from xtune.cli.studies import StoredStudy
 from xtune.show.page import render_page
@@ -17,8 +17,16 @@ SUFFIXES = (".html", ".htm")
 MIB = 1 << 20
 
 
-def check_page(path: str) -> None:
-    """Raise `UsageError` unless a page can be written there and replaces no other kind of file."""
+PAGE = OutputKind(
+    "a page that xtune wrote", lambda head: b'<meta name="generator" content="xtune">' in head
+)
+
+
+def check_page(path: str, *, force: bool = False) -> None:
+    """Raise `UsageError` unless a page can be written there and replaces no file but a page of xtune's.
+
+    `force`: or any other file.
+    """
     what = f"--html {path!r}"
     if path == "-":
         raise UsageError(
@@ -34,15 +42,18 @@ def check_page(path: str) -> None:
         raise UsageError(f"{what}: {directory} is not writable")
     if os.path.lexists(path) and not os.path.isfile(path):
         raise UsageError(f"{what} exists and is not a regular file; choose another name")
+    check_output(path, PAGE, option="--html", force=force)
 
 
-def write_page(path: str, plotly: str, result: SearchResult, stored: StoredStudy) -> None:
+def write_page(
+    path: str, plotly: str, result: SearchResult, stored: StoredStudy, *, force: bool = False
+) -> None:
     """Write the page in one step; on failure an existing file is left alone.
 
     Raises `UsageError` if it cannot be written.
     """
     text = render_page(result._replace(directory=stored.directory), plotly)
-    write_output(path, text, option="--html")
+    write_output(path, text, option="--html", kind=PAGE, force=force)
     say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
 
 
@@ -51,16 +62,20 @@ DEFAULT_STEM = "best"
 MAX_NAMES = 1000
 
 
-def write_preset(result: SearchResult, wanted: str | None) -> tuple[str | None, str]:
+def write_best(
+    result: SearchResult, wanted: str | None, *, force: bool = False
+) -> tuple[str | None, str]:
     """Write the winner's preset; return its path, or None and the reason.
 
     wanted
         The user's file; None: the first free of best.toml, best-2.toml, ..., unless the preset
         would set nothing.
+    force
+        The user's file may be another than an earlier preset, but none that the program uses.
 
     Raises `UsageError` if the user's file cannot be written.
     """
-    from xlaunch.files import write_output
+    from xlaunch.options.presets import write_preset
 
     best = result.verdict.best
     if best == BARE:
@@ -70,7 +85,7 @@ def write_preset(result: SearchResult, wanted: str | None) -> tuple[str | None, 
     if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
         return None, ""  # only arguments of the program change
     try:
-        write_output(path, text, option="--save-preset")
+        write_preset(path, text, force=force, program=result.resolver.program.argv)
     except UsageError as error:
         if wanted is not None:
             raise

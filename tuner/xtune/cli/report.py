@@ -20,22 +20,23 @@ def command(
     storage: str | None,
     html: str | None,
     save_preset: str | None,
+    force: bool,
     as_json: bool,
 ) -> int:
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
     from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
-    from xtune.cli.output_files import check_page, write_page, write_preset
+    from xtune.cli.output_files import check_page, write_best, write_page
     from xtune.cli.preparation import prepare
     from xtune.cli.searching import print_result, recall, require_launched
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.show.page import require_libraries
 
     if html is not None:
-        check_page(html)
+        check_page(html, force=force)
         html = os.path.abspath(html)
     if save_preset is not None:
-        check_preset_path(save_preset)
+        check_preset_path(save_preset, force=force)
         save_preset = os.path.abspath(save_preset)
     plotly = None if html is None else require_libraries()
     stored = find_stored(open_named(storage), study)
@@ -45,11 +46,11 @@ def command(
     result = recall(task, asked, stored.study)
     require_launched(result.launches, stored.study.name)
     if save_preset is not None:
-        path, why = write_preset(result, save_preset)
+        path, why = write_best(result, save_preset, force=force)
         result = result._replace(preset=path)
         if why:
             say(f"note: {why}")
     if html is not None and plotly is not None:
-        write_page(html, plotly, result, stored)
+        write_page(html, plotly, result, stored, force=force)
     print_result(result, as_json=as_json)
     return 0

@@ -21,6 +21,7 @@ def command(
     storage: str | None,
     budget: str | None,
     save_preset: str | None,
+    force: bool,
     as_json: bool,
     verbose: bool,
     quiet: bool,
@@ -42,7 +43,7 @@ def command(
     if budget is not None:
         parse_budget(budget)
     if save_preset is not None:
-        check_preset_path(save_preset)
+        check_preset_path(save_preset, force=force)
         save_preset = os.path.abspath(save_preset)
     stored = find_stored(open_named(storage), study)
     enter(stored.directory, quiet=quiet)
@@ -52,4 +53,4 @@ def command(
         announce(task, verbose=verbose)
     tried = stored_presets(stored.study)
     begun = Begun(task, asked, budget_of(asked, task), stored.study, tried)
-    return run_search(begun, Shown(save_preset, as_json, verbose, quiet))
+    return run_search(begun, Shown(save_preset, as_json, verbose, quiet, force))

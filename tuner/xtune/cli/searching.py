@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import click
 
 from xlaunch.console import terminal_width
-from xlaunch.errors import XLaunchError
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.text import folded
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
-from xtune.cli.output_files import write_preset
+from xtune.cli.output_files import write_best
 from xtune.cli.preparation import (
     SearchTask,
     current_provenance,
@@ -63,6 +63,8 @@ class Shown(NamedTuple):
     as_json: bool
     verbose: bool
     quiet: bool
+    force: bool = False
+    """`save_preset` may be any file that the program does not use."""
 
 
 class Begun(NamedTuple):
@@ -197,7 +199,11 @@ def run_search(begun: Begun, shown: Shown) -> int:
     with _Signals() as signals, _screen(begun.task, shown) as screen:
         found = search(begun, screen, quiet=shown.quiet, check=signals.check)
     result = conclude(begun, found)
-    path, why = write_preset(result, shown.save_preset)
+    try:
+        path, why = write_best(result, shown.save_preset, force=shown.force)
+    except UsageError:
+        print_result(result, as_json=shown.as_json)
+        raise
     print_result(result._replace(preset=path), as_json=shown.as_json)
     if why and not shown.quiet:
         say(f"note: {why}")

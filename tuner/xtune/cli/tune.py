@@ -18,7 +18,13 @@ from xtune.cli.options import SearchCommand, asked_from, with_search_options
 @with_search_options
 @click.version_option(xtune.__version__, message="xtune %(version)s")
 def command(
-    *, save_preset: str | None, as_json: bool, verbose: bool, quiet: bool, **options: Any
+    *,
+    save_preset: str | None,
+    force: bool,
+    as_json: bool,
+    verbose: bool,
+    quiet: bool,
+    **options: Any,
 ) -> int:
     """Find the best way to run PROGRAM on this machine, with evidence.
 
@@ -44,11 +50,11 @@ def command(
     from xtune.cli.searching import Shown, announce, begin, run_search
 
     if save_preset is not None:
-        check_preset_path(save_preset)
+        check_preset_path(save_preset, force=force, program=asked.request.program.words)
     begun = begin(asked, context.obj, quiet=quiet, verbose=verbose)
     if not quiet:
         announce(begun.task, verbose=verbose)
-    return run_search(begun, Shown(save_preset, as_json, verbose, quiet))
+    return run_search(begun, Shown(save_preset, as_json, verbose, quiet, force))
 
 
 command.modules = COMMANDS
