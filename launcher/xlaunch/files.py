@@ -216,7 +216,7 @@ def make_private(directory: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     if not os.path.isdir(directory):
-        raise NotADirectoryError(errno.ENOTDIR, "is not a directory", directory)
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
 
 
 def runtime_directory(name: str, environment: Mapping[str, str], memory: str = MEMORY) -> str:

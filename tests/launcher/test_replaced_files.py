@@ -189,3 +189,22 @@ def test_presets(here: Path):
     assert ask(*words, cwd=here).code == 0, "a preset is there now"
     used = ask(*words, "--force", sys.executable, "train.py", "best.toml", cwd=here).refused()
     assert used == f"--save-preset 'best.toml' is a file {USED}"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o177])
+def test_what_may_hold_a_secret_is_for_this_user_only(tmp_path: Path, umask: int):
+    """Command lines and values of --env; a file that is there already keeps its mode."""
+    words = ("--ncores", "1", "--env", "TOKEN=secret", "--save-preset", "best.toml", "-q")
+    command = (sys.executable, "-m", "xlaunch", *words, "--report", "report.json", "true", "secret")
+    for mode in (0o600, 0o664):
+        before = os.umask(umask)
+        try:
+            done = run(command, cwd=tmp_path)
+        finally:
+            os.umask(before)
+        assert done.code == 0, done.err
+        for name in ("best.toml", "report.json"):
+            path = tmp_path / name
+            assert "secret" in path.read_text()
+            assert stat.S_IMODE(path.stat().st_mode) == (mode if mode != 0o600 else mode & ~umask)
+            path.chmod(0o664)

@@ -12,13 +12,14 @@ import json
 import os
 import random
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xlaunch.files import locked
+from xlaunch.files import PRIVATE, locked, make_private
 from xlaunch.machine.tree import Tree, file_system_of
 from xtune.errors import StorageError, StorageNameError
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 SQLITE = "sqlite:///"
 JOURNAL = "journal:"
 """xtune's scheme for a file of Optuna's journal, since SQLite needs locks that NFS lacks."""
+
+LOCK_SUFFIX = ".lock"
+"""Of the lock file beside a SQLite file."""
 
 SQLITE_TIMEOUT_S = 60
 """Maximum wait for another process to finish writing."""
@@ -75,7 +79,9 @@ class Storage(NamedTuple):
         if self.lock_path is None:
             yield
             return
-        with locked(self.lock_path, mode=0o666):
+        # Who may write the studies may lock them.
+        mode = stat.S_IMODE(os.stat(self.lock_path.removesuffix(LOCK_SUFFIX)).st_mode) & 0o666
+        with locked(self.lock_path, mode=mode):
             yield
 
     @contextlib.contextmanager
@@ -106,7 +112,7 @@ def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
     directory = Path(home, "xtune")
     try:
         if make:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private(str(directory))
     except OSError as error:
         raise StorageNameError(
             f"studies cannot be stored in {directory}: {error.strerror}; set XDG_STATE_HOME to a writable"
@@ -259,12 +265,15 @@ def _open(url: str, file: Path | None) -> Storage:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if file is not None:
+        # Studies hold command lines, whose secrets are this user's. SQLite's own files get the same mode.
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE))
     if url.startswith(JOURNAL):
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
         return Storage(JournalStorage(JournalFileBackend(str(file))), url, None)
-    lock_path = None if file is None else f"{file}.lock"
+    lock_path = None if file is None else f"{file}{LOCK_SUFFIX}"
     # A server may have been restarted since the last launch. A file that is not held open can be
     # moved.
     arguments: dict[str, Any] = {"pool_pre_ping": True}
