@@ -6,7 +6,7 @@ from __future__ import annotations
 from xlaunch.cache.warm import compiled_files, count_by_kind
 from xlaunch.console import say
 from xlaunch.errors import UsageError
-from xlaunch.options.commands import launch_command
+from xlaunch.options.commands import launch_command, say_chosen
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.text import counted
@@ -42,6 +42,7 @@ def warm_command(asked: ResolvedOptions) -> int:
     from xlaunch.launching import launch, prepare
 
     request, options = request_from(asked.values), asked.values
+    say_chosen(asked)
     if not request.program.words:
         raise UsageError(
             "no program given; usage: xlaunch cache warm [OPTIONS] [--] PROGRAM [ARGS...]"

@@ -15,7 +15,7 @@ from xlaunch.environment.wrappers import assignments
 from xlaunch.errors import UsageError
 from xlaunch.launching import check_startable, prepare, run_plan
 from xlaunch.machine import read_machine
-from xlaunch.options.commands import launch_command
+from xlaunch.options.commands import launch_command, say_chosen
 from xlaunch.options.definitions import COMMANDS, MAX_CACHE_SIZE, RESERVED
 from xlaunch.options.kinds import SIZE
 from xlaunch.options.precedence import ResolvedOptions, request_from
@@ -63,9 +63,8 @@ def command(asked: ResolvedOptions) -> int:
             raise UsageError(
                 f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
             )
-    chosen = None if dry_run else asked.note_of_files()
-    if chosen is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-        say(f"note: {chosen}")
+    if not dry_run:
+        say_chosen(asked)
     if "nproc_per_node" in options:
         from xlaunch.cli.torchrun import run_torchrun
 

@@ -255,6 +255,13 @@ def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
     return asked
 
 
+def say_chosen(asked: ResolvedOptions) -> None:
+    """Before a launch, note which code a project's file or a preset chooses; of ranks the first says it."""
+    chosen = asked.note_of_files()
+    if chosen is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        say(f"note: {chosen}")
+
+
 def _run(run: Callable[[ResolvedOptions], int | None], typed: dict[str, Any]) -> int | None:
     asked = resolved_options(typed)
     path = asked.values.get("save_preset")

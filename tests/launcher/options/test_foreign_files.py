@@ -96,6 +96,7 @@ def test_a_launch_names_the_file(clone: Clone, choice: str):
     said = f"xlaunch: note: project pyproject.toml chooses {CHOICES[choice]}\n"
     ran, out, err = clone.xlaunch()
     assert (ran, out, err.count(said)) == (True, "hello\n", 1)
+    assert clone.xlaunch("cache", "warm")[2].count(said) == 1
     assert said not in clone.xlaunch("--quiet")[2]
     assert said not in clone.xlaunch("--isolated")[2]
 
