@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, program, run
+from tests.launcher.cli.commands import ask, clean_environment, program, run
 
 LIBRARY = """
 #include <fcntl.h>
@@ -66,8 +66,11 @@ class Clone:
         """Whether anything of the repository ran, standard output and error."""
         self.told.unlink(missing_ok=True)
         env = clean_environment(XDG_CACHE_HOME=str(self.cache))
-        command = (sys.executable, "-P", "-m", "xlaunch", *words, "x.py")
-        done = run(command, cwd=self.directory, env=env)
+        if words[:1] in DRY.values() or words in DRY.values():
+            done = ask(*words, "x.py", cwd=self.directory, env=env)
+        else:
+            command = (sys.executable, "-P", "-m", "xlaunch", *words, "x.py")
+            done = run(command, cwd=self.directory, env=env)
         assert done.code == 0, done.err
         return self.told.exists(), done.out.decode(), done.err
 
@@ -96,6 +99,12 @@ def test_a_launch_names_the_file(clone: Clone, choice: str):
     said = f"xlaunch: note: project pyproject.toml chooses {CHOICES[choice]}\n"
     ran, out, err = clone.xlaunch()
     assert (ran, out, err.count(said)) == (True, "hello\n", 1)
+
+
+def test_who_types_quiet_or_isolated_gets_no_note(clone: Clone):
+    text = '[tool.xlaunch]\npython = "./python"\nquiet = true\n'
+    (clone.directory / "pyproject.toml").write_text(text)
+    said = "xlaunch: note: project pyproject.toml chooses python ./python\n"
     assert clone.xlaunch("cache", "warm")[2].count(said) == 1
     assert said not in clone.xlaunch("--quiet")[2]
     assert said not in clone.xlaunch("--isolated")[2]
