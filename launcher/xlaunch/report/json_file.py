@@ -85,6 +85,7 @@ def files_of_run(
         if program.interpreter is not None:
             yield program.interpreter
         yield from named_files(program.argv)
+        yield from program.command[:1]  # behind nice and the like, by its path
 
 
 def check_report_path(
