@@ -174,8 +174,10 @@ def run_plan(
         for line in caches.hold():
             note(line)
     if not plan.supervised(run):
+        from xlaunch.claims import keep_locks_through_exec
         from xlaunch.supervision.instance_start import execute, take_place
 
+        keep_locks_through_exec()
         for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)
         execute(environment.programs[0], environment.variables[0])

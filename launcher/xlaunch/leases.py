@@ -2,38 +2,70 @@
 """Records of running launches, so that launches on one host see which cores the others have taken.
 
 A record is advisory: it makes a plan prefer cores that are free, and `--exclusive` refuse the others.
-Each user's records are in ``/dev/shm/xlaunch-launches-UID``, which everybody may read and nobody else
-may write. A record counts while its process runs: /proc has a process of that PID and start time. The
-lock of the table is held from reading the records to writing one, never while a program runs.
+Each user's records are in a directory of their own, ``/dev/shm/xlaunch-launches-UID``, which everybody
+may read and nobody else may write. Everybody may read which process has which cores; a second file,
+only for its user, says what the launch runs. `claims` writes both.
 
-Containers do not see each other's records: each has its own /dev/shm and PID namespace. The variable
+A record counts while its process runs: /proc has a process of that PID and start time, or the process
+holds the fcntl lock of the file, which its children do not inherit and which is kept by exec. Only the
+lock can be seen from another PID namespace. A record that has none counts there until the next boot.
+
+What other users write costs a limited time: few files are read of each user, none is large, and they
+may name only CPUs that this machine has.
+
+Containers do not see each other's records: each has its own /dev/shm. The variable
 XLAUNCH_RECORDS_DIR names another directory than /dev/shm.
 """
 
+from __future__ import annotations
+
 import contextlib
+import errno
+import itertools
 import os
 import re
 import stat
+import struct
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.files import MEMORY, try_lock, write_whole
+from xlaunch.files import MEMORY, names_in
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     pid_namespace,
+    process_name,
+    read_file,
     read_process,
     start_ticks,
 )
 from xlaunch.machine.topology import CPUs
+from xlaunch.ownership import user_name
 from xlaunch.text import printable
 
 DIRECTORY = "xlaunch-launches-{uid}"
-LOCK = "xlaunch-launches.lock"
-MAX_BYTES = 1 << 16
-MAX_LOCK_WAIT_S = 2.0
+DETAILS = ".details"
+"""The end of the name of the file that only its user reads."""
+RECORD_NAME = re.compile(r"(\d{1,10})-(\d{1,20})-(\d{1,20})", re.ASCII)
+
+MAX_BYTES = 1 << 14
+"""Of a file: a longer one is no record."""
+MAX_NAMES = 1 << 13
+"""Names that are looked at in a directory."""
+MAX_DIRECTORIES_OF_USER = 4
+MAX_RECORDS_OF_USER = 256
+"""Records of one other user, so that none crowds out the others."""
+MAX_RECORDS_OF_OTHERS = 2048
+"""Records of all other users together."""
+MAX_CPUS = 1 << 13
+"""CPUs of a machine that does not say how many it may have."""
+
+_DIRECTORY_NAME = re.compile(DIRECTORY.format(uid=r"\d{1,10}(-[0-9a-f]{8})?"), re.ASCII)
+_POSSIBLE_CPUS = "/sys/devices/system/cpu/possible"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class Lease(NamedTuple):
@@ -47,8 +79,10 @@ class Lease(NamedTuple):
     cpus: CPUs
     """The CPUs of its instances; empty if they are not bound."""
     program: str
-    """The program's name, without its arguments. **Ex.:** ``train.py``."""
+    """The program's name, without its arguments. **Ex.:** ``train.py``. Of another user's launch it is
+    the name of the process, if that can be read, else empty."""
     instances: int = 1
+    """0 if it is not known: of another user's launch."""
     exclusive: bool = False
     job: int = 0
     """The process that started the ranks of its job; 0 if it is none. Ranks do not see each other."""
@@ -57,6 +91,12 @@ class Lease(NamedTuple):
     """The last values of its metrics. **Ex.:** ``"120 images/s"``."""
     gpus: tuple[str, ...] = ()
     """The identities of its instances' own GPUs: PCI addresses, or names where these are unknown."""
+    claimed_ns: int = 0
+    """When it asked for the CPUs, in nanoseconds since the epoch; 0 once it has them."""
+    path: str = ""
+    """The file of its record."""
+    is_local: bool = True
+    """False if it runs in another PID namespace, where `pid` and `job` mean other processes."""
 
     @property
     def uptime_s(self) -> float:
@@ -65,10 +105,25 @@ class Lease(NamedTuple):
             0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / TICKS_PER_SECOND
         )
 
+    def precedes(self, other: Lease) -> bool:
+        """Whether it keeps CPUs that both claim. The two launches agree on which one does."""
+        return self._order() < other._order()
+
+    def _order(self) -> tuple[int, str]:
+        return self.claimed_ns, os.path.basename(self.path)
+
+    def takes_as(self, other: Lease) -> bool:
+        """Whether it is the same launch, with the same CPUs and GPUs."""
+        return (self.path, self.cpus, self.gpus) == (other.path, other.cpus, other.gpus)
+
     def __str__(self) -> str:
+        owner = "" if self.uid == os.geteuid() else f" of {user_name(self.uid)}"
+        elsewhere = "" if self.is_local else " in another PID namespace"
         cpus = f" on CPUs {format_cpu_list(self.cpus)}" if self.cpus else ""
         gpus = f", GPUs {', '.join(self.gpus)}" if self.gpus else ""
-        return f"{self.program} (PID {self.pid}{cpus}{gpus})"
+        record = "" if self.is_local else f"; its record is {self.path}"
+        where = f"PID {self.pid}{owner}{elsewhere}{cpus}{gpus}{record}"
+        return f"{self.program or 'a launch'} ({where})"
 
 
 def records_directory() -> str:
@@ -76,26 +131,37 @@ def records_directory() -> str:
     return os.environ.get("XLAUNCH_RECORDS_DIR") or MEMORY
 
 
-def read_leases(directory: str | None = None) -> list[Lease]:
-    """The records of launches that run on this host now, of all users, the oldest first."""
-    found: list[Lease] = []
-    directory = directory or records_directory()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            user = re.fullmatch(DIRECTORY.format(uid=r"(\d+)"), name)
-            if user is not None:
-                found += _read_directory(os.path.join(directory, name), int(user[1]))
+def read_leases(directory: str | None = None, *, cpu_count: int | None = None) -> list[Lease]:
+    """The records of launches that run on this host now, the oldest first.
+
+    Of all users, but not that of this process. Records with CPUs from `cpu_count` upwards are left
+    out; None: the number that this machine may have.
+    """
+    found = LeaseReader(cpu_count).read(directory or records_directory())
     return sorted(found, key=lambda lease: lease.start_ticks)
 
 
-def of_others(leases: Iterable[Lease], *, job: int = 0) -> list[Lease]:
-    """The leases without this process's own, its ancestors' (a nested launch), and its job's."""
+def of_others(
+    leases: Iterable[Lease], *, job: int = 0, environment: Mapping[str, str] | None = None
+) -> list[Lease]:
+    """The leases without this process's own, its ancestors' (a nested launch), and its job's.
+
+    `environment`: an ancestor in another PID namespace cannot be seen. It is a launch that has the CPUs
+    in XLAUNCH_INSTANCE_CPUS.
+    """
     own = {os.getpid()}
     pid = os.getppid()
     while pid and pid not in own and (status := read_process(pid)) is not None:
         own.add(pid)
         pid = status.parent
-    return [it for it in leases if it.pid not in own and not (job and it.job == job)]
+    inherited = set(_cpus_of_instance(environment or {}))
+
+    def is_own(lease: Lease) -> bool:
+        if not lease.is_local:
+            return bool(inherited) and inherited.issubset(lease.cpus)
+        return lease.pid in own or bool(job and lease.job == job)
+
+    return [lease for lease in leases if not is_own(lease)]
 
 
 def taken_cpus(leases: Iterable[Lease]) -> CPUs:
@@ -120,136 +186,223 @@ def sharing(
     ]
 
 
-@contextlib.contextmanager
-def table(directory: str | None = None) -> Iterator[bool]:
-    """Hold the lock of the records, so that no other launch reads them before this one has added
-    its own.
-
-    Yields False if the lock could not be had within `MAX_LOCK_WAIT_S`: then the block runs without.
-    """
+def described(lease: Lease) -> Lease:
+    """The lease with what its user's second file says; of another user's launch, with the process's name."""
+    if lease.uid != os.geteuid():
+        return lease._replace(program=process_name(lease.pid) if lease.is_local else "")
     try:
-        descriptor = _open_lock(os.path.join(directory or records_directory(), LOCK))
-    except OSError:
-        yield False
-        return
-    try:
-        yield try_lock(descriptor, timeout_s=MAX_LOCK_WAIT_S)
-    finally:
-        os.close(descriptor)
+        descriptor = _open_file(lease.path + DETAILS, lease.uid)
+        try:
+            fields = _fields(os.pread(descriptor, MAX_BYTES + 1, 0))
+        finally:
+            os.close(descriptor)
+        return lease._replace(
+            program=fields["program"],
+            instances=int(fields["instances"]),
+            log_dir=fields["log_dir"],
+            metric=fields["metric"],
+        )
+    except (OSError, KeyError, ValueError):
+        return lease
 
 
-def record(lease: Lease, directory: str | None = None) -> str | None:
-    """Write a record. Return its path, or None if there is no directory for it.
+def record_name(pid: int, ticks: int, namespace: str) -> str:
+    """The name of a record. `namespace` as `pid_namespace` returns it."""
+    return f"{pid}-{ticks}-{namespace.strip('pid:[]') or 0}"
 
-    Records of the user's ended launches are removed. A record needs no removal: see the module.
-    """
-    place = os.path.join(directory or records_directory(), DIRECTORY.format(uid=lease.uid))
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(place)
-            os.chmod(place, 0o755)  # noqa: S103 - to be read by everybody, whatever the umask
-        if not _is_owned(place, lease.uid):
+
+def is_of_one_user(status: os.stat_result) -> bool:
+    """Whether it is a directory that only its owner may write."""
+    return stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+
+
+def boot_id() -> str:
+    """What differs after each boot of the machine; empty if it cannot be read."""
+    return (read_file(_BOOT_ID) or b"").decode().strip()
+
+
+class LeaseReader:
+    """Reads records in a limited time."""
+
+    def __init__(self, cpu_count: int | None = None) -> None:
+        self._cpu_count = cpu_count or _possible_cpus()
+        self._namespace = pid_namespace()
+        self._boot = boot_id()
+        self.own_name = record_name(os.getpid(), start_ticks(os.getpid()) or 0, self._namespace)
+        """This process's record is not opened: to close it would release its lock."""
+
+    def read(self, parent: str) -> Iterator[Lease]:
+        """The records of running launches in all directories for them in `parent`."""
+        found: dict[int, int] = {}
+        others_left = MAX_RECORDS_OF_OTHERS
+        read: dict[int, int] = {}
+        for name in _names_of_directories(parent):
+            path = os.path.join(parent, name)
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                uid = status.st_uid
+                found[uid] = found.get(uid, 0) + 1
+                if not is_of_one_user(status) or found[uid] > MAX_DIRECTORIES_OF_USER:
+                    continue
+                limit = MAX_NAMES
+                if uid != os.geteuid():
+                    limit = min(others_left, MAX_RECORDS_OF_USER - read.get(uid, 0))
+                names, leases = self._read_directory(path, uid, limit)
+                read[uid] = read.get(uid, 0) + names
+                if uid != os.geteuid():
+                    others_left -= names
+                yield from leases
+
+    def _read_directory(self, path: str, uid: int, limit: int) -> tuple[int, list[Lease]]:
+        """The running launches of at most `limit` records, and the number of records that were read."""
+        descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
+        try:
+            if os.fstat(descriptor).st_uid != uid:  # it was replaced
+                return 0, []
+            with os.scandir(descriptor) as entries:
+                records = [
+                    entry.name
+                    for entry in itertools.islice(entries, MAX_NAMES)
+                    if RECORD_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+                ][:limit]
+            found = [self._read_running(name, descriptor, path, uid) for name in records]
+        finally:
+            os.close(descriptor)
+        return len(records), [lease for lease in found if lease is not None]
+
+    def has_ended(self, path: str) -> bool:
+        """Whether a launch of this user has surely ended, by its record or, without one, by its name."""
+        name = os.path.basename(path)
+        with contextlib.suppress(OSError, ValueError, KeyError, UsageError):
+            descriptor = _open_file(path, os.geteuid())
+            try:
+                lease, fields = _parse(descriptor, path, os.geteuid(), MAX_CPUS)
+                return not self._runs(lease, fields, descriptor)
+            finally:
+                os.close(descriptor)
+        pid, ticks, _ = name.split("-")
+        is_local = name == record_name(int(pid), int(ticks), self._namespace)
+        return is_local and start_ticks(int(pid)) != int(ticks)
+
+    def _read_running(self, name: str, place: int, directory: str, uid: int) -> Lease | None:
+        """The launch of a record if it runs; None for any other file."""
+        if name == self.own_name:
             return None
-        path = os.path.join(place, f"{lease.pid}-{lease.start_ticks}")
-        write_whole(path, _to_text(lease).encode(errors="backslashreplace"), mode=0o600)
-        os.chmod(path, 0o644)
-        for name in os.listdir(place):
-            other = os.path.join(place, name)
-            if other != path and _read(other, lease.uid) is None and _is_ended(name):
-                os.unlink(other)
-    except OSError:
-        return None
-    return path
-
-
-def own_lease(cpus: CPUs, program: str, **more: object) -> Lease | None:
-    """A lease of this process; None without a /proc that shows it."""
-    ticks = start_ticks(os.getpid())
-    if ticks is None:
-        return None
-    return Lease(os.getpid(), ticks, os.geteuid(), cpus, program)._replace(**more)  # type: ignore[arg-type]
-
-
-def _open_lock(path: str) -> int:
-    """Open the lock that all users share: whoever comes first makes it, the others may only read it."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644))
-        return os.open(path, flags)
-
-
-def _is_owned(path: str, uid: int) -> bool:
-    status = os.lstat(path)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == uid and not status.st_mode & 0o022
-
-
-def _read_directory(directory: str, uid: int) -> list[Lease]:
-    try:
-        if not _is_owned(directory, uid):
-            return []
-        names = os.listdir(directory)
-    except OSError:
-        return []
-    found = [_read(os.path.join(directory, name), uid) for name in names]
-    return [lease for lease in found if lease is not None]
-
-
-def _read(path: str, uid: int) -> Lease | None:
-    """A record whose process runs; None for any other file."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
+        try:
+            descriptor = _open_file(name, uid, place)
+        except OSError:
             return None
-        data = stream.read(MAX_BYTES)
-    try:
-        lease, namespace = _from_text(data.decode(), uid)
-    except (KeyError, ValueError, UsageError):
-        return None
-    runs = namespace == pid_namespace() and start_ticks(lease.pid) == lease.start_ticks
-    return lease if runs else None
+        try:
+            path = os.path.join(directory, name)
+            lease, fields = _parse(descriptor, path, uid, self._cpu_count)
+            if not self._runs(lease, fields, descriptor):
+                return None
+            return lease._replace(is_local=fields["pid_namespace"] == self._namespace)
+        except (OSError, ValueError, KeyError, UsageError):
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _runs(self, lease: Lease, fields: Mapping[str, str], descriptor: int) -> bool:
+        if fields["boot"] != self._boot:
+            return False
+        has_lock = fields["locked"] == "1"
+        if has_lock and _is_locked(descriptor):
+            return True
+        if fields["pid_namespace"] != self._namespace:
+            return not has_lock
+        return start_ticks(lease.pid) == lease.start_ticks
 
 
-def _is_ended(name: str) -> bool:
-    """Whether a record's process has ended. Files that are not records are left alone."""
-    found = re.fullmatch(r"(\d+)-(\d+)", name)
-    return found is not None and start_ticks(int(found[1])) != int(found[2])
+def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease, dict[str, str]]:
+    """The lease of a record, and its fields.
 
-
-def _to_text(lease: Lease) -> str:
-    fields = {
-        **lease._asdict(),
-        "cpus": format_cpu_list(lease.cpus),
-        "exclusive": int(lease.exclusive),
-        "gpus": " ".join(lease.gpus),
-        "pid_namespace": pid_namespace(),
-    }
-    return "".join([f"{name} {' '.join(str(value).split())}\n" for name, value in fields.items()])
-
-
-def _from_text(text: str, uid: int) -> tuple[Lease, str]:
-    """Raises ValueError or KeyError for a text that is not a record.
-
-    Another user wrote it, perhaps, and terminals must not obey it.
+    Raises OSError, and ValueError, KeyError or UsageError for what is not a record. Another user
+    wrote it, perhaps, and terminals must not obey it.
     """
-    fields = dict([printable(line).split(" ", 1) for line in text.splitlines()])
+    fields = _fields(os.pread(descriptor, MAX_BYTES + 1, 0))
     lease = Lease(
         pid=int(fields["pid"]),
         start_ticks=int(fields["start_ticks"]),
         uid=uid,
-        cpus=parse_cpu_list(fields["cpus"]) if fields["cpus"] else (),
-        program=fields["program"],
-        instances=int(fields["instances"]),
+        cpus=_cpus(fields["cpus"], cpu_count),
+        program="",
+        instances=0,
         exclusive=fields["exclusive"] == "1",
         job=int(fields["job"]),
-        log_dir=fields["log_dir"],
-        metric=fields["metric"],
         gpus=tuple(fields["gpus"].split()),
+        claimed_ns=0 if fields["settled"] == "1" else int(fields["claimed_ns"]),
+        path=path,
     )
-    return lease, fields["pid_namespace"]
+    name = record_name(lease.pid, lease.start_ticks, fields["pid_namespace"])
+    if os.path.basename(path) != name:
+        raise ValueError(f"the record of {name} has another name")
+    return lease, fields
+
+
+def _cpus(text: str, cpu_count: int) -> CPUs:
+    if text.count(",") >= cpu_count:
+        raise ValueError("more parts than CPUs")
+    return parse_cpu_list(text, below=cpu_count)
+
+
+def _fields(data: bytes) -> dict[str, str]:
+    """Raises ValueError for a text that is too long or has other lines."""
+    if len(data) > MAX_BYTES:
+        raise ValueError("too large")
+    return dict([printable(line).split(" ", 1) for line in data.decode().splitlines()])
+
+
+def _open_file(path: str, uid: int, place: int | None = None) -> int:
+    """Open a regular file of `uid`, never following a link nor waiting. Raises OSError."""
+    descriptor = os.open(path, _OPEN, dir_fd=place)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file of its user", path)
+    return descriptor
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether a process other than this one holds the fcntl lock of a file."""
+    import fcntl
+
+    asked = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
+    except OSError:
+        return False
+    return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+
+
+def _names_of_directories(parent: str) -> list[str]:
+    """The names in `parent` that directories of records may have."""
+    try:
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in itertools.islice(entries, MAX_NAMES)]
+    except OSError:
+        names = []
+    found = [name for name in names if _DIRECTORY_NAME.fullmatch(name)]
+    if 0 < len(names) < MAX_NAMES:
+        return found
+    # Something fills the directory: look for those whose processes can be seen.
+    users = {os.geteuid()}
+    for pid in names_in("/proc"):
+        if pid.isdigit():
+            with contextlib.suppress(OSError):
+                users.add(os.stat(f"/proc/{pid}").st_uid)
+    return list(dict.fromkeys([*[DIRECTORY.format(uid=uid) for uid in users], *found]))
+
+
+def _possible_cpus() -> int:
+    """How many CPUs this machine may have: one more than the highest number."""
+    text = (read_file(_POSSIBLE_CPUS) or b"").decode()
+    highest = re.split("[-,]", text.strip())[-1]
+    return min(int(highest) + 1, MAX_CPUS) if highest.isdigit() else MAX_CPUS
+
+
+def _cpus_of_instance(environment: Mapping[str, str]) -> CPUs:
+    """The CPUs that an outer launch gave to this instance; empty if there is none."""
+    with contextlib.suppress(UsageError):
+        return parse_cpu_list(environment.get("XLAUNCH_INSTANCE_CPUS", ""), below=MAX_CPUS)
+    return ()

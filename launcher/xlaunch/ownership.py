@@ -58,7 +58,7 @@ def inspect_ownership(path: str, *, named: bool = False, private: bool = False) 
                 refusal = refusal or f"the owner of {here} is unknown in this user namespace"
             users, groups = _writers(here, status)
             for user in sorted(users - trusted):
-                refusal = refusal or f"another user ({_user(user)}) may write {here}"
+                refusal = refusal or f"another user ({user_name(user)}) may write {here}"
             for group in sorted(groups):
                 if shared is None or group not in mine:
                     shared = f"a group ({_group(group)}) may write {here}"
@@ -118,7 +118,7 @@ OVERFLOW_USER = 65534
 
 def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
     if status.st_uid not in trusted:
-        return f"{path} belongs to another user ({_user(status.st_uid)})"
+        return f"{path} belongs to another user ({user_name(status.st_uid)})"
     if _has_no_mode(status):
         return None
     return f"every user may write {path}" if status.st_mode & stat.S_IWOTH else None
@@ -189,7 +189,8 @@ def _is_own(gid: int) -> bool:
     )
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The name of a user. **Ex.:** ``alice``, or ``user 1000`` if it has none."""
     import pwd
 
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch import leases
+from xlaunch.claims import Claim, own_lease
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.leases import Lease
 from xlaunch.machine.processes import ancestor_without, initial_environment
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from xlaunch.planning.ranks import Rank
 
 WAIT_INTERVAL_S = 0.5
+CLAIM_INTERVAL_S = 0.002
+"""Between looks at the claims of launches that are being planned."""
+MAX_EXCLUSIVE_S = 2.0
+"""How long claims of others can delay an exclusive launch, which then fails or waits."""
+MAX_SHARED_S = 0.2
+"""How long claims of others can delay any other launch, which then shares cores."""
+MAX_PLANS = 10
+"""How often such a launch is planned again for cores that others have claimed before."""
 
 
 class Placed(NamedTuple):
@@ -76,28 +85,15 @@ def plan_beside_others(
         notes += replaced
     deadline = time.monotonic() + wait_s
     while True:
-        with leases.table(directory) as locked:
-            held = leases.of_others(leases.read_leases(directory), job=job)
-            try:
-                if exclusive:
-                    made = _plan_on_free(request, machine, held, locked=locked)
-                else:
-                    # Launches that run one instance each of a layout must see the same layout.
-                    avoided = held if request.layout.instance_index is None else []
-                    made = plan(
-                        request.layout,
-                        machine,
-                        taken=leases.taken_cpus(avoided),
-                        taken_gpus=leases.taken_gpus(avoided),
-                    )
-            except _TakenError as error:
-                if time.monotonic() >= deadline:
-                    raise XLaunchError(str(error)) from None
-                problem = str(error)
-            else:
-                lease = _record(request, made, exclusive, job, directory) if record else None
-                break
-        note(f"waiting: {problem}")
+        try:
+            made, held, lease = _take_cores(
+                request, machine, environment, exclusive, job, record=record, directory=directory
+            )
+            break
+        except _TakenError as error:
+            if time.monotonic() >= deadline:
+                raise XLaunchError(str(error)) from None
+            note(f"waiting: {error}")
         note = _silent
         time.sleep(WAIT_INTERVAL_S)
     if made.bound and (sharing := leases.sharing(held, _cpus_of(made))):
@@ -105,6 +101,72 @@ def plan_beside_others(
     if sharing := leases.sharing(held, (), _gpus_of(made)):
         notes.append(f"shares GPUs with {_names(sharing)}")
     return Placed(request, made, machine, environment, lease, tuple(warnings), tuple(notes))
+
+
+def _take_cores(
+    request: Request,
+    machine: Machine,
+    environment: Mapping[str, str],
+    exclusive: bool,
+    job: int,
+    *,
+    record: bool,
+    directory: str | None,
+) -> tuple[Plan, list[Lease], Lease | None]:
+    """Plan beside the launches that run, and claim the cores; plan again where another has them.
+
+    Returns the plan, the launches that run, and the record, or None if none could be written.
+    Raises `_TakenError`. See `claims` for the order of launches that are planned at the same moment.
+    """
+    cpu_count = 1 + max((*machine.topology.online_cpus, *machine.topology.offline_cpus))
+    # Launches that run one instance each of a layout must see the same layout.
+    yields = exclusive or request.layout.instance_index is None
+    began_ns = time.time_ns()
+    deadline = time.monotonic() + (MAX_EXCLUSIVE_S if exclusive else MAX_SHARED_S)
+
+    def look() -> list[Lease]:
+        found = leases.read_leases(directory, cpu_count=cpu_count)
+        return leases.of_others(found, job=job, environment=environment)
+
+    def may_look_again() -> bool:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(CLAIM_INTERVAL_S)
+        return True
+
+    held, plans = look(), 0
+    while True:
+        try:
+            made = _plan_beside(request, machine, held, exclusive=exclusive)
+        except _TakenError:
+            if any(it.claimed_ns for it in held) and may_look_again():
+                held = look()
+                continue
+            raise
+        claim = _claim(request, made, began_ns, exclusive, job, directory) if record else None
+        if claim is None:
+            return made, held, None
+        try:
+            found, rivals, first = look(), [], []
+            while yields:
+                shared = leases.sharing(found, claim.lease.cpus, claim.lease.gpus)
+                rivals = [it for it in shared if not any(map(it.takes_as, held))]
+                first = [it for it in rivals if it.precedes(claim.lease)]
+                if first or not rivals or not may_look_again():
+                    break
+                found = look()
+            plans += 1
+            if not rivals or (not exclusive and (not first or plans == MAX_PLANS)):
+                return made, found, claim.settle()
+        except BaseException:
+            claim.withdraw()
+            raise
+        claim.withdraw()
+        held = found
+        if exclusive and time.monotonic() >= deadline:
+            raise _TakenError(
+                f"--exclusive: other launches take the same cores at this moment: {_names(rivals)}"
+            )
 
 
 def _rank_of(environment: Mapping[str, str], mode: RankMode) -> Rank | None:
@@ -120,12 +182,22 @@ class _TakenError(Exception):
     """Too few cores are free; the message names who has the others."""
 
 
-def _plan_on_free(
-    request: Request, machine: Machine, held: Sequence[Lease], *, locked: bool
+def _plan_beside(
+    request: Request, machine: Machine, held: Sequence[Lease], *, exclusive: bool
 ) -> Plan:
+    if exclusive:
+        return _plan_on_free(request, machine, held)
+    avoided = held if request.layout.instance_index is None else []
+    return plan(
+        request.layout,
+        machine,
+        taken=leases.taken_cpus(avoided),
+        taken_gpus=leases.taken_gpus(avoided),
+    )
+
+
+def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> Plan:
     """Plan on cores and GPUs that no launch has taken. Raises `_TakenError` if that does not fit."""
-    if not locked:
-        raise _TakenError("--exclusive: another launch is being planned, and does not end")
     limits, layout, whole = machine.limits, request.layout, None
     taken = set(_whole_cores(machine, leases.taken_cpus(held)))
     if layout.instance_index is not None:
@@ -181,14 +253,15 @@ def _bound(made: Plan) -> Plan:
     return made
 
 
-def _record(
-    request: Request, made: Plan, exclusive: bool, job: int, directory: str | None
-) -> Lease | None:
+def _claim(
+    request: Request, made: Plan, began_ns: int, exclusive: bool, job: int, directory: str | None
+) -> Claim | None:
+    """Claim the cores of a plan; None if no record can be written, which `exclusive` needs."""
     words = request.program.words
     program = os.path.basename(words[0]) if words else ""
     # srun only waits: Slurm's daemon starts the ranks, which leave records of their own.
     holds_cores = made.bound and program != "srun"
-    lease = leases.own_lease(
+    lease = own_lease(
         _cpus_of(made) if holds_cores else (),
         program,
         instances=len(made.instances),
@@ -196,14 +269,22 @@ def _record(
         job=job,
         log_dir=os.path.abspath(request.run.log_dir) if request.run.log_dir else "",
         gpus=_gpus_of(made),
+        claimed_ns=began_ns,
     )
-    if lease is None or leases.record(lease, directory) is None:
-        if exclusive:
-            raise XLaunchError(
-                f"--exclusive needs {directory or leases.records_directory()}, where launches leave records"
+    if lease is None:
+        problem = "/proc does not show this process (unshare has --mount-proc)"
+    else:
+        try:
+            return Claim(lease, directory)
+        except OSError as error:
+            place = directory or leases.records_directory()
+            problem = (
+                f"{error.filename or place}: {error.strerror}; set XLAUNCH_RECORDS_DIR to a "
+                "directory that every user can write, the same for all launches of this host"
             )
-        return None
-    return lease
+    if exclusive:
+        raise XLaunchError(f"--exclusive must leave a record for other launches: {problem}")
+    return None
 
 
 def _whole_cores(machine: Machine, cpus: CPUs) -> list[int]:
@@ -220,7 +301,7 @@ def _gpus_of(made: Plan) -> tuple[str, ...]:
 
 
 def _names(held: Collection[Lease]) -> str:
-    return ", ".join(map(str, held)) or "nobody that can be seen"
+    return ", ".join([str(leases.described(it)) for it in held]) or "nobody that can be seen"
 
 
 def _silent(_: str) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from xlaunch.console import say, terminal_width
-from xlaunch.leases import Lease, read_leases
+from xlaunch.leases import Lease, described, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import start_ticks
 from xlaunch.options.commands import CONTEXT
+from xlaunch.ownership import user_name
 from xlaunch.text import fit, size
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ class LaunchUsage(NamedTuple):
 
     lease: Lease
     user: str
-    cpu_percent: float
-    """CPU time of the processes that may be read; 100 is one busy CPU."""
-    rss_bytes: int
-    """Resident memory of all processes. A page that several of them share is counted several
+    cpu_percent: float | None
+    """CPU time of the processes that may be read; 100 is one busy CPU. None: none may be read."""
+    rss_bytes: int | None
+    """Resident memory of the same processes. A page that several of them share is counted several
     times."""
 
 
@@ -48,8 +49,8 @@ class LaunchUsage(NamedTuple):
 def command(*, as_json: bool, watch: bool) -> None:
     """Show the launches that run on this host.
 
-    Each with its cores, program, uptime, CPU time, memory and last metric. Launches of other users
-    are shown, too; those in other containers are not.
+    Each with its cores, program, uptime, CPU time, memory and last metric. Of other users' launches
+    the program's process is named, without metric and logs. Launches in other containers are not shown.
     """
     if start_ticks(os.getpid()) is None:
         say(
@@ -72,25 +73,21 @@ def command(*, as_json: bool, watch: bool) -> None:
 
 def look() -> list[LaunchUsage]:
     """The launches that run now, the oldest first. Takes `SAMPLE_S`."""
-    import psutil
-
-    leases = read_leases()
-    trees = {lease: _processes(lease.pid) for lease in leases}
-    before = {lease: _cpu_s(tree) for lease, tree in trees.items()}
+    leases = [described(lease) for lease in read_leases()]
+    # The PID of a launch in another namespace is another process here.
+    trees = [_processes(lease.pid) if lease.is_local else [] for lease in leases]
+    before = [_cpu_s(tree) for tree in trees]
     began = time.monotonic()
     if leases:
         time.sleep(SAMPLE_S)
     elapsed_s = time.monotonic() - began
     found = []
-    for lease, tree in trees.items():
-        user, rss_bytes = str(lease.uid), 0
-        with contextlib.suppress(psutil.Error):
-            user = psutil.Process(lease.pid).username()
-        for process in tree:
-            with contextlib.suppress(psutil.Error):
-                rss_bytes += process.memory_info().rss
-        used_s = max(0.0, _cpu_s(tree) - before[lease])
-        found.append(LaunchUsage(lease, user, 100 * used_s / elapsed_s, rss_bytes))
+    for lease, tree, before_s in zip(leases, trees, before, strict=True):
+        cpu_percent, rss_bytes = None, None
+        if tree:
+            cpu_percent = 100 * max(0.0, _cpu_s(tree) - before_s) / elapsed_s
+            rss_bytes = _rss_bytes(tree)
+        found.append(LaunchUsage(lease, user_name(lease.uid), cpu_percent, rss_bytes))
     return found
 
 
@@ -115,20 +112,30 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
     return total_s
 
 
+def _rss_bytes(processes: Sequence[psutil.Process]) -> int:
+    import psutil
+
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
+
+
 def table(found: Sequence[LaunchUsage]) -> list[str]:
     """The launches as lines of text, without columns that are empty for all."""
     if not found:
         return ["no launch runs on this host"]
     columns = [
-        ("pid", [str(it.lease.pid) for it in found]),
+        ("pid", [_pid(it.lease) for it in found]),
         ("user", [it.user for it in found]),
-        ("program", [it.lease.program for it in found]),
-        ("instances", [str(it.lease.instances) for it in found]),
+        ("program", [it.lease.program or "-" for it in found]),
+        ("instances", [str(it.lease.instances or "-") for it in found]),
         ("CPUs", [format_cpu_list(it.lease.cpus) or "not bound" for it in found]),
         ("GPUs", [" ".join(it.lease.gpus) for it in found]),
         ("uptime", [uptime(it.lease.uptime_s) for it in found]),
-        ("CPU %", [f"{it.cpu_percent:.0f}" for it in found]),
-        ("memory", [size(it.rss_bytes) for it in found]),
+        ("CPU %", ["-" if it.cpu_percent is None else f"{it.cpu_percent:.0f}" for it in found]),
+        ("memory", ["-" if it.rss_bytes is None else size(it.rss_bytes) for it in found]),
         ("exclusive", ["yes" if it.lease.exclusive else "" for it in found]),
         ("metric", [it.lease.metric for it in found]),
         ("logs", [it.lease.log_dir for it in found]),
@@ -136,6 +143,10 @@ def table(found: Sequence[LaunchUsage]) -> list[str]:
     kept = [(name, cells) for name, cells in columns if any(cells)]
     rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
     return fit(rows, width=terminal_width(STDOUT), optional=("logs", "user"))
+
+
+def _pid(lease: Lease) -> str:
+    return str(lease.pid) if lease.is_local else f"{lease.pid} (other namespace)"
 
 
 def uptime(seconds: float) -> str:
@@ -154,14 +165,15 @@ def _to_dict(one: LaunchUsage) -> dict[str, object]:
     lease = one.lease
     return {
         "pid": lease.pid,
+        "same_pid_namespace": lease.is_local,
         "user": one.user,
-        "program": lease.program,
-        "instances": lease.instances,
+        "program": lease.program or None,
+        "instances": lease.instances or None,
         "cpus": list(lease.cpus),
         "gpus": list(lease.gpus),
         "exclusive": lease.exclusive,
         "uptime_s": round(lease.uptime_s, 1),
-        "cpu_percent": round(one.cpu_percent, 1),
+        "cpu_percent": None if one.cpu_percent is None else round(one.cpu_percent, 1),
         "rss_bytes": one.rss_bytes,
         "metric": lease.metric or None,
         "log_dir": lease.log_dir or None,

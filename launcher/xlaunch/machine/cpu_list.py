@@ -12,13 +12,15 @@ MAX_NUMBER = 1 << 20
 """No kernel has CPU or node numbers this large; a larger number is a typing error."""
 
 
-def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
+def parse_cpu_list(text: str, *, what: str = "CPU list", below: int = MAX_NUMBER) -> CPUs:
     """The numbers that `text` names, ascending, each once. An empty text names none.
 
-    Ranges may have a stride. **Ex.:** ``"0-2,8-14:3"`` is ``(0, 1, 2, 8, 11, 14)``.
+    Ranges may have a stride. **Ex.:** ``"0-2,8-14:3"`` is ``(0, 1, 2, 8, 11, 14)``. Numbers must be
+    less than `below`. No more than `MAX_NUMBER` are listed before repeated ones are dropped.
     Raises `UsageError`, which begins with `what`, for anything else.
     """
     numbers: set[int] = set()
+    listed = 0
     text = text.strip()
     if not text:
         return ()
@@ -37,16 +39,20 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> CPUs:
         low = read_digits(first)
         high = read_digits(last) if dash else low
         step = read_digits(stride) if stride else 1
-        if high < low or step == 0 or high >= MAX_NUMBER:
+        if high < low or step == 0 or high >= below:
             reason = (
                 "runs backwards"
                 if high < low
                 else "has a stride of 0"
                 if step == 0
-                else f"is too large: at most {MAX_NUMBER - 1}"
+                else f"is too large: at most {below - 1}"
             )
             raise UsageError(f"{beginning}{_quoted(part, text)} {reason}")
-        numbers.update(range(low, high + 1, step))
+        interval_numbers = range(low, high + 1, step)
+        listed += len(interval_numbers)
+        if listed > MAX_NUMBER:
+            raise UsageError(f"{beginning}names more than {MAX_NUMBER} numbers; list each once")
+        numbers.update(interval_numbers)
     return tuple(sorted(numbers))
 
 

@@ -10,6 +10,7 @@ ended, the keeper kills and reaps until it has no child left.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -18,9 +19,10 @@ import termios
 import time
 from collections.abc import Collection
 
+from xlaunch.claims import own_lease, record
 from xlaunch.console import say
 from xlaunch.errors import XLaunchError
-from xlaunch.leases import Lease, own_lease, record
+from xlaunch.leases import Lease
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
@@ -91,8 +93,9 @@ def _lease_of(job: Job) -> Lease | None:
         log_dir=job.run.log_dir or "",
     )
     if lease is not None:
-        record(lease)
-    return lease
+        with contextlib.suppress(OSError):
+            return record(lease)
+    return None
 
 
 def _supervise_and_exit(

@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from xlaunch.claims import record_details
 from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
-from xlaunch.leases import record
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     descendants,
@@ -362,7 +362,7 @@ class Supervisor:
         self._lease_due = now + LEASE_INTERVAL_S
         if latest != self._lease.metric:
             self._lease = self._lease._replace(metric=latest)
-            record(self._lease)
+            record_details(self._lease)
 
     def _look_for_others(self, occupancy: Occupancy, *, at_end: bool = False) -> None:
         """Warn about CPUs that other processes keep busy: what the run did not use itself."""
