@@ -27,6 +27,7 @@ import re
 import stat
 import struct
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -51,13 +52,15 @@ DETAILS = ".details"
 RECORD_NAME = re.compile(r"(\d{1,10})-(\d{1,20})-(\d{1,20})", re.ASCII)
 
 MAX_BYTES = 1 << 14
-"""Of a file: a longer one is no record."""
-MAX_NAMES = 1 << 13
-"""Names that are looked at in a directory."""
+"""Of a file that only its user reads."""
+MAX_RECORD_BYTES, MAX_BYTES_OF_CPU = 1 << 11, 4
+"""Of a record, and as much more for each CPU of the machine, all of which it may list."""
+MAX_NAMES = 1 << 11
+"""Names that are looked at in a directory of other users."""
 MAX_DIRECTORIES_OF_USER = 4
 MAX_RECORDS_OF_USER = 256
 """Records of one other user, so that none crowds out the others."""
-MAX_RECORDS_OF_OTHERS = 2048
+MAX_RECORDS = 2048
 """Records of all other users together."""
 MAX_CPUS = 1 << 13
 """CPUs of a machine that does not say how many it may have."""
@@ -193,14 +196,14 @@ def described(lease: Lease) -> Lease:
     try:
         descriptor = _open_file(lease.path + DETAILS, lease.uid)
         try:
-            fields = _fields(os.pread(descriptor, MAX_BYTES + 1, 0))
+            fields = _read_fields(descriptor, MAX_BYTES)
         finally:
             os.close(descriptor)
         return lease._replace(
-            program=fields["program"],
+            program=printable(fields["program"]),
             instances=int(fields["instances"]),
-            log_dir=fields["log_dir"],
-            metric=fields["metric"],
+            log_dir=printable(fields["log_dir"]),
+            metric=printable(fields["metric"]),
         )
     except (OSError, KeyError, ValueError):
         return lease
@@ -233,42 +236,25 @@ class LeaseReader:
 
     def read(self, parent: str) -> Iterator[Lease]:
         """The records of running launches in all directories for them in `parent`."""
-        found: dict[int, int] = {}
-        others_left = MAX_RECORDS_OF_OTHERS
-        read: dict[int, int] = {}
+        directories: Counter[int] = Counter()
+        records: Counter[int] = Counter()
         for name in _names_of_directories(parent):
             path = os.path.join(parent, name)
             with contextlib.suppress(OSError):
                 status = os.lstat(path)
                 uid = status.st_uid
-                found[uid] = found.get(uid, 0) + 1
-                if not is_of_one_user(status) or found[uid] > MAX_DIRECTORIES_OF_USER:
+                directories[uid] += 1
+                if not is_of_one_user(status) or directories[uid] > MAX_DIRECTORIES_OF_USER:
                     continue
-                limit = MAX_NAMES
+                left = None
                 if uid != os.geteuid():
-                    limit = min(others_left, MAX_RECORDS_OF_USER - read.get(uid, 0))
-                names, leases = self._read_directory(path, uid, limit)
-                read[uid] = read.get(uid, 0) + names
-                if uid != os.geteuid():
-                    others_left -= names
-                yield from leases
-
-    def _read_directory(self, path: str, uid: int, limit: int) -> tuple[int, list[Lease]]:
-        """The running launches of at most `limit` records, and the number of records that were read."""
-        descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
-        try:
-            if os.fstat(descriptor).st_uid != uid:  # it was replaced
-                return 0, []
-            with os.scandir(descriptor) as entries:
-                records = [
-                    entry.name
-                    for entry in itertools.islice(entries, MAX_NAMES)
-                    if RECORD_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-                ][:limit]
-            found = [self._read_running(name, descriptor, path, uid) for name in records]
-        finally:
-            os.close(descriptor)
-        return len(records), [lease for lease in found if lease is not None]
+                    left = min(MAX_RECORDS_OF_USER - records[uid], MAX_RECORDS - records.total())
+                with _opened_directory(path, uid) as place:
+                    names = _record_names(place, max_records=left)
+                    records[uid] += 0 if left is None else len(names)
+                    for record in names:
+                        if lease := self._read_running(record, place, path, uid):
+                            yield lease
 
     def has_ended(self, path: str) -> bool:
         """Whether a launch of this user has surely ended, by its record or, without one, by its name."""
@@ -320,7 +306,7 @@ def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease,
     Raises OSError, and ValueError, KeyError or UsageError for what is not a record. Another user
     wrote it, perhaps, and terminals must not obey it.
     """
-    fields = _fields(os.pread(descriptor, MAX_BYTES + 1, 0))
+    fields = _read_fields(descriptor, MAX_RECORD_BYTES + MAX_BYTES_OF_CPU * cpu_count)
     lease = Lease(
         pid=int(fields["pid"]),
         start_ticks=int(fields["start_ticks"]),
@@ -330,7 +316,7 @@ def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease,
         instances=0,
         exclusive=fields["exclusive"] == "1",
         job=int(fields["job"]),
-        gpus=tuple(fields["gpus"].split()),
+        gpus=tuple(printable(fields["gpus"]).split()),
         claimed_ns=0 if fields["settled"] == "1" else int(fields["claimed_ns"]),
         path=path,
     )
@@ -346,11 +332,34 @@ def _cpus(text: str, cpu_count: int) -> CPUs:
     return parse_cpu_list(text, below=cpu_count)
 
 
-def _fields(data: bytes) -> dict[str, str]:
-    """Raises ValueError for a text that is too long or has other lines."""
-    if len(data) > MAX_BYTES:
+def _read_fields(descriptor: int, max_bytes: int) -> dict[str, str]:
+    """Raises OSError, and ValueError for a text that is too long or has other lines."""
+    data = os.pread(descriptor, max_bytes + 1, 0)
+    if len(data) > max_bytes:
         raise ValueError("too large")
-    return dict([printable(line).split(" ", 1) for line in data.decode().splitlines()])
+    return dict([line.split(" ", 1) for line in data.decode().splitlines()])
+
+
+@contextlib.contextmanager
+def _opened_directory(path: str, uid: int) -> Iterator[int]:
+    descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
+    try:
+        if os.fstat(descriptor).st_uid != uid:
+            raise OSError(errno.EPERM, "was replaced by another user's", path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _record_names(place: int, *, max_records: int | None) -> list[str]:
+    """The names of records in an open directory; None: however many they are."""
+    max_names = None if max_records is None else MAX_NAMES
+    with os.scandir(place) as entries:
+        return [
+            entry.name
+            for entry in itertools.islice(entries, max_names)
+            if RECORD_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        ][:max_records]
 
 
 def _open_file(path: str, uid: int, place: int | None = None) -> int:
@@ -380,12 +389,17 @@ def _names_of_directories(parent: str) -> list[str]:
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in itertools.islice(entries, MAX_NAMES)]
+    except FileNotFoundError:
+        return []
     except OSError:
         names = []
+        is_whole = False
+    else:
+        is_whole = len(names) < MAX_NAMES
     found = [name for name in names if _DIRECTORY_NAME.fullmatch(name)]
-    if 0 < len(names) < MAX_NAMES:
+    if is_whole:
         return found
-    # Something fills the directory: look for those whose processes can be seen.
+    # It may not be listed, or somebody fills it: try those of the users whose processes can be seen.
     users = {os.geteuid()}
     for pid in names_in("/proc"):
         if pid.isdigit():

@@ -30,7 +30,7 @@ def did_you_mean(word: str, known: Collection[str], *, count: int = 3, form: str
 
 def printable(text: str) -> str:
     """The text with a question mark for each character that cannot be printed."""
-    return "".join([c if c.isprintable() else "?" for c in text])
+    return text if text.isprintable() else "".join([c if c.isprintable() else "?" for c in text])
 
 
 def size(size_bytes: int) -> str:
