@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.launcher.cli.commands import clean_environment
 
 from xlaunch.cache.table import VARIABLES
 
@@ -47,3 +50,30 @@ def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture
+def unshared(
+    tmp_path: Path, needs: Callable[[object, str], None]
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start programs as PID 1 of a PID namespace, after options of `unshare`, and end them after the test."""
+    unshare = ("unshare", "--fork", "--pid", "--kill-child")
+    try:
+        code = subprocess.run((*unshare, "true"), capture_output=True, check=False).returncode
+    except FileNotFoundError:
+        code = 1
+    needs(code == 0, "unshare (util-linux), as root")
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        run = subprocess.Popen(
+            (*unshare, *words), cwd=tmp_path, env=clean_environment(), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        begun.append(run)
+        return run
+
+    yield start
+    for run in begun:
+        run.kill()
+        run.communicate()

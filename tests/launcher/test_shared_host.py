@@ -20,6 +20,7 @@ from tests.launcher.environment.made_up import environment
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch import leases
+from xlaunch.claims import record
 from xlaunch.environment.rank_hook import DIRECTORY as HOOK
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.processes import start_ticks
@@ -43,8 +44,7 @@ def others(tmp_path):
             ticks = start_ticks(process.pid)
             assert ticks is not None
             lease = leases.Lease(process.pid, ticks, os.geteuid(), cpus, "train.py", **more)  # type: ignore[arg-type]
-            assert leases.record(lease, str(tmp_path))
-            return lease
+            return record(lease, str(tmp_path))
 
         yield start
 
@@ -164,7 +164,7 @@ def test_a_plan_shows_what_a_launch_would_do_and_records_nothing(tmp_path, other
     made = plan_beside_others(Request.of(ncores=4), HOST, {}, record=False, directory=str(tmp_path))
     assert cpus(made) == [(4, 5, 6, 7)]
     assert made.lease is None
-    assert len(leases.read_leases(str(tmp_path))) == 1
+    assert len(leases.read_leases(str(tmp_path), cpu_count=32)) == 1
 
 
 def start(*words: str) -> subprocess.Popen[str]:

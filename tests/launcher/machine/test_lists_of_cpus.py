@@ -79,3 +79,17 @@ def test_the_part_of_a_list_is_named_once(text: str, beginning: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_cpu_list(text, what="")
     assert str(caught.value).startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("text", "below", "problem"),
+    [
+        ("0-7,8", 8, "'8' in '0-7,8' is too large: at most 7"),
+        ("0-1048575", 8, "'0-1048575' is too large: at most 7"),
+        ("0-1048575," * 5000 + "0", 1 << 20, "names more than 1048576 numbers; list each once"),
+    ],
+)
+def test_numbers_are_counted_before_they_are_listed(text: str, below: int, problem: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_cpu_list(text, what="", below=below)
+    assert str(error.value) == problem

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import clean_environment
 from tests.launcher.launching import WITNESS, Launched, wait_until
 
 
@@ -46,30 +44,3 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Witnesses]]:
             return run
 
         yield start_witnesses
-
-
-@pytest.fixture
-def unshared(
-    tmp_path: Path, needs: Callable[[object, str], None]
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start programs as PID 1 of a PID namespace, after options of `unshare`, and end them after the test."""
-    unshare = ("unshare", "--fork", "--pid", "--kill-child")
-    try:
-        code = subprocess.run((*unshare, "true"), capture_output=True, check=False).returncode
-    except FileNotFoundError:
-        code = 1
-    needs(code == 0, "unshare (util-linux), as root")
-    begun: list[subprocess.Popen[str]] = []
-
-    def start(*words: str) -> subprocess.Popen[str]:
-        run = subprocess.Popen(
-            (*unshare, *words), cwd=tmp_path, env=clean_environment(), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        begun.append(run)
-        return run
-
-    yield start
-    for run in begun:
-        run.kill()
-        run.communicate()
