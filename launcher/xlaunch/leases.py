@@ -49,7 +49,8 @@ from xlaunch.text import printable
 DIRECTORY = "xlaunch-launches-{uid}"
 DETAILS = ".details"
 """The end of the name of the file that only its user reads."""
-RECORD_NAME = re.compile(r"(\d{1,10})-(\d{1,20})-(\d{1,20})", re.ASCII)
+RECORD_NAME = re.compile(r"[1-9]\d{0,6}-\d{1,20}-\d{1,20}", re.ASCII)
+"""PID, start time, number of the PID namespace. No PID has more than seven digits."""
 
 MAX_BYTES = 1 << 14
 """Of a file that only its user reads."""

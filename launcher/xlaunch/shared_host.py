@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch import leases
@@ -31,6 +31,8 @@ MAX_EXCLUSIVE_S = 2.0
 """How long claims of others can delay an exclusive launch, which then fails or waits."""
 MAX_SHARED_S = 0.2
 """How long claims of others can delay any other launch, which then shares cores."""
+MAX_NAMES = 8
+"""Launches that a message names."""
 MAX_PLANS = 10
 """How often such a launch is planned again for cores that others have claimed before."""
 
@@ -300,8 +302,11 @@ def _gpus_of(made: Plan) -> tuple[str, ...]:
     return tuple([gpu.identity for instance in made.instances for gpu in instance.gpus])
 
 
-def _names(held: Collection[Lease]) -> str:
-    return ", ".join([str(leases.described(it)) for it in held]) or "nobody that can be seen"
+def _names(held: Sequence[Lease]) -> str:
+    names = [str(leases.described(lease)) for lease in held[:MAX_NAMES]]
+    if len(held) > MAX_NAMES:
+        names.append(f"{len(held) - MAX_NAMES} more")
+    return ", ".join(names) or "nobody that can be seen"
 
 
 def _silent(_: str) -> None:
