@@ -4,9 +4,12 @@
 No lock orders the launches, because a lock that all users can open, any user can hold for ever. A
 launch writes its record as a claim, and then reads all others. It withdraws where another launch has
 settled on some of its cores, or claimed some of them first (`Lease.precedes`). Where another claim
-comes later, that launch has either seen this claim, and withdraws, or did not, and settles: wait for the one or the other. Each of two launches writes before it reads, so at
-least one sees the other: never do both settle on a core. The first of several claims is withdrawn only for
-a launch that has settled, so one of them always gets the core.
+comes later, that launch has either seen this claim, and withdraws, or has not, and settles: this one
+waits until it has done either.
+
+Each of two launches writes before it reads, so at least one sees the other, and they never both
+settle on a core. The first of several claims is withdrawn only for a launch that has settled, so one
+of them always gets the core.
 """
 
 from __future__ import annotations

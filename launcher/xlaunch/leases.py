@@ -59,8 +59,8 @@ MAX_RECORD_BYTES, MAX_BYTES_OF_CPU = 1 << 11, 4
 MAX_NAMES = 1 << 11
 """Names that are looked at in a directory of other users."""
 MAX_DIRECTORIES_OF_USER = 4
-MAX_RECORDS_OF_USER = 256
-"""Records of one other user, so that none crowds out the others."""
+MAX_RECORDS_OF_USER = 64
+"""Records of one other user beside one for each CPU of the machine. So none crowds out the others."""
 MAX_RECORDS = 2048
 """Records of all other users together."""
 MAX_CPUS = 1 << 13
@@ -191,7 +191,12 @@ def sharing(
 
 
 def described(lease: Lease) -> Lease:
-    """The lease with what its user's second file says; of another user's launch, with the process's name."""
+    """The lease as it may be shown, with what its user's second file says.
+
+    Of another user's launch the program is the name of the process. Another user wrote the record,
+    perhaps, and terminals must not obey it.
+    """
+    lease = lease._replace(gpus=tuple(map(printable, lease.gpus)))
     if lease.uid != os.geteuid():
         return lease._replace(program=process_name(lease.pid) if lease.is_local else "")
     try:
@@ -237,6 +242,7 @@ class LeaseReader:
 
     def read(self, parent: str) -> Iterator[Lease]:
         """The records of running launches in all directories for them in `parent`."""
+        limit = MAX_RECORDS_OF_USER + self._cpu_count
         directories: Counter[int] = Counter()
         records: Counter[int] = Counter()
         for name in _names_of_directories(parent):
@@ -249,7 +255,7 @@ class LeaseReader:
                     continue
                 left = None
                 if uid != os.geteuid():
-                    left = min(MAX_RECORDS_OF_USER - records[uid], MAX_RECORDS - records.total())
+                    left = min(limit - records[uid], MAX_RECORDS - records.total())
                 with _opened_directory(path, uid) as place:
                     names = _record_names(place, max_records=left)
                     records[uid] += 0 if left is None else len(names)
@@ -304,8 +310,7 @@ class LeaseReader:
 def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease, dict[str, str]]:
     """The lease of a record, and its fields.
 
-    Raises OSError, and ValueError, KeyError or UsageError for what is not a record. Another user
-    wrote it, perhaps, and terminals must not obey it.
+    Raises OSError, and ValueError, KeyError or UsageError for what is not a record.
     """
     fields = _read_fields(descriptor, MAX_RECORD_BYTES + MAX_BYTES_OF_CPU * cpu_count)
     lease = Lease(
@@ -317,7 +322,7 @@ def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease,
         instances=0,
         exclusive=fields["exclusive"] == "1",
         job=int(fields["job"]),
-        gpus=tuple(printable(fields["gpus"]).split()),
+        gpus=tuple(fields["gpus"].split()),
         claimed_ns=0 if fields["settled"] == "1" else int(fields["claimed_ns"]),
         path=path,
     )

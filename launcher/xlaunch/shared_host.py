@@ -29,8 +29,9 @@ CLAIM_INTERVAL_S = 0.002
 """Between looks at the claims of launches that are being planned."""
 MAX_EXCLUSIVE_S = 2.0
 """How long claims of others can delay an exclusive launch, which then fails or waits."""
-MAX_SHARED_S = 0.2
-"""How long claims of others can delay any other launch, which then shares cores."""
+MAX_SHARED_S = 1.0
+"""How long claims of the same user can delay any other launch, which then shares cores. It does not
+wait for those of other users, who could claim cores again and again."""
 MAX_NAMES = 8
 """Launches that a message names."""
 MAX_PLANS = 10
@@ -148,12 +149,19 @@ def _take_cores(
         claim = _claim(request, made, began_ns, exclusive, job, directory) if record else None
         if claim is None:
             return made, held, None
+        own = claim.lease
         try:
             found, rivals, first = look(), [], []
             while yields:
-                shared = leases.sharing(found, claim.lease.cpus, claim.lease.gpus)
+                shared = leases.sharing(found, own.cpus, own.gpus)
                 rivals = [it for it in shared if not any(map(it.takes_as, held))]
-                first = [it for it in rivals if it.precedes(claim.lease)]
+                if not exclusive:
+                    rivals = [
+                        it
+                        for it in rivals
+                        if it.uid == own.uid or (plans == 0 and it.precedes(own))
+                    ]
+                first = [it for it in rivals if it.precedes(own)]
                 if first or not rivals or not may_look_again():
                     break
                 found = look()
