@@ -15,20 +15,21 @@ of them always gets the core.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from collections.abc import Mapping
 
-from xlaunch.files import names_in, write_whole
+from xlaunch.files import write_whole
 from xlaunch.leases import (
     DETAILS,
     DIRECTORY,
-    MAX_CPUS,
     RECORD_NAME,
     Lease,
     LeaseReader,
     boot_id,
     is_of_one_user,
+    names_of_directories,
     record_name,
     records_directory,
 )
@@ -38,6 +39,9 @@ from xlaunch.machine.topology import CPUs
 
 LOWEST_DESCRIPTOR = 100
 """Shell scripts use lower ones, as in ``exec 3>file``, which would close a record and end its lock."""
+
+MAX_CHECKED_FILES = 512
+"""Files of this user for which a launch checks whether they can be removed."""
 
 _CLAIMED, _SETTLED = "settled 0\n", "settled 1\n"
 _OWN_FILE = re.compile(
@@ -130,9 +134,9 @@ def _own_directory(parent: str, uid: int) -> str:
     if _is_owned(plain, uid):
         return plain
     start = f"{os.path.basename(plain)}-"
-    paths = [os.path.join(parent, name) for name in names_in(parent) if name.startswith(start)]
-    for path in paths:
-        if _is_owned(path, uid):
+    for name in names_of_directories(parent):
+        path = os.path.join(parent, name)
+        if name.startswith(start) and _is_owned(path, uid):
             return path
     path = f"{plain}-{os.urandom(4).hex()}"
     _make_public(path)
@@ -224,8 +228,10 @@ def _lines(fields: Mapping[str, object]) -> bytes:
 
 def _remove_ended(place: str) -> None:
     """Remove the records in `place` of launches that have surely ended."""
-    reader = LeaseReader(MAX_CPUS)
-    for name in names_in(place):
+    reader = LeaseReader()
+    with os.scandir(place) as entries:
+        names = [entry.name for entry in itertools.islice(entries, MAX_CHECKED_FILES)]
+    for name in names:
         found = _OWN_FILE.fullmatch(name)
         if found is None or found["record"] == reader.own_name:
             continue

@@ -57,10 +57,12 @@ MAX_BYTES = 1 << 14
 MAX_RECORD_BYTES, MAX_BYTES_OF_CPU = 1 << 11, 4
 """Of a record, and as much more for each CPU of the machine, all of which it may list."""
 MAX_NAMES = 1 << 11
-"""Names that are looked at in a directory of other users."""
+"""Names that are looked at in a directory."""
 MAX_DIRECTORIES_OF_USER = 4
+MAX_OWN_RECORDS = 256
+"""Records of this user beside one for each CPU of the machine."""
 MAX_RECORDS_OF_USER = 64
-"""Records of one other user beside one for each CPU of the machine. So none crowds out the others."""
+"""The same of one other user, so that none crowds out the others."""
 MAX_RECORDS = 2048
 """Records of all other users together."""
 MAX_CPUS = 1 << 13
@@ -242,10 +244,9 @@ class LeaseReader:
 
     def read(self, parent: str) -> Iterator[Lease]:
         """The records of running launches in all directories for them in `parent`."""
-        limit = MAX_RECORDS_OF_USER + self._cpu_count
         directories: Counter[int] = Counter()
         records: Counter[int] = Counter()
-        for name in _names_of_directories(parent):
+        for name in names_of_directories(parent):
             path = os.path.join(parent, name)
             with contextlib.suppress(OSError):
                 status = os.lstat(path)
@@ -253,12 +254,13 @@ class LeaseReader:
                 directories[uid] += 1
                 if not is_of_one_user(status) or directories[uid] > MAX_DIRECTORIES_OF_USER:
                     continue
-                left = None
+                left = MAX_OWN_RECORDS
                 if uid != os.geteuid():
-                    left = min(limit - records[uid], MAX_RECORDS - records.total())
+                    left = min(MAX_RECORDS_OF_USER, MAX_RECORDS - records.total())
+                left += self._cpu_count - records[uid]
                 with _opened_directory(path, uid) as place:
-                    names = _record_names(place, max_records=left)
-                    records[uid] += 0 if left is None else len(names)
+                    names = _record_names(place)[: max(0, left)]
+                    records[uid] += len(names) if uid != os.geteuid() else 0
                     for record in names:
                         if lease := self._read_running(record, place, path, uid):
                             yield lease
@@ -266,11 +268,11 @@ class LeaseReader:
     def has_ended(self, path: str) -> bool:
         """Whether a launch of this user has surely ended, by its record or, without one, by its name."""
         name = os.path.basename(path)
-        with contextlib.suppress(OSError, ValueError, KeyError, UsageError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             descriptor = _open_file(path, os.geteuid())
             try:
-                lease, fields = _parse(descriptor, path, os.geteuid(), MAX_CPUS)
-                return not self._runs(lease, fields, descriptor)
+                fields = _read_fields(descriptor, MAX_BYTES)
+                return not (self._runs(fields, descriptor) or _is_locked(descriptor))
             finally:
                 os.close(descriptor)
         pid, ticks, _ = name.split("-")
@@ -288,7 +290,7 @@ class LeaseReader:
         try:
             path = os.path.join(directory, name)
             lease, fields = _parse(descriptor, path, uid, self._cpu_count)
-            if not self._runs(lease, fields, descriptor):
+            if not self._runs(fields, descriptor):
                 return None
             return lease._replace(is_local=fields["pid_namespace"] == self._namespace)
         except (OSError, ValueError, KeyError, UsageError):
@@ -296,7 +298,7 @@ class LeaseReader:
         finally:
             os.close(descriptor)
 
-    def _runs(self, lease: Lease, fields: Mapping[str, str], descriptor: int) -> bool:
+    def _runs(self, fields: Mapping[str, str], descriptor: int) -> bool:
         if fields["boot"] != self._boot:
             return False
         has_lock = fields["locked"] == "1"
@@ -304,7 +306,7 @@ class LeaseReader:
             return True
         if fields["pid_namespace"] != self._namespace:
             return not has_lock
-        return start_ticks(lease.pid) == lease.start_ticks
+        return start_ticks(int(fields["pid"])) == int(fields["start_ticks"])
 
 
 def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease, dict[str, str]]:
@@ -357,15 +359,14 @@ def _opened_directory(path: str, uid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _record_names(place: int, *, max_records: int | None) -> list[str]:
-    """The names of records in an open directory; None: however many they are."""
-    max_names = None if max_records is None else MAX_NAMES
+def _record_names(place: int) -> list[str]:
+    """The names of records in an open directory."""
     with os.scandir(place) as entries:
         return [
             entry.name
-            for entry in itertools.islice(entries, max_names)
+            for entry in itertools.islice(entries, MAX_NAMES)
             if RECORD_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-        ][:max_records]
+        ]
 
 
 def _open_file(path: str, uid: int, place: int | None = None) -> int:
@@ -390,7 +391,7 @@ def _is_locked(descriptor: int) -> bool:
     return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
 
-def _names_of_directories(parent: str) -> list[str]:
+def names_of_directories(parent: str) -> list[str]:
     """The names in `parent` that directories of records may have."""
     try:
         with os.scandir(parent) as entries:
