@@ -150,10 +150,11 @@ def _take_cores(
         if claim is None:
             return made, held, None
         own = claim.lease
+        cores = _whole_cores(machine, own.cpus)
         try:
             found, rivals, first = look(), [], []
             while yields:
-                shared = leases.sharing(found, own.cpus, own.gpus)
+                shared = leases.sharing(found, cores, own.gpus)
                 rivals = [it for it in shared if not any(map(it.takes_as, held))]
                 if not exclusive:
                     rivals = [

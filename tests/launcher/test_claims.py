@@ -23,6 +23,7 @@ from xlaunch import leases, shared_host
 from xlaunch.claims import Claim
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import start_ticks
+from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import Request
 from xlaunch.shared_host import plan_beside_others
@@ -33,10 +34,12 @@ CLAIMANTS = Path(__file__).with_name("claimants.py")
 HOST = make_machine(packages=(8,), nodes=(8,), smt=1)
 
 
-def take(directory: Path, *, exclusive: bool, ncores: int = 1) -> tuple[int, ...]:
+def take(
+    directory: Path, *, exclusive: bool, ncores: int = 1, machine: Machine = HOST
+) -> tuple[int, ...]:
     """Plan one instance, and record its cores for this process."""
     request = Request.of("infer.py", ncores=ncores)
-    placed = plan_beside_others(request, HOST, {}, exclusive=exclusive, directory=str(directory))
+    placed = plan_beside_others(request, machine, {}, exclusive=exclusive, directory=str(directory))
     assert placed.lease is not None
     assert placed.lease.claimed_ns == 0
     return placed.plan.instances[0].cpus
@@ -128,6 +131,12 @@ def test_the_later_claim_steps_back(
     monkeypatch.setattr(shared_host, "MAX_SHARED_S", PATIENCE_S)
     rival(claimed_ns, 0, then=lambda claim: then == "stays" or getattr(claim, then)())
     assert take(tmp_path, exclusive=exclusive) == (expected,)
+
+
+def test_a_claim_of_a_sibling_is_one_of_the_core(tmp_path, rival):
+    machine = make_machine(packages=(4,), nodes=(4,), smt=2)
+    rival(BEFORE, 4, then=lambda _: None)
+    assert take(tmp_path, exclusive=True, machine=machine) == (1,)
 
 
 def test_a_later_claim_that_never_ends_stops_exclusive_launches_alone(tmp_path, rival, monkeypatch):
