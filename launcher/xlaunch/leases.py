@@ -299,7 +299,8 @@ class LeaseReader:
             os.close(descriptor)
 
     def _runs(self, fields: Mapping[str, str], descriptor: int) -> bool:
-        if fields["boot"] != self._boot:
+        # A container's /proc may hide the boot ID.
+        if fields["boot"] and self._boot and fields["boot"] != self._boot:
             return False
         has_lock = fields["locked"] == "1"
         if has_lock and _is_locked(descriptor):

@@ -250,3 +250,28 @@ def test_only_the_user_is_shown_what_runs(needs):
         assert (theirs["instances"], theirs["log_dir"]) == (None, None)
         same = ("pid", "cpus", "user", "exclusive")
         assert [mine[key] for key in same] == [theirs[key] for key in same]
+
+
+@pytest.mark.machine
+def test_launches_are_seen_where_proc_has_processes_alone(records, needs):
+    mount = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        'mount -t proc -o subset=pid proc /proc; exec "$@"',
+        "sh",
+    ]
+    needs(
+        shutil.which("unshare") and run([*mount, "true"]).code == 0,
+        "unshare (util-linux), as root, and subset=pid of Linux 5.8",
+    )
+    env = clean_environment(XLAUNCH_RECORDS_DIR=str(records))
+    cpu = str(min(os.sched_getaffinity(0)))
+    with subprocess.Popen([*XLAUNCH, "-q", "--cpus", cpu, "sleep", "1000"], env=env) as launch:
+        wait_until(lambda: settled(records), "the record")
+        shown = run([*mount, *XLAUNCH, "ps", "--json"], env=env)
+        refused = run([*mount, *XLAUNCH, "--exclusive", "--cpus", cpu, "true"], env=env)
+        launch.terminate()
+    assert [one["pid"] for one in json.loads(shown.out)["launches"]] == [launch.pid]
+    assert f"held by sleep (PID {launch.pid} on CPUs {cpu})" in refused.err

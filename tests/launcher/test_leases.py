@@ -181,6 +181,7 @@ def test_records_need_a_directory(tmp_path, sleeper):
     [
         ({"pid_namespace": ELSEWHERE}, True),  # nothing says that it has ended
         ({"pid_namespace": ELSEWHERE, "boot": "another"}, False),
+        ({"pid_namespace": ELSEWHERE, "boot": ""}, True),
         ({"pid_namespace": ELSEWHERE, "locked": 1}, False),  # and nobody holds the lock
         ({}, False),
     ],

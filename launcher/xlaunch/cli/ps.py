@@ -54,7 +54,8 @@ def command(*, as_json: bool, watch: bool) -> None:
     """
     if start_ticks(os.getpid()) is None:
         say(
-            "warning: /proc does not show the processes of this PID namespace: launches are not seen"
+            "warning: /proc does not show the processes of this PID namespace: launches are shown like"
+            " those of other namespaces"
         )
     if as_json:
         found = [_to_dict(one) for one in look()]
@@ -97,7 +98,7 @@ def _processes(pid: int) -> list[psutil.Process]:
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
-    except psutil.Error:
+    except (psutil.Error, OSError):  # psutil needs /proc/stat, which subset=pid hides
         return []
 
 
