@@ -114,8 +114,10 @@ def _heading(plan: Plan) -> str:
     total = counted(plan.count, "instance")
     if len(plan.instances) < plan.count:
         total = f"{len(plan.instances)} of {total}"
-    how = "on" if plan.bound else "not bound, on any of"
-    return f"{total} {how} {name_numbers('CPU', plan.allowed_cpus)}"
+    if not plan.bound:
+        return f"{total} not bound, on any of {name_numbers('CPU', plan.allowed_cpus)}"
+    used = [cpu for instance in plan.instances for cpu in instance.cpus]
+    return f"{total} on {name_numbers('CPU', used)}"
 
 
 def _scatter_hint(plan: Plan, machine: Machine) -> str:

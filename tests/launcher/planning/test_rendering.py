@@ -19,7 +19,7 @@ TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
 def test_a_plan_as_text() -> None:
     made = plan(LayoutRequest(instances=2, ncores=5, instance_index=(1,)), TWO_NODES)
     assert render_plan(made, TWO_NODES).splitlines() == [
-        "1 of 2 instances on CPUs 0-11",
+        "1 of 2 instances on CPUs 6-10",
         "instance  cores  threads  CPUs  node  package  L3  memory",
         "       1      5        5  6-10  1     1        1   preferred 1",
         "idle: CPUs 5,11",
