@@ -143,6 +143,7 @@ def show_isolated(facts: Facts) -> Iterator[Finding]:
     """CPUs that the scheduler does not balance, among those that may be used."""
     allowed = facts.machine.limits.allowed_cpus
     isolated = [cpu for cpu in allowed if cpu in facts.machine.topology.isolated_cpus]
+    others = format_cpu_list([cpu for cpu in allowed if cpu not in isolated])
     if isolated:
         yield Finding(
             Severity.WARNING,
@@ -150,7 +151,9 @@ def show_isolated(facts: Facts) -> Iterator[Finding]:
             "isolated",
             "the scheduler moves no thread to or from isolated CPUs: all threads of a team can stay on "
             "one of them (kernel, admin-guide/kernel-parameters.txt, isolcpus)",
-            f"xlaunch --cpus {format_cpu_list([c for c in allowed if c not in isolated]) or '...'} PROGRAM",
+            f"xlaunch --cpus {others} PROGRAM"
+            if others
+            else "xlaunch --instances max --ncores 1 PROGRAM",
         )
 
 

@@ -21,6 +21,8 @@ INSTALL = {
     Vendor.AMD: "sudo modprobe amdgpu",
     Vendor.INTEL: "sudo modprobe xe || sudo modprobe i915",
 }
+GUESTS = ("vfio-pci", "pci-stub", "xen-pciback")
+"""Drivers that keep a device for a guest."""
 
 
 def show_driver(facts: Facts) -> Iterator[Finding]:
@@ -31,7 +33,9 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
         for address in facts.tree.names(f"/sys/bus/pci/drivers/{driver}")
         if ":" in address
     }
-    taken = {*bound, *facts.tree.names("/sys/bus/pci/drivers/vfio-pci")}  # the latter: by a guest
+    taken = set(bound)
+    for driver in GUESTS:
+        taken.update(facts.tree.names(f"/sys/bus/pci/drivers/{driver}"))
     # A captured tree without drivers says nothing about them.
     drivers = facts.live or bool(facts.tree.names("/sys/bus/pci/drivers"))
     for address in sorted(facts.tree.names(DEVICES)):
@@ -43,12 +47,20 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             f"{address}: a GPU of {vendor.value} that no driver of its vendor has",
             "no program can use it, and torch finds no device",
-            INSTALL[vendor],
+            _driver_remedy(facts, vendor, address),
         )
     for vendor in sorted(set(bound.values()), key=lambda it: it.value):
         count = list(bound.values()).count(vendor)
         version = read_driver_version(vendor, facts.tree)
         yield Finding(Severity.OK, f"{vendor.value}: {count}, driver {version or 'present'}")
+
+
+def _driver_remedy(facts: Facts, vendor: Vendor, address: str) -> str:
+    """Bind the GPU to a driver that is loaded, which other GPUs may be using; else install one."""
+    for driver, its_vendor in PCI_DRIVERS:
+        if its_vendor is vendor and facts.tree.names(f"/sys/bus/pci/drivers/{driver}"):
+            return f"echo {address} | sudo tee /sys/bus/pci/drivers/{driver}/bind"
+    return INSTALL[vendor]
 
 
 def show_nodes(facts: Facts) -> Iterator[Finding]:

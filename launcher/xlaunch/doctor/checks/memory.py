@@ -15,12 +15,17 @@ SWAPPED_SHARE = 0.01
 """Minimum share of the memory in swap that is serious; less is left from long ago on most desktops."""
 FULL_SHARE = 0.9
 """Minimum share of a memory limit in use that is serious."""
+MARGIN_SHARE = 0.1
+"""Share of the memory that stays available where a remedy fills memory."""
 TORCH_BYTES = 224 << 20
 """Measured memory of a process that has imported torch 2.13 (CPU build) and called one layer."""
 SHARED = "/dev/shm"  # noqa: S108
 MIN_SHARED_BYTES = 1 << 30
 """Of /dev/shm. Containers have 64 MiB unless told otherwise: a batch of 64 images of 224 x 224 in
 fp32 has 37 MiB, and each worker prefetches two."""
+ENOUGH_SHARED_BYTES = 8 << 30
+LARGEST = "ps -eo pid,rss,args --sort=-rss | head"
+"""The remedy that always fits: see what fills the memory."""
 
 
 def show_numa_balancing(facts: Facts) -> Iterator[Finding]:
@@ -66,13 +71,25 @@ def show_swap(facts: Facts) -> Iterator[Finding]:
     if used == 0:
         yield Finding(Severity.OK, "no swap is in use")
         return
+    fits = used <= _room_bytes(facts, memory)
     yield Finding(
         Severity.SERIOUS if used >= SWAPPED_SHARE * total else Severity.ADVICE,
         f"{size(used)} of memory are in swap ({used / total:.1%} of {size(total)})",
         "each page that is touched there is read from disk first, and memory was short at some time "
-        "(kernel, admin-guide/mm/concepts.rst, Reclaim)",
-        "ps -eo pid,rss,args --sort=-rss | head\nsudo swapoff -a && sudo swapon -a",
+        "(kernel, admin-guide/mm/concepts.rst, Reclaim)"
+        + ("" if fits else "; too little memory is available to read it all back"),
+        LARGEST + ("\nsudo swapoff -a && sudo swapon -a" if fits else ""),
     )
+
+
+def _room_bytes(facts: Facts, memory: dict[str, int]) -> float:
+    """How much memory a remedy may fill, so that a margin stays; 0 where that is unknown."""
+    room = memory.get("MemAvailable", 0) - MARGIN_SHARE * memory.get("MemTotal", 0)
+    limit = facts.machine.limits.memory_limit_bytes
+    if limit is not None and limit < memory.get("MemTotal", 0):
+        used = _used_below(facts, limit)
+        room = 0 if used is None else min(room, (1 - MARGIN_SHARE) * limit - used)
+    return max(0, room)
 
 
 def show_available(facts: Facts) -> Iterator[Finding]:
@@ -89,7 +106,7 @@ def show_available(facts: Facts) -> Iterator[Finding]:
         Severity.WARNING,
         found,
         "the kernel ends processes when it has no more (kernel, admin-guide/mm/concepts.rst, OOM killer)",
-        "ps -eo pid,rss,args --sort=-rss | head",
+        LARGEST,
     )
 
 
@@ -120,7 +137,7 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
             found,
             f"importing torch and calling one layer takes {size(TORCH_BYTES)} (torch 2.13, CPU build, "
             "measured): the kernel ends the process before it works",
-            "docker update --memory 2g --memory-swap 2g CONTAINER",
+            _raise_limit(facts, limit, 2 << 30),
         )
         return
     used = _used_below(facts, limit)
@@ -132,8 +149,17 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
         f"{found}, and {size(used)} are in use already",
         f"{used / limit:.0%} of the limit, page cache not counted: at the limit the kernel ends a process "
         "of the group (kernel, admin-guide/cgroup-v2.rst, memory.max)",
-        f"docker update --memory {limit >> 19}m --memory-swap {limit >> 19}m CONTAINER",
+        _raise_limit(facts, limit, 2 * limit),
     )
+
+
+def _raise_limit(facts: Facts, limit: int, wanted: int) -> str:
+    """The command that raises the limit, where the machine has the memory for it."""
+    memory = read_meminfo(facts)
+    margin = MARGIN_SHARE * memory.get("MemTotal", 0)
+    if wanted - limit > memory.get("MemAvailable", 0) - margin:
+        return LARGEST
+    return f"docker update --memory {wanted >> 20}m --memory-swap {wanted >> 20}m CONTAINER"
 
 
 def _used_below(facts: Facts, limit: int) -> int | None:
@@ -160,16 +186,26 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
         total = None
     else:
         total = status.f_blocks * status.f_frsize
-    if total is not None and total >= MIN_SHARED_BYTES:
+    # More than half of the memory is no remedy: what fills it cannot be reclaimed.
+    limits = facts.machine.limits
+    known = [it for it in (limits.memory_total_bytes, limits.memory_limit_bytes) if it is not None]
+    halves = [it // 2 >> 20 << 20 for it in known]
+    if total is not None and total >= min([MIN_SHARED_BYTES, *halves]):
         free = status.f_bavail * status.f_frsize
         yield Finding(Severity.OK, f"{SHARED}: {size(free)} of {size(total)} are free")
         return
+    wanted_mib = min([ENOUGH_SHARED_BYTES, *halves]) >> 20
     yield Finding(
         Severity.WARNING,
         f"there is no {SHARED}" if total is None else f"{SHARED} has {size(total)} only",
         "workers of a DataLoader hand their batches over in it, and die of SIGBUS when it is full: 64 "
         "images of 224 x 224 in fp32 have 37 MiB, and each worker prefetches 2 batches",
-        f"docker run --shm-size 8g IMAGE\nsudo mount -o remount,size=8g {SHARED}",
+        f"docker run --shm-size {wanted_mib}m IMAGE\n"
+        + (
+            f"sudo mkdir -p {SHARED} && sudo mount -t tmpfs -o size={wanted_mib}m tmpfs {SHARED}"
+            if total is None
+            else f"sudo mount -o remount,size={wanted_mib}m {SHARED}"
+        ),
     )
 
 

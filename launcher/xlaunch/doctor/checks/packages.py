@@ -26,6 +26,8 @@ Compatibility; the CUDA Toolkit's release notes have the last two numbers."""
 BUILDS = {Vendor.NVIDIA: "cuda", Vendor.AMD: "hip", Vendor.INTEL: "xpu"}
 """The name in torch/version.py that is set in a build for a vendor's GPUs."""
 INDEX = "https://download.pytorch.org/whl"
+OFFICIAL_BUILD = re.compile(r"cpu|xpu|cu[0-9]+|rocm[0-9.]+")
+"""The builds that `INDEX` has, as versions end in them."""
 LARGE_BYTES = 4 << 30
 """Memory of an AMD GPU that is not part of a processor."""
 
@@ -62,7 +64,7 @@ def show_build(facts: Facts) -> Iterator[Finding]:
             f"CUDA {cuda} does not start on it without NVIDIA's package cuda-compat, and "
             "torch.cuda.is_available() is False (NVIDIA, CUDA "
             "Compatibility)",
-            f"sudo apt-get install nvidia-driver-{needed[0]}",
+            f"sudo apt-get install nvidia-driver-{needed[0]}  # then restart the machine",
         )
     elif vendors and set(built) & set(vendors):
         beside = f", driver {driver}" if cuda and driver else ""
@@ -132,12 +134,13 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
     torch = (_read_torch(facts) or {}).get("__version__") or installed.get("torch")
     if torch is None:
         return
+    torchs = torch.partition("+")[2]
     fits = []
     for name in COMPANIONS:
         if name not in installed:
             continue
         version, wanted = installed[name], _requirement(facts, name)
-        local, torchs = version.partition("+")[2], torch.partition("+")[2]
+        local = version.partition("+")[2]
         if not _fits(torch, wanted):
             reason = f"it asks for torch{wanted}, and {torch} is installed"
         elif local and torchs and local != torchs:
@@ -149,7 +152,9 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             f"{name} {version} does not belong to torch {torch}",
             f"{reason}: its compiled operators may fail to load or crash (its metadata, Requires-Dist)",
-            f"pip install --upgrade torch {name}",
+            # torch itself stays: PyPI's build may be one for other devices.
+            f"pip install --upgrade torch=={torch.partition('+')[0]} {name}"
+            + (f" --index-url {INDEX}/{torchs}" if OFFICIAL_BUILD.fullmatch(torchs) else ""),
         )
     if fits:
         yield Finding(Severity.OK, f"{', '.join(fits)}: for torch {torch}")

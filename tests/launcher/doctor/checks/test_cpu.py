@@ -60,6 +60,7 @@ GUEST = {"proc/cpuinfo": "flags : fpu lm hypervisor"}
         ("smt", siblings("0-1", "0-1", "2-3", "2-3"), OK, "2 hardware threads a core"),
         ("offline-cpus", {}, None, ""),
         ("isolated-cpus", ISOLATED, WARNING, "\nxlaunch --cpus 0-1 PROGRAM"),
+        ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 2-3"}, WARNING, "\nxlaunch --instances max --ncores 1 PROGRAM"),
         ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 0-1"}, None, ""),
         ("hidden-topology", GUEST, ADVICE, "4 CPUs without SMT siblings"),
         ("hidden-topology", {"proc/cpuinfo": "flags : fpu lm"}, None, ""),

@@ -137,6 +137,9 @@ def test_companions(version: str, requires: str, expected: Severity, tmp_path: P
     finding = one("torch-companions", facts)
     assert finding.severity is expected
     assert f"torchvision {version}" in finding.found
+    if expected is Severity.WARNING:  # the build of torch stays
+        index = "--index-url https://download.pytorch.org/whl/cu128"
+        assert finding.advise == f"pip install --upgrade torch==2.8.0 torchvision {index}"
 
 
 DEVICE = "sys/bus/pci/devices/0000:01:00.0"
@@ -153,6 +156,9 @@ LINK = {
     ("check", "files", "severity", "said"),
     [
         ("gpu-driver", CARD | {"sys/bus/pci/drivers/e1000/": ""}, Severity.WARNING, ""),
+        ("gpu-driver", CARD | {"sys/bus/pci/drivers/e1000/": "", "sys/bus/pci/drivers/nvidia/": ""}, Severity.WARNING, "nvidia-driver-580"),
+        ("gpu-driver", CARD | {"sys/bus/pci/drivers/nvidia/bind": ""}, Severity.WARNING, "\necho 0000:01:00.0 | sudo tee /sys/bus/pci/drivers/nvidia/bind"),
+        ("gpu-driver", CARD | {"sys/bus/pci/drivers/pci-stub/0000:01:00.0/": ""}, None, ""),
         ("gpu-driver", CARD | {"sys/bus/pci/drivers/vfio-pci/0000:01:00.0/": ""}, None, ""),
         ("gpu-driver", CARD, None, ""),  # a capture without any driver says nothing
         ("gpu-driver", {**CARD, **NVIDIA, DRIVER: "580.65.06"}, Severity.OK, "NVIDIA: 1, driver 580.65.06"),

@@ -42,7 +42,7 @@ TROUBLED = {
     "sys/fs/cgroup/cgroup.controllers": "cpu memory",
     "sys/fs/cgroup/job/cpu.max": "200000 100000",
     "sys/kernel/mm/transparent_hugepage/enabled": "always madvise [never]",
-    "proc/meminfo": "MemTotal: 16777216 kB\nSwapTotal: 8388608 kB\nSwapFree: 6291456 kB",
+    "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\nSwapTotal: 8388608 kB\nSwapFree: 6291456 kB",
     "proc/1/comm": "python3",
 }
 """A machine with something serious in several groups."""

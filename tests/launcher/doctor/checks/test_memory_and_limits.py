@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.launcher.doctor.checks.made_up import expect, machine, one, severity
@@ -33,12 +34,19 @@ def memory(**kib: int) -> Files:
     return {"proc/meminfo": "\n".join([f"{name}: {value} kB" for name, value in kib.items()])}
 
 
-def swap(free_kib: int) -> Files:
-    return memory(MemTotal=16 << 20, SwapTotal=8 << 20, SwapFree=free_kib)
+def swap(free_kib: int, available_kib: int = 0) -> Files:
+    sizes = {"MemTotal": 16 << 20, "SwapTotal": 8 << 20, "SwapFree": free_kib}
+    return memory(**sizes, MemAvailable=available_kib)
 
 
-def limit(size_bytes: int, used_bytes: int | None = None, cached_bytes: int = 0) -> Files:
-    files = {**GROUP, **memory(MemTotal=16 << 20), f"{JOB}/memory.max": str(size_bytes)}
+def limit(
+    size_bytes: int,
+    used_bytes: int | None = None,
+    cached_bytes: int = 0,
+    available_kib: int = 8 << 20,
+) -> Files:
+    sizes = memory(MemTotal=16 << 20, MemAvailable=available_kib)
+    files = {**GROUP, **sizes, f"{JOB}/memory.max": str(size_bytes)}
     if used_bytes is not None:
         files[f"{JOB}/memory.current"] = str(used_bytes)
     if cached_bytes:
@@ -56,6 +64,7 @@ HIGH = {
     name: text.replace("256 ", "unlimited ").replace("65536", "unlimited")
     for name, text in LOW.items()
 }
+LOWEST = {name: text.replace("4096", "256 ") for name, text in LOW.items()}
 ADAPTER = {"sys/class/infiniband/mlx5_0/": ""}
 RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
 
@@ -81,6 +90,7 @@ RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
         ("memory-limit", {}, None, ""),
         ("cpu-quota", {}, OK, "no CPU quota"),
         ("open-files", LOW, WARNING, "\nulimit -n 4096"),
+        ("open-files", LOWEST, WARNING, "\ndocker run --ulimit nofile=65536 IMAGE"),
         ("open-files", HIGH, OK, ""),
         ("locked-memory", LOW, OK, ""),
         ("locked-memory", LOW | ADAPTER, WARNING, ""),
@@ -104,6 +114,73 @@ def test_quota_below_the_threads(tmp_path: Path):
     assert severity("cpu-quota", fewer) is Severity.OK
     more = one("cpu-quota", machine(tmp_path / "more", files, OMP_NUM_THREADS="3,1"))
     assert more.found == "CPU quota 2, and OMP_NUM_THREADS is 3"
+
+
+LARGEST = "ps -eo pid,rss,args --sort=-rss | head"
+SWAP_OFF = "sudo swapoff -a && sudo swapon -a"
+
+
+@pytest.mark.parametrize(
+    ("available_kib", "group", "fits"),
+    [
+        (3 << 20, {}, True),  # 1 GiB comes back, and a tenth of 16 GiB stays available
+        ((27 << 20) // 10, {}, True),
+        ((25 << 20) // 10, {}, False),
+        (391 << 10, {}, False),
+        (12 << 20, limit(4 * GIB, 2 * GIB), True),
+        (12 << 20, limit(4 * GIB, 3 * GIB), False),
+        (12 << 20, limit(4 * GIB), False),  # the use of the group is unknown
+    ],
+)
+def test_swap_is_emptied_only_into_memory_that_is_available(
+    available_kib: int, group: Files, fits: bool, tmp_path: Path
+):
+    finding = one("swap", machine(tmp_path, {**group, **swap(7 << 20, available_kib)}))
+    assert finding.severity is Severity.SERIOUS
+    assert finding.advise == (f"{LARGEST}\n{SWAP_OFF}" if fits else LARGEST)
+    assert ("too little memory is available" in finding.why) is not fits
+
+
+@pytest.mark.parametrize(
+    ("files", "advise"),
+    [
+        (limit(GIB // 8, available_kib=8 << 20), "docker update --memory 2048m --memory-swap 2048m CONTAINER"),
+        (limit(GIB // 8, available_kib=2 << 20), LARGEST),
+        (limit(4 * GIB, 4 * GIB, available_kib=8 << 20), RESIZE.strip()),
+        (limit(4 * GIB, 4 * GIB, available_kib=4 << 20), LARGEST),
+    ],
+)  # fmt: skip
+def test_a_limit_is_raised_only_into_memory_that_is_available(
+    files: Files, advise: str, tmp_path: Path
+):
+    assert one("memory-limit", machine(tmp_path, files)).advise == advise
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "shared_mib", "advised"),
+    [(64, 64, 8192), (4, 64, 2048), (4, None, 2048), (1, 64, 512), (1, 512, None), (64, 1024, None)],
+)  # fmt: skip
+def test_shared_memory_never_gets_more_than_half_of_the_memory(
+    total_gib: int,
+    shared_mib: int | None,
+    advised: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def statvfs(path: str) -> SimpleNamespace:
+        if shared_mib is None:
+            raise FileNotFoundError(2, os.strerror(2))
+        return SimpleNamespace(f_blocks=shared_mib << 8, f_bavail=0, f_frsize=4096)
+
+    facts = machine(tmp_path, memory(MemTotal=total_gib << 20))._replace(live=True)
+    monkeypatch.setattr(os, "statvfs", statvfs)  # a file system of any size needs root
+    finding = one("shared-memory", facts)
+    if advised is None:
+        assert finding.severity is Severity.OK
+        return
+    assert f"docker run --shm-size {advised}m IMAGE" in finding.advise
+    assert f"size={advised}m" in finding.advise
+    assert ("remount" in finding.advise) is (shared_mib is not None)
 
 
 def refuse(*_: object) -> None:
