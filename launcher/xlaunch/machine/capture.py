@@ -30,6 +30,13 @@ from xlaunch.machine.tree import Tree, is_live, parse_list, scratch_directory
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MAX_BYTES = 1 << 30
 """Maximum unpacked size; no capture of a machine is larger."""
+MEMBER_BYTES = 1 << 10
+"""Counted for each member besides its content."""
+MAX_DEPTH = 100
+"""Maximum number of directories above a member."""
+DAMAGE = (LookupError, ValueError, OverflowError, RecursionError)
+"""What tarfile raises for damaged members besides its own errors. **Ex.:** KeyError for a hard link to
+a member that is not there, OverflowError for a time."""
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
@@ -122,15 +129,28 @@ def unpacked(path: str) -> Iterator[str]:
             with open_input(path) as stream:
                 content = io.BytesIO(stream.read(MAX_BYTES))  # a pipe cannot be read twice
             with tarfile.open(fileobj=content) as archive:
-                if sum(member.size for member in archive) > MAX_BYTES:
-                    raise UsageError(f"{path}: unpacks to more than any capture of a machine")
+                _check_members(archive, path)
                 archive.extractall(directory, filter="data")
-        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, *DAMAGE) as error:
             reason = str(error).partition("\n")[0].rstrip(":")
             raise UsageError(f"{path}: not a capture that can be unpacked: {reason}") from None
         except OSError as error:
             raise UsageError(f"{path}: cannot be unpacked: {error.strerror or error}") from None
-        yield _root_within(directory)
+        root = _root_within(directory)
+        if not os.path.isdir(root + CPU):
+            raise UsageError(
+                f"{path}: holds no {CPU.lstrip('/')}; `xlaunch topology --capture` writes a capture"
+            )
+        yield root
+
+
+def _check_members(archive: tarfile.TarFile, path: str) -> None:
+    """Raise `UsageError` for more or deeper members than a capture has, before they take room."""
+    total = 0
+    for member in archive:
+        total += MEMBER_BYTES + max(0, member.size)
+        if total > MAX_BYTES or member.name.count("/") > MAX_DEPTH:
+            raise UsageError(f"{path}: unpacks to more, or deeper, than any capture of a machine")
 
 
 def _root_within(directory: str) -> str:

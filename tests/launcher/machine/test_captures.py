@@ -130,6 +130,57 @@ def test_members_that_leave_the_directory_are_refused(
         pass
 
 
+Member = tuple[str, dict[str, object]]
+CPU0: Member = (f"{CPU}/cpu0", {"type": tarfile.DIRTYPE})
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ([("sys/a", {"type": tarfile.LNKTYPE, "linkname": "sys/none"})], "linkname 'sys/none' not found"),
+        ([("sys/a", {"type": tarfile.LNKTYPE, "linkname": "sys/a"})], "linkname 'sys/a' not found"),
+        ([("sys/a", {"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"})], "link to an absolute path"),
+        ([("sys/a", {"type": tarfile.SYMTYPE, "linkname": "b"}), ("sys/b", {"type": tarfile.SYMTYPE, "linkname": "a"}), ("sys/a/c", {})], "cannot be unpacked"),
+        ([("sys/a", {"type": tarfile.CHRTYPE})], "special file"),
+        ([("sys/a", {"type": tarfile.FIFOTYPE})], "special file"),
+        ([("sys/a", {"mtime": 1e30})], "timestamp out of range"),
+        ([("sys/a", {"pax_headers": {"path": "sys/a\0b"}})], "null"),
+        ([("sys/a", {"type": tarfile.SYMTYPE, "linkname": "b", "pax_headers": {"linkpath": "a\0b"}})], "null"),
+        ([("sys/a", {"pax_headers": {"GNU.sparse.map": "a,b", "GNU.sparse.size": "z"}})], "invalid literal"),
+        ([("sys", {}), ("sys/a", {})], "cannot be unpacked"),
+        ([("sys/" + "a/" * 3000 + "b", {})], "deeper, than any capture"),
+        ([("sys/" + "a" * 300, {})], "cannot be unpacked"),
+        ([("sys/a", {})], "holds no sys/devices/system/cpu"),
+    ],
+)  # fmt: skip
+def test_damaged_members_are_one_line(
+    members: list[Member], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    path = tmp_path / "bad.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, fields in members if "holds no" in reason else [CPU0, *members]:
+            member = tarfile.TarInfo(name)
+            for field, value in fields.items():
+                setattr(member, field, value)
+            archive.addfile(member)
+    with pytest.raises(UsageError) as caught, unpacked(str(path)):
+        pass
+    assert str(caught.value).startswith(f"{path}: ")
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_members_of_more_than_a_capture_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("sys/a")
+    member.size = 1 << 40
+    path = tmp_path / "bad.tar"
+    path.write_bytes(member.tobuf())
+    with pytest.raises(UsageError, match="unpacks to more"), unpacked(str(path)):
+        pass
+
+
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"\xfd7zXZ\x00 broken"])
 def test_what_is_no_archive_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.tar.xz"
