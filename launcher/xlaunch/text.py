@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Sequence
+
+from xlaunch.errors import UsageError
 
 
 def counted(number: int, noun: str) -> str:
@@ -31,6 +34,26 @@ def did_you_mean(word: str, known: Collection[str], *, count: int = 3, form: str
 def printable(text: str) -> str:
     """The text with a question mark for each character that cannot be printed."""
     return text if text.isprintable() else "".join([c if c.isprintable() else "?" for c in text])
+
+
+def passable(text: str) -> str:
+    """The text, if it can be a path, an argument or a variable of a program. Raises `UsageError`."""
+    try:
+        whole = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UsageError(f"{text!r} cannot be written in this system's encoding") from None
+    if not whole:
+        raise UsageError(f"{text!r} holds a null character")
+    return text
+
+
+def check_passable(value: object) -> None:
+    """Raise `UsageError` for text in a value, or in a tuple, that is not `passable`."""
+    if isinstance(value, str):
+        passable(value)
+    elif isinstance(value, tuple) and not isinstance(next(iter(value), 0), int):
+        for one in value:  # lists of CPUs may name a million
+            check_passable(one)
 
 
 def size(size_bytes: int) -> str:

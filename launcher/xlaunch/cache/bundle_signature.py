@@ -72,7 +72,8 @@ def _ssh_keygen(
     action: str, *arguments: str, data: bytes = b"", inherited: int | None = None
 ) -> CompletedProcess[bytes]:
     # In a new session there is no terminal at which it could ask for a passphrase.
-    environment = {name: value for name, value in os.environ.items() if name not in _PROMPTS}
+    # One without a name, as of `env =x`, cannot be passed on.
+    environment = {n: value for n, value in os.environ.items() if n and n not in _PROMPTS}
     environment |= {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
     try:
         return subprocess.run(

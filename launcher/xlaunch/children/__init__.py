@@ -23,9 +23,10 @@ def script(name: str) -> str:
 def without_current_directory(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment`, with a PYTHONPATH that does not name the current directory in relative terms.
 
-    **Ex.:** ``:/mine``, in which the empty entry means the current directory, becomes ``/mine``.
+    **Ex.:** ``:/mine``, in which the empty entry means the current directory, becomes ``/mine``. A
+    variable without a name, as of ``env =x``, is left out: it cannot be passed on.
     """
-    kept = dict(environment)
+    kept = {name: value for name, value in environment.items() if name}
     entries = [it for it in kept.pop(PATH, "").split(os.pathsep) if not _is_current_directory(it)]
     return {**kept, PATH: os.pathsep.join(entries)} if entries else kept
 

@@ -14,6 +14,7 @@ import click
 from xlaunch.children import script
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
+from xlaunch.environment.variables import passed_on
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
@@ -115,7 +116,7 @@ def torchrun_command(
 def _execute(interpreter: str, command: list[str]) -> NoReturn:
     # A rank that read these variables would start torchrun again.
     own = {VARIABLES + name.upper().replace("-", "_") for name in OWN}
-    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment = {name: value for name, value in passed_on(os.environ).items() if name not in own}
     sys.stdout.flush()
     sys.stderr.flush()
     try:

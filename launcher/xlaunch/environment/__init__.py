@@ -27,10 +27,12 @@ from xlaunch.environment.variables import (
     Inherited,
     Proposal,
     VariableSetting,
+    check_variable,
     choose_settings,
     inherited_notes,
     instance_variables,
     layout_option,
+    passed_on,
     split_inherited,
 )
 from xlaunch.errors import UsageError
@@ -44,6 +46,7 @@ from xlaunch.planning.request import (
     ProgramRequest,
     RunRequest,
 )
+from xlaunch.text import check_passable
 
 __all__ = ["Environment", "Program", "VariableSetting", "prepare_environment"]
 
@@ -85,7 +88,12 @@ def prepare_environment(
         raise UsageError(
             "--tee shows what is written to log files: name their directory, --log-dir DIR"
         )
-    outside = split_inherited(inherited)
+    check_passable(tuple(request.words[1:]))
+    for name, value in request.env:
+        if not name:
+            raise UsageError(f"the variable of the value {value!r} has no name")
+        check_variable(name, value)
+    outside = split_inherited(passed_on(inherited))
     inherited = outside.users_own
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)._replace(untried=untried)

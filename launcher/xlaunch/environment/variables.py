@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.environment.substitution import substitute, words_of
+from xlaunch.errors import UsageError
 from xlaunch.machine import usable_gpus
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LayoutRequest
+from xlaunch.text import passable
 
 OPTION_PREFIX = "XLAUNCH_OPT_"
 """Variables that set options of the launcher. Instances do not inherit them."""
@@ -111,6 +113,25 @@ class Inherited(NamedTuple):
     """The variables that an outer launcher set and nobody changed since."""
     memory_share_bytes: int | None
     """The memory share of the instance that this launcher runs in; None if unknown or in no instance."""
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a program can be given of an environment.
+
+    A variable without a name, as of ``env =x``, is left out, as every shell does. Raises `UsageError`
+    for a name or value that no program can be given, which only a caller within Python can make.
+    """
+    for name, value in environment.items():
+        check_variable(name, value)
+    return {name: value for name, value in environment.items() if name}
+
+
+def check_variable(name: str, value: str) -> None:
+    """Raise `UsageError` unless a program can be given the variable."""
+    passable(name)
+    passable(value)
+    if "=" in name:
+        raise UsageError(f"{name!r} cannot be the name of a variable: it holds an equals sign")
 
 
 def split_inherited(inherited: Mapping[str, str]) -> Inherited:

@@ -22,7 +22,7 @@ from xlaunch.options.precedence import (
     variables_layer,
 )
 from xlaunch.options.settings_files import file_layers
-from xlaunch.text import did_you_mean
+from xlaunch.text import check_passable, did_you_mean
 
 Command = Callable[..., Any]
 
@@ -242,6 +242,10 @@ def launch_command(
 def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
     """Merge what was typed, as click gives it, with variables and files, and print the notes."""
     given = {key: value for key, value in typed.items() if value not in (None, ())}
+    # A caller within Python may give what no command line holds. The program is looked for first.
+    for key, value in given.items():
+        if key != "program":
+            check_passable(value)
     variables = variables_layer(os.environ, given)
     early = {**variables.values, **given}
     files = file_layers(
@@ -317,6 +321,8 @@ def run_click(command: object, name: str, arguments: list[str], program: str = "
     it.
     """
     assert isinstance(command, click.Command)
+    if all(parameter.name != "program" for parameter in command.params):
+        check_passable(tuple(arguments))  # see `resolved_options`
     try:
         # The arguments are passed as the context's object: click does not keep `--`.
         result = command.main(

@@ -16,7 +16,7 @@ from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Opti
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
 from xlaunch.options.precedence import PRESET, PROJECT, Layer
 from xlaunch.ownership import inspect_ownership
-from xlaunch.text import did_you_mean
+from xlaunch.text import did_you_mean, passable
 
 SUFFIX = ".toml"
 PROJECT_FILE = "pyproject.toml"
@@ -251,13 +251,13 @@ def _variable(name: str, content: Any) -> tuple[str, str]:
         raise UsageError(f"{name!r} cannot be the name of a variable")
     if isinstance(content, bool) or not isinstance(content, str | int):
         raise UsageError(f"{name}: write the value in quotes, not as {_kind_of(content)}")
-    return _checked(name), _checked(str(content))
+    return passable(name), passable(str(content))
 
 
 def _text(option: Option, value: Any) -> str:
     """A TOML string or number as the command line would have it."""
     if isinstance(value, str):
-        return _checked(value)
+        return passable(value)
     text_kinds = ("DIR", NAME_OR_FILE.metavar)
     takes_numbers = option.kind.parse is not str and option.kind.metavar not in text_kinds
     if takes_numbers and isinstance(value, int | float) and not isinstance(value, bool):
@@ -266,17 +266,6 @@ def _text(option: Option, value: Any) -> str:
         return repr(value)
     expected = f"{option.kind.metavar}, as a number or in quotes" if takes_numbers else "in quotes"
     raise UsageError(f"must be {expected}, not {_kind_of(value)}")
-
-
-def _checked(text: str) -> str:
-    """Return `text` if it can be an argument or a variable of a program."""
-    try:
-        whole = b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        raise UsageError(f"{text!r} cannot be written in this system's encoding") from None
-    if not whole:
-        raise UsageError(f"{text!r} holds a null character")
-    return text
 
 
 def _kind_of(value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
+from xlaunch.text import check_passable
 
 
 class Max(enum.Enum):
@@ -272,6 +273,7 @@ def checked(part: Part, kind: type[Part]) -> Part:
         if isinstance(annotation, UnionType):
             kinds = get_args(annotation)
         if any(_is_a(value, one) for one in kinds):
+            check_passable(value)
             continue
         words: dict[object, Any] = {}
         for one in kinds:

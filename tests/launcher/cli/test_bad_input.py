@@ -43,6 +43,15 @@ OF_OTHER_MACHINES = (
     "--synthetic core:2 --sysroot / --dry-run", "--synthetic nonsense --dry-run",
 )  # fmt: skip
 
+OF_PYTHON = (
+    ["--cache-dir", "a\0b", "true"], ["--log-dir=a\0b", "true"], ["--report", "a\0b", "true"],
+    ["--preset", "a\0b", "true"], ["--python", "a\0b", "true"], ["--sysroot", "a\0b", "--dry-run"],
+    ["--env", "A=a\0b", "true"], ["true", "a\0b"], ["plan", "--sysroot", "a\0b"],
+    ["topology", "--capture", "a\0b.tar.xz"], ["cache", "ls", "--cache-dir", "a\0b"],
+    ["cache", "import", "a\0b"], ["doctor", "a\0b.py"], ["--cache-dir", "a\ud800b", "true"],
+)  # fmt: skip
+"""Command lines that only a caller within Python can give."""
+
 UNKNOWN = {
     "--nocores": "--ecores or --ncores",
     "--instance": "--instance-index or --instances",
@@ -91,6 +100,12 @@ def test_wrong_value(refused: Refused, option: str):
     for value in WRONG_VALUES[option]:
         assert option in refused((option, value, str(SHOW)))
         assert option in refused(("plan", f"{option}={value}", str(SHOW)))
+
+
+@pytest.mark.parametrize("words", OF_PYTHON)
+def test_what_no_path_and_no_argument_can_hold(refused: Refused, words: list[str]):
+    line = refused(words)
+    assert line.endswith(("holds a null character", "cannot be written in this system's encoding"))
 
 
 @pytest.mark.parametrize("options", [*UNHAVABLE, *CONTRADICTIONS])

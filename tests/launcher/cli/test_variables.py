@@ -54,6 +54,24 @@ def test_instances_have_what_the_plan_shows_all_or_one_alone():
             assert one["cpus"] == instance["cpus"]
 
 
+@pytest.mark.parametrize("options", [(), ("--supervise",), SEVERAL])
+def test_variable_without_a_name_is_left_out_as_by_a_shell(options: tuple[str, ...]):
+    words = (
+        "env",
+        "=x",
+        *XLAUNCH,
+        "--quiet",
+        *options,
+        "sh",
+        "-c",
+        "tr '\\0' '\\n' < /proc/$$/environ",
+    )
+    done = run(words)
+    assert (done.code, done.err) == (0, "")
+    assert b"\nXLAUNCH_INSTANCE_INDEX=" in done.out
+    assert b"\n=x\n" not in done.out
+
+
 def test_flag_wins_over_the_inherited_number_of_threads_and_says_so():
     env = clean_environment(OMP_NUM_THREADS="7")
     done = xlaunch("--ncores", "1", "sh", "-c", "echo $OMP_NUM_THREADS", env=env)

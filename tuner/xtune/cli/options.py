@@ -23,6 +23,7 @@ from xlaunch.options.definitions import OptionGroup
 from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
 from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import Request
+from xlaunch.text import check_passable
 from xtune.launches.services import Service, with_ports
 
 DEFAULT_BUDGET = "40 launches"
@@ -202,6 +203,9 @@ AS_GIVEN = (
 
 def asked_from(options: dict[str, Any]) -> Asked:
     """The request that click's `options` make. Raises `UsageError` for contradictions."""
+    for name, value in options.items():
+        if name != "program":
+            check_passable(value)
     request = request_from({**options, "metric": (), "timeout": None})
     if not request.program.words:
         raise UsageError(
