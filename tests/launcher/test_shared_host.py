@@ -198,6 +198,25 @@ def test_a_running_launch_is_seen_by_ps_and_avoided(needs, options):
     assert str(first.pid) not in ask("ps").out.decode()
 
 
+@pytest.mark.machine
+@pytest.mark.parametrize("option", ["subset=pid", "hidepid=2"])
+def test_launches_are_shown_where_proc_shows_processes_only(needs, option):
+    mount = f'mount -t proc -o {option} proc /proc && exec "$@"'
+    inside = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    possible = shutil.which("unshare") and run((*inside, "true")).code == 0
+    needs(possible, "unshare (util-linux), as root, and Linux 5.8 for subset=pid")
+    program = "import time; print(flush=True); time.sleep(100)"
+    with start("--supervise", "--ncores", "1", "--", sys.executable, "-c", program) as launch:
+        assert launch.stdout is not None
+        launch.stdout.readline()
+        shown = run((*inside, *XLAUNCH, "ps", "--json"))
+        launch.terminate()
+    (found,) = [it for it in json.loads(shown.out)["launches"] if it["pid"] == launch.pid]
+    assert found["rss_bytes"] > 1 << 20
+    for command in ("plan", "topology", "libraries"):
+        assert run((*inside, *XLAUNCH, command)).code == 0
+
+
 def test_two_exclusive_launches_run_the_instances_of_a_layout(needs):
     needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
     program = (

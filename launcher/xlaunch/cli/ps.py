@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from xlaunch.console import say, terminal_width
 from xlaunch.leases import Lease, described, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.processes import start_ticks
+from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process, start_ticks
 from xlaunch.options.commands import CONTEXT
 from xlaunch.ownership import user_name
 from xlaunch.text import fit, size
-
-if TYPE_CHECKING:
-    import psutil
 
 SCHEMA_VERSION = 1
 SAMPLE_S = 0.2
@@ -75,52 +71,29 @@ def command(*, as_json: bool, watch: bool) -> None:
 def look() -> list[LaunchUsage]:
     """The launches that run now, the oldest first. Takes `SAMPLE_S`."""
     leases = [described(lease) for lease in read_leases()]
+    if not leases:
+        return []
     # The PID of a launch in another namespace is another process here.
-    trees = [_processes(lease.pid) if lease.is_local else [] for lease in leases]
-    before = [_cpu_s(tree) for tree in trees]
+    trees = [[it.pid, *descendants(it.pid)] if it.is_local else [] for it in leases]
+    before = [_usage(tree)[0] for tree in trees]
     began = time.monotonic()
-    if leases:
-        time.sleep(SAMPLE_S)
+    time.sleep(SAMPLE_S)
     elapsed_s = time.monotonic() - began
     found = []
-    for lease, tree, before_s in zip(leases, trees, before, strict=True):
+    for lease, tree, ticks_before in zip(leases, trees, before, strict=True):
         cpu_percent, rss_bytes = None, None
         if tree:
-            cpu_percent = 100 * max(0.0, _cpu_s(tree) - before_s) / elapsed_s
-            rss_bytes = _rss_bytes(tree)
+            ticks, rss_bytes = _usage(tree)
+            used_s = max(0, ticks - ticks_before) / TICKS_PER_SECOND
+            cpu_percent = 100 * used_s / elapsed_s
         found.append(LaunchUsage(lease, user_name(lease.uid), cpu_percent, rss_bytes))
     return found
 
 
-def _processes(pid: int) -> list[psutil.Process]:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except (psutil.Error, OSError):  # psutil needs /proc/stat, which subset=pid hides
-        return []
-
-
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    import psutil
-
-    total_s = 0.0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            total_s += times.user + times.system
-    return total_s
-
-
-def _rss_bytes(processes: Sequence[psutil.Process]) -> int:
-    import psutil
-
-    total = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
+def _usage(pids: Sequence[int]) -> tuple[int, int]:
+    """The CPU time of processes, in clock ticks, and their resident memory, in bytes."""
+    running = [status for status in map(read_process, pids) if status is not None]
+    return sum([it.cpu_ticks for it in running]), sum([it.rss_bytes for it in running])
 
 
 def table(found: Sequence[LaunchUsage]) -> list[str]:
