@@ -175,6 +175,13 @@ def why_unusable(base: str, directories: Iterable[CacheDirectory] = ()) -> str |
     return refusal
 
 
+def why_unwritable(path: str) -> str | None:
+    """Why a directory, or the nearest one above it, cannot be written; None if it can."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return None if os.access(path, os.W_OK | os.X_OK) else f"{path} is not writable"
+
+
 def why_shared(path: str) -> str | None:
     """Why other users may change `path`; members of this process's groups count as others."""
     found = inspect_ownership(path)

@@ -83,6 +83,14 @@ def cache_home(environment: Mapping[str, str]) -> str | None:
     return os.path.join(base, "xlaunch")
 
 
+def missing_home(environment: Mapping[str, str]) -> str | None:
+    """Why `cache_home` may not be made: the home directory does not exist, as for many daemons."""
+    home = environment.get("HOME", "")
+    if os.path.isabs(environment.get("XDG_CACHE_HOME", "")) or os.path.lexists(home):
+        return None
+    return f"HOME {home} does not exist"
+
+
 def cache_settings(
     environment: Mapping[str, str],
     *,
@@ -132,6 +140,10 @@ def cache_settings(
             cold = {
                 name for name in cold if store.is_empty(store.directory_of(seed, keys[name]).path)
             }
+        # A launch would notice when it makes them; a command that shows it makes nothing.
+        refusal = refusal or (missing_home(environment) if asked is None else None)
+        for name in used:
+            refusal = refusal or store.why_unwritable(directories[name].path)
         if make and refusal is None:
             for name in used:
                 preparation.prepare(base, keys[name], seed)
@@ -228,9 +240,11 @@ def own_directory(
     key = key_of(BY_NAME[name], hardware, Packages(versions, "{}.{}".format(*sys.version_info)))
     try:
         refusal = hardware.why_unknown or store.why_unusable(base, [store.directory_of(base, key)])
+        seed = preparation.seed_directory(environment)
+        refusal = refusal or missing_home(environment)
         if refusal is not None:
             raise UsageError(refusal)
-        directory = preparation.prepare(base, key, preparation.seed_directory(environment))
+        directory = preparation.prepare(base, key, seed)
     except OSError as error:
         raise UsageError(f"{error.filename or base}: {error.strerror}") from None
     hold(directory)

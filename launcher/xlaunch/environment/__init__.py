@@ -101,9 +101,13 @@ def prepare_environment(
     given = {**inherited, **dict(request.env)}
     problem = None if program.loads is None else _tunables_problem(program.loads)
     mode, glibc = system_mode(), None if problem else glibc_version()
-    openmp = choose_openmp(request.omp, plan, program, given, outside=outside.chosen)
+    openmp = choose_openmp(
+        request.omp, plan, program, given, outside=outside.chosen, keep=make_directories
+    )
     warnings += openmp.warnings
-    allocator = _choose_allocator(request.allocator, program, given, glibc, problem)
+    allocator = _choose_allocator(
+        request.allocator, program, given, glibc, problem, keep=make_directories
+    )
     warnings += allocator.warnings
     threads_each = max([instance.threads for instance in plan.instances], default=1)
     proposals = [
@@ -220,6 +224,8 @@ def _choose_allocator(
     given: Mapping[str, str],
     glibc: tuple[int, int] | None,
     problem: str | None,
+    *,
+    keep: bool,
 ) -> _Allocator:
     """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
 
@@ -237,7 +243,7 @@ def _choose_allocator(
             return _Allocator(choose_profile(AUTO, glibc=glibc), left_alone=problem)
         from xlaunch.environment.preload import find_preloadable
 
-        tried = find_preloadable("--allocator auto", AUTO_LIBRARY, program, given)
+        tried = find_preloadable("--allocator auto", AUTO_LIBRARY, program, given, keep=keep)
         profile = choose_profile(AUTO, glibc=glibc, is_installed=tried.library is not None)
         if tried.library is not None:
             return _Allocator(profile, tried.library.path, tried.notes)
@@ -249,7 +255,9 @@ def _choose_allocator(
         return _Allocator(profile)
     from xlaunch.environment.preload import refuse_second_allocator, require_library
 
-    library, notes = require_library(f"--allocator {asked}", profile.library, program, given)
+    library, notes = require_library(
+        f"--allocator {asked}", profile.library, program, given, keep=keep
+    )
     refuse_second_allocator(library.path, given)
     return _Allocator(profile, library.path, notes)
 

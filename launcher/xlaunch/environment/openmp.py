@@ -123,11 +123,12 @@ def choose_openmp(
     environment: Mapping[str, str],
     *,
     outside: Mapping[str, str] | None = None,
+    keep: bool = True,
 ) -> OpenMPChoice:
     """Choose the variables and the runtime for ``--omp`` `asked`.
 
     `environment`: what the program inherits; a runtime in its LD_PRELOAD is kept as the only one.
-    `outside`: what an outer launcher has set. Raises `UsageError` if the runtime is not available.
+    `outside`: what an outer launcher has set. `keep`: see `prove_preload`. Raises `UsageError` if the runtime is not available.
     """
     profile = PROFILES.get(asked)
     if profile is None and "/" not in asked:
@@ -138,7 +139,7 @@ def choose_openmp(
     library: Library | None = None
     warnings: tuple[str, ...] = ()
     if profile is None or profile.library is not None:
-        profile, library, warnings = _runtime(asked, program, environment)
+        profile, library, warnings = _runtime(asked, program, environment, keep=keep)
     warnings += _warn_of_binding(profile, environment)
     why_passive = _why_passive(plan, outside or {})
     if why_passive is None:
@@ -182,7 +183,7 @@ def _warn_of_binding(profile: OpenMPProfile, environment: Mapping[str, str]) -> 
 
 
 def _runtime(
-    asked: str, program: Program, environment: Mapping[str, str]
+    asked: str, program: Program, environment: Mapping[str, str], *, keep: bool
 ) -> tuple[OpenMPProfile, Library | None, tuple[str, ...]]:
     """The profile, the library to preload for it, and warnings."""
     from xlaunch.environment.libraries import OPENMP, kind_of
@@ -214,6 +215,7 @@ def _runtime(
         asked if "/" in asked else str(kind),
         program,
         environment,
+        keep=keep,
     )
     return profile._replace(name=asked), library, notes
 

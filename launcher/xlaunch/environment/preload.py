@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.cache.use import cache_home
+from xlaunch.cache.store import why_unwritable
+from xlaunch.cache.use import NO_HOME, cache_home, missing_home
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
@@ -121,14 +122,19 @@ def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> Non
 
 
 def find_preloadable(
-    option: str, name: str, program: Program, environment: Mapping[str, str]
+    option: str, name: str, program: Program, environment: Mapping[str, str], *, keep: bool = True
 ) -> Preloadable:
-    """The first library `name` that a Python program can preload, if there is one."""
+    """The first library `name` that a Python program can preload, if there is one.
+
+    `keep`: see `prove_preload`.
+    """
     from xlaunch.environment.libraries import find_libraries
 
     assert program.interpreter is not None
     found = find_libraries((name,), program.prefix, environment, loads=program.loads)
-    return _first_preloadable(option, found, program.interpreter, environment, program.untried)
+    return _first_preloadable(
+        option, found, program.interpreter, environment, program.untried, keep=keep
+    )
 
 
 def require_library(
@@ -136,10 +142,12 @@ def require_library(
     wanted: str,
     program: Program,
     environment: Mapping[str, str],
+    *,
+    keep: bool = True,
 ) -> tuple[Library, tuple[str, ...]]:
     """Find the first library `wanted`, a name or a path, that can be preloaded; and notes.
 
-    `option` is what asked for it. The library must fit the program's Python, or else its executable.
+    `option` is what asked for it. `keep`: see `prove_preload`. The library must fit the program's Python, or else its executable.
     Raises `UsageError` that says where it was looked for, what was refused, and how to install it.
     """
     import sys
@@ -174,7 +182,7 @@ def require_library(
             note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
             return fitting, (note,)
     library, notes, refused = _first_preloadable(
-        option, found, prover, environment, program.untried
+        option, found, prover, environment, program.untried, keep=keep
     )
     if library is not None:
         return library, notes
@@ -193,6 +201,8 @@ def _first_preloadable(
     prover: str,
     environment: Mapping[str, str],
     untried: str | None,
+    *,
+    keep: bool,
 ) -> Preloadable:
     refused = []
     for library in found:
@@ -200,7 +210,7 @@ def _first_preloadable(
         if reason is None:
             proof = Proof(None, f"{option}: {library.path} was not tried")
             if untried is None:
-                proof = prove_preload(library.path, prover, environment)
+                proof = prove_preload(library.path, prover, environment, keep=keep)
             if proof.refusal is None:
                 note = None if library.note is None else f"{option}: {library.note}"
                 notes = tuple(text for text in (note, proof.note) if text is not None)
@@ -219,14 +229,14 @@ def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str])
 
 
 def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
-    """Decide which of the libraries are used; and notes, each once."""
+    """Decide which of the libraries are used; and notes, each once. Only shown, so nothing is kept."""
     judged: list[Judged] = []
     notes: dict[str, None] = {}
     taken: set[str] = set()
     for library in found:
         refusal = library.refusal
         if refusal is None:
-            proof = prove_preload(library.path, interpreter)
+            proof = prove_preload(library.path, interpreter, keep=False)
             refusal = proof.refusal
             if proof.note is not None:
                 notes[proof.note] = None
@@ -243,27 +253,40 @@ def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...
 
 
 def prove_preload(
-    library: str, interpreter: str, environment: Mapping[str, str] | None = None
+    library: str,
+    interpreter: str,
+    environment: Mapping[str, str] | None = None,
+    *,
+    keep: bool = True,
 ) -> Proof:
     """Try whether `interpreter` starts with `library` preloaded.
 
     `environment` is what the program will inherit (None: `os.environ`); the answer is kept below
-    its XDG_CACHE_HOME or HOME. `library` and `interpreter` are paths.
+    its XDG_CACHE_HOME or HOME, and without `keep` in this process only. `library` and `interpreter` are
+    paths.
     """
     environment = os.environ if environment is None else environment
     try:
         key = _key(library, interpreter, environment)
     except (OSError, ValueError) as error:
         return Proof(f"cannot be checked ({getattr(error, 'strerror', None) or error})")
-    directory, note = _private_directory(environment)
+    directory, note = _private_directory(environment, make=keep)
     kept = _read(directory) if directory is not None else {}
     if key in kept:
         return Proof(kept[key], None)
+    if not keep and key in _tried:
+        return Proof(_tried[key], note)
     refusal, sure = _try(library, interpreter, environment)
-    if sure and directory is not None:
+    if sure and not keep:
+        _tried[key] = refusal
+    elif sure and directory is not None:
         kept = {**dict(list(kept.items())[1 - MAX_PROOFS :]), key: refusal}
         note = _write(directory, kept)
     return Proof(refusal, note)
+
+
+_tried: dict[str, str | None] = {}
+"""The answers that are not kept, as those of a command that only shows something."""
 
 
 def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -318,11 +341,19 @@ def _key(library: str, interpreter: str, environment: Mapping[str, str]) -> str:
 # The stored results.
 
 
-def _private_directory(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Our cache directory, created if needed, which no other user can write; or None and why."""
+def _private_directory(
+    environment: Mapping[str, str], *, make: bool
+) -> tuple[str | None, str | None]:
+    """Our cache directory, which no other user can write; or None and why. `make`: create it."""
     directory = cache_home(environment)
     if directory is None:
-        return None, _not_kept("HOME is not set")
+        return None, _not_kept(NO_HOME)
+    missing = missing_home(environment)
+    if missing is not None:
+        return None, _not_kept(missing)
+    if not make and not os.path.lexists(directory):
+        reason = why_unwritable(directory)
+        return None, None if reason is None else _not_kept(reason)
     try:
         make_private(directory)
     except (OSError, ValueError) as error:

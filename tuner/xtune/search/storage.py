@@ -108,7 +108,13 @@ def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
     """
     home = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
-        home = os.path.join(os.path.expanduser("~"), ".local", "state")
+        own = os.path.expanduser("~")
+        if make and not os.path.lexists(own):
+            raise StorageNameError(
+                f"studies cannot be stored: HOME {own} does not exist; set XDG_STATE_HOME to a writable"
+                " directory, or give --storage FILE"
+            )
+        home = os.path.join(own, ".local", "state")
     directory = Path(home, "xtune")
     try:
         if make:

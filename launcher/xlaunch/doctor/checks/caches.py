@@ -22,8 +22,8 @@ OPTION = "xlaunch --cache-dir DIRECTORY PROGRAM"
 
 def show_directory(facts: Facts) -> Iterator[Finding]:
     """Why a launch could not use its default directory. Nothing is created."""
-    from xlaunch.cache.store import why_unusable
-    from xlaunch.cache.use import default_directory
+    from xlaunch.cache.store import why_unusable, why_unwritable
+    from xlaunch.cache.use import default_directory, missing_home
 
     base = default_directory(facts.environment)
     if base is None:
@@ -33,9 +33,7 @@ def show_directory(facts: Facts) -> Iterator[Finding]:
     while not os.path.lexists(here):
         here = os.path.dirname(here)
     try:
-        refusal = why_unusable(base)
-        if refusal is None and not os.access(here, os.W_OK | os.X_OK):
-            refusal = f"{here} is not writable"
+        refusal = why_unusable(base) or missing_home(facts.environment) or why_unwritable(base)
         status = os.statvfs(here)
     except OSError as error:
         refusal = f"{here}: {error.strerror}"
