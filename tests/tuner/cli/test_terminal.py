@@ -103,9 +103,14 @@ def test_a_narrow_terminal_gets_whole_words_and_whole_commands(desk: Desk) -> No
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+    "numbers",
+    [
+        (signal.SIGTERM,),
+        (signal.SIGINT, signal.SIGTERM),
+        pytest.param((signal.SIGHUP,), marks=pytest.mark.long),
+    ],
 )
-def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
+def test_a_signal_gives_the_verdict_so_far(numbers: tuple[int, ...], desk: Desk) -> None:
     with subprocess.Popen(
         [*XTUNE, "--json", *LONG],
         cwd=desk.directory,
@@ -117,9 +122,12 @@ def test_a_signal_gives_the_verdict_so_far(number: int, desk: Desk) -> None:
         for line in process.stderr:
             if "searching" in line:
                 break
-        process.send_signal(number)
+        process.send_signal(signal.SIGSTOP)  # so that several arrive in one instant
+        for number in numbers:
+            process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
         out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + number, err
+    assert process.returncode == 128 + numbers[0], err
     assert '"verdict": "inconclusive"' in out
     assert "Traceback" not in err
 

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
@@ -82,12 +83,18 @@ class Interruption(KeyboardInterrupt):
     """A signal ended the search."""
 
 
+REPEAT_S = 1.0
+"""A signal so soon after the first is the same wish, as where a service manager and a shell both send one."""
+
+
 class _Signals:
-    """Raises `Interruption` for the first signal of `ENDING`."""
+    """Raises `Interruption` for the first signal of `ENDING` during a search, and for repeated ones later on."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         """The signal that was received."""
+        self._received_s = 0.0
+        self._searching = True
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -100,14 +107,23 @@ class _Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def search_ended(self) -> None:
+        """From now on the first signal is too late: the verdict is about to be printed."""
+        self._searching = False
+
     def check(self) -> None:
         """Raise `Interruption` after a signal: Python can lose an exception raised in a callback."""
         if self.number is not None:
             raise Interruption
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.number = number
-        raise Interruption
+        if self.number is None:
+            self.number, self._received_s = number, time.monotonic()
+            interrupts = self._searching
+        else:
+            interrupts = time.monotonic() - self._received_s > REPEAT_S
+        if interrupts:
+            raise Interruption
 
 
 def budget_of(asked: Asked, task: SearchTask) -> Budget:
@@ -196,17 +212,19 @@ def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
 
 def run_search(begun: Begun, shown: Shown) -> int:
     """Search and print the verdict; return the exit code."""
-    with _Signals() as signals, _screen(begun.task, shown) as screen:
-        found = search(begun, screen, quiet=shown.quiet, check=signals.check)
-    result = conclude(begun, found)
-    try:
-        path, why = write_best(result, shown.save_preset, force=shown.force)
-    except UsageError:
-        print_result(result, as_json=shown.as_json)
-        raise
-    print_result(result._replace(preset=path), as_json=shown.as_json)
-    if why and not shown.quiet:
-        say(f"note: {why}")
+    with _Signals() as signals:
+        with _screen(begun.task, shown) as screen:
+            found = search(begun, screen, quiet=shown.quiet, check=signals.check)
+            signals.search_ended()
+        result = conclude(begun, found)
+        try:
+            path, why = write_best(result, shown.save_preset, force=shown.force)
+        except UsageError:
+            print_result(result, as_json=shown.as_json)
+            raise
+        print_result(result._replace(preset=path), as_json=shown.as_json)
+        if why and not shown.quiet:
+            say(f"note: {why}")
     if found.ended is Ended.STORAGE:
         say(f"error: {found.trouble}")
         return StorageError.exit_code
