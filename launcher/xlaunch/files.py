@@ -219,6 +219,118 @@ def make_private(directory: str) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
 
 
+TEMPORARY = re.compile(r"\.?(xlaunch|xruntime)-[a-z0-9]+-[0-9a-f]{16}")
+"""Names of temporary directories: what for, and a random number."""
+LOCK = ".lock"
+"""The file in a temporary directory that its process holds locked."""
+MAX_LISTED = 20_000
+"""Maximum number of entries that are read of a directory that others may fill."""
+MAX_LOOKED_AT = 100
+"""Maximum number of temporary directories that are looked at in one place."""
+
+
+def temporary_path(purpose: str, base: str) -> str:
+    """A new path for `make_temporary`. **Ex.:** ``/tmp/xlaunch-fifos-0123456789abcdef``."""
+    return os.path.join(base, f"{purpose}-{os.urandom(8).hex()}")
+
+
+def make_temporary(path: str) -> int:
+    """Make a private directory, and return the descriptor that holds its lock. Raises OSError.
+
+    The lock is held until all copies of the descriptor are closed, at the latest by the end of this
+    process and of what it has forked; programs that these execute do not inherit it.
+    """
+    os.mkdir(path, 0o700)
+    new = os.path.join(path, f"{LOCK}.new")
+    descriptor = os.open(
+        new, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600
+    )
+    try_lock(descriptor)
+    os.rename(new, os.path.join(path, LOCK))  # so it is never seen unlocked
+    return descriptor
+
+
+@contextlib.contextmanager
+def temporary_directory(purpose: str, base: str) -> Iterator[str]:
+    """Make a private, empty directory for the block. Raises OSError.
+
+    Where this process is killed, it is left to `remove_dead`. **Ex.:** ``temporary_directory("xlaunch-machine", "/tmp")``.
+    """
+    path = temporary_path(purpose, base)
+    descriptor = make_temporary(path)
+    try:
+        content = os.path.join(path, "content")
+        os.mkdir(content, 0o700)
+        yield content
+    finally:
+        os.close(descriptor)  # Windows removes no open file
+        remove_temporary(path)
+
+
+def remove_temporary(path: str) -> None:
+    """Remove a directory of `make_temporary`, its lock at last, so that what is left can be removed later."""
+    import shutil
+
+    for name in names_in(path):
+        inside = os.path.join(path, name)
+        if name == LOCK:
+            continue
+        if os.path.isdir(inside) and not os.path.islink(inside):
+            shutil.rmtree(inside, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(inside)
+    if names_in(path) in ([LOCK], []):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(path, LOCK))
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
+def remove_dead(*bases: str) -> None:
+    """Remove the temporary directories in `bases` whose processes were killed.
+
+    Only what is this user's and private, and has an unheld lock inside. Links are not followed, and the
+    cost is bounded, whatever others put there.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    for base in dict.fromkeys(bases):
+        names: list[str] = []
+        with contextlib.suppress(OSError), os.scandir(base) as entries:
+            listed = [entry.name for entry, _ in zip(entries, range(MAX_LISTED), strict=False)]
+            names = [name for name in listed if TEMPORARY.fullmatch(name)]
+        for name in names[:MAX_LOOKED_AT]:
+            with contextlib.suppress(OSError):
+                _remove_if_dead(os.path.join(base, name))
+
+
+def temporary_places(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Where launches and their programs make temporary directories."""
+    places = (environment.get("XDG_RUNTIME_DIR"), environment.get("TMPDIR") or "/tmp", MEMORY)  # noqa: S108
+    return tuple([place for place in places if place and os.path.isabs(place)])
+
+
+def _remove_if_dead(path: str) -> None:
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as opened:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | flags)
+        opened.callback(os.close, directory)
+        if not _is_private(directory, stat.S_ISDIR):
+            return
+        lock = os.open(LOCK, os.O_RDWR | flags, dir_fd=directory)
+        opened.callback(os.close, lock)
+        if _is_private(lock, stat.S_ISREG) and try_lock(lock):
+            remove_temporary(path)
+
+
+def _is_private(descriptor: int, kind: Callable[[int], bool]) -> bool:
+    """Whether an open file is of that kind, this user's, and closed to others."""
+    status = os.fstat(descriptor)
+    own = kind(status.st_mode) and status.st_uid == os.geteuid()
+    return own and not status.st_mode & 0o077
+
+
 def runtime_directory(name: str, environment: Mapping[str, str], memory: str = MEMORY) -> str:
     """Make this user's private directory for locks and records of this host, never on a shared file system.
 

@@ -175,8 +175,10 @@ def run_plan(
             note(line)
     if not plan.supervised(run):
         from xlaunch.claims import keep_locks_through_exec
+        from xlaunch.files import remove_dead, temporary_places
         from xlaunch.supervision.instance_start import execute, take_place
 
+        remove_dead(*temporary_places(os.environ))
         keep_locks_through_exec()
         for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)

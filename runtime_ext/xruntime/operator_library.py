@@ -14,10 +14,10 @@ import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xlaunch.files import remove_dead, temporary_directory
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
 
@@ -104,7 +104,8 @@ def build() -> Path:
             " or name it in CXX"
         )
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".xruntime-") as directory:
+        remove_dead(str(path.parent))
+        with temporary_directory(".xruntime-build", str(path.parent)) as directory:
             made = Path(directory, path.name)
             done = subprocess.run(
                 [*compiler, *_arguments(torch_directory, made)],

@@ -8,16 +8,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.launcher.launching import is_alive, wait_until
 
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.files import (
+    MAX_LISTED,
     locked,
     make_private,
+    make_temporary,
     open_input,
     read_record,
+    remove_dead,
     runtime_directory,
+    temporary_directory,
+    temporary_path,
     try_lock,
     write_output,
     write_record,
@@ -172,3 +179,127 @@ def test_the_file_of_a_lock(tmp_path: Path):
     (tmp_path / "link").symlink_to(tmp_path / "lock")
     with pytest.raises(OSError, match="symbolic links"), locked(str(tmp_path / "link")):
         pass
+
+
+# Temporary directories.
+
+KEEP = """
+import os, subprocess, sys, time
+from xlaunch.files import make_temporary, temporary_path
+path = temporary_path("xlaunch-test", sys.argv[1])
+make_temporary(path)
+os.mkdir(path + "/weights")
+open(path + "/weights/model.so", "w").close()
+if sys.argv[2] == "program":
+    subprocess.Popen(["sleep", "10"], close_fds=False)
+pid = os.fork() if sys.argv[2] == "fork" else 0
+if pid or sys.argv[2] != "fork":
+    print(pid, flush=True)
+time.sleep(100)
+"""
+
+
+def killed(base: Path, child: str = "") -> int:
+    """The fork of a process that made a temporary directory in `base` and was killed."""
+    words = (sys.executable, "-c", KEEP, str(base), child)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as holder:
+        assert holder.stdout is not None
+        pid = int(holder.stdout.readline())
+        remove_dead(str(base))
+        assert len(list(base.iterdir())) == 1
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    return pid
+
+
+def test_a_temporary_directory_is_removed_by_the_next_process_when_its_own_was_killed(
+    tmp_path: Path,
+):
+    killed(tmp_path)
+    remove_dead(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_was_started_does_not_keep_a_temporary_directory(tmp_path: Path):
+    killed(tmp_path, "program")
+    remove_dead(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_keeps_a_temporary_directory_until_it_ends(tmp_path: Path):
+    pid = killed(tmp_path, "fork")
+    remove_dead(str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 1
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(pid), "the end of the fork")
+    remove_dead(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_dead_temporary_directories_of_ours_are_removed(tmp_path: Path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    base = tmp_path / "base"
+    base.mkdir()
+
+    def dead(name: str) -> Path:
+        path = base / name
+        os.close(make_temporary(str(path)))
+        return path
+
+    number = "0123456789abcdef"
+    kept = [dead("mine"), dead("xlaunch-mine"), dead(f"xlaunch-{number}-old")]
+    kept.append(dead(f"xlaunch-readable-{number}"))
+    kept[-1].chmod(0o755)
+    kept.append(base / f"xlaunch-unlocked-{number}")
+    kept[-1].mkdir(mode=0o700)
+    kept.append(base / f"xlaunch-file-{number}")
+    kept[-1].touch(mode=0o700)
+    kept.append(base / f"xlaunch-link-{number}")
+    kept[-1].symlink_to(outside)
+    kept.append(base / f"xlaunch-locklink-{number}")
+    kept[-1].mkdir(mode=0o700)
+    (kept[-1] / ".lock").symlink_to(outside / "file")
+    kept.append(base / f"xlaunch-fifo-{number}")
+    kept[-1].mkdir(mode=0o700)
+    os.mkfifo(kept[-1] / ".lock", 0o600)
+    if os.geteuid() == 0:
+        kept.append(dead(f"xlaunch-other-{number}"))
+        os.chown(kept[-1], 65534, -1)
+    inside = dead(f"xlaunch-dead-{number}")
+    (inside / "link").symlink_to(outside)
+    remove_dead(str(base), str(base), str(tmp_path / "absent"))
+    assert sorted(base.iterdir()) == sorted(kept)
+    assert (outside / "file").exists()
+
+
+def test_what_others_put_beside_temporary_directories_costs_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    looked_at = 0
+    opened = os.open
+
+    def counting(*arguments: Any, **more: Any) -> int:
+        nonlocal looked_at
+        looked_at += 1
+        return opened(*arguments, **more)
+
+    for _ in range(300):
+        os.mkdir(temporary_path("xlaunch-theirs", str(tmp_path)), 0o755)
+    monkeypatch.setattr(os, "open", counting)
+    remove_dead(str(tmp_path))
+    assert looked_at <= 100
+    assert MAX_LISTED < 100_000
+
+
+def test_a_temporary_directory_is_empty_private_and_gone_after_its_block(tmp_path: Path):
+    with temporary_directory("xlaunch-test", str(tmp_path)) as path:
+        assert os.listdir(path) == []
+        (made,) = tmp_path.iterdir()
+        assert made.stat().st_mode & 0o777 == 0o700
+        os.mkfifo(f"{path}/fifo")
+        remove_dead(str(tmp_path))
+        assert os.listdir(path) == ["fifo"]
+    assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,6 @@ import re
 import shutil
 import stat
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +31,15 @@ from xlaunch.cache.staging import HeldSignals
 from xlaunch.cache.store import CacheDirectory, hold, why_unusable
 from xlaunch.cache.table import BY_NAME, Format
 from xlaunch.errors import UsageError
-from xlaunch.files import OutputKind, check_output, is_special_file, replace, write_whole
+from xlaunch.files import (
+    OutputKind,
+    check_output,
+    is_special_file,
+    remove_dead,
+    replace,
+    temporary_directory,
+    write_whole,
+)
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -143,9 +150,8 @@ def export(
                 if descriptor is not None:
                     stack.callback(os.close, descriptor)
             signals = stack.enter_context(HeldSignals())
-            copies = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix=".xlaunch-export-", dir=above)
-            )
+            remove_dead(above)
+            copies = stack.enter_context(temporary_directory(".xlaunch-export", above))
             with signals.interruptible():
                 caches = [_copy_cache(it, copies, left_out) for it in directories]
                 _write(path, caches, copies, sign)

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from xlaunch.files import names_in
+from xlaunch.files import names_in, temporary_directory
 from xlaunch.machine.topology import CPUs
 
 READ_BYTES = 1 << 16
@@ -191,12 +191,12 @@ def scratch_directory() -> Iterator[str]:
     """
     import tempfile
 
-    place = None
+    place = tempfile.gettempdir()
     if not os.environ.get("TMPDIR") and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         room = os.statvfs(SHARED_MEMORY)
         if room.f_bavail * room.f_frsize >= ENOUGH_BYTES:
             place = SHARED_MEMORY
-    with _signals_wait(), tempfile.TemporaryDirectory(prefix="xlaunch-machine-", dir=place) as made:
+    with _signals_wait(), temporary_directory("xlaunch-machine", place) as made:
         yield made
 
 

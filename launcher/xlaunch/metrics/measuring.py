@@ -12,6 +12,7 @@ import os
 import select
 import time
 
+from xlaunch.files import make_temporary, remove_temporary, temporary_path
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.metrics.barrier import Barrier
 from xlaunch.metrics.collector import Collector, Measured
@@ -40,15 +41,7 @@ def choose_directory() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK)
     base = runtime if usable else os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - a new name in it
-    return os.path.join(base, f"xlaunch-{os.urandom(8).hex()}")
-
-
-def remove_directory(directory: str) -> None:
-    """Remove a directory of FIFOs, if it exists."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            os.unlink(os.path.join(directory, name))
-        os.rmdir(directory)
+    return temporary_path("xlaunch-fifos", base)
 
 
 class Measuring:
@@ -76,6 +69,8 @@ class Measuring:
         self._pipe_paths: dict[int, str] = {}
         self._barrier: Barrier | None = None
         self._look_cost_s = 0.0
+        self._lock: int | None = None
+        """Held while the directory is in use."""
         self._logs: dict[tuple[int, str], int] = {}
         self._logs_due = time.monotonic()
         self.problem: str | None = None
@@ -85,7 +80,7 @@ class Measuring:
 
     def _make_channels(self, directory: str, indices: list[int]) -> None:
         try:
-            os.mkdir(directory, 0o700)
+            self._lock = make_temporary(directory)
             self._barrier = Barrier(directory, indices, time.monotonic())
             for index in indices:
                 path = os.path.join(directory, f"metrics-{index}")
@@ -212,7 +207,9 @@ class Measuring:
         for index in self._ends:
             self._collector.finish(index, time.monotonic())
         if self._directory is not None:
-            remove_directory(self._directory)
+            remove_temporary(self._directory)
+        if self._lock is not None:
+            os.close(self._lock)
         return self._collector.unseen()
 
     def latest(self) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Collection
 from xlaunch.claims import own_lease, record
 from xlaunch.console import say
 from xlaunch.errors import XLaunchError
+from xlaunch.files import remove_dead, remove_temporary, temporary_places
 from xlaunch.leases import Lease
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.supervision.other_work import anything_runs
@@ -48,6 +49,7 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     """
     if job.lease is None:
         job = job._replace(lease=_lease_of(job))
+    remove_dead(*temporary_places(os.environ))
     others_run = proc_is_ours() and anything_runs()
     fifo_directory = _choose_fifo_directory(job)
     ignored = {number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN}
@@ -245,6 +247,4 @@ def _choose_fifo_directory(job: Job) -> str | None:
 def _remove_fifo_directory(directory: str | None) -> None:
     """Remove the directory of FIFOs where the supervisor was killed before it could."""
     if directory is not None:
-        from xlaunch.metrics.measuring import remove_directory
-
-        remove_directory(directory)
+        remove_temporary(directory)

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 import torch
 
+from xlaunch.files import temporary_directory
 from xruntime.aoti.inputs import Inputs, input_specs
 from xruntime.aoti.package_file import (
     THREADS_KEY,
@@ -141,7 +142,7 @@ def load_package(
     if not os.path.exists(path):
         raise PackageError(f"{path}: no such file")
     check_trusted(path)
-    with tempfile.TemporaryDirectory(prefix="xruntime-package-") as directory:
+    with temporary_directory("xruntime-package", tempfile.gettempdir()) as directory:
         with opened(path) as archive:
             contents = read_contents(archive, path, model)
             reason = contents.needs_torchs_runner or c_interface_problem()

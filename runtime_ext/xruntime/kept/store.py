@@ -26,7 +26,7 @@ from xlaunch.cache.staging import PARTIAL
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
-from xlaunch.files import locked
+from xlaunch.files import locked, make_temporary, remove_dead, temporary_path
 from xruntime.aoti.inputs import Inputs, InputSpec
 from xruntime.aoti.package_file import check_machine, check_trusted
 from xruntime.aoti.runners import CRunner
@@ -279,7 +279,10 @@ def _opened(given: str) -> CodeStore:
 
 @functools.cache
 def _temporary(reason: str) -> CodeStore:
-    path = tempfile.mkdtemp(prefix="xruntime-optimize-")
+    base = tempfile.gettempdir()
+    remove_dead(base)
+    path = temporary_path("xruntime-optimize", base)
+    make_temporary(path)  # the lock is held until this process and its forks have ended
     _paths.add(path)
     return CodeStore(path, temporary=reason)
 

@@ -304,6 +304,23 @@ def test_directory_for_fifos_is_removed_whoever_is_killed(measure: Start, victim
     run.end()
 
 
+def test_directory_for_fifos_is_removed_by_the_next_launch_when_all_are_killed(measure: Start):
+    run = measure("note('ready'); wait_for('never')")
+    run.wait_for("ready", 0, 1)
+    (directory,) = directories_of_fifos(run.directory)
+    (supervisor,) = children_of(run.process.pid)
+    for pid in (supervisor, run.process.pid):  # a stopped one removes nothing
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (run.process.pid, supervisor):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(supervisor), "the supervisor's end")
+    assert directories_of_fifos(run.directory) == [directory]
+    run.end()
+    env = clean_environment(XDG_RUNTIME_DIR=str(run.directory / "runtime"))
+    assert xlaunch("-q", "true", env=env).code == 0
+    assert directories_of_fifos(run.directory) == []
+
+
 def test_without_a_place_for_fifos_it_measures_what_is_printed(tmp_path: Path):
     """TMPDIR and the like are unusable, as on a read-only system."""
     code = "import os; print('XLAUNCH_BARRIER' in os.environ); print('5 x/s')"

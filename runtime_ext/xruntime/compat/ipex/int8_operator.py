@@ -21,6 +21,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from xlaunch.files import temporary_directory
+
 if TYPE_CHECKING:
     from xruntime.quantization import QuantizedModule
 
@@ -42,7 +44,7 @@ def pack(module: QuantizedModule) -> torch.Tensor:
     """Return the module's archive. Raises QuantizationError."""
     from xruntime import quantization
 
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory("xruntime-int8", tempfile.gettempdir()) as directory:
         path = Path(directory) / "module.pt2"
         quantization.save(module, path)
         archive = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
@@ -62,7 +64,7 @@ def unpack(archive: torch.Tensor) -> QuantizedModule:
             digest = _digest(archive)
             found = _by_digest.get(digest)
             if found is None:
-                with tempfile.TemporaryDirectory() as directory:
+                with temporary_directory("xruntime-int8", tempfile.gettempdir()) as directory:
                     path = Path(directory) / "module.pt2"
                     path.write_bytes(archive.numpy().tobytes())
                     found = quantization.load(path)
