@@ -94,8 +94,9 @@ def _is_in_use(path: str) -> bool:
 class LogFile:
     """A log file that the launcher writes, because the output is shown as well (`--tee`)."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor: int | None = descriptor
+        self._path = path
 
     def write(self, data: bytes) -> str | None:
         """Append `data`. If that fails, return the reason once and write nothing more."""
@@ -104,7 +105,7 @@ class LogFile:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             self.close()
-            return f"cannot write a log file: {error.strerror}"
+            return f"cannot write a log file: {error.strerror} ({self._path})"
         return None
 
     def close(self) -> None:

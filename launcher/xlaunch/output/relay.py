@@ -14,7 +14,7 @@ import termios
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from xlaunch.output.logs import STREAMS, LogFile, open_logs
+from xlaunch.output.logs import STREAMS, LogFile, log_path, open_logs
 from xlaunch.output.tagged_lines import (
     ERASE_TO_END,
     LineTagger,
@@ -78,6 +78,8 @@ class Relay:
         self._stderr = self._stdout if same_file(1, 2) else Sink(2, shared=shared)
         self._sources: dict[int, _Source] = {}
         self._live_shown = False
+        self.lost_logs: list[str] = []
+        """Why log files (`--tee`) are not whole, one line each."""
         self._line_begun = False
         """Whether an instance has written part of a line to standard error."""
 
@@ -124,10 +126,14 @@ class Relay:
             stream,
             self._tagger(instance, sink),
             sink,
-            None if log is None else LogFile(log),
+            None if log is None else LogFile(log, self._log_path(instance, stream)),
         )
         self._poll.register(reader, select.POLLIN)
         return writer
+
+    def _log_path(self, instance: Instance, stream: str) -> str:
+        assert self._run.log_dir is not None
+        return log_path(self._run.log_dir, instance.index, stream)
 
     def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
         if len(self._plan.instances) == 1 and not self._tagged:
@@ -219,7 +225,9 @@ class Relay:
             return []
         self._put(source.sink, source.tagger.feed(data) if data else source.tagger.finish())
         if source.log is not None and (problem := source.log.write(data)):
-            self.say(f"xlaunch: warning: {problem}; instance {source.index} is no longer logged")
+            lost = f"{problem}; instance {source.index} is no longer logged"
+            self.lost_logs.append(lost)
+            self.say(f"xlaunch: warning: {lost}")
         if not data or (source.sink.broken and source.log is None):
             # Without a reader, the instance gets the SIGPIPE that it would get without the launcher.
             self._close(descriptor, source)

@@ -205,14 +205,14 @@ class Supervisor:
         return self._make_report()
 
     def _report_lost_output(self) -> None:
-        """Print why standard output was lost, if it was: then the run has failed."""
+        """Print why output was lost, if it was: then the run has failed."""
+        self._warnings += self._relay.lost_logs  # printed when they were lost
         problem = self._relay.output_problem
-        if problem is None:
-            return
-        text = f"standard output cannot be written: {problem}"
-        self._warnings.append(text)
-        self.say(f"error: {text}")
-        if self._reason is None:
+        if problem is not None:
+            text = f"standard output cannot be written: {problem}"
+            self._warnings.append(text)
+            self.say(f"error: {text}")
+        if self._reason is None and (problem is not None or self._relay.lost_logs):
             self.exit_code, self._reason = XLaunchError.exit_code, "output was lost"
 
     def say(self, text: str) -> None:

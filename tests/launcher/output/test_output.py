@@ -293,10 +293,18 @@ def test_a_log_is_complete_when_the_reader_has_gone(tmp_path: Path) -> None:
     assert (len(lines), lines[-1]) == (100_000, "100000")
 
 
-def test_a_file_that_cannot_grow_ends_the_log_and_not_the_run(tmp_path: Path) -> None:
-    command = " ".join([*XLAUNCH, *TEE, "--no-cache", "seq", "1000"])
-    done = run(("bash", "-c", f"ulimit -f 1; exec {command}"), cwd=tmp_path)
-    assert done.code == 0, done.err
+def test_a_file_that_cannot_grow_ends_the_log_and_the_run_has_lost_output(tmp_path: Path) -> None:
+    command = " ".join([*XLAUNCH, *TEE, "--no-cache", "--report", "/dev/fd/9", "seq", "1000"])
+    read, write = os.pipe()  # the file of a report could not grow, either
+    limited = f"ulimit -f 1; exec {command} 9>&{write}"
+    done = run(("bash", "-c", limited), cwd=tmp_path, pass_fds=(write,))
+    os.close(write)
+    with open(read) as stream:
+        report = json.load(stream)
+    assert done.code == report["exit_code"] == 125, done.err
+    assert report["reason"] == "output was lost"
+    (warning,) = [it for it in report["warnings"] if "cannot write a log file" in it]
+    assert str(Path("logs/instance-0.out")) in warning
     assert done.out.split()[-1] == b"1000"
     assert done.err.count("instance 0 is no longer logged") == 1
     assert "cannot write a log file: File too large" in done.err
