@@ -48,6 +48,8 @@ class InstanceRun:
         self.never_ran = False
         """Whether its program could not be executed."""
         self.peak_rss_bytes = 0
+        self.killer: str | None = None
+        """What killed it, where that is known. **Ex.:** ``the kernel's out-of-memory killer``."""
         self.leftovers: set[int] = set()
         """Processes that it left running and that were ended."""
 
@@ -110,9 +112,10 @@ class InstanceRun:
     def describe_failure(self) -> str:
         """**Ex.:** ``"instance 1 failed with exit code 3"``."""
         index = self.instance.index
+        by = "" if self.killer is None else f": killed by {self.killer}"
         if self.signal is not None:
-            return f"instance {index} was ended by {signal_name(self.signal)}"
-        return f"instance {index} failed with exit code {self.exit_code}"
+            return f"instance {index} was ended by {signal_name(self.signal)}{by}"
+        return f"instance {index} failed with exit code {self.exit_code}{by}"
 
 
 def reports_of(

@@ -31,6 +31,7 @@ from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
 from xlaunch.supervision.instance_start import NOT_BOUND, exec_failure, fork_instance, place_of
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
+from xlaunch.supervision.memory_kills import MemoryKills
 from xlaunch.supervision.other_work import Occupancy, StolenTime
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.sampling import Sampler
@@ -146,6 +147,7 @@ class Supervisor:
         self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else None
         self._ctrl_c = CtrlC(self._terminal, run.grace_s)
         self._sampler = Sampler()
+        self._memory_kills = MemoryKills()
         cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
         self._stolen = StolenTime(cpus)
         self._occupancy: Occupancy | None = None
@@ -511,6 +513,8 @@ class Supervisor:
         self._sampler.remove(pid)
         _, status, usage = os.wait4(pid, 0)
         run.end(status, usage, time.monotonic())
+        if run.exit_code == 128 + signal.SIGKILL:  # also where a shell says so of its child
+            run.killer = self._memory_kills.attribute()
         self._ended.append(run)
         if self._measuring is not None or self._devices is not None:
             self._measure(self._relay.drain(run.instance.index))

@@ -149,9 +149,8 @@ while True: blocks.append(b"x" * (8 << 20))
 """
     launch = make_runner(code).measure(DEFAULT)
     assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
-    assert launch.notes[0] == (
-        "instance 0 was ended by SIGKILL: the kernel's out-of-memory killer ran once meanwhile"
-    )
+    killer = "killed by the kernel's out-of-memory killer"
+    assert launch.notes[0].startswith(f"instance 0 was ended by SIGKILL: {killer}")
 
 
 @pytest.mark.full

@@ -16,6 +16,7 @@ from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.report import InstanceReport, Report
 from xlaunch.supervision.keeper_client import RunningLaunch
+from xlaunch.supervision.memory_kills import KILLER
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
@@ -338,6 +339,8 @@ def failure_of(
         return Outcome.NOT_STARTED, f"{report.reason}: {_last_line(said)}"
     if report.exit_code == 0:
         return None
+    if KILLER in report.reason:
+        return Outcome.OUT_OF_MEMORY, report.reason
     killed = any(map(_was_killed, report.instances))
     why = memory.explain(killed=killed, stderr=said)
     if why is not None:

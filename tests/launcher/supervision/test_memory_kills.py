@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that the kernel killed for lack of memory are told from those that SIGKILL ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.cli.commands import XLAUNCH, run
+from tests.launcher.machine.trees import write_files
+
+from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.tree import Tree
+from xlaunch.supervision.memory_kills import KILLER, MemoryKills
+
+LIMIT_BYTES = 256 << 20
+
+
+class Machine:
+    """A tree of files with the counters of a process's control groups, of version 1 or 2."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self.root = root
+        self._version = version
+        mount = "/sys/fs/cgroup/memory" if version == 1 else "/sys/fs/cgroup"
+        own = "4:memory:/batch/job" if version == 1 else "0::/batch/job"
+        system = "cgroup cgroup rw,memory" if version == 1 else "cgroup2 cgroup rw"
+        self._mount = mount.lstrip("/")
+        write_files(
+            root,
+            {
+                "proc/self/cgroup": own,
+                "proc/self/mountinfo": f"30 20 0:26 / {mount} rw - {system}",
+                "proc/vmstat": "nr_free_pages 5\noom_kill 3",
+            },
+        )
+        unlimited = str((1 << 63) - 4096) if version == 1 else "max"
+        for group, limit in (("", unlimited), ("/batch", str(1 << 30)), ("/batch/job", unlimited)):
+            name = "limit_in_bytes" if version == 1 else "max"
+            write_files(root, {f"{self._mount}{group}/memory.{name}": limit})
+            self.kills(group, 1)
+
+    def kills(self, group: str, count: int) -> None:
+        name = "oom_control" if self._version == 1 else "events"
+        text = f"low 0\nunder_oom 0\noom_kill {count}"
+        write_files(self.root, {f"{self._mount}{group}/memory.{name}": text})
+
+
+@pytest.fixture(params=[1, 2])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path, request.param)
+
+
+def test_each_kill_is_attributed_once_with_the_limit_that_was_reached(machine: Machine):
+    kills = MemoryKills(str(machine.root))
+    assert kills.attribute() is None
+    for group in ("/batch/job", "/batch", ""):
+        machine.kills(group, 3)
+    assert kills.attribute() == kills.attribute() == f"{KILLER} (limit 1 GiB)"
+    assert kills.attribute() is None
+
+
+def test_a_kill_of_a_machine_without_memory_has_no_limit(machine: Machine):
+    kills = MemoryKills(str(machine.root))
+    write_files(machine.root, {"proc/vmstat": "oom_kill 4"})
+    assert kills.attribute() == KILLER
+    assert kills.attribute() is None
+
+
+def test_a_machine_without_counters(tmp_path: Path):
+    assert MemoryKills(str(tmp_path)).attribute() is None
+
+
+@pytest.fixture
+def limited_group(needs) -> Iterator[Path]:
+    """A control group below this process's own, with `LIMIT_BYTES` of memory."""
+    for levels in ControlGroups(Tree("/")).enclosing("memory"):
+        for level in levels:
+            name = "max" if level.version == 2 else "limit_in_bytes"
+            group = Path(level.directory, f"xlaunch-test-{os.getpid()}")
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            try:
+                (group / f"memory.{name}").write_text(str(LIMIT_BYTES))
+                yield group
+                return
+            except OSError:
+                continue
+            finally:
+                group.rmdir()
+    needs(False, "a memory control group that can be divided")
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("shell", [False, True])
+def test_an_instance_that_the_kernel_killed_says_so(limited_group: Path, shell: bool):
+    eat = "held = []\nwhile True: held.append(bytearray(1 << 24))"
+    program = [sys.executable, "-c", eat]
+    if shell:
+        program = ["sh", "-c", '"$@"; exit $?', "sh", *program]
+    join = f'echo $$ > {limited_group}/cgroup.procs; exec "$@"'
+    done = run(("sh", "-c", join, "sh", *XLAUNCH, "--supervise", *program))
+    assert done.code == 137
+    assert f"killed by {KILLER} (limit 256 MiB)" in done.err
+
+
+def test_an_instance_that_sigkill_ended_was_not_killed_by_the_kernel():
+    done = run((*XLAUNCH, "--supervise", "sh", "-c", "kill -9 $$"))
+    assert done.code == 137
+    assert "instance 0 was ended by SIGKILL; " in done.err
