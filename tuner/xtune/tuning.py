@@ -182,6 +182,10 @@ class Search:
             pass
         except StorageError as error:
             ended, self._trouble = Ended.STORAGE, str(error)
+        if ended is not Ended.INTERRUPTED:
+            # A first interruption comes too late now to end anything.
+            with contextlib.suppress(KeyboardInterrupt):
+                return self._conclude(ended)
         return self._conclude(ended)
 
     def _search(self) -> Ended:

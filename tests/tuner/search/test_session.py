@@ -325,6 +325,28 @@ def test_an_interruption_while_something_is_told_is_one() -> None:
     assert len(result.records) == 7
 
 
+def test_an_interruption_during_the_conclusion_comes_too_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    def interrupt(*_: object) -> None:
+        told.append("interrupted")
+        if len(told) <= count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "xtune.tuning.SearchOutcome", lambda *all_: interrupt() or SearchOutcome(*all_)
+    )
+    count = 1
+    result = search(ScriptedMeasurer(), Budget(launches=12))
+    assert (result.ended, len(told)) == (Ended.BUDGET, 2)
+    told.clear()
+    count = 2
+    with pytest.raises(KeyboardInterrupt):
+        search(ScriptedMeasurer(), Budget(launches=12))
+
+
 def test_a_launch_that_ctrl_z_ends_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: set[int] = set()
 
