@@ -37,6 +37,9 @@ MAX_NAMES = 8
 MAX_PLANS = 10
 """How often such a launch is planned again for cores that others have claimed before."""
 
+THREADS_OF_RANKS = "XLAUNCH_THREADS_OF_RANKS"
+"""The OMP_NUM_THREADS that `xlaunch --nproc-per-node` gave to the torchrun that it started."""
+
 
 class Placed(NamedTuple):
     """A launch that was planned beside the others."""
@@ -71,6 +74,9 @@ def plan_beside_others(
     has taken; `exclusive` takes no others, and waits for them up to `wait_s`; `note` is called before.
     Raises `UsageError` as `plan` does, and `XLaunchError` where the cores stay taken.
     """
+    if THREADS_OF_RANKS in environment:  # with the OMP_NUM_THREADS that is chosen again
+        dropped = (THREADS_OF_RANKS, "OMP_NUM_THREADS")
+        environment = {key: it for key, it in environment.items() if key not in dropped}
     if sys.platform != "linux":
         return Placed(request, plan(request.layout, machine), machine, environment, None)
     warnings: list[str] = []

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import PATIENCE_S, XLAUNCH, ask, clean_environment, run, xlaunch
+from tests.launcher.cli.commands import (
+    PATIENCE_S,
+    XLAUNCH,
+    ask,
+    clean_environment,
+    program,
+    run,
+    xlaunch,
+)
 from tests.launcher.environment.made_up import environment
 from tests.launcher.planning.shapes import make_machine
 
@@ -483,3 +492,74 @@ def test_ranks_are_asked_for_by_torchruns_name_by_ipexruns_and_by_a_variable():
     assert b"torch.distributed.run --nproc-per-node=2" in shown
     assert ask("--nprocs-per-node", "2", *dry).out == shown
     assert ask(*dry, env=clean_environment(XLAUNCH_OPT_NPROC_PER_NODE="2")).out == shown
+
+
+REDUCE = """\
+import os
+os.environ |= {variables}
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+total = torch.tensor(dist.get_rank() + 1)
+dist.all_reduce(total)
+with open(f"{{__file__}}.{{dist.get_rank()}}", "w") as file:
+    file.write(f"{{total.item()}} {{os.environ.get('XLAUNCH_THREADS_OF_RANKS')}}")
+dist.destroy_process_group()
+"""
+
+
+def reduce_of(script: Path, variables: dict[str, str]) -> subprocess.Popen[str]:
+    """Two ranks, started by `xlaunch --nproc-per-node`, which add up their numbers."""
+    script.write_text(REDUCE.format(variables=variables))
+    return subprocess.Popen(
+        [*XLAUNCH, "--nproc-per-node", "2", script],
+        env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def check_reduced(script: Path, job: subprocess.Popen[str]) -> None:
+    out, err = job.communicate(timeout=PATIENCE_S)
+    assert (job.returncode, out) == (0, ""), err
+    assert [Path(f"{script}.{rank}").read_text() for rank in range(2)] == ["3 None"] * 2
+    assert "OMP_NUM_THREADS" not in err, "neither torchrun's banner nor a note of ours"
+
+
+@pytest.mark.long
+@pytest.mark.machine
+@pytest.mark.parametrize("port", ["29500", "12355"])
+def test_ranks_whose_script_sets_master_port_meet_there(tmp_path: Path, needs, port: str):
+    needs(find_spec("torch"), "torch")
+    with socket.socket() as own:
+        needs(own.connect_ex(("127.0.0.1", int(port))), f"port {port}, which is in use")
+    script = tmp_path / "reduce.py"
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    check_reduced(script, reduce_of(script, variables))
+
+
+@pytest.mark.long
+def test_two_jobs_at_once_have_ports_of_their_own(tmp_path: Path, needs):
+    needs(find_spec("torch"), "torch")
+    scripts = [tmp_path / name for name in ("one.py", "other.py")]
+    jobs = [reduce_of(script, {}) for script in scripts]
+    for script, job in zip(scripts, jobs, strict=True):
+        check_reduced(script, job)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "told"),
+    [
+        ("", {}, ("1", "1", "1")),
+        ("", {"OMP_NUM_THREADS": "7", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}, ("7", None, "0")),
+        ("--nnodes 2 --node-rank 0 --rendezvous h0:29400", {}, ("1", "1", None)),
+    ],
+)
+def test_what_torchrun_is_started_with(
+    tmp_path: Path, words: str, given: dict[str, str], told: tuple[str | None, ...]
+):
+    python = program(tmp_path / "python", "#!/bin/sh\nexec env\n")
+    cpu = str(min(os.sched_getaffinity(0)))
+    ranks = ["--nproc-per-node", "1", *words.split(), "--cpus", cpu, "--python", python]
+    done = xlaunch(*ranks, "-m", "train", env=clean_environment(**given))
+    assert done.code == 0, done.err
+    variables = dict(line.partition("=")[::2] for line in done.out.decode().splitlines())
+    names = ("OMP_NUM_THREADS", "XLAUNCH_THREADS_OF_RANKS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    assert tuple(variables.get(name) for name in names) == told

@@ -16,11 +16,15 @@ from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.environment.variables import passed_on
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine import read_machine
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
 from xlaunch.options.precedence import VARIABLES, ResolvedOptions
+from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.ranks import Rank, share_of_rank
+from xlaunch.planning.request import RankMode, Request
+from xlaunch.shared_host import THREADS_OF_RANKS
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""
@@ -49,7 +53,18 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
-    _execute(interpreter, command)
+    threads = _threads_of_ranks(request, options)
+    _execute(interpreter, command, _environment_of_torchrun(options, threads))
+
+
+def _threads_of_ranks(request: Request, options: Mapping[str, Any]) -> int:
+    """The threads of each rank: all have the same number. Raises `UsageError` as each rank would."""
+    count, mode = options["nproc_per_node"], options.get("rank_mode", RankMode.AUTO)
+    machine = read_machine()
+    if count > 1 and mode in (RankMode.AUTO, RankMode.TORCHRUN):
+        rank = Rank(RankMode.TORCHRUN, 0, count, 0, "LOCAL_RANK")
+        request, machine, _ = share_of_rank(request, machine, rank, launcher_cpus=None)
+    return plan(request.layout, machine).instances[0].threads
 
 
 def _environment_of_ranks(made: Plan, request: Request, asked: ResolvedOptions) -> Environment:
@@ -113,10 +128,22 @@ def torchrun_command(
     return [*torchrun, "--no-python", *rank_command]
 
 
-def _execute(interpreter: str, command: list[str]) -> NoReturn:
+def _environment_of_torchrun(options: Mapping[str, Any], threads: int) -> dict[str, str]:
+    """The variables that torchrun starts with; those that the user has set are kept."""
     # A rank that read these variables would start torchrun again.
     own = {VARIABLES + name.upper().replace("-", "_") for name in OWN}
     environment = {name: value for name, value in passed_on(os.environ).items() if name not in own}
+    if "OMP_NUM_THREADS" not in environment:
+        # Otherwise torchrun sets 1, with a warning. Ranks choose again, and see who set it.
+        environment |= {"OMP_NUM_THREADS": str(threads), THREADS_OF_RANKS: str(threads)}
+    if options.get("nnodes", 1) == 1:
+        # Ranks would join the store of torchrun's agent, whatever MASTER_PORT their script sets: at
+        # another port nobody listens, and they wait for ever.
+        environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    return environment
+
+
+def _execute(interpreter: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     try:
