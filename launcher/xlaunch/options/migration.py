@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.machine import machine_of
-from xlaunch.machine.cpu_list import parse_cpu_list
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OPTIONS
 from xlaunch.options.kinds import FLAG
+from xlaunch.options.old_layout import settle_layout
 
 
 class Old(NamedTuple):
@@ -58,7 +58,7 @@ OLD = {
     "rank": Old("instance-index", takes_value=True),
     "latency-mode": Old("mode", "latency"),
     "throughput-mode": Old("mode", "throughput"),
-    "multi-instance": Old("mode", "throughput"),
+    "multi-instance": Old(),
     "nodes-list": Old("numa-nodes", takes_value=True),
     "node-id": Old("numa-nodes", takes_value=True),
     "cores-list": Old("cpus", takes_value=True),
@@ -155,61 +155,71 @@ def translate(arguments: Sequence[str], machine: Machine) -> Translation:
     """Translate the old options among `arguments`; the program's own arguments are not changed.
 
     `machine`: where cores are counted for ``--use-logical-cores`` and ``--bind-numa-node``. Raises
-    `UsageError` for a value that is missing or that means nothing, and for options of ranks.
+    `UsageError` for a value that is missing or that means nothing, for options that contradict each
+    other, and for those of mpiexec.
     """
     typed, rest = split(arguments)
+    today = {name: value for name, value, _ in typed if name not in OLD}
     options: dict[str, str | None] = {}
-    others: list[str] = []
+    set_by: dict[str, str] = {}
     old: dict[str, str] = {}
     notes: list[str] = []
     for name, value, words in typed:
         entry = OLD.get(name)
         if entry is None:
-            others += words
             continue
         if entry.error:
             raise UsageError(f"{words[0]}: {entry.error}")
-        old[name] = value or ""
+        old[name] = (value or "").strip()
         if entry.note:
             notes.append(f"{words[0]} is not needed: {entry.note}")
-        if entry.new and value is not None and entry.takes_value:
-            if value.strip() not in entry.unset:
-                options[entry.new] = entry.words.get(value, value).replace(" ", "")
-        elif entry.new:
-            options.setdefault(entry.new, entry.value)
-    _combine(options, old, others, machine, notes)
+        if not entry.new or (entry.takes_value and old[name] in entry.unset):
+            continue
+        new = entry.value
+        if value is not None:
+            new = entry.words.get(value, value).replace(" ", "")
+        _refuse_two(entry.new, new, words[0], options, set_by, today)
+        options[entry.new], set_by[entry.new] = new, words[0]
+    _combine(options, old, today, machine, notes)
+    others = [word for name, _, words in typed if name in today.keys() - options for word in words]
     order = sorted(options, key=lambda key: list(_TODAY).index(key))
-    new = [word for key in order for word in _words(key, options[key])]
-    return Translation((*others, *new, *rest), tuple(notes))
+    new_words = [word for key in order for word in _words(key, options[key])]
+    return Translation((*others, *new_words, *rest), tuple(notes))
+
+
+def _refuse_two(
+    key: str,
+    value: str | None,
+    word: str,
+    options: Mapping[str, str | None],
+    set_by: Mapping[str, str],
+    today: Mapping[str, str | None],
+) -> None:
+    """Refuse two options that say different things about one; the last of equal words counts."""
+    name = word.partition("=")[0]
+    if key in today and today[key] != value:
+        raise UsageError(f"{name} contradicts --{key}: drop one")
+    if key in options and options[key] != value and set_by[key].partition("=")[0] != name:
+        raise UsageError(f"{name} contradicts {set_by[key].partition('=')[0]}: drop one")
 
 
 def _combine(
     options: dict[str, str | None],
     old: Mapping[str, str],
-    others: list[str],
+    today: Mapping[str, str | None],
     machine: Machine,
     notes: list[str],
 ) -> None:
     """Translate the options that only have a meaning together."""
-    sized = options.keys() & {"instances", "ncores"}
-    if "mode" in options and sized and not old.keys() & {"latency-mode", "throughput-mode"}:
-        del options["mode"]  # --multi-instance is a word for what follows from the sizes
-    elif "mode" in options:
-        for key in sized:
-            del options[key]
-            notes.append(
-                f"--mode {options['mode']} decides; the given --{key} had no effect either"
-            )
     if "cpus" in options and options.pop("numa-nodes", None) is not None:
         notes.append("--cpus decides; the given NUMA nodes had no effect either")
-    if "smt" in options and (cores := options.get("ncores")) is not None:
-        options["ncores"] = _cores_of_cpus(cores, machine)
-    if old.keys() & {"bind-numa-node", "skip-cross-node-cores"}:
-        _keep_within_nodes(options, machine, notes)
-    alone = "ncores" in options and not options.keys() & {"instances", "nproc-per-node"}
-    counts = {"-n", "--instances", "--nproc-per-node"}
-    if alone and not counts & {word.partition("=")[0] for word in others}:
+    _choose_mode(options, old, today, notes)
+    settle_layout(options, old, today, machine, notes)
+    given = options.keys() | today.keys()
+    if "ncores" in options and not given & {"instances", "nproc-per-node", "nnodes"}:
         options["instances"] = "max"
+    if "distributed" in old and not given & {"nproc-per-node", "nnodes"}:
+        options["nnodes"] = "1"
     if "dtype" in old and "auto-ipex" in old:
         precision = PRECISIONS.get(old["dtype"])
         if precision is None:
@@ -223,42 +233,34 @@ def _combine(
         options["log-dir"] = f"{options['log-dir']}/{prefix}"
 
 
-def _cores_of_cpus(text: str, machine: Machine) -> str:
-    """With logical cores, the old launchers counted CPUs: 8 of them are 4 cores of 2 siblings."""
-    siblings = max(map(len, machine.topology.cores))
-    if not text.isdigit() or int(text) % siblings:
-        raise UsageError(
-            f"--ncores-per-instance {text!r} with logical cores: a core has {siblings} of them here, so"
-            f" write a multiple of {siblings}; xlaunch places whole cores"
-        )
-    return str(int(text) // siblings)
-
-
-def _keep_within_nodes(options: dict[str, str | None], machine: Machine, notes: list[str]) -> None:
-    """If only the number of instances is given, make them small enough that none spans NUMA
-    nodes.
-    """
-    count = options.get("instances")
-    if count is None or not count.isdigit() or "ncores" in options or int(count) < 2:
+def _choose_mode(
+    options: dict[str, str | None],
+    old: Mapping[str, str],
+    today: Mapping[str, str | None],
+    notes: list[str],
+) -> None:
+    """Apply a mode as the old launchers did: it replaces sizes, logical cores and run_cpu's node."""
+    sized = [key for key in ("instances", "ncores") if key in options]
+    if "multi-instance" in old and not sized and not today.keys() & {"instances", "ncores"}:
+        if "throughput" != options.get("mode", today.get("mode")) is not None:
+            raise UsageError(
+                "--multi-instance without sizes is --throughput-mode, and contradicts the other mode:"
+                " drop one"
+            )
+        options["mode"] = "throughput"
+    if "mode" not in options:
         return
-    allowed = set(machine.limits.allowed_cpus)
-    if (cpus := options.get("cpus")) is not None:
-        allowed &= set(parse_cpu_list(cpus))
-    nodes = options.get("numa-nodes")
-    asked = None if nodes is None else set(parse_cpu_list(nodes))
-    sizes = [
-        sum(1 for core in machine.topology.cores if allowed.intersection(core, node.cpus))
-        for node in machine.topology.numa_nodes
-        if asked is None or node.id in asked
-    ]
-    for size in range(max(sizes, default=0), 0, -1):
-        if sum(cores // size for cores in sizes) >= int(count):
-            options["ncores"] = str(size)
-            if size * int(count) < sum(sizes):
-                notes.append(
-                    f"instances have one size, {size} cores, so that none straddles NUMA nodes"
-                )
-            return
+    mode = options["mode"]
+    if "core-list" in old and "ncores" in options:
+        del options["mode"]
+        notes.append(f"the given CPUs and size decide; --mode {mode} had no effect either")
+        return
+    replaced = [*sized, "smt"]
+    if "node-id" in old:
+        replaced.append("numa-nodes")
+    for key in [key for key in replaced if key in options]:
+        del options[key]
+        notes.append(f"--mode {mode} decides; the given --{key} had no effect either")
 
 
 _TODAY = {option.name: option for option in OPTIONS}

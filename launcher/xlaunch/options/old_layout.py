@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes and places that the old launchers' options mean on one machine.
+
+They counted logical cores where siblings are used, and left out what does not fit: both need the
+machine, and come to plain ``--instances`` and ``--ncores`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError
+from xlaunch.machine.cpu_list import parse_cpu_list
+from xlaunch.machine.topology import Machine
+from xlaunch.planning.layout import LATENCY_CORES
+from xlaunch.planning.planner import plan
+from xlaunch.planning.pool import whole_cores
+from xlaunch.planning.request import MAX, ECores, LayoutRequest
+from xlaunch.text import counted
+
+Options = dict[str, str | None]
+"""Today's options by name; None for a flag."""
+
+BINDING = ("bind-numa-node", "skip-cross-node-cores")
+"""Old options by which no instance straddles NUMA nodes."""
+
+
+class Pool(NamedTuple):
+    """The cores that the options allow."""
+
+    node_sizes: tuple[int, ...]
+    """Cores in each NUMA node; one entry if nodes are not known, or instances are not bound."""
+    widths: tuple[int, ...]
+    """CPUs of each core."""
+    bound: bool
+
+    @property
+    def size(self) -> int:
+        return sum(self.node_sizes)
+
+
+def pool_of(layout: LayoutRequest, machine: Machine) -> Pool:
+    """The cores of a request that names CPUs, nodes, kinds of core and reserved cores."""
+    made = plan(layout._replace(instances=MAX, ncores=1, smt=True), machine)
+    if not made.bound:
+        cores = whole_cores(machine.topology, made.allowed_cpus)
+        return Pool((len(made.instances),), tuple(map(len, cores)), bound=False)
+    sizes: dict[tuple[int, ...], int] = {}
+    for instance in made.instances:
+        sizes[instance.nodes] = sizes.get(instance.nodes, 0) + 1
+    widths = tuple([len(instance.cpus) for instance in made.instances])
+    return Pool(tuple(sizes.values()), widths, bound=True)
+
+
+def request_of(options: Mapping[str, str | None]) -> LayoutRequest:
+    """The part of a request that says which cores may be used."""
+    cpus, nodes = options.get("cpus"), options.get("numa-nodes")
+    ecores, reserved = options.get("ecores"), options.get("reserve-cores")
+    return LayoutRequest(
+        cpus=None if cpus is None else parse_cpu_list(cpus),
+        numa_nodes=None if nodes is None else parse_cpu_list(nodes),
+        ecores=None if ecores is None else ECores(ecores.lower()),
+        reserve_cores=int(reserved) if reserved and reserved.isdigit() else 0,
+    )
+
+
+def settle_layout(
+    options: Options,
+    old: Mapping[str, str],
+    today: Mapping[str, str | None],
+    machine: Machine,
+    notes: list[str],
+) -> None:
+    """Set sizes in `options`, the translated old options, so that they hold on `machine`.
+
+    `old`: values of the old options. `today`: today's options that were typed beside them.
+    """
+    given = {**today, **options}
+    every_core = "smt" in options or "core-list" in old
+    binds = [name for name in BINDING if name in old]
+    spreads = old.get("ncores-per-instance", old.get("ncore-per-instance")) == "-1"
+    if not (every_core or binds or spreads):
+        return
+    pool = pool_of(request_of(given), machine)
+    if "core-list" in old and max(pool.widths) > 1:
+        options["smt"] = None  # run_cpu used every CPU of its list, siblings too
+    if "smt" in options and (cpus := options.get("ncores")) is not None and cpus.isdigit():
+        options["ncores"] = _cores_of_cpus(int(cpus), pool)
+    if "core-list" in old:
+        _run_what_the_list_holds(options, pool, notes)
+    if spreads and "mode" not in given:
+        _refuse_to_spread(given, pool, binds)
+    if binds:
+        _keep_within_nodes(options, today, binds[0], pool, machine, notes)
+
+
+def _cores_of_cpus(cpus: int, pool: Pool) -> str:
+    """With logical cores, the old launchers counted CPUs: 8 of them are 4 cores of 2 siblings."""
+    width = max(pool.widths)
+    if min(pool.widths) < width:
+        raise UsageError(
+            f"--ncores-per-instance {cpus} with logical cores: of some cores the list has one CPU, of others"
+            f" {width}; name all CPUs of each core, or one"
+        )
+    if cpus % width:
+        raise UsageError(
+            f"--ncores-per-instance {cpus} with logical cores: a core has {width} of them here, so"
+            f" write a multiple of {width}; xlaunch places whole cores"
+        )
+    return str(cpus // width)
+
+
+def _run_what_the_list_holds(options: Options, pool: Pool, notes: list[str]) -> None:
+    """run_cpu ran as many instances as its list of cores held, whatever number was asked for."""
+    count, size = _number(options.get("instances")), _number(options.get("ncores"))
+    if count is None or size is None or not 0 < pool.size // size < count:
+        return
+    options["instances"] = str(pool.size // size)
+    notes.append(
+        f"the list holds {counted(pool.size // size, 'instance')} of {counted(size, 'core')}, not {count}; "
+        "run_cpu ran as many"
+    )
+
+
+def _refuse_to_spread(given: Mapping[str, str | None], pool: Pool, binds: list[str]) -> None:
+    """Refuse ``--ncores-per-instance -1`` where it meant instances of several sizes."""
+    count = _number(given.get("instances")) or 1
+    cpus = sum(pool.widths) if "smt" in given else pool.size
+    if count == 1 or count > pool.size:
+        return
+    size = _largest_within(pool.node_sizes, count) if binds else pool.size // count
+    if size * count == pool.size:
+        return
+    raise UsageError(
+        f"--ncores-per-instance -1 spreads {cpus} cores over {count} instances of several sizes, and those of"
+        f" xlaunch have one: leave it out for {count} of {counted(size, 'core')}"
+    )
+
+
+def _keep_within_nodes(
+    options: Options,
+    today: Mapping[str, str | None],
+    option: str,
+    pool: Pool,
+    machine: Machine,
+    notes: list[str],
+) -> None:
+    """Choose count and size so that no instance straddles NUMA nodes, or say what would fit."""
+    given = {**today, **options}
+    if not pool.bound:
+        notes.append(f"--{option} has no effect: under a CPU quota instances are bound to no CPUs")
+        return
+    if len(pool.node_sizes) < 2 or given.get("mode") == "throughput":
+        return
+    if (ranks := _number(given.get("nproc-per-node"))) is not None:
+        _refuse_straddling_ranks(option, ranks, request_of(given), machine)
+        return
+    asked, count = given.get("instances"), _number(given.get("instances"))
+    size = LATENCY_CORES if given.get("mode") == "latency" else _number(given.get("ncores"))
+    if size is None:
+        size = _largest_within(pool.node_sizes, count or 1)
+        # One core each never straddles, and of too many instances the planner says what would fit.
+        if size and asked != "max":
+            options |= {"instances": str(count or 1), "ncores": str(size)}
+            notes.append(_one_size(option, count or 1, size, pool))
+        return
+    slots = sum(cores // size for cores in pool.node_sizes)
+    if not slots or (count or 0) > slots:
+        fits = [f"{counted(slots, 'instance')} of {counted(size, 'core')}"] if slots else []
+        if count is not None and (fitting := _largest_within(pool.node_sizes, count)):
+            fits.append(
+                f"{count} of {fitting}" if fits else f"{count} of {counted(fitting, 'core')}"
+            )
+        if not fits:
+            fits.append(f"instances of {counted(max(pool.node_sizes), 'core')}")
+        raise UsageError(
+            f"{counted(count or 1, 'instance')} x {counted(size, 'core')} within NUMA nodes (--{option}) of"
+            f" {', '.join(map(str, pool.node_sizes))} cores: at most {', or '.join(fits)}"
+        )
+    if count is not None:
+        return
+    if slots == pool.size // size:
+        return  # as many as without nodes, so that the planner finds a place for each within one
+    options.pop("mode", None)
+    options |= {"instances": str(slots), "ncores": str(size)}
+    notes.append(
+        f"{counted(slots, 'instance')}, so that none straddles NUMA nodes (--{option}):"
+        f" {counted(pool.size - slots * size, 'core')} idle"
+    )
+
+
+def _one_size(option: str, count: int, size: int, pool: Pool) -> str:
+    idle = f"{pool.size - count * size} of {counted(pool.size, 'core')} idle"
+    if count == 1:
+        return f"one instance lies within one NUMA node (--{option}): {idle}; --mode throughput runs one on each"
+    return (
+        f"instances have one size, {counted(size, 'core')}, so that none straddles NUMA nodes"
+        f" (--{option}): {idle}"
+    )
+
+
+def _largest_within(node_sizes: tuple[int, ...], count: int) -> int:
+    """The largest size of which `count` instances lie within nodes; 0: there are too many."""
+    sizes = range(max(node_sizes), 0, -1)
+    fitting = (size for size in sizes if sum(cores // size for cores in node_sizes) >= count)
+    return next(fitting, 0)
+
+
+def _refuse_straddling_ranks(
+    option: str, ranks: int, layout: LayoutRequest, machine: Machine
+) -> None:
+    made = plan(layout._replace(instances=ranks, smt=True, oversubscribe=True), machine)
+    if any(instance.nodes_touched > 1 for instance in made.instances):
+        nodes = len({node for instance in made.instances for node in instance.nodes})
+        raise UsageError(
+            f"--{option}: {ranks} ranks with equal shares straddle NUMA nodes; start a multiple of {nodes} ranks"
+            f" on nodes of one size, or name nodes with --numa-nodes"
+        )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
