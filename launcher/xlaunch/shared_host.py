@@ -22,7 +22,7 @@ from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
-    from xlaunch.planning.ranks import Rank
+    from xlaunch.planning.ranks import FoundRank, Rank, RankShare
 
 WAIT_INTERVAL_S = 0.5
 CLAIM_INTERVAL_S = 0.002
@@ -52,7 +52,6 @@ class Placed(NamedTuple):
     """The variables that the program inherits, without those that torchrun set."""
     lease: Lease | None
     """The record of its cores; None if none could be written."""
-    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -79,15 +78,14 @@ def plan_beside_others(
         environment = {key: it for key, it in environment.items() if key not in dropped}
     if sys.platform != "linux":
         return Placed(request, plan(request.layout, machine), machine, environment, None)
-    warnings: list[str] = []
     notes: list[str] = []
-    rank, job = _rank_of(environment, rank_mode), 0
+    (rank, doubt), job = _rank_of(environment, rank_mode), 0
+    warnings = [] if doubt is None else [doubt]
     if rank is not None:
-        from xlaunch.planning.ranks import cpus_of_slurm_step, share_of_rank, with_own_files
+        from xlaunch.planning.ranks import with_own_files
 
         job = ancestor_without(rank.variable) or 0
-        by_srun = cpus_of_slurm_step(environment) if rank.launcher is RankMode.SLURM else ()
-        shared = share_of_rank(request, machine, rank, launcher_cpus=by_srun or _mask_of(job))
+        shared = _share_of(request, machine, environment, rank, job)
         request, machine = with_own_files(shared.request, rank), shared.machine
         warnings += [] if shared.warning is None else [shared.warning]
         environment, replaced = _without_torchruns_threads(environment, rank, job)
@@ -109,7 +107,8 @@ def plan_beside_others(
         notes.append(f"shares cores with {_names(sharing)}")
     if sharing := leases.sharing(held, (), _gpus_of(made)):
         notes.append(f"shares GPUs with {_names(sharing)}")
-    return Placed(request, made, machine, environment, lease, tuple(warnings), tuple(notes))
+    made = made._replace(warnings=(*warnings, *made.warnings))
+    return Placed(request, made, machine, environment, lease, tuple(notes))
 
 
 def _take_cores(
@@ -186,10 +185,30 @@ def _take_cores(
             )
 
 
-def _rank_of(environment: Mapping[str, str], mode: RankMode) -> Rank | None:
-    """The rank of this process; None if it is alone here, which costs no import."""
+def share_here(
+    request: Request, machine: Machine, environment: Mapping[str, str], mode: RankMode
+) -> tuple[Request, Machine]:
+    """What a launch with these variables plans with: a rank with its share of `machine`."""
+    rank, _ = _rank_of(environment, mode)
+    if rank is None:
+        return request, machine
+    job = ancestor_without(rank.variable) or 0
+    return _share_of(request, machine, environment, rank, job)[:2]
+
+
+def _share_of(
+    request: Request, machine: Machine, environment: Mapping[str, str], rank: Rank, job: int
+) -> RankShare:
+    from xlaunch.planning.ranks import cpus_of_slurm_step, share_of_rank
+
+    by_srun = cpus_of_slurm_step(environment) if rank.launcher is RankMode.SLURM else ()
+    return share_of_rank(request, machine, rank, launcher_cpus=by_srun or _mask_of(job))
+
+
+def _rank_of(environment: Mapping[str, str], mode: RankMode) -> FoundRank | tuple[None, None]:
+    """The rank of this process, and a warning; None if it is alone here, which costs no import."""
     if environment.keys().isdisjoint(RANK_VARIABLES):
-        return None
+        return None, None
     from xlaunch.planning.ranks import rank_of
 
     return rank_of(environment, mode)

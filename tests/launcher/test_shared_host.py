@@ -316,6 +316,32 @@ def test_ranks_share_all_cores_where_they_are_not_looked_for(needs):
         assert set(first["cpus"]).isdisjoint(second["cpus"]) is disjoint
 
 
+def test_deepspeeds_ranks_divide_the_host_and_a_rank_of_unknown_size_is_a_warning(needs):
+    needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
+    cpus = [
+        set(json.loads(xlaunch("-q", sys.executable, "-c", SHOW, env=env).out))
+        for env in (clean_environment(LOCAL_RANK=rank, LOCAL_SIZE="2") for rank in "01")
+    ]
+    assert cpus[0].isdisjoint(cpus[1])
+    said = "warning: LOCAL_RANK=1 without LOCAL_WORLD_SIZE or LOCAL_SIZE"
+    alone = clean_environment(LOCAL_RANK="1")
+    assert said in xlaunch("true", env=alone).err
+    assert said in ask("plan", "true", env=alone).out.decode()
+    assert said in xlaunch("--explain", "true", env=alone).err
+
+
+@pytest.mark.long
+def test_more_ranks_than_cores_run_with_one_thread_each(tmp_path, needs):
+    needs(find_spec("torch"), "torch")
+    script = tmp_path / "rank.py"
+    script.write_text(PRINT_RANK)
+    cpu = str(min(os.sched_getaffinity(0)))
+    done = xlaunch("--nproc-per-node", "3", "--cpus", cpu, script)
+    assert done.code == 0, done.err
+    assert [json.loads(line) for line in done.out.splitlines()] == [[[int(cpu)], "1"]] * 3
+    assert done.err.count("3 ranks under torchrun share 1 core, one thread each") == 1
+
+
 DDP = """\
 import json, os, sys
 place = json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")])

@@ -65,12 +65,18 @@ def command(asked: ResolvedOptions) -> int:
             )
     if not dry_run:
         say_chosen(asked)
+    if "nnodes" in options and "nproc_per_node" not in options:
+        from xlaunch.cli.torchrun import count_of_nodes
+
+        options["nproc_per_node"] = count = count_of_nodes(request, options)
+        if not options.get("quiet"):
+            say(f"note: --nproc-per-node {count}: one rank for each NUMA node, as ipexrun")
     if "nproc_per_node" in options:
         from xlaunch.cli.torchrun import run_torchrun
 
         run_torchrun(request, asked, click.get_current_context().obj or ())
         return 0
-    for key in ("nnodes", "node_rank", "rendezvous"):
+    for key in ("node_rank", "rendezvous"):
         if key in options:
             raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
     if dry_run:
@@ -103,7 +109,7 @@ def command(asked: ResolvedOptions) -> int:
 
         click.echo(describe(found, asked), err=True)
     elif not quiet:
-        for warning in (*placed.warnings, *made.warnings, *environment.warnings):
+        for warning in (*made.warnings, *environment.warnings):
             say(f"warning: {warning}")
     for text in placed.notes:
         note(text)

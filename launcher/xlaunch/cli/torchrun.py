@@ -16,14 +16,14 @@ from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.environment.variables import passed_on
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine import read_machine
+from xlaunch.machine import machine_of, read_machine
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
 from xlaunch.options.precedence import VARIABLES, ResolvedOptions
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.ranks import Rank, share_of_rank
-from xlaunch.planning.request import RankMode, Request
+from xlaunch.planning.request import LayoutRequest, Mode, RankMode, Request
 from xlaunch.shared_host import THREADS_OF_RANKS
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
@@ -44,7 +44,7 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
 
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
-        layout = request.layout._replace(instances=options["nproc_per_node"])
+        layout = request.layout._replace(instances=options["nproc_per_node"], oversubscribe=True)
         layout = layout._replace(near_gpus=layout.gpus_per_instance is None)
         without_program = request._replace(layout=layout).replace(words=(), module=False)
         found = prepare_unrecorded(without_program, asked)
@@ -55,6 +55,16 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
     resolve_program(request.program, os.environ)
     threads = _threads_of_ranks(request, options)
     _execute(interpreter, command, _environment_of_torchrun(options, threads))
+
+
+def count_of_nodes(request: Request, options: Mapping[str, Any]) -> int:
+    """The NUMA nodes that hold cores to run on: as many ranks as ipexrun starts. Raises `UsageError`."""
+    layout = request.layout
+    chosen = LayoutRequest(
+        mode=Mode.THROUGHPUT, cpus=layout.cpus, numa_nodes=layout.numa_nodes, ecores=layout.ecores
+    )
+    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
+        return plan(chosen, machine).count
 
 
 def _threads_of_ranks(request: Request, options: Mapping[str, Any]) -> int:

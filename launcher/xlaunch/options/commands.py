@@ -12,7 +12,14 @@ import click
 
 from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
-from xlaunch.options.definitions import BY_KEY, IN_FILES, OPTIONS, Option, OptionGroup
+from xlaunch.options.definitions import (
+    BY_KEY,
+    IN_FILES,
+    IPEXRUNS_WORDS,
+    OPTIONS,
+    Option,
+    OptionGroup,
+)
 from xlaunch.options.kinds import FLAG, OptionKind
 from xlaunch.options.precedence import (
     COMMAND_LINE,
@@ -145,13 +152,20 @@ class LaunchCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse `args`; those of ipexrun and run_cpu are translated, and a note shows the command."""
         typed = tuple(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            from xlaunch.options.migration import in_todays_words, is_old
+        if not IPEXRUNS_WORDS.isdisjoint(args):
+            from xlaunch.options.migration import without_ipexruns_words
 
-            if not is_old(error.option_name):
-                raise
+            typed = without_ipexruns_words(args)
+        if typed == tuple(args):
+            try:
+                return super().parse_args(ctx, args)
+            except click.NoSuchOption as error:
+                from xlaunch.options.migration import is_old
+
+                if not is_old(error.option_name):
+                    raise
+        from xlaunch.options.migration import in_todays_words
+
         arguments, notes = in_todays_words(typed, ctx.command_path)
         ctx.obj = arguments
         program = super().parse_args(ctx, list(arguments))

@@ -48,6 +48,9 @@ RESERVED = COMMANDS | {"explain", "help", "report", "run", "version"}
 """A program with one of these names needs ``--`` before it, or a path."""
 
 
+IPEXRUNS_WORDS = frozenset(("ipexrun", "cpu", "xpu"))
+"""What stands before a program in the command lines of ipexrun."""
+
 MAX_CACHE_SIZE = "XLAUNCH_CACHE_MAX_SIZE"
 """Maximum size of all compile caches, which launches enforce; 20 GiB if it is not set."""
 

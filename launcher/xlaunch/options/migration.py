@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from shutil import which
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
@@ -89,7 +90,7 @@ OLD = {
         error='use xruntime.optimize(model, graph="none") in the script'
     ),
     "convert-fp64-to-fp32": Old(error="it was for Intel's GPUs; convert the model in the script"),
-    "distributed": Old(note="--nproc-per-node says as much"),
+    "distributed": Old(),
     "nprocs-per-node": Old("nproc-per-node", takes_value=True, unset=_NONE_GIVEN),
     "master-addr": Old(takes_value=True),
     "master-port": Old(takes_value=True),
@@ -130,6 +131,27 @@ class Translation(NamedTuple):
     arguments: tuple[str, ...]
     """The options of xlaunch, then the program and its arguments."""
     notes: tuple[str, ...]
+
+
+def without_ipexruns_words(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Leave out the word ``ipexrun``, and its ``cpu``, where they stand before the program.
+
+    Programs of these names, where they are installed, are run. Raises `UsageError` for ``xpu``.
+    **Ex.:** ``ipexrun cpu --ninstances 2 infer.py``: ``--ninstances 2 infer.py``.
+    """
+    options, program = split(arguments)
+    before = tuple(arguments[: len(arguments) - len(program)])
+    as_typed = any(name in ("module", "no-python") for name, _, _ in options)
+    for words in (("ipexrun",), ("cpu", "xpu")):
+        if not program or program[0] not in words or as_typed or which(program[0]) is not None:
+            continue
+        if program[0] == "xpu":
+            raise UsageError(
+                "ipexrun's xpu: xlaunch places programs on CPUs, and next to Intel's GPUs with"
+                " --gpus-per-instance; leave the word out"
+            )
+        program = program[1:]
+    return (*before, *program)
 
 
 def is_old(name: str) -> bool:
@@ -218,7 +240,9 @@ def _combine(
     given = options.keys() | today.keys()
     if "ncores" in options and not given & {"instances", "nproc-per-node", "nnodes"}:
         options["instances"] = "max"
-    if "distributed" in old and not given & {"nproc-per-node", "nnodes"}:
+    if "distributed" in old and given & {"nproc-per-node", "nnodes"}:
+        notes.append("--distributed is not needed: the number of ranks or hosts says as much")
+    elif "distributed" in old:
         options["nnodes"] = "1"
     if "dtype" in old and "auto-ipex" in old:
         precision = PRECISIONS.get(old["dtype"])

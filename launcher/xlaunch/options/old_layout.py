@@ -7,16 +7,19 @@ machine, and come to plain ``--instances`` and ``--ncores`` here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import parse_cpu_list
 from xlaunch.machine.topology import Machine
+from xlaunch.machine.tree import is_live
+from xlaunch.options.definitions import BY_KEY
 from xlaunch.planning.layout import LATENCY_CORES
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import whole_cores
-from xlaunch.planning.request import MAX, ECores, LayoutRequest
+from xlaunch.planning.request import MAX, LayoutRequest, RankMode, Request
+from xlaunch.shared_host import share_here
 from xlaunch.text import counted
 
 Options = dict[str, str | None]
@@ -55,13 +58,10 @@ def pool_of(layout: LayoutRequest, machine: Machine) -> Pool:
 
 def request_of(options: Mapping[str, str | None]) -> LayoutRequest:
     """The part of a request that says which cores may be used."""
-    cpus, nodes = options.get("cpus"), options.get("numa-nodes")
-    ecores, reserved = options.get("ecores"), options.get("reserve-cores")
+    names = ("cpus", "numa_nodes", "ecores", "reserve_cores")
+    texts = {name: options.get(name.replace("_", "-")) for name in names}
     return LayoutRequest(
-        cpus=None if cpus is None else parse_cpu_list(cpus),
-        numa_nodes=None if nodes is None else parse_cpu_list(nodes),
-        ecores=None if ecores is None else ECores(ecores.lower()),
-        reserve_cores=int(reserved) if reserved and reserved.isdigit() else 0,
+        **{name: BY_KEY[name].kind.parse(text) for name, text in texts.items() if text is not None}
     )
 
 
@@ -82,7 +82,12 @@ def settle_layout(
     spreads = old.get("ncores-per-instance", old.get("ncore-per-instance")) == "-1"
     if not (every_core or binds or spreads):
         return
-    pool = pool_of(request_of(given), machine)
+    layout = request_of(given)
+    if is_live(machine.root):  # a rank plans on its share
+        mode = BY_KEY["rank_mode"].kind.parse(given.get("rank-mode") or RankMode.AUTO.value)
+        request, machine = share_here(Request(layout=layout), machine, os.environ, mode)
+        layout = request.layout
+    pool = pool_of(layout, machine)
     if "core-list" in old and max(pool.widths) > 1:
         options["smt"] = None  # run_cpu used every CPU of its list, siblings too
     if "smt" in options and (cpus := options.get("ncores")) is not None and cpus.isdigit():
@@ -92,7 +97,13 @@ def settle_layout(
     if spreads and "mode" not in given:
         _refuse_to_spread(given, pool, binds)
     if binds:
-        _keep_within_nodes(options, today, binds[0], pool, machine, notes)
+        ranks = _number(given.get("nproc-per-node"))
+        if ranks is None and ("nnodes" in given or "distributed" in old):
+            ranks = len(pool.node_sizes)
+        if ranks is not None and pool.bound:
+            _refuse_straddling_ranks(binds[0], ranks, layout, machine)
+        else:
+            _keep_within_nodes(options, today, binds[0], pool, notes)
 
 
 def _cores_of_cpus(cpus: int, pool: Pool) -> str:
@@ -143,7 +154,6 @@ def _keep_within_nodes(
     today: Mapping[str, str | None],
     option: str,
     pool: Pool,
-    machine: Machine,
     notes: list[str],
 ) -> None:
     """Choose count and size so that no instance straddles NUMA nodes, or say what would fit."""
@@ -152,9 +162,6 @@ def _keep_within_nodes(
         notes.append(f"--{option} has no effect: under a CPU quota instances are bound to no CPUs")
         return
     if len(pool.node_sizes) < 2 or given.get("mode") == "throughput":
-        return
-    if (ranks := _number(given.get("nproc-per-node"))) is not None:
-        _refuse_straddling_ranks(option, ranks, request_of(given), machine)
         return
     asked, count = given.get("instances"), _number(given.get("instances"))
     size = LATENCY_CORES if given.get("mode") == "latency" else _number(given.get("ncores"))

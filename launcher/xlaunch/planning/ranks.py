@@ -15,10 +15,11 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.machine.tree import parse_mask
 from xlaunch.planning.gpus import count_instances
+from xlaunch.planning.layout import quota_cores
 from xlaunch.planning.planner import plan
-from xlaunch.planning.pool import whole_cores
+from xlaunch.planning.pool import select_pool, whole_cores
 from xlaunch.planning.request import LayoutRequest, RankMode, Request
-from xlaunch.text import plural
+from xlaunch.text import counted
 
 
 class Rank(NamedTuple):
@@ -34,30 +35,84 @@ class Rank(NamedTuple):
     """The variable that its launcher sets. **Ex.:** ``"LOCAL_RANK"``."""
 
 
+class RankVariables(NamedTuple):
+    """The variables of one launcher."""
+
+    launcher: RankMode
+    local: str
+    local_sizes: tuple[str, ...]
+    """Any of them says how many ranks are on this host; none: the job's size over its hosts."""
+    overall: str
+    job_size: str = ""
+    hosts: str = ""
+
+
 VARIABLES = (
-    (RankMode.TORCHRUN, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK"),
-    (RankMode.TORCHRUN, "LOCAL_RANK", "LOCAL_SIZE", "RANK"),
-    (RankMode.MPI, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"),
-    (RankMode.MPI, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK"),
-    (RankMode.MPI, "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_RANK"),
-    (RankMode.SLURM, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID"),
+    RankVariables(RankMode.TORCHRUN, "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), "RANK", "WORLD_SIZE"),
+    RankVariables(RankMode.MPI, "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",), "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    RankVariables(RankMode.MPI, "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_RANK", "PMI_SIZE"),
+    RankVariables(RankMode.MPI, "MV2_COMM_WORLD_LOCAL_RANK", ("MV2_COMM_WORLD_LOCAL_SIZE",), "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    RankVariables(RankMode.MPI, "PALS_LOCAL_RANKID", ("PALS_LOCAL_SIZE",), "PALS_RANKID"),
+    RankVariables(RankMode.MPI, "JSM_NAMESPACE_LOCAL_RANK", ("JSM_NAMESPACE_LOCAL_SIZE",), "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    RankVariables(RankMode.MPI, "FLUX_TASK_LOCAL_ID", (), "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+    RankVariables(RankMode.SLURM, "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",), "SLURM_PROCID"),
 )  # fmt: skip
-"""Local rank, number of local ranks, and rank: torchrun and accelerate; deepspeed; Open MPI; Hydra (Intel MPI, MPICH); MVAPICH2; srun, which lists the tasks of every node."""
+"""torchrun and what follows it (accelerate), and deepspeed with LOCAL_SIZE; Open MPI; Hydra (Intel
+MPI, MPICH); MVAPICH2; PALS of HPE Cray; jsrun; Flux; srun, which lists the tasks of every node."""
 
 
-def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> Rank | None:
-    """The rank that the variables of its launcher name; None if it is alone on this host."""
-    for launcher, local, local_size, overall in VARIABLES:
-        if mode not in (RankMode.AUTO, launcher):
-            continue
-        size = _size(environment.get(local_size, ""), environment.get("SLURM_NODEID", "0"))
-        number = environment.get(local, "")
-        if size > 1 and number.isdecimal() and int(number) < size:
-            rank = environment.get(overall, number)
-            return Rank(
-                launcher, int(number), size, int(rank) if rank.isdecimal() else int(number), local
+class FoundRank(NamedTuple):
+    rank: Rank | None
+    """None: the process is alone on this host, or how many share it is not known."""
+    warning: str | None = None
+
+
+def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> FoundRank:
+    """The rank that the variables of its launcher name, with a warning if they contradict each other."""
+    doubt: str | None = None
+    for row in VARIABLES:
+        number = environment.get(row.local, "")
+        if mode not in (RankMode.AUTO, row.launcher) or number in ("", "-1"):
+            continue  # scripts write -1 for a process that is no rank
+        size, source, warning = _local_size(row, environment)
+        if size and not (number.isdecimal() and int(number) < size):
+            doubt = doubt or (
+                f"{row.local}={number} contradicts {source}: this rank takes the whole host; correct them,"
+                " or use --rank-mode off"
             )
-    return None
+        elif size > 1:
+            rank = environment.get(row.overall, number)
+            overall = int(rank) if rank.isdecimal() else int(number)
+            found = Rank(row.launcher, int(number), size, overall, row.local)
+            return FoundRank(found, warning)
+        elif size:
+            doubt = None  # a job of one rank here, whatever else was left unsaid
+        elif row.launcher is not RankMode.SLURM:  # a batch script is no rank of a step
+            names = " or ".join(row.local_sizes) or f"{row.job_size} and {row.hosts}"
+            doubt = doubt or (
+                f"{row.local}={number} without {names}: it is not known how many ranks share this host, so"
+                " this one takes it whole; set what is missing, or use --rank-mode off"
+            )
+    return FoundRank(None, doubt)
+
+
+def _local_size(row: RankVariables, environment: Mapping[str, str]) -> tuple[int, str, str | None]:
+    """Ranks on this host, the variable that says so, and a warning; 0: not known."""
+    node = environment.get("SLURM_NODEID", "0")
+    sizes = {name: _size(environment.get(name, ""), node) for name in row.local_sizes}
+    known = {name: size for name, size in sizes.items() if size}
+    job = _size(environment.get(row.job_size, ""), "0")
+    if not known:
+        hosts = 1 if job == 1 else _size(environment.get(row.hosts, ""), "0")
+        return (-(-job // hosts) if hosts else 0), f"{row.job_size}={job}", None
+    name, size = next(iter(known.items()))
+    wrong = [f"{other}={it}" for other, it in known.items() if it != size]
+    if 0 < job < size:
+        wrong.append(f"{row.job_size}={job}")
+    warning = (
+        f"{name}={size} and {' and '.join(wrong)} disagree: the first counts" if wrong else None
+    )
+    return size, f"{name}={environment[name]}", warning
 
 
 def _size(text: str, node: str) -> int:
@@ -99,7 +154,7 @@ def share_of_rank(
     """Narrow `machine` to the rank's share; the options that choose it are removed from `request`.
 
     `launcher_cpus`: what its launcher had for all ranks of this host; None if unknown. With fewer cores
-    than ranks the machine stays whole.
+    than ranks each has one CPU, and ranks share cores; the first one warns.
     """
     who = f"local rank {rank.local} of {rank.local_size} under {rank.launcher.value}"
     own = machine.limits.allowed_cpus
@@ -110,9 +165,9 @@ def share_of_rank(
         first = rank.local * each
         gpus = gpus._replace(usable=gpus.usable[first : first + each])
     if launcher_cpus is not None and set(own) < set(launcher_cpus):
-        cores = len(whole_cores(machine.topology, own))
-        all_cores = len(whole_cores(machine.topology, launcher_cpus))
-        if cores * rank.local_size <= all_cores:
+        each_has = len(whole_cores(machine.topology, own))
+        all_have = len(whole_cores(machine.topology, launcher_cpus))
+        if each_has * rank.local_size <= all_have:
             return RankShare(request, machine._replace(gpus=gpus))
         return RankShare(
             request,
@@ -120,11 +175,6 @@ def share_of_rank(
             f"{who} has CPUs {format_cpu_list(own)}, which other ranks have, too: start ranks unbound "
             "(mpirun --bind-to none, srun --cpu-bind=none)",
         )
-    available = len(whole_cores(machine.topology, own))
-    if available < rank.local_size:
-        cores_here = f"{available} {plural(available, 'core')}"
-        whole = machine._replace(gpus=gpus)
-        return RankShare(request, whole, f"{who}: all share {cores_here}, fewer than ranks")
     chosen = LayoutRequest(
         instances=rank.local_size,
         instance_index=(rank.local,),
@@ -137,15 +187,27 @@ def share_of_rank(
         gpus_per_instance=each,
         near_gpus=each is None,
     )
-    share = plan(chosen, machine)
-    cpus, near = share.instances[0].cpus, ""
-    if each is None and any(it.subject == "GPUs" for it in share.decisions):
-        device = gpus.usable[rank.local]
-        near = f", near GPU {device.name}" if device.numa_node in share.instances[0].nodes else ""
-    if each is not None:
-        gpus = gpus._replace(usable=share.instances[0].gpus)
+    pool = select_pool(chosen, machine, bound=True)
+    cores = pool.cores[: max(1, len(pool.cores) - layout.reserve_cores)]
     limits = machine.limits
-    quota = limits.cpu_quota
+    quota, near, warning = limits.cpu_quota, "", None
+    if len(cores) < rank.local_size:
+        # First siblings come first, so that ranks share a core only where all are taken.
+        one_by_one = sorted((number, cpu) for core in cores for number, cpu in enumerate(core))
+        cpus: CPUs = (one_by_one[rank.local % len(one_by_one)][1],)
+        warning = f"{_crowd(rank)} share {counted(len(cores), 'core')}, one thread each"
+    elif quota is not None and quota_cores(quota) < rank.local_size:
+        cpus = pool.cpus
+        warning = f"{_crowd(rank)} share a CPU quota of {quota:g}, one thread each"
+    else:
+        share = plan(chosen, machine)
+        (instance,) = share.instances
+        cpus = instance.cpus
+        if each is None and any(it.subject == "GPUs" for it in share.decisions):
+            device = gpus.usable[rank.local]
+            near = f", near GPU {device.name}" if device.numa_node in instance.nodes else ""
+        if each is not None:
+            gpus = gpus._replace(usable=instance.gpus)
     known = [it for it in (limits.memory_limit_bytes, limits.memory_total_bytes) if it is not None]
     inside = machine._replace(
         gpus=gpus,
@@ -159,7 +221,11 @@ def share_of_rank(
         ),
     )
     rest = layout._replace(cpus=None, numa_nodes=None, reserve_cores=0)
-    return RankShare(request._replace(layout=rest), inside)
+    return RankShare(request._replace(layout=rest), inside, warning if rank.local == 0 else None)
+
+
+def _crowd(rank: Rank) -> str:
+    return f"{rank.local_size} ranks under {rank.launcher.value}"
 
 
 def with_own_files(request: Request, rank: Rank) -> Request:

@@ -105,7 +105,8 @@ class Optimize(enum.Enum):
 RANK_VARIABLES = frozenset(
     (
         *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-        *("MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "PALS_LOCAL_RANKID"),
+        *("JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID"),
     )
 )
 """Variables of `planning.ranks.VARIABLES`: without any of them a process is no rank."""
@@ -120,6 +121,7 @@ class RankMode(enum.Enum):
     """No launcher: every process plans for the whole host."""
     TORCHRUN = "torchrun"
     MPI = "mpi"
+    """mpirun and mpiexec of any MPI, PALS, jsrun, Flux."""
     SLURM = "slurm"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import ask, xlaunch
+from tests.launcher.cli.commands import ask, clean_environment, program, xlaunch
 from tests.libraries import find_library
 
 from xlaunch.machine.synthetic import parse_levels, write_tree
@@ -51,7 +51,33 @@ TODAY = [
     ("--strategy close --ninstances 1", "--instances 1 --place compact"),
     ("--ninstances 3 --bind-numa-node", "--instances 3 --ncores 14"),
     ("--ninstances 7 --skip_cross_node_cores --use-logical-cores", "--instances 7 --ncores 7 --smt"),
-    ("--ninstances 3 --bind-numa-node --nodes-list 1", "--instances 3 --ncores 9 --numa-nodes 1"),
+    ("--ninstances 3 --bind-numa-node --nodes-list 1", "--instances 3 --numa-nodes 1"),
+    ("--ninstances 1 --bind-numa-node", "--instances 1 --ncores 28"),
+    ("--bind-numa-node", "--instances 1 --ncores 28"),
+    ("--skip-cross-node-cores --ncores-per-instance 10", "--instances 4 --ncores 10"),
+    ("--bind-numa-node --ncores-per-instance 14", "--instances max --ncores 14"),
+    ("--bind-numa-node --ninstances 2 --ncores-per-instance 28", "--instances 2 --ncores 28"),
+    ("--bind-numa-node -n 3", "--instances 3 --ncores 14"),
+    ("--bind-numa-node --ncores 10", "--instances 4 --ncores 10"),
+    ("--bind-numa-node --latency-mode", "--mode latency"),
+    ("--bind-numa-node --latency-mode --cores-list 1-54", "--instances 12 --ncores 4 --cpus 1-54"),
+    ("--bind-numa-node --throughput-mode", "--mode throughput"),
+    ("--bind-numa-node --ninstances 2 --cores-list 20-47", "--instances 2 --ncores 10 --cpus 20-47"),
+    ("--bind-numa-node --ncores-per-instance 20 --use-logical-cores", "--instances 4 --ncores 10 --smt"),
+    ("--cores-list 0-27 --use-logical-cores --ncores-per-instance 4",
+     "--instances max --ncores 4 --cpus 0-27 --smt"),
+    ("--cores-list 0-3,56-59 --use-logical-cores --ncores-per-instance 4",
+     "--instances max --ncores 2 --cpus 0-3,56-59 --smt"),
+    ("--core-list 0,1,56,57 --ncores-per-instance 2", "--instances max --ncores 1 --cpus 0,1,56,57 --smt"),
+    ("--core-list 0,1,2,3,4 --ninstances 3 --ncores-per-instance 2", "--instances 2 --ncores 2 --cpus 0,1,2,3,4"),
+    ("--core-list 0,1,2,3 --ncores-per-instance 2 --latency-mode", "--instances max --ncores 2 --cpus 0,1,2,3"),
+    ("--ninstances 4 --ncores-per-instance -1", "--instances 4"),
+    ("--latency-mode --use-logical-cores", "--mode latency"),
+    ("--throughput-mode --node-id 0", "--mode throughput"),
+    ("--ninstances 2 --enable-jemalloc --memory-allocator jemalloc", "--instances 2 --allocator jemalloc"),
+    ("ipexrun --ninstances 2", "--instances 2"),
+    ("ipexrun cpu", ""),
+    ("cpu --latency-mode", "--mode latency"),
     ("--memory-allocator default", "--allocator glibc"),
     ("--memory-allocator jemalloc --benchmark", "--allocator jemalloc"),
     ("--enable_tcmalloc", "--allocator tcmalloc"),
@@ -78,7 +104,9 @@ def test_old_words_do_what_todays_do(
         needs(find_library(name, None, os.environ), f"{name} of Debian")
     script = tmp_path / "infer.py"
     script.touch()
-    asked = ["plan", *machine, "--json", "--allocator", "glibc"]
+    asked = ["plan", *machine, "--json"]
+    if "--allocator" not in today:
+        asked += ["--allocator", "glibc"]
     program = [str(script), "--ninstances", "9"]
     done = ask(*asked, *shlex.split(old), *program)
     assert done.code == 0, done.err
@@ -100,6 +128,49 @@ def test_old_words_do_what_todays_do(
         ("--auto-ipex --dtype int8", "write float32 or bfloat16"),
         ("--log-file-prefix run", "name the directory too, with --log-dir"),
         ("--use-logical-cores --ncores-per-instance 3", "write a multiple of 2"),
+        (
+            "--use-logical-cores --cores-list 0-3,56 --ncores-per-instance 2",
+            "of some cores the list has one CPU",
+        ),
+        (
+            "--bind-numa-node --ninstances 3 --ncores-per-instance 20",
+            "3 instances x 20 cores within NUMA nodes (--bind-numa-node) of 28, 28 cores: at most 2 instances of"
+            " 20 cores, or 3 of 14",
+        ),
+        ("--skip_cross_node_cores --ncores-per-instance 40", "at most instances of 28 cores"),
+        (
+            "--bind-numa-node --ninstances 60 --ncores-per-instance 1",
+            "at most 56 instances of 1 core",
+        ),
+        (
+            "--ninstances 3 --ncores-per-instance -1",
+            "-1 spreads 56 cores over 3 instances of several sizes",
+        ),
+        (
+            "--ninstances 3 --bind-numa-node --ncores-per-instance -1",
+            "leave it out for 3 of 14 cores",
+        ),
+        (
+            "--latency-mode --throughput-mode",
+            "--throughput-mode contradicts --latency-mode: drop one",
+        ),
+        ("--multi-instance --latency-mode", "--multi-instance without sizes is --throughput-mode"),
+        ("--latency-mode --mode throughput", "--latency-mode contradicts --mode: drop one"),
+        (
+            "--enable-tcmalloc --enable-jemalloc",
+            "--enable-jemalloc contradicts --enable-tcmalloc: drop one",
+        ),
+        ("--memory-allocator jemalloc --use-default-allocator", "contradicts --memory-allocator"),
+        (
+            "--enable_tcmalloc --allocator jemalloc",
+            "--enable_tcmalloc contradicts --allocator: drop one",
+        ),
+        ("--disable-iomp --omp-runtime intel", "--omp-runtime contradicts --disable-iomp"),
+        ("--ninstances 2 --instances 3", "--ninstances contradicts --instances: drop one"),
+        ("--nodes-list 0 --node-id 1", "--node-id contradicts --nodes-list: drop one"),
+        ("--bind-numa-node --ecores some", "'some' is not"),
+        ("xpu infer.py", "ipexrun's xpu"),
+        ("ipexrun xpu infer.py", "ipexrun's xpu"),
     ],
 )
 def test_what_can_mean_nothing_says_what_to_use(old: str, said: str, machine: list[str]) -> None:
@@ -124,13 +195,58 @@ def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:
     assert shlex.split(of_rank) == kept
 
 
+def test_hosts_without_ranks_get_one_for_each_numa_node(machine: list[str]) -> None:
+    dry = ["--dry-run", "--allocator", "glibc", *machine]
+    two = ask(*dry, "--nproc-per-node", "2", "--nnodes", "1", "true")
+    note = "xlaunch: note: --nproc-per-node 2: one rank for each NUMA node, as ipexrun"
+    for old in (["--nnodes", "1"], ["ipexrun", "cpu", "--nnodes", "1"], ["--distributed"]):
+        done = ask(*dry, *old, "true")
+        assert done.out == two.out
+        assert note in done.err.splitlines()
+    assert "--nproc-per-node 1:" in ask(*dry, "--nnodes", "1", "--numa-nodes", "1", "true").err
+    assert ask(*dry, "-q", "--nnodes", "1", "true").err == ""
+
+
+def test_ranks_that_may_not_straddle_numa_nodes(machine: list[str]) -> None:
+    dry = ["--dry-run", "--allocator", "glibc", *machine, "--bind-numa-node", "--nprocs-per-node"]
+    assert ask(*dry, "4", "true").code == 0
+    refused = ask(*dry, "3", "true").refused()
+    assert "3 ranks with equal shares straddle NUMA nodes; start a multiple of 2 ranks" in refused
+
+
+def test_programs_with_the_names_of_ipexrun_are_run(tmp_path: Path) -> None:
+    env = clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("ipexrun", "cpu", "xpu"):
+        program(tmp_path / name, f"#!/bin/sh\necho {name} $*\n")
+        done = xlaunch(name, "xpu", env=env)
+        assert (done.code, done.out) == (0, f"{name} xpu\n".encode())
+
+
 def test_what_is_not_needed_is_named(machine: list[str]) -> None:
     done = ask("plan", *machine, "--latency_mode", "--ninstances", "3")
     assert "the given --instances had no effect either" in done.err
     done = ask("plan", *machine, "--disable_numactl", "-q")
     assert done.err == ""
-    done = ask("plan", *machine, "--ninstances", "3", "--bind-numa-node")
-    assert "one size, 14 cores, so that none straddles NUMA nodes" in done.err
+    for old, said in (
+        (
+            "--ninstances 3 --bind-numa-node",
+            "one size, 14 cores, so that none straddles NUMA nodes",
+        ),
+        (
+            "--bind-numa-node",
+            "one instance lies within one NUMA node (--bind-numa-node): 28 of 56 cores",
+        ),
+        (
+            "--bind-numa-node --ncores-per-instance 10",
+            "4 instances, so that none straddles NUMA nodes",
+        ),
+        (
+            "--core-list 0,1,2 --ninstances 2 --ncores-per-instance 2",
+            "holds 1 instance of 2 cores, not 2",
+        ),
+        ("--latency-mode --use-logical-cores", "the given --smt had no effect either"),
+    ):
+        assert said in ask("plan", *machine, *old.split()).err
 
 
 def test_every_old_option_becomes_one_of_today_or_says_why() -> None:

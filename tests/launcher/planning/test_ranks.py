@@ -26,14 +26,26 @@ from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
         ("LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 RANK=5", (RankMode.TORCHRUN, 1, 4, 5)),
         ("LOCAL_RANK=1 LOCAL_SIZE=4 RANK=5", (RankMode.TORCHRUN, 1, 4, 5)),  # deepspeed
         ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 RANK=3", None),
-        ("LOCAL_RANK=9 LOCAL_WORLD_SIZE=4", None),
-        ("LOCAL_RANK=x LOCAL_WORLD_SIZE=4", None),
+        ("LOCAL_RANK=-1", None),
+        ("LOCAL_RANK=0 RANK=0 WORLD_SIZE=1", None),
+        ("LOCAL_RANK=1 LOCAL_SIZE=2 RANK=3 WORLD_SIZE=4 CROSS_RANK=1 CROSS_SIZE=2",  # deepspeed
+         (RankMode.TORCHRUN, 1, 2, 3)),
         ("OMPI_COMM_WORLD_LOCAL_RANK=2 OMPI_COMM_WORLD_LOCAL_SIZE=3", (RankMode.MPI, 2, 3, 2)),
         ("MPI_LOCALRANKID=0 MPI_LOCALNRANKS=2 PMI_RANK=6", (RankMode.MPI, 0, 2, 6)),
         ("SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NODEID=2",
          (RankMode.SLURM, 1, 2, 1)),
         ("SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x3),1 SLURM_NODEID=3", None),
         ("SLURM_LOCALID=0 SLURM_TASKS_PER_NODE=4", None),  # a batch script, not a step
+        ("PALS_LOCAL_RANKID=3 PALS_LOCAL_SIZE=12 PALS_RANKID=15", (RankMode.MPI, 3, 12, 15)),
+        ("JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=6 JSM_NAMESPACE_RANK=7 JSM_NAMESPACE_SIZE=12",
+         (RankMode.MPI, 1, 6, 7)),
+        ("FLUX_TASK_LOCAL_ID=1 FLUX_TASK_RANK=5 FLUX_JOB_SIZE=8 FLUX_JOB_NNODES=2", (RankMode.MPI, 1, 4, 5)),
+        # The last host has one less.
+        ("FLUX_TASK_LOCAL_ID=2 FLUX_TASK_RANK=2 FLUX_JOB_SIZE=5 FLUX_JOB_NNODES=2", (RankMode.MPI, 2, 3, 2)),
+        ("FLUX_TASK_LOCAL_ID=0 FLUX_TASK_RANK=1 FLUX_JOB_SIZE=2 FLUX_JOB_NNODES=2", None),
+        # A script that sets torchrun's variables itself, from srun's.
+        ("LOCAL_RANK=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_PROCID=1", (RankMode.SLURM, 1, 2, 1)),
+        ("LOCAL_RANK=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1", None),
         # One torchrun on each host, started by srun.
         ("SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1 "
          "LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 RANK=7", (RankMode.TORCHRUN, 3, 4, 7)),
@@ -41,15 +53,42 @@ from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
 )  # fmt: skip
 def test_variables_of_every_launcher_name_the_rank(variables, expected):
     environment = dict(each.split("=") for each in variables.split())
-    found = rank_of(environment)
+    found, warning = rank_of(environment)
     assert (None if found is None else found[:4]) == expected
-    assert rank_of(environment, RankMode.OFF) is None
+    assert warning is None
+    assert rank_of(environment, RankMode.OFF) == (None, None)
     if expected is not None:
-        assert rank_of(environment, expected[0]) == found
+        assert rank_of(environment, expected[0]) == (found, None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "size", "said"),
+    [
+        ("LOCAL_RANK=1 RANK=1 WORLD_SIZE=4", None,
+         "LOCAL_RANK=1 without LOCAL_WORLD_SIZE or LOCAL_SIZE: it is not known how many ranks share this host"),
+        ("LOCAL_RANK=0 LOCAL_WORLD_SIZE=many", None, "without LOCAL_WORLD_SIZE"),
+        ("LOCAL_RANK=9 LOCAL_WORLD_SIZE=4", None, "LOCAL_RANK=9 contradicts LOCAL_WORLD_SIZE=4: this rank"),
+        ("LOCAL_RANK=x LOCAL_WORLD_SIZE=4", None, "LOCAL_RANK=x contradicts"),
+        ("LOCAL_RANK=1 LOCAL_WORLD_SIZE=1", None, "LOCAL_RANK=1 contradicts LOCAL_WORLD_SIZE=1"),
+        ("LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 LOCAL_SIZE=2", 4,
+         "LOCAL_WORLD_SIZE=4 and LOCAL_SIZE=2 disagree: the first counts"),
+        ("LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 WORLD_SIZE=2", 4, "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2 disagree"),
+        ("FLUX_TASK_LOCAL_ID=1 FLUX_JOB_SIZE=4", None, "FLUX_TASK_LOCAL_ID=1 without FLUX_JOB_SIZE"),
+        ("FLUX_TASK_LOCAL_ID=4 FLUX_JOB_SIZE=8 FLUX_JOB_NNODES=2", None, "FLUX_TASK_LOCAL_ID=4 contradicts"),
+        ("MPI_LOCALRANKID=1", None, "MPI_LOCALRANKID=1 without MPI_LOCALNRANKS"),
+        ("SLURM_LOCALID=3 SLURM_STEP_TASKS_PER_NODE=2", None, "SLURM_LOCALID=3 contradicts"),
+    ],
+)  # fmt: skip
+def test_a_rank_of_unknown_size_and_contradictions_are_warnings(variables, size, said):
+    environment = dict(each.split("=") for each in variables.split())
+    found, warning = rank_of(environment)
+    assert (None if found is None else found.local_size) == size
+    assert said in (warning or "")
+    assert rank_of(environment, RankMode.OFF) == (None, None)
 
 
 def test_a_process_without_these_variables_is_no_rank():
-    assert {local for _, local, _, _ in VARIABLES} == RANK_VARIABLES
+    assert {row.local for row in VARIABLES} == RANK_VARIABLES
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
@@ -110,11 +149,33 @@ def test_ranks_to_which_srun_gave_the_same_cpus_divide_them():
         assert (found.machine.limits.allowed_cpus, found.warning) == (cpus, None)
 
 
-def test_more_ranks_than_cores_share_all_of_them():
-    host = machine(packages=(2,))
-    found = share_of_rank(Request(), host, ranks(3)[2], launcher_cpus=None)
-    assert found.machine == host
-    assert found.warning == "local rank 2 of 3 under torchrun: all share 2 cores, fewer than ranks"
+@pytest.mark.parametrize(
+    ("host", "options", "cpus"),
+    [
+        (machine(packages=(2,)), {}, (0, 1, 0, 1)),
+        (machine(packages=(2,), smt=2), {}, (0, 1, 2, 3)),
+        (machine(packages=(8,)), {"cpus": (4, 5)}, (4, 5, 4, 5)),
+        (machine(packages=(4,)), {"reserve_cores": 2}, (0, 1, 0, 1)),
+    ],
+)
+def test_more_ranks_than_cores_share_them_with_one_thread_each(host, options, cpus):
+    said = []
+    for rank, cpu in zip(ranks(4), cpus, strict=True):
+        request = Request.of("train.py", **options)
+        inner, inside, warning = share_of_rank(request, host, rank, launcher_cpus=None)
+        (instance,) = plan(inner.layout, inside).instances
+        assert (instance.cpus, instance.threads) == ((cpu,), 1)
+        said.append(warning)
+    assert said == ["4 ranks under torchrun share 2 cores, one thread each", None, None, None]
+
+
+def test_more_ranks_than_a_quota_grants_have_one_thread_each():
+    host = machine(packages=(8,), quota=2.5)
+    for rank in ranks(4):
+        inner, inside, warning = share_of_rank(Request(), host, rank, launcher_cpus=None)
+        (instance,) = plan(inner.layout, inside).instances
+        assert (instance.cpus, instance.threads) == (tuple(range(8)), 1)
+        assert bool(warning) == (rank.local == 0)
 
 
 def test_a_quota_and_the_memory_are_divided():
