@@ -182,6 +182,8 @@ def translate(arguments: Sequence[str], machine: Machine) -> Translation:
     """
     typed, rest = split(arguments)
     today = {name: value for name, value, _ in typed if name not in OLD}
+    if (mode := today.get("mode")) is not None:
+        today["mode"] = mode.lower()
     options: dict[str, str | None] = {}
     set_by: dict[str, str] = {}
     old: dict[str, str] = {}
@@ -219,8 +221,9 @@ def _refuse_two(
 ) -> None:
     """Refuse two options that say different things about one; the last of equal words counts."""
     name = word.partition("=")[0]
-    if key in today and today[key] != value:
-        raise UsageError(f"{name} contradicts --{key}: drop one")
+    for other in (key, f"no-{key}"):
+        if other in today and (other != key or today[key] != value):
+            raise UsageError(f"{name} contradicts --{other}: drop one")
     if key in options and options[key] != value and set_by[key].partition("=")[0] != name:
         raise UsageError(f"{name} contradicts {set_by[key].partition('=')[0]}: drop one")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Machine
@@ -57,12 +57,25 @@ def pool_of(layout: LayoutRequest, machine: Machine) -> Pool:
 
 
 def request_of(options: Mapping[str, str | None]) -> LayoutRequest:
-    """The part of a request that says which cores may be used."""
-    names = ("cpus", "numa_nodes", "ecores", "reserve_cores")
-    texts = {name: options.get(name.replace("_", "-")) for name in names}
-    return LayoutRequest(
-        **{name: BY_KEY[name].kind.parse(text) for name, text in texts.items() if text is not None}
-    )
+    """The part of a request that says which cores may be used. Raises `UsageError`."""
+    fields = ("cpus", "numa_nodes", "ecores", "reserve_cores")
+    values = {field: _value(options, field.replace("_", "-")) for field in fields}
+    return LayoutRequest(**{field: it for field, it in values.items() if it is not None})
+
+
+def _value(options: Mapping[str, str | None], name: str) -> Any:
+    """The value of an option, parsed; None if it is not given. Raises `UsageError`."""
+    text = options.get(name)
+    try:
+        return None if text is None else BY_KEY[name.replace("-", "_")].kind.parse(text)
+    except UsageError as error:
+        raise UsageError(f"--{name}: {error}") from None
+
+
+def _number(options: Mapping[str, str | None], name: str) -> int | None:
+    """A number of instances, cores or ranks; None if none is given, or ``max``."""
+    value = _value(options, name)
+    return value if isinstance(value, int) else None
 
 
 def settle_layout(
@@ -84,20 +97,20 @@ def settle_layout(
         return
     layout = request_of(given)
     if is_live(machine.root):  # a rank plans on its share
-        mode = BY_KEY["rank_mode"].kind.parse(given.get("rank-mode") or RankMode.AUTO.value)
+        mode = _value(given, "rank-mode") or RankMode.AUTO
         request, machine = share_here(Request(layout=layout), machine, os.environ, mode)
         layout = request.layout
     pool = pool_of(layout, machine)
     if "core-list" in old and max(pool.widths) > 1:
         options["smt"] = None  # run_cpu used every CPU of its list, siblings too
-    if "smt" in options and (cpus := options.get("ncores")) is not None and cpus.isdigit():
-        options["ncores"] = _cores_of_cpus(int(cpus), pool)
+    if "smt" in options and (cpus := _number(options, "ncores")) is not None:
+        options["ncores"] = _cores_of_cpus(cpus, pool)
     if "core-list" in old:
         _run_what_the_list_holds(options, pool, notes)
     if spreads and "mode" not in given:
         _refuse_to_spread(given, pool, binds)
     if binds:
-        ranks = _number(given.get("nproc-per-node"))
+        ranks = _number(given, "nproc-per-node")
         if ranks is None and ("nnodes" in given or "distributed" in old):
             ranks = len(pool.node_sizes)
         if ranks is not None and pool.bound:
@@ -124,7 +137,7 @@ def _cores_of_cpus(cpus: int, pool: Pool) -> str:
 
 def _run_what_the_list_holds(options: Options, pool: Pool, notes: list[str]) -> None:
     """run_cpu ran as many instances as its list of cores held, whatever number was asked for."""
-    count, size = _number(options.get("instances")), _number(options.get("ncores"))
+    count, size = _number(options, "instances"), _number(options, "ncores")
     if count is None or size is None or not 0 < pool.size // size < count:
         return
     options["instances"] = str(pool.size // size)
@@ -136,7 +149,7 @@ def _run_what_the_list_holds(options: Options, pool: Pool, notes: list[str]) -> 
 
 def _refuse_to_spread(given: Mapping[str, str | None], pool: Pool, binds: list[str]) -> None:
     """Refuse ``--ncores-per-instance -1`` where it meant instances of several sizes."""
-    count = _number(given.get("instances")) or 1
+    count = _number(given, "instances") or 1
     cpus = sum(pool.widths) if "smt" in given else pool.size
     if count == 1 or count > pool.size:
         return
@@ -163,12 +176,16 @@ def _keep_within_nodes(
         return
     if len(pool.node_sizes) < 2 or given.get("mode") == "throughput":
         return
-    asked, count = given.get("instances"), _number(given.get("instances"))
-    size = LATENCY_CORES if given.get("mode") == "latency" else _number(given.get("ncores"))
+    if "gpus-per-instance" in given:
+        raise UsageError(
+            f"--{option} contradicts --gpus-per-instance, which places instances by their GPUs: drop one"
+        )
+    count = _number(given, "instances")
+    size = LATENCY_CORES if given.get("mode") == "latency" else _number(given, "ncores")
     if size is None:
         size = _largest_within(pool.node_sizes, count or 1)
         # One core each never straddles, and of too many instances the planner says what would fit.
-        if size and asked != "max":
+        if size and _value(given, "instances") is not MAX:
             options |= {"instances": str(count or 1), "ncores": str(size)}
             notes.append(_one_size(option, count or 1, size, pool))
         return
@@ -224,7 +241,3 @@ def _refuse_straddling_ranks(
             f"--{option}: {ranks} ranks with equal shares straddle NUMA nodes; start a multiple of {nodes} ranks"
             f" on nodes of one size, or name nodes with --numa-nodes"
         )
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None

@@ -189,7 +189,7 @@ def main() -> None:
     """Record anew all plans."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ipex", required=True, help="directory with the unpacked wheel")
-    parser.add_argument("--count", type=int, default=324, help="number of command lines")
+    parser.add_argument("--count", type=int, default=480, help="number of command lines")
     asked = parser.parse_args()
     for name in ("KMP_AFFINITY", "LD_PRELOAD", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"):
         os.environ.pop(name, None)

@@ -13,14 +13,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.launcher.options.record_old_plans import MACHINES, OldPlan, read_old_plans
 from tests.launcher.options.settings import typed
+from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import parse_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.options.migration import translate
 from xlaunch.planning import plan
+from xlaunch.planning.pool import efficiency_cpus
 
 OLD_PLANS = read_old_plans()
 
@@ -73,44 +77,77 @@ def pair_of(row: OldPlan) -> Pair:
 
 
 BINDING = ("--bind-numa-node", "--skip-cross-node-cores")
-LOGICAL = ("--use-logical-cores", "--use-logical-core")
-
-
-def divides_cores(it: Pair) -> bool:
-    cores = [set(core) for core in it.machine.topology.cores]
-    return any(core & set(cpus) not in (set(), core) for cpus in it.old for core in cores)
+LOGICAL = ("--use-logical-cores", "--use-logical-core", "--core-list")
+LISTS = ("--cores-list", "--core-list", "--nodes-list")
 
 
 def takes_whole_cores(it: Pair) -> bool:
-    refused = it.says("multiple of 2") or it.says("1 core need")
-    return it.has(*LOGICAL) and (refused or (divides_cores(it) and it.same_sizes()))
+    if not it.has(*LOGICAL):
+        return False
+    if it.says("multiple of 2") or it.says("1 core need"):
+        return True
+    cores = [set(core) for core in it.machine.topology.cores]
+    divided = any(core & set(cpus) not in (set(), core) for cpus in it.old for core in cores)
+    width = max(map(len, cores))
+    sizes = [sorted(map(len, instances)) for instances in (it.old, it.new)]
+    rounded = len(it.old) == len(it.new) and all(
+        0 <= old - new < width for old, new in zip(*sizes, strict=True)
+    )
+    return divided and rounded
 
 
 def has_one_size(it: Pair) -> bool:
-    if len(set(map(len, it.old))) < 2:
-        return False
+    if len(set(map(len, it.old))) < 2 and not it.has("--instance-idx"):
+        return False  # of a part of the instances the old sizes are not known
     if it.has("-1"):
-        return it.says("instances of several sizes")
-    smallest = min(map(len, it.old))
-    sizes = set(map(len, it.new))
-    return it.says("one size") and len(it.new) == len(it.old) and min(sizes) >= smallest
+        return it.says("instances of several sizes") or it.says("1 core need")
+    if not it.says("one size") or len(it.new) != len(it.old):
+        return False
+    return it.has("--instance-idx") or min(map(len, it.new)) >= min(map(len, it.old))
 
 
 def lies_elsewhere(it: Pair) -> bool:
-    if not it.same_sizes() or (it.has("--strategy") and not it.crossings(it.old)):
-        return False
-    return it.crossings(it.new) <= it.crossings(it.old)
+    if not it.same_sizes() or it.crossings(it.new) != it.crossings(it.old):
+        return it.same_sizes() and it.crossings(it.new) < it.crossings(it.old)
+    old, new = (
+        len({node for cpus in instances for node in it.nodes_of(cpus)})
+        for instances in (it.old, it.new)
+    )
+    return new <= old if it.has("close") else new >= old if it.has("scatter") else True
 
 
-def runs_all(it: Pair) -> bool:
+def runs_as_many_as_asked(it: Pair) -> bool:
     words = it.row.options.split()
-    scattered = it.row.launcher == "ipexrun" and not it.has(*BINDING, "close")
     asked = int(words[words.index("--ninstances") + 1]) if "--ninstances" in words else 0
+    if it.row.launcher == "run_cpu":
+        return it.has("--core-list") and len(it.old) > asked == len(it.new)
+    scattered = not it.has(*BINDING, "close")
     return scattered and len(it.old) < asked == len(it.new)
 
 
 def keeps_within_a_node(it: Pair) -> bool:
-    return it.has(*BINDING) and it.crossings(it.new) == 0 < it.crossings(it.old) and it.says("node")
+    if it.row.launcher != "run_cpu" or not it.has(*BINDING):
+        return False
+    return it.says("within NUMA nodes") or (
+        it.crossings(it.new) == 0 < it.crossings(it.old) and it.says("NUMA node")
+    )
+
+
+def is_one_instance_a_node(it: Pair) -> bool:
+    nodes = {it.nodes_of(cpus) for cpus in it.new}
+    mode = it.has("--throughput-mode", "--multi-instance")
+    if not mode or len(nodes) != len(it.new) or it.crossings(it.new):
+        return False
+    counted_others = it.has(*LISTS) and (it.row.ended == "no-cores" or len(it.old) > len(it.new))
+    return counted_others or it.crossings(it.old) > 0
+
+
+def reaches_efficiency_cores(it: Pair) -> bool:
+    efficient = efficiency_cpus(it.machine.topology)
+    if it.row.launcher == "ipexrun" and not it.has(*LISTS):
+        return False
+    reached = any(not efficient.isdisjoint(cpus) for cpus in (*it.old, *it.new))
+    return bool(efficient) and (reached or it.says("E-cores"))
 
 
 RULES: dict[str, tuple[str, Callable[[Pair], bool]]] = {
@@ -128,28 +165,22 @@ RULES: dict[str, tuple[str, Callable[[Pair], bool]]] = {
         lies_elsewhere,
     ),
     "as many as asked": (
-        "ipexrun's step between instances ran fewer than were asked for and fit",
-        runs_all,
+        "ipexrun's step between instances ran fewer than fit, and run_cpu more than one on a list",
+        runs_as_many_as_asked,
     ),
     "bound in run_cpu too": (
         "run_cpu heeded --skip-cross-node-cores only with a size and no count",
-        lambda it: it.row.launcher == "run_cpu" and keeps_within_a_node(it),
+        keeps_within_a_node,
     ),
     "E-cores": (
-        "run_cpu did not know efficiency cores; here they are left out, and a line says so",
-        lambda it: (
-            it.row.launcher == "run_cpu"
-            and it.row.machine == "hybrid"
-            and (it.says("E-cores") or it.has("--core-list"))
-        ),
+        "run_cpu did not know efficiency cores, which are left out here unless a list names them;"
+        " ipexrun left them out of its lists, too",
+        reaches_efficiency_cores,
     ),
     "one instance a node": (
-        "ipexrun's throughput mode counted the nodes that its list leaves out",
-        lambda it: (
-            it.has("--throughput-mode")
-            and it.has("--cores-list", "--nodes-list")
-            and len(it.old) > len(it.new) == len({it.nodes_of(cpus) for cpus in it.new})
-        ),
+        "ipexrun's throughput mode counted the nodes that its list leaves out, and run_cpu's cut equal"
+        " shares across nodes",
+        is_one_instance_a_node,
     ),
     "list without a size": (
         "run_cpu refused a list of cores without a size; here it is the machine",
@@ -157,13 +188,15 @@ RULES: dict[str, tuple[str, Callable[[Pair], bool]]] = {
     ),
     "mode without sizes": (
         "run_cpu refused sizes that do not fit, although its mode ignores them",
-        lambda it: it.row.launcher == "run_cpu" and it.says("had no effect either"),
+        lambda it: it.row.launcher == "run_cpu" and not it.old and it.says("had no effect either"),
     ),
     "few cores": (
         "the latency mode started nothing on fewer than 4 cores; here it starts one, with a warning",
-        lambda it: (
-            it.row.ended == "nothing" and it.says("--mode latency gives an instance 4 cores")
-        ),
+        lambda it: not it.old and it.says("--mode latency gives an instance 4 cores"),
+    ),
+    "no such rank": (
+        "run_cpu ran a rank that its number of instances leaves out",
+        lambda it: it.has("--rank") and it.says("the plan has instance"),
     ),
 }
 """Where a plan may differ: the reason, and what must hold then."""
@@ -189,3 +222,32 @@ def test_every_rule_is_needed_and_most_plans_need_none() -> None:
     assert {name for it in different for name in rules_of(it)} == set(RULES)
     assert len(different) < len(pairs) / 5
     assert sum(bool(it.old) for it in pairs) > 250
+
+
+@settings(max_examples=40)
+@given(
+    nodes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    one_package=st.booleans(),
+    smt=st.integers(1, 2),
+    count=st.none() | st.integers(1, 9),
+    size=st.none() | st.integers(1, 9),
+    more=st.sampled_from(["", "--latency-mode", "--use-logical-cores", "--strategy scatter"]),
+    seed=st.randoms(use_true_random=False),
+)
+def test_bound_instances_never_straddle_nodes(nodes, one_package, smt, count, size, more, seed):
+    packages = (sum(nodes),) if one_package else nodes
+    machine = make_machine(packages=packages, nodes=nodes, smt=smt)
+    cores = [core[0] for core in machine.topology.cores]
+    words = ["--bind-numa-node", *more.split()]
+    words += [] if count is None else ["--ninstances", str(count)]
+    words += [] if size is None else ["--ncores-per-instance", str(size)]
+    if seed.random() < 0.5:
+        some = seed.sample(cores, seed.randint(1, len(cores)))
+        words += ["--cores-list", ",".join(map(str, sorted(some)))]
+    try:
+        arguments, _ = translate([*words, "x.py"], machine)
+        made = plan(typed("--isolated", *arguments).request.layout, machine)
+    except UsageError:
+        return
+    assert made.instances
+    assert all(instance.nodes_touched == 1 for instance in made.instances), (words, made)
