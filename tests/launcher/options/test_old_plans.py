@@ -194,10 +194,6 @@ RULES: dict[str, tuple[str, Callable[[Pair], bool]]] = {
         "the latency mode started nothing on fewer than 4 cores; here it starts one, with a warning",
         lambda it: not it.old and it.says("--mode latency gives an instance 4 cores"),
     ),
-    "no such rank": (
-        "run_cpu ran a rank that its number of instances leaves out",
-        lambda it: it.has("--rank") and it.says("the plan has instance"),
-    ),
 }
 """Where a plan may differ: the reason, and what must hold then."""
 
@@ -221,7 +217,7 @@ def test_every_rule_is_needed_and_most_plans_need_none() -> None:
     different = [it for it in pairs if not it.agrees()]
     assert {name for it in different for name in rules_of(it)} == set(RULES)
     assert len(different) < len(pairs) / 5
-    assert sum(bool(it.old) for it in pairs) > 250
+    assert sum(bool(it.old) for it in pairs) > 300
 
 
 @settings(max_examples=40)
