@@ -477,6 +477,16 @@ def test_ranks_are_planned_without_a_program():
     assert done.out.decode().splitlines()[1] == "2 instances on CPUs 0-7"
 
 
+def test_more_ranks_than_cores_are_planned_as_they_run():
+    dry = ("--dry-run", "--synthetic", "core:2 pu:2", "--nproc-per-node", "5")
+    shown = json.loads(ask(*dry, "--json").out)
+    assert [(it["cpus"], it["thread_count"]) for it in shown["instances"]] == [
+        ([cpu], 1) for cpu in (0, 1, 2, 3, 0)
+    ]
+    assert shown["warnings"] == ["5 ranks under torchrun share 2 cores, one thread each"]
+    assert "2 cores" in ask(*dry, "--ncores", "2").refused()
+
+
 def test_variables_of_ranks_are_shown(tmp_path: Path):
     environment(tmp_path / "venv", "torch-2.13.0", python="3.13.1")
     python = tmp_path / "venv" / "bin" / "python"

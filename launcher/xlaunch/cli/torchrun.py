@@ -17,12 +17,13 @@ from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.environment.variables import passed_on
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine import machine_of, read_machine
+from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
 from xlaunch.options.precedence import VARIABLES, ResolvedOptions
 from xlaunch.planning.planner import plan
-from xlaunch.planning.plans import Plan
-from xlaunch.planning.ranks import Rank, share_of_rank
+from xlaunch.planning.plans import Instance, Plan
+from xlaunch.planning.ranks import Rank, RankShare, share_of_rank
 from xlaunch.planning.request import LayoutRequest, Mode, RankMode, Request
 from xlaunch.shared_host import THREADS_OF_RANKS
 
@@ -44,10 +45,18 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
 
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
-        layout = request.layout._replace(instances=options["nproc_per_node"], oversubscribe=True)
-        layout = layout._replace(near_gpus=layout.gpus_per_instance is None)
+        with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
+            crowd = _crowd_of_ranks(request, machine, options["nproc_per_node"])
+        layout = request.layout._replace(
+            instances=options["nproc_per_node"],
+            near_gpus=request.layout.gpus_per_instance is None,
+            oversubscribe=bool(crowd),
+        )
         without_program = request._replace(layout=layout).replace(words=(), module=False)
         found = prepare_unrecorded(without_program, asked)
+        if crowd:
+            made = found.plan._replace(instances=crowd[0], warnings=(crowd[1],))
+            found = found._replace(plan=made)
         if request.program.words:
             found = found._replace(environment=_environment_of_ranks(found.plan, request, asked))
         print_plan(found, asked)
@@ -67,13 +76,31 @@ def count_of_nodes(request: Request, options: Mapping[str, Any]) -> int:
         return plan(chosen, machine).count
 
 
+def _share_of(local: int, count: int, request: Request, machine: Machine) -> RankShare:
+    rank = Rank(RankMode.TORCHRUN, local, count, local, "LOCAL_RANK")
+    return share_of_rank(request, machine, rank, launcher_cpus=None)
+
+
+def _crowd_of_ranks(
+    request: Request, machine: Machine, count: int
+) -> tuple[tuple[Instance, ...], str] | None:
+    """The instances of more ranks than cores, and what the first one warns of; None if there are
+    enough cores.
+    """
+    warning = _share_of(0, count, request, machine).warning if count > 1 else None
+    if warning is None:
+        return None
+    shares = [_share_of(local, count, request, machine) for local in range(count)]
+    instances = [plan(it.request.layout, it.machine).instances[0] for it in shares]
+    return tuple([it._replace(index=index) for index, it in enumerate(instances)]), warning
+
+
 def _threads_of_ranks(request: Request, options: Mapping[str, Any]) -> int:
     """The threads of each rank: all have the same number. Raises `UsageError` as each rank would."""
     count, mode = options["nproc_per_node"], options.get("rank_mode", RankMode.AUTO)
     machine = read_machine()
     if count > 1 and mode in (RankMode.AUTO, RankMode.TORCHRUN):
-        rank = Rank(RankMode.TORCHRUN, 0, count, 0, "LOCAL_RANK")
-        request, machine, _ = share_of_rank(request, machine, rank, launcher_cpus=None)
+        request, machine, _ = _share_of(0, count, request, machine)
     return plan(request.layout, machine).instances[0].threads
 
 
