@@ -484,7 +484,8 @@ def test_more_ranks_than_cores_are_planned_as_they_run():
         ([cpu], 1) for cpu in (0, 1, 2, 3, 0)
     ]
     assert shown["warnings"] == ["5 ranks under torchrun share 2 cores, one thread each"]
-    assert "2 cores" in ask(*dry, "--ncores", "2").refused()
+    refused = ask(*dry, "--ncores", "2").refused()
+    assert "needs 2 cores and 1 is allowed (local rank 0 of 5 under torchrun)" in refused
 
 
 def test_variables_of_ranks_are_shown(tmp_path: Path):

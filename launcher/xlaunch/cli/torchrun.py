@@ -43,8 +43,6 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
     if options.get("dry_run"):
         from xlaunch.cli.plan import prepare_unrecorded, print_plan
 
-        if not options.get("json"):
-            click.echo(f"command: {shlex.join(command)}")
         with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
             crowd = _crowd_of_ranks(request, machine, options["nproc_per_node"])
         layout = request.layout._replace(
@@ -59,6 +57,8 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
             found = found._replace(plan=made)
         if request.program.words:
             found = found._replace(environment=_environment_of_ranks(found.plan, request, asked))
+        if not options.get("json"):
+            click.echo(f"command: {shlex.join(command)}")
         print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
