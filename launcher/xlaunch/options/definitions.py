@@ -121,7 +121,7 @@ OPTIONS = (
     Option("wait", WAIT, _H, "Longest wait for free cores; implies --exclusive.", one_call=True),
     Option("rank-mode", one_of(RankMode, metavar="MODE"), _H, "Ranks: auto (default), off, torchrun, mpi, slurm."),
     Option("nproc-per-node", POSITIVE_NUMBER, _H, "Start N ranks here, by torchrun.", one_call=True),
-    Option("nnodes", POSITIVE_NUMBER, _H, "Hosts of the job, with --nproc-per-node (default 1).", one_call=True),
+    Option("nnodes", POSITIVE_NUMBER, _H, "Hosts of the job (default 1); alone: a rank for each NUMA node.", one_call=True),
     Option("node-rank", WHOLE_NUMBER, _H, "This host among them, from 0.", one_call=True),
     Option("rendezvous", TEXT, _H, "HOST:PORT of host 0, with --nnodes.", one_call=True),
     Option("mem-policy", _POLICY, _M, "NUMA memory: auto (default), preferred, bind, interleave, local, none."),

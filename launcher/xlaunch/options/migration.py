@@ -10,6 +10,7 @@ facts are in the launchers' own ``--help`` (Intel's extension for PyTorch 1.11 t
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from shutil import which
@@ -21,6 +22,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OPTIONS
 from xlaunch.options.kinds import FLAG
 from xlaunch.options.old_layout import settle_layout
+from xlaunch.options.precedence import variable_of
 
 
 class Old(NamedTuple):
@@ -127,6 +129,13 @@ SYNONYMS = {
 """Options of xlaunch, and the unknown options for which they are suggested."""
 
 
+OF_LAYOUT = (
+    *("instances", "ncores", "cpus", "numa-nodes", "ecores", "reserve-cores"),
+    *("gpus-per-instance", "nproc-per-node", "nnodes"),
+)
+"""Options with which the old ones only have a meaning together, wherever they are set."""
+
+
 class Translation(NamedTuple):
     arguments: tuple[str, ...]
     """The options of xlaunch, then the program and its arguments."""
@@ -168,16 +177,20 @@ def in_todays_words(arguments: Sequence[str], command: str) -> Translation:
     """
     typed = {name: value for name, value, _ in split(arguments)[0]}
     with machine_of(typed.get("sysroot"), typed.get("synthetic")) as machine:
-        found = translate(arguments, machine)
+        variables = {name: os.environ.get(variable_of(name)) for name in OF_LAYOUT}
+        inherited = {name: text for name, text in variables.items() if text}
+        found = translate(arguments, machine, inherited)
     shown = shlex.join([*command.split(), *found.arguments])
     return found._replace(notes=(f"today this is: {shown}", *found.notes))
 
 
-def translate(arguments: Sequence[str], machine: Machine) -> Translation:
+def translate(
+    arguments: Sequence[str], machine: Machine, inherited: Mapping[str, str] = {}
+) -> Translation:
     """Translate the old options among `arguments`; the program's own arguments are not changed.
 
-    `machine`: where cores are counted for ``--use-logical-cores`` and ``--bind-numa-node``. Raises
-    `UsageError` for a value that is missing or that means nothing, for options that contradict each
+    `machine`: where cores are counted for ``--use-logical-cores`` and ``--bind-numa-node``.
+    `inherited`: options of the layout that variables set. Raises `UsageError` for a value that is missing or that means nothing, for options that contradict each
     other, and for those of mpiexec.
     """
     typed, rest = split(arguments)
@@ -204,7 +217,7 @@ def translate(arguments: Sequence[str], machine: Machine) -> Translation:
             new = entry.words.get(value, value).replace(" ", "")
         _refuse_two(entry.new, new, words[0], options, set_by, today)
         options[entry.new], set_by[entry.new] = new, words[0]
-    _combine(options, old, today, machine, notes)
+    _combine(options, old, {**inherited, **today}, machine, notes)
     others = [word for name, _, words in typed if name in today.keys() - options for word in words]
     order = sorted(options, key=lambda key: list(_TODAY).index(key))
     new_words = [word for key in order for word in _words(key, options[key])]

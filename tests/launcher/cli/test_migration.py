@@ -211,6 +211,16 @@ def test_hosts_without_ranks_get_one_for_each_numa_node(machine: list[str]) -> N
     assert ask(*dry, "-q", "--nnodes", "1", "true").err == ""
 
 
+def test_sizes_that_variables_set_count_too(machine: list[str]) -> None:
+    def note(old: str, **variables: str) -> str:
+        env = clean_environment(**{f"XLAUNCH_OPT_{name}": it for name, it in variables.items()})
+        return ask("plan", *machine, *old.split(), env=env).err.splitlines()[0]
+
+    assert note("--bind-numa-node", INSTANCES="3").endswith("--instances 3 --ncores 14")
+    assert note("--bind-numa-node", NCORES="10").endswith("--instances 4 --ncores 10")
+    assert note("--ncores-per-instance 4", INSTANCES="2").endswith(" --ncores 4")
+
+
 def test_ranks_that_may_not_straddle_numa_nodes(machine: list[str]) -> None:
     dry = ["--dry-run", "--allocator", "glibc", *machine, "--bind-numa-node", "--nprocs-per-node"]
     assert ask(*dry, "4", "true").code == 0
