@@ -265,8 +265,12 @@ def _combine(
         if precision is None:
             raise UsageError(f"--dtype {old['dtype']!r}: write float32 or bfloat16")
         options["optimize"] = precision
-    if (address := old.get("master-addr")) or "master-port" in old:
-        options["rendezvous"] = f"{address or '127.0.0.1'}:{old.get('master-port') or '29500'}"
+    if "master-addr" in old or "master-port" in old:
+        if "nnodes" not in options and not given & {"nproc-per-node", "nnodes"}:
+            notes.append("--master-addr and --master-port are not needed: no ranks are started")
+        else:
+            address = old.get("master-addr")
+            options["rendezvous"] = f"{address or '127.0.0.1'}:{old.get('master-port') or '29500'}"
     if prefix := old.get("log-file-prefix"):
         if options.get("log-dir") is None:
             raise UsageError("--log-file-prefix: name the directory too, with --log-dir")

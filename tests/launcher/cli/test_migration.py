@@ -259,6 +259,7 @@ def test_what_is_not_needed_is_named(machine: list[str]) -> None:
             "holds 1 instance of 2 cores, not 2",
         ),
         ("--latency-mode --use-logical-cores", "the given --smt had no effect either"),
+        ("--ninstances 1 --master-port 29500", "not needed: no ranks are started"),
     ):
         assert said in ask("plan", *machine, *old.split()).err
 
