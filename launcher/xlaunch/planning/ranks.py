@@ -69,13 +69,14 @@ class FoundRank(NamedTuple):
 
 def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> FoundRank:
     """The rank that the variables of its launcher name, with a warning if they contradict each other."""
-    doubt: str | None = None
+    doubt, doubted = None, ""
     for row in VARIABLES:
         number = environment.get(row.local, "")
         if mode not in (RankMode.AUTO, row.launcher) or number in ("", "-1"):
             continue  # scripts write -1 for a process that is no rank
         size, source, warning = _local_size(row, environment)
         if size and not (number.isdecimal() and int(number) < size):
+            doubted = doubted or number
             doubt = doubt or (
                 f"{row.local}={number} contradicts {source}: this rank takes the whole host; correct them,"
                 " or use --rank-mode off"
@@ -86,8 +87,9 @@ def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> F
             found = Rank(row.launcher, int(number), size, overall, row.local)
             return FoundRank(found, warning)
         elif size:
-            doubt = None  # a job of one rank here, whatever else was left unsaid
+            doubt = doubt if number != doubted else None  # the same rank, which is alone here
         elif row.launcher is not RankMode.SLURM:  # a batch script is no rank of a step
+            doubted = doubted or number
             names = " or ".join(row.local_sizes) or f"{row.job_size} and {row.hosts}"
             doubt = doubt or (
                 f"{row.local}={number} without {names}: it is not known how many ranks share this host, so"

@@ -76,6 +76,7 @@ def test_variables_of_every_launcher_name_the_rank(variables, expected):
         ("FLUX_TASK_LOCAL_ID=1 FLUX_JOB_SIZE=4", None, "FLUX_TASK_LOCAL_ID=1 without FLUX_JOB_SIZE"),
         ("FLUX_TASK_LOCAL_ID=4 FLUX_JOB_SIZE=8 FLUX_JOB_NNODES=2", None, "FLUX_TASK_LOCAL_ID=4 contradicts"),
         ("MPI_LOCALRANKID=1", None, "MPI_LOCALRANKID=1 without MPI_LOCALNRANKS"),
+        ("LOCAL_RANK=3 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1", None, "LOCAL_RANK=3 without"),
         ("SLURM_LOCALID=3 SLURM_STEP_TASKS_PER_NODE=2", None, "SLURM_LOCALID=3 contradicts"),
     ],
 )  # fmt: skip
