@@ -65,13 +65,7 @@ def command(asked: ResolvedOptions) -> int:
             )
     if not dry_run:
         say_chosen(asked)
-    if "nnodes" in options and "nproc_per_node" not in options:
-        from xlaunch.cli.torchrun import count_of_nodes
-
-        options["nproc_per_node"] = count = count_of_nodes(request, options)
-        if not options.get("quiet"):
-            say(f"note: --nproc-per-node {count}: one rank for each NUMA node, as ipexrun")
-    if "nproc_per_node" in options:
+    if "nproc_per_node" in options or "nnodes" in options:
         from xlaunch.cli.torchrun import run_torchrun
 
         run_torchrun(request, asked, click.get_current_context().obj or ())

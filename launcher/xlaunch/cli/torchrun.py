@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 import click
 
 from xlaunch.children import script
+from xlaunch.console import say
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.environment.variables import passed_on
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine import machine_of, read_machine
+from xlaunch.launching import PreparedLaunch
+from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
@@ -38,20 +40,31 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
     contradict each other, and for a program that does not exist.
     """
     options = asked.values
+    named = [options.get(name) for name in ("sysroot", "synthetic")]
+    with machine_of(*named) as machine:
+        pass  # the values stay; a capture that comes through a pipe can be read only once
+    if "nproc_per_node" not in options:
+        options["nproc_per_node"] = _count_of_nodes(request, machine)
+        if not options.get("quiet"):
+            ranks = f"--nproc-per-node {options['nproc_per_node']}"
+            say(f"note: {ranks}: one rank for each NUMA node, as ipexrun")
     interpreter, _ = find_interpreter(request.program.python, os.environ)
     command = torchrun_command(interpreter, options, typed)
     if options.get("dry_run"):
-        from xlaunch.cli.plan import prepare_unrecorded, print_plan
+        from xlaunch.cli.plan import prepare_unrecorded, print_plan, say_untried
 
-        with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-            crowd = _crowd_of_ranks(request, machine, options["nproc_per_node"])
+        crowd = _crowd_of_ranks(request, machine, options["nproc_per_node"])
         layout = request.layout._replace(
             instances=options["nproc_per_node"],
             near_gpus=request.layout.gpus_per_instance is None,
             oversubscribe=bool(crowd),
         )
-        without_program = request._replace(layout=layout).replace(words=(), module=False)
-        found = prepare_unrecorded(without_program, asked)
+        if any(named):
+            say_untried(asked)
+            found = PreparedLaunch(machine, plan(layout, machine), None)
+        else:
+            without_program = request._replace(layout=layout).replace(words=(), module=False)
+            found = prepare_unrecorded(without_program, asked)
         if crowd:
             made = found.plan._replace(instances=crowd[0], warnings=(crowd[1],))
             found = found._replace(plan=made)
@@ -62,18 +75,17 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
-    threads = _threads_of_ranks(request, options)
+    threads = _threads_of_ranks(request, machine, options)
     _execute(interpreter, command, _environment_of_torchrun(options, threads))
 
 
-def count_of_nodes(request: Request, options: Mapping[str, Any]) -> int:
+def _count_of_nodes(request: Request, machine: Machine) -> int:
     """The NUMA nodes that hold cores to run on: as many ranks as ipexrun starts. Raises `UsageError`."""
     layout = request.layout
     chosen = LayoutRequest(
         mode=Mode.THROUGHPUT, cpus=layout.cpus, numa_nodes=layout.numa_nodes, ecores=layout.ecores
     )
-    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        return plan(chosen, machine).count
+    return plan(chosen, machine).count
 
 
 def _share_of(local: int, count: int, request: Request, machine: Machine) -> RankShare:
@@ -95,10 +107,9 @@ def _crowd_of_ranks(
     return tuple([it._replace(index=index) for index, it in enumerate(instances)]), warning
 
 
-def _threads_of_ranks(request: Request, options: Mapping[str, Any]) -> int:
+def _threads_of_ranks(request: Request, machine: Machine, options: Mapping[str, Any]) -> int:
     """The threads of each rank: all have the same number. Raises `UsageError` as each rank would."""
     count, mode = options["nproc_per_node"], options.get("rank_mode", RankMode.AUTO)
-    machine = read_machine()
     if count > 1 and mode in (RankMode.AUTO, RankMode.TORCHRUN):
         request, machine, _ = _share_of(0, count, request, machine)
     return plan(request.layout, machine).instances[0].threads
