@@ -20,7 +20,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from xlaunch.files import write_whole
+from xlaunch.files import move_above_shells, write_whole
 from xlaunch.leases import (
     DETAILS,
     DIRECTORY,
@@ -36,9 +36,6 @@ from xlaunch.leases import (
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import pid_namespace, start_ticks
 from xlaunch.machine.topology import CPUs
-
-LOWEST_DESCRIPTOR = 100
-"""Shell scripts use lower ones, as in ``exec 3>file``, which would close a record and end its lock."""
 
 MAX_CHECKED_FILES = 512
 """Files of this user for which a launch checks whether they can be removed."""
@@ -166,7 +163,7 @@ def _publish(lease: Lease, namespace: str) -> int:
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if is_own:
-            descriptor = _above_those_of_shells(descriptor)
+            descriptor = move_above_shells(descriptor)
         is_locked = is_own and _lock(descriptor)
         os.write(descriptor, _to_text(lease, namespace, is_locked=is_locked))
         os.fchmod(descriptor, 0o644)
@@ -181,17 +178,6 @@ def _publish(lease: Lease, namespace: str) -> int:
             os.close(_records[lease.path])
         _records[lease.path] = descriptor
     return descriptor
-
-
-def _above_those_of_shells(descriptor: int) -> int:
-    import fcntl
-
-    try:
-        copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, LOWEST_DESCRIPTOR)
-    except OSError:  # the limit of open files is lower
-        return descriptor
-    os.close(descriptor)
-    return copy
 
 
 def _lock(descriptor: int) -> bool:

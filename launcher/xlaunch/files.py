@@ -22,6 +22,8 @@ MAX_RECORD_BYTES = 1 << 20
 LOCK_INTERVAL_S = 0.01
 MAX_HEAD_BYTES = 1 << 16
 """How much of an existing file is read to see what it is."""
+MIN_DESCRIPTOR = 100
+"""See `move_above_shells`."""
 PRIVATE = 0o600
 """Mode of new files that may hold a command line or a variable's value, which may be secret."""
 
@@ -357,6 +359,21 @@ def runtime_directory(name: str, environment: Mapping[str, str], memory: str = M
             f"{directory} is not a private directory of yours; remove it, or set XDG_RUNTIME_DIR"
         )
     return directory
+
+
+def move_above_shells(descriptor: int) -> int:
+    """Move a descriptor above those of shell scripts, as in ``exec 3>file``, which would close it.
+
+    It is `MIN_DESCRIPTOR` or a higher one, unless RLIMIT_NOFILE is lower, and not inherited.
+    """
+    import fcntl
+
+    for number in (MIN_DESCRIPTOR, 10):
+        with contextlib.suppress(OSError):
+            high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, number)
+            os.close(descriptor)
+            return high
+    return descriptor
 
 
 def try_lock(descriptor: int, *, shared: bool = False, timeout_s: float = 0.0) -> bool:

@@ -17,14 +17,11 @@ from typing import NamedTuple
 
 from xlaunch.cache.key import Key, is_key_name
 from xlaunch.cache.table import BY_NAME, VARIABLES
-from xlaunch.files import make_private, try_lock, write_whole
+from xlaunch.files import make_private, move_above_shells, try_lock, write_whole
 from xlaunch.ownership import inspect_ownership
 
 RECORD = ".json"
 """Suffix of the record beside a cache's directory."""
-
-MIN_DESCRIPTOR = 100
-"""The descriptors of `hold` have this number or a higher one, unless RLIMIT_NOFILE is lower."""
 
 HOLD_TIMEOUT_S = 2.0
 """Maximum time that a launch waits while a pruner works in a cache."""
@@ -242,13 +239,7 @@ def hold(directory: CacheDirectory) -> int | None:
     descriptor = _lock(directory, shared=True, timeout_s=HOLD_TIMEOUT_S)
     if descriptor is None:
         return None
-    import fcntl
-
-    for number in (MIN_DESCRIPTOR, 10):  # above those that shell scripts use
-        with contextlib.suppress(OSError):
-            high = fcntl.fcntl(descriptor, fcntl.F_DUPFD, number)
-            os.close(descriptor)
-            return high
+    descriptor = move_above_shells(descriptor)
     os.set_inheritable(descriptor, True)
     return descriptor
 
