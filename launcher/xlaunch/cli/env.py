@@ -19,7 +19,7 @@ from xlaunch.cli.plan import OF_A_RUN, say_untried
 from xlaunch.console import say
 from xlaunch.environment import optimization, prepare_environment
 from xlaunch.environment.allocators import AUTO, choose_profile
-from xlaunch.environment.preload import VARIABLE as PRELOAD
+from xlaunch.environment.contribution import PRELOAD
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, VariableSetting, split_inherited, without_names
 from xlaunch.errors import UsageError

@@ -10,11 +10,17 @@ benchmarks/allocators measures the table below.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from xlaunch.environment.contribution import PRELOAD, Contribution, ListEntry, Situation
+from xlaunch.environment.elf import Elf
+from xlaunch.environment.huge_pages import glibc_asks, system_mode
+from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
+from xlaunch.machine.architecture import glibc_version
 from xlaunch.text import size
 
 AUTO = "auto"
@@ -127,6 +133,103 @@ PROFILES = {
         ),
     )
 }
+
+
+def contribute_allocator(situation: Situation) -> Contribution:
+    """The settings of `--allocator`, and its library."""
+    plan, request, given = situation.plan, situation.request, situation.given
+    loads = situation.program.loads
+    problem = None if loads is None else _tunables_problem(loads)
+    glibc = None if problem else glibc_version()
+    choice = _choose_allocator(
+        request.allocator,
+        situation.program,
+        given,
+        glibc,
+        problem,
+        keep=situation.make_directories,
+    )
+    threads = max([instance.threads for instance in plan.instances], default=1)
+    proposals = allocator_settings(
+        choice.profile,
+        given,
+        memory_share_bytes=plan.memory_share_bytes,
+        threads=threads,
+        huge_pages=glibc_asks(request.thp, system_mode(), glibc, threads=threads),
+    )
+    entries = []
+    if choice.library is not None:
+        entries = [ListEntry(PRELOAD, choice.library, f"allocator {choice.profile.name}")]
+    return Contribution(
+        proposals,
+        entries=entries,
+        warnings=choice.warnings,
+        allocator_left_alone=choice.left_alone,
+    )
+
+
+class _Choice(NamedTuple):
+    profile: AllocatorProfile
+    library: str | None = None
+    """The file to preload."""
+    warnings: tuple[str, ...] = ()
+    left_alone: str | None = None
+    """See `xlaunch.environment.Environment`."""
+
+
+def _tunables_problem(program: Elf) -> str | None:
+    """Why tunables of glibc's are not set for a program; None: they are."""
+    if program.c_library == "glibc":
+        if glibc_version() is None:
+            return "xlaunch's Python does not run on glibc, whose version is not known here"
+        return None
+    if program.static:
+        return "the program is linked statically"
+    return f"the program is linked to {program.c_library or 'another C library'}, not to glibc"
+
+
+def _choose_allocator(
+    asked: str,
+    program: Program,
+    given: Mapping[str, str],
+    glibc: tuple[int, int] | None,
+    problem: str | None,
+    *,
+    keep: bool,
+) -> _Choice:
+    """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
+
+    `auto` preloads into Python programs only. It preloads nothing if the user has chosen, by an
+    allocator in LD_PRELOAD, which is kept, or by glibc's tunables.
+    """
+    if asked == AUTO:
+        if given.get("LD_PRELOAD"):
+            from xlaunch.environment.preload import other_allocator
+
+            if other_allocator(given) is not None:
+                return _Choice(PROFILES["glibc"])
+        chosen = "glibc.malloc" in given.get(TUNABLES, "")
+        if sys.platform != "linux" or program.interpreter is None or chosen:
+            return _Choice(choose_profile(AUTO, glibc=glibc), left_alone=problem)
+        from xlaunch.environment.preload import find_preloadable
+
+        tried = find_preloadable("--allocator auto", AUTO_LIBRARY, program, given, keep=keep)
+        profile = choose_profile(AUTO, glibc=glibc, is_installed=tried.library is not None)
+        if tried.library is not None:
+            return _Choice(profile, tried.library.path, tried.notes)
+        refused = "".join(f"; refused: {text}" for text in tried.refused)
+        left_alone = None if problem is None else problem + refused
+        return _Choice(profile._replace(reason=profile.reason + refused), left_alone=left_alone)
+    profile = choose_profile(asked, glibc=glibc)
+    if profile.library is None:
+        return _Choice(profile)
+    from xlaunch.environment.preload import refuse_second_allocator, require_library
+
+    library, notes = require_library(
+        f"--allocator {asked}", profile.library, program, given, keep=keep
+    )
+    refuse_second_allocator(library.path, given)
+    return _Choice(profile, library.path, notes)
 
 
 def choose_profile(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 
+from xlaunch.environment.contribution import Contribution, Situation
 from xlaunch.environment.variables import Proposal
 from xlaunch.planning.request import HugePages
 
@@ -47,6 +48,13 @@ def glibc_asks(
     if glibc is None or glibc < HUGETLB_SINCE or mode is not SystemMode.MADVISE:
         return False
     return asked is HugePages.ALWAYS or (asked is HugePages.AUTO and threads >= MIN_THREADS)
+
+
+def contribute_pages(situation: Situation) -> Contribution:
+    """The variables of `--thp`."""
+    asked = situation.request.thp
+    warning = page_warning(asked, system_mode())
+    return Contribution(page_settings(asked), warnings=() if warning is None else (warning,))
 
 
 def page_settings(asked: HugePages) -> tuple[Proposal, ...]:

@@ -21,6 +21,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from xlaunch.environment.contribution import PRELOAD, Contribution, ListEntry, Situation
 from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
@@ -114,6 +115,22 @@ class OpenMPChoice(NamedTuple):
     reason: str
     """Why it is preloaded."""
     warnings: tuple[str, ...] = ()
+
+
+def contribute_openmp(situation: Situation) -> Contribution:
+    """The settings of `--omp`, and its runtime."""
+    choice = choose_openmp(
+        situation.request.omp,
+        situation.plan,
+        situation.program,
+        situation.given,
+        outside=situation.outside.chosen,
+        keep=situation.make_directories,
+    )
+    entries = []
+    if choice.preload is not None:
+        entries = [ListEntry(PRELOAD, choice.preload.path, choice.reason)]
+    return Contribution(choice.proposals, entries=entries, warnings=choice.warnings)
 
 
 def choose_openmp(

@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Mapping
 
 from xlaunch.children import PATH, script, without_current_directory
-from xlaunch.environment.program import Program, interpreter_flags
+from xlaunch.environment.contribution import Contribution, ListEntry, Situation
+from xlaunch.environment.program import interpreter_flags
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import Optimize
@@ -26,20 +27,13 @@ HOOK = os.path.join("program_hook", "startup")
 CHILD_TIMEOUT_S = 60.0
 
 
-def optimization_settings(
-    precision: Optimize,
-    program: Program,
-    environment: Mapping[str, str],
-    *,
-    wait: bool,
-) -> list[Proposal]:
-    """The variables for `--optimize`. `environment`: what `program` inherits, with --env.
-
-    `wait`: compile before a model's first call.
+def contribute_optimization(precision: Optimize, situation: Situation) -> Contribution:
+    """The variables for `--optimize`, and the hook.
 
     Starts the interpreter to find its xruntime, without importing it, unless `Program.untried`. Raises `UsageError` for a
     program that is not Python, that ignores the hook, or whose environment has no xruntime.
     """
+    program, environment = situation.program, situation.given
     option = f"--optimize {precision.value}"
     if program.interpreter is None:
         raise UsageError(
@@ -59,20 +53,17 @@ def optimization_settings(
             )
     if program.untried is not None:
         reason = f"not tried: {program.untried}; a launch adds PYTHONPATH, which loads the hook"
-        return [Proposal(VARIABLE, precision.value, reason, option=option)]
+        return Contribution([Proposal(VARIABLE, precision.value, reason, option=option)])
     hook = _find_hook(option, program.interpreter, environment)
-    inherited = environment.get(PATH)
-    value = f"{hook}{os.pathsep}{inherited}" if inherited else hook
-    return [
-        Proposal(
-            VARIABLE,
-            f"{precision.value} wait" if wait else precision.value,
-            "xruntime.optimize is applied to models that the program runs without gradients; only in "
-            "this process",
-            option=option,
-        ),
-        Proposal(PATH, value, "loads the hook for it, which removes itself from here", merged=True),
-    ]
+    variable = Proposal(
+        VARIABLE,
+        f"{precision.value} wait" if situation.request.optimize_wait else precision.value,
+        "xruntime.optimize is applied to models that the program runs without gradients; only in "
+        "this process",
+        option=option,
+    )
+    reason = "loads the hook for it, which removes itself from here"
+    return Contribution([variable], entries=[ListEntry(PATH, hook, reason)])
 
 
 def _find_hook(option: str, interpreter: str, environment: Mapping[str, str]) -> str:

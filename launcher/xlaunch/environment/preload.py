@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.cache.store import why_unwritable
 from xlaunch.cache.use import NO_HOME, cache_home, missing_home
-from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
 from xlaunch.ownership import inspect_ownership
@@ -89,17 +88,6 @@ def _same(entry: str, library: str) -> bool:
     # A bare soname, for which the loader searches. libx.so.4 and libx.so.4.5.10 are one library.
     names = (os.path.basename(library), os.path.basename(os.path.realpath(library)))
     return any(name == entry or name.startswith(f"{entry}.") for name in names)
-
-
-def with_preload(
-    proposals: Sequence[Proposal], environment: Mapping[str, str], library: str, reason: str
-) -> list[Proposal]:
-    """Add `library` to the proposal for LD_PRELOAD, which begins with the inherited value."""
-    before = [proposal for proposal in proposals if proposal.name == VARIABLE]
-    value = before[-1].value if before else environment.get(VARIABLE)
-    reasons = "; ".join([*(proposal.reason for proposal in before), reason])
-    others = [proposal for proposal in proposals if proposal.name != VARIABLE]
-    return [*others, Proposal(VARIABLE, preload_list(value, [library]), reasons, merged=True)]
 
 
 def other_allocator(environment: Mapping[str, str], library: str | None = None) -> str | None:

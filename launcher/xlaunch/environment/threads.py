@@ -9,8 +9,10 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from xlaunch.environment.contribution import Contribution, Situation
 from xlaunch.environment.python_environment import Installed
-from xlaunch.environment.variables import Proposal
+from xlaunch.environment.variables import Proposal, layout_option
+from xlaunch.planning.plans import Instance
 
 
 class ThreadVariable(NamedTuple):
@@ -108,6 +110,23 @@ VARIABLES = (
 )
 """Left out: TOKENIZERS_PARALLELISM, which also decides what happens after a fork, and
 NUMBA_NUM_THREADS, above which numba refuses what a program asks for."""
+
+
+def contribute_threads(situation: Situation) -> Contribution:
+    """The number of threads of OpenMP and of other libraries.
+
+    None for a program that divides its CPUs among processes of its own.
+    """
+    if situation.program.starts_ranks:
+        return Contribution()
+    installed, option = situation.program.installed, layout_option(situation.plan.layout)
+
+    def of_instance(instance: Instance, known: Mapping[str, str]) -> list[Proposal]:
+        reason = "one thread for each CPU that the instance may use"
+        count = Proposal("OMP_NUM_THREADS", str(instance.threads), reason, option=option)
+        return [count, *thread_settings(instance.threads, installed, known, option)]
+
+    return Contribution(of_instance=of_instance)
 
 
 def thread_settings(

@@ -165,50 +165,35 @@ def choose_settings(
     asked: Mapping[str, str],
     inherited: Mapping[str, str],
     proposals: Sequence[Proposal],
-    *,
-    piped: bool,
-    starts_ranks: bool = False,
 ) -> tuple[VariableSetting, ...]:
     """Choose the variables that `instance` gets in addition to what it inherits.
 
     `asked`: the variables of --env. `inherited`: the user's own variables (see `split_inherited`).
-    `proposals`: variables that do not depend on the instance. `piped`: its output goes to a pipe or a log file. `starts_ranks`: it
-    divides its CPUs among processes of its own, so no thread count is set.
     """
     settings: list[VariableSetting] = []
-
-    def choose(proposal: Proposal) -> None:
-        name, value = proposal.name, proposal.value
-        own = asked.get(name, inherited.get(name) or None)
-        if proposal.merged:
-            if name in asked:
-                value = substitute(value, words_of(plan, instance))
-            settings.append(VariableSetting(name, value, proposal.reason))
-        elif own is None:
-            settings.append(VariableSetting(name, value, proposal.reason))
-        elif own == value:
-            settings.append(VariableSetting(name, own, "already set", users_own=True))
-        elif proposal.option is not None and name not in asked:
-            reason = f"{proposal.option} asks for it; {own} was inherited"
-            settings.append(VariableSetting(name, value, reason, lost=own, option=proposal.option))
-        else:
-            reason = f"already set; not changed to {value}"
-            settings.append(VariableSetting(name, own, reason, users_own=True, lost=value))
-
-    if not starts_ranks:
-        choose(
-            Proposal(
-                "OMP_NUM_THREADS",
-                str(instance.threads),
-                "one thread for each CPU that the instance may use",
-                option=layout_option(plan.layout),
-            )
-        )
-    if piped:
-        choose(Proposal("PYTHONUNBUFFERED", "1", "so that output shows as it is written"))
     for proposal in proposals:
-        choose(proposal)
+        value = proposal.value
+        if proposal.merged and proposal.name in asked:
+            value = substitute(value, words_of(plan, instance))
+        settings.append(_chosen(proposal, value, asked, inherited))
     return tuple(settings)
+
+
+def _chosen(
+    proposal: Proposal, value: str, asked: Mapping[str, str], inherited: Mapping[str, str]
+) -> VariableSetting:
+    """`value`, or the user's own."""
+    name, option = proposal.name, proposal.option
+    own = asked.get(name, inherited.get(name) or None)
+    if proposal.merged or own is None:
+        return VariableSetting(name, value, proposal.reason)
+    if own == value:
+        return VariableSetting(name, own, "already set", users_own=True)
+    if option is not None and name not in asked:
+        reason = f"{option} asks for it; {own} was inherited"
+        return VariableSetting(name, value, reason, lost=own, option=option)
+    reason = f"already set; not changed to {value}"
+    return VariableSetting(name, own, reason, users_own=True, lost=value)
 
 
 def layout_option(request: LayoutRequest) -> str | None:

@@ -15,6 +15,7 @@ from tests.launcher.environment.made_up import library
 from tests.libraries import find_library
 
 from xlaunch.environment import preload
+from xlaunch.environment.contribution import ListEntry, join_entries
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.preload import (
     Proof,
@@ -22,10 +23,8 @@ from xlaunch.environment.preload import (
     preloaded,
     prove_preload,
     require_library,
-    with_preload,
 )
 from xlaunch.environment.program import Program
-from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
 
 
@@ -63,13 +62,16 @@ def test_entries_are_separated_by_colons_or_spaces():
 
 
 def test_several_concerns_share_one_variable():
-    first = with_preload([], {"LD_PRELOAD": "/u/z.so"}, "/a/x.so", "because of x")
-    second = with_preload([*first, Proposal("A", "1", "")], {}, "/b/y.so", "because of y")
-    assert second == [
-        Proposal("A", "1", ""),
-        Proposal(
-            "LD_PRELOAD", "/u/z.so:/a/x.so:/b/y.so", "because of x; because of y", merged=True
-        ),
+    entries = [
+        ListEntry("LD_PRELOAD", "/a/x.so", "because of x"),
+        ListEntry("PYTHONPATH", "/a/hook", "because of a"),
+        ListEntry("LD_PRELOAD", "/b/y.so", "because of y"),
+        ListEntry("PYTHONPATH", "/b/hook", "because of b"),
+    ]
+    joined = join_entries(entries, {"LD_PRELOAD": "/u/z.so", "PYTHONPATH": "/u:"})
+    assert [(it.name, it.value, it.reason, it.merged) for it in joined] == [
+        ("LD_PRELOAD", "/u/z.so:/a/x.so:/b/y.so", "because of x; because of y", True),
+        ("PYTHONPATH", "/b/hook:/a/hook:/u:", "because of a; because of b", True),
     ]
 
 

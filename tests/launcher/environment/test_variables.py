@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.planning.shapes import make_machine
 
+from xlaunch.environment import prepare_environment
 from xlaunch.environment.variables import (
     MEMORY,
     OURS,
@@ -16,10 +19,12 @@ from xlaunch.environment.variables import (
     choose_settings,
     inherited_notes,
     instance_variables,
+    layout_option,
     split_inherited,
     without_names,
 )
-from xlaunch.planning import MAX, LayoutRequest, Mode, Plan, plan
+from xlaunch.planning import MAX, LayoutRequest, Mode, Plan, ProgramRequest, plan
+from xlaunch.planning.request import RunRequest
 
 OMP = "OMP_NUM_THREADS"
 VARIABLE = "XLAUNCH_INSTANCE_"
@@ -32,16 +37,24 @@ def planned(**request: object) -> Plan:
     return plan(LayoutRequest(instances=2, **request), machine)
 
 
+def settings_of(
+    made: Plan, index: int, asked: dict[str, str], own: dict[str, str], *proposals: Proposal
+) -> tuple[VariableSetting, ...]:
+    """As OpenMP's threads and the caches contribute to them."""
+    instance = made.instances[index]
+    option = layout_option(made.layout)
+    count = Proposal(OMP, str(instance.threads), "one thread for each CPU", option=option)
+    return choose_settings(made, instance, asked, own, [count, WANTED, *proposals])
+
+
 def chosen(
     inherited: dict[str, str],
     made: Plan | None = None,
-    *,
-    piped: bool = False,
+    *proposals: Proposal,
     env: dict[str, str] | None = None,
 ) -> dict[str, VariableSetting]:
     made, own = made or planned(), split_inherited(inherited).users_own
-    settings = choose_settings(made, made.instances[0], env or {}, own, [WANTED], piped=piped)
-    return {setting.name: setting for setting in settings}
+    return {it.name: it for it in settings_of(made, 0, env or {}, own, *proposals)}
 
 
 def variables(
@@ -52,9 +65,8 @@ def variables(
     env: dict[str, str] | None = None,
 ) -> dict[str, str]:
     made, own = made or planned(), split_inherited(inherited).users_own
-    instance = made.instances[index]
-    settings = choose_settings(made, instance, env or {}, own, [WANTED, *proposals], piped=False)
-    return instance_variables(made, instance, env or {}, settings, own)
+    settings = settings_of(made, index, env or {}, own, *proposals)
+    return instance_variables(made, made.instances[index], env or {}, settings, own)
 
 
 def test_threads_of_the_instance():
@@ -112,10 +124,16 @@ def test_what_an_option_replaced_comes_back_for_a_launch_within_the_launch():
 
 
 def test_output_through_a_pipe_is_not_held_back():
-    assert "PYTHONUNBUFFERED" not in chosen({})
-    assert chosen({}, piped=True)["PYTHONUNBUFFERED"].value == "1"
-    assert chosen({"PYTHONUNBUFFERED": ""}, piped=True)["PYTHONUNBUFFERED"].value == "1"
-    assert chosen({"PYTHONUNBUFFERED": "x"}, piped=True)["PYTHONUNBUFFERED"].users_own
+    name, script = "PYTHONUNBUFFERED", [sys.executable]
+
+    def prepared(run: RunRequest, **inherited: str) -> dict[str, VariableSetting]:
+        made = prepare_environment(WIDE, ProgramRequest(script), inherited, run=run)
+        return {setting.name: setting for setting in made.settings[0]}
+
+    assert name not in prepared(RunRequest())
+    piped = RunRequest(log_dir="logs")
+    assert prepared(piped)[name].value == prepared(piped, **{name: ""})[name].value == "1"
+    assert prepared(piped, **{name: "x"})[name].users_own
 
 
 def test_instance_knows_its_place():

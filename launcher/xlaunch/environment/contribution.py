@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each concern of a launch (allocator, threads, caches ...) contributes to its environment."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from xlaunch.cache.use import NOT_KEPT, CacheSettings
+from xlaunch.environment.program import Program
+from xlaunch.environment.variables import Inherited, Proposal
+from xlaunch.planning.plans import Instance, Plan
+from xlaunch.planning.request import ProgramRequest, RunRequest
+
+PRELOAD = "LD_PRELOAD"
+
+
+class Situation(NamedTuple):
+    """What a contributor decides by."""
+
+    plan: Plan
+    request: ProgramRequest
+    run: RunRequest
+    program: Program
+    given: Mapping[str, str]
+    """The user's own variables, with those of --env as they are written."""
+    outside: Inherited
+    make_directories: bool = False
+    """Create the cache directories that variables name."""
+
+
+class ListEntry(NamedTuple):
+    """An entry that joins the user's own in LD_PRELOAD, at the end, or PYTHONPATH, at the front."""
+
+    variable: str
+    entry: str
+    """A path."""
+    reason: str
+
+
+OfInstance = Callable[[Instance, Mapping[str, str]], Sequence[Proposal]]
+"""Variables that depend on the instance, and on what it inherits, with its own --env."""
+
+
+class Contribution(NamedTuple):
+    """What one concern adds to the environment."""
+
+    proposals: Sequence[Proposal] = ()
+    """The same for all instances."""
+    of_instance: OfInstance | None = None
+    entries: Sequence[ListEntry] = ()
+    warnings: Sequence[str] = ()
+    caches: CacheSettings = NOT_KEPT
+    allocator_left_alone: str | None = None
+    """See `xlaunch.environment.Environment`."""
+
+
+Contributor = Callable[[Situation], Contribution]
+"""Raises `UsageError` for what was asked for and is not available."""
+
+
+def join_entries(entries: Sequence[ListEntry], given: Mapping[str, str]) -> list[Proposal]:
+    """One proposal for each variable, which keeps the user's own entries."""
+    joined: dict[str, Proposal] = {}
+    for name, entry, reason in entries:
+        before = joined.get(name)
+        value = given.get(name) if before is None else before.value
+        if name == PRELOAD:
+            from xlaunch.environment.preload import preload_list
+
+            value = preload_list(value, [entry])
+        else:
+            value = f"{entry}{os.pathsep}{value}" if value else entry
+        reasons = reason if before is None else f"{before.reason}; {reason}"
+        joined[name] = Proposal(name, value, reasons, merged=True)
+    return list(joined.values())
