@@ -68,7 +68,8 @@ class Surroundings(NamedTuple):
         """The variables that it needs if nothing is inherited, including those of the user that
         matter.
         """
-        return {setting.name: setting.value for setting in self.settings} | self.changed
+        kept = {it.name: it.value for it in self.settings if it.value is not None}
+        return kept | self.changed
 
 
 @launch_command(
@@ -139,7 +140,7 @@ def _surroundings(
     plan: Plan, request: Request, inherited: Mapping[str, str], untried: str | None
 ) -> Surroundings:
     environment = prepare_environment(
-        plan, request.program, inherited, run=request.run, untried=untried
+        plan, request.program, inherited, run=request.run, untried=untried, started=False
     )
     for warning in (*plan.warnings, *environment.warnings):
         say(f"warning: {warning}")

@@ -124,13 +124,17 @@ def _variables(settings: Sequence[Sequence[VariableSetting]], *, explain: bool) 
     # An instance may lack a variable that another one has: their thread counts differ.
     values: dict[str, list[str]] = {}
     for setting in [setting for own in settings for setting in own]:
-        values.setdefault(setting.name, []).append(setting.value)
+        text = "not set" if setting.value is None else setting.value
+        values.setdefault(setting.name, []).append(text)
     reasons: dict[str, list[str]] = {}
     for setting in settings[0]:
-        own = values[setting.name]
-        value = setting.value if len(set(own)) == 1 else " ".join(own)
         shown = explain or setting.users_own or setting.option is not None
-        reasons.setdefault(setting.reason if shown else "", []).append(f"{setting.name}={value}")
+        if setting.value is None and not shown:
+            continue
+        own = values[setting.name]
+        value = own[0] if len(set(own)) == 1 else " ".join(own)
+        text = f"{setting.name} {value}" if setting.value is None else f"{setting.name}={value}"
+        reasons.setdefault(setting.reason if shown else "", []).append(text)
     for reason, assignments in reasons.items():
         if not reason or len(assignments) == 1:
             yield from [f"  {one}{f'  ({reason})' if reason else ''}" for one in assignments]

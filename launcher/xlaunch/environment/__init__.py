@@ -92,7 +92,7 @@ def _contribute_optimization(situation: Situation) -> Contribution:
 def _contribute_rank_hook(situation: Situation) -> Contribution:
     if not situation.program.starts_ranks and RANK_VARIABLES.isdisjoint(situation.given):
         return Contribution()
-    from xlaunch.environment.rank_hook import contribute_rank_hook
+    from xlaunch.environment.start_hook import contribute_rank_hook
 
     return contribute_rank_hook(situation.program)
 
@@ -149,12 +149,13 @@ def prepare_environment(
     run: RunRequest = RunRequest(),
     make_directories: bool = False,
     untried: str | None = None,
+    started: bool = True,
 ) -> Environment:
     """Find the program of `request` and choose the variables of every instance of `plan`.
 
     `inherited`: the environment to start from, usually `os.environ`; what an outer launcher set there
-    is chosen again. `run`: where the output goes. `make_directories`: create the cache directories
-    that variables name. `untried`: see `Program.untried`. Raises what `resolve_program` raises, and `UsageError` for a profile that is
+    is chosen again. `run`: where the output goes. `untried`: see `Program.untried`. For the others see
+    `Situation`. Raises what `resolve_program` raises, and `UsageError` for a profile that is
     not available and for options that contradict each other.
     """
     refuse_contradictions({**request._asdict(), **run._asdict()})
@@ -172,7 +173,7 @@ def prepare_environment(
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)._replace(untried=untried)
     given = {**inherited, **dict(request.env)}
-    situation = Situation(plan, request, run, program, given, outside, make_directories)
+    situation = Situation(plan, request, run, program, given, outside, make_directories, started)
     parts = [contribute(situation) for contribute in CONTRIBUTORS]
     lists = join_entries([entry for part in parts for entry in part.entries], given)
     programs, settings, variables = [], [], []

@@ -26,6 +26,8 @@ class Situation(NamedTuple):
     outside: Inherited
     make_directories: bool = False
     """Create the cache directories that variables name."""
+    started: bool = True
+    """xlaunch starts the program itself, with the masks of the plan and its start-up hook."""
 
 
 class ListEntry(NamedTuple):
@@ -68,7 +70,7 @@ def join_entries(entries: Sequence[ListEntry], given: Mapping[str, str]) -> list
             from xlaunch.environment.preload import preload_list
 
             value = preload_list(value, [entry])
-        else:
+        elif value is None or value.split(os.pathsep)[0] != entry:
             value = f"{entry}{os.pathsep}{value}" if value else entry
         reasons = reason if before is None else f"{before.reason}; {reason}"
         joined[name] = Proposal(name, value, reasons, merged=True)

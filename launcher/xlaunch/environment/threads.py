@@ -1,18 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread counts of libraries that have their own threads, besides OpenMP's.
+"""Thread counts: OMP_NUM_THREADS, and the variables of libraries that have their own threads.
 
-A variable is set only if the library is installed with the program, which the names of dist-info
-directories show, or if it can do no harm.
+A variable that child processes inherit switches off what joblib, Dask, Ray and others do for their
+workers, which get a share of the CPUs only if it is unset. So a count that every library of the program
+finds by itself is not set (`COUNTERS`), and any other is kept in the program's own process (`start_hook`).
+A variable of another library is set only if that is installed with the program, which the names of
+dist-info directories show, or if it can do no harm.
 """
 
+import enum
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from xlaunch.environment.contribution import Contribution, Situation
-from xlaunch.environment.python_environment import Installed
-from xlaunch.environment.variables import Proposal, layout_option
+from xlaunch.environment.elf import MACHINES
+from xlaunch.environment.program import Program, interpreter_flags
+from xlaunch.environment.python_environment import Installed, site_directories
+from xlaunch.environment.variables import Proposal, Reach, layout_option
+from xlaunch.files import names_in
 from xlaunch.planning.plans import Instance
+
+OPENMP_COUNT = "OMP_NUM_THREADS"
+
+
+class Counted(enum.Enum):
+    """What a library takes for its number of threads where no variable says it."""
+
+    CPUS_OF_MASK = "the CPUs of the affinity mask"
+    CORES_OF_MASK = "the cores of the affinity mask"
+    MACHINE = "the machine's CPUs or cores, whatever the mask"
+    ONE = "one"
+
+
+class Counter(NamedTuple):
+    """A library that reads OMP_NUM_THREADS: a row of `COUNTERS`."""
+
+    library: str
+    counted: Counted
+    source: str
+
+
+COUNTERS = (
+    Counter(
+        "libgomp",
+        Counted.CPUS_OF_MASK,
+        "libgomp/config/linux/proc.c, gomp_init_num_threads",
+    ),
+    Counter(
+        "libiomp5 and libomp",
+        Counted.CPUS_OF_MASK,
+        "openmp/runtime/src/z_Linux_util.cpp, __kmp_get_xproc; kmp_affinity.cpp",
+    ),
+    Counter(
+        "OpenBLAS on glibc",
+        Counted.CPUS_OF_MASK,
+        "driver/others/memory.c, get_num_procs",
+    ),
+    Counter(
+        "OpenBLAS on other C libraries",
+        Counted.MACHINE,
+        "driver/others/memory.c, get_num_procs: sysconf without glibc",
+    ),
+    Counter(
+        "MKL, and torch linked to it",
+        Counted.CORES_OF_MASK,
+        "oneMKL developer guide, Techniques to Set the Number of Threads; "
+        "aten/src/ATen/ParallelOpenMP.cpp, init_num_threads",
+    ),
+    Counter(
+        "torch without MKL",
+        Counted.MACHINE,
+        "aten/src/ATen/ParallelCommon.cpp, intraop_default_num_threads",
+    ),
+    Counter("BLIS", Counted.ONE, "docs/Multithreading.md"),
+)
+"""NumExpr reads it, too, but takes what NUMEXPR_MAX_THREADS says without it."""
 
 
 class ThreadVariable(NamedTuple):
@@ -24,9 +87,10 @@ class ThreadVariable(NamedTuple):
     reason: str
     source: str
     follows_openmp: bool = False
-    """The library uses OMP_NUM_THREADS if this is not set. So xlaunch does not set it, and reports
-    a different value that the user set. joblib sets it for each worker process to its share of the
-    CPUs, unless it is set already: set here, every worker would use all CPUs."""
+    """The library uses OMP_NUM_THREADS if this is not set, and what it counts without either. So xlaunch
+    does not set it, reports a different value that the user set, and removes that if an option replaces it."""
+    counts_mask: bool = False
+    """Without the variable the library takes the CPUs of the mask."""
     since_python: tuple[int, int] | None = None
     """First version of Python with it."""
     platform: str = ""
@@ -73,25 +137,29 @@ VARIABLES = (
         "RAYON_NUM_THREADS",
         ("tokenizers",),
         "tokenizers would start a thread for each CPU of the mask, whatever the instance's share",
-        "rayon, ThreadPoolBuilder::num_threads",
+        "rayon, ThreadPoolBuilder::num_threads; std::thread::available_parallelism",
+        counts_mask=True,
     ),
     ThreadVariable(
         "POLARS_MAX_THREADS",
         ("polars",),
         "Polars would start a thread for each CPU of the mask, whatever the instance's share",
-        "Polars user guide, environment variables; polars.thread_pool_size",
+        "Polars user guide, environment variables; std::thread::available_parallelism",
+        counts_mask=True,
     ),
     ThreadVariable(
         "TF_NUM_INTRAOP_THREADS",
         ("tensorflow", "tensorflow-cpu", "intel-tensorflow"),
         "TensorFlow has its own thread pool for the work within an operation",
-        "tensorflow/core/common_runtime/process_util.cc, NumIntraOpThreadsFromEnvironment",
+        "tensorflow/core/common_runtime/process_util.cc, NumIntraOpThreadsFromEnvironment; port.cc",
+        counts_mask=True,
     ),
     ThreadVariable(
         "LOKY_MAX_CPU_COUNT",
         ("joblib", "loky"),
         "n_jobs=-1 means the instance's share",
         "loky, cpu_count",
+        counts_mask=True,
     ),
     ThreadVariable(
         "PYTHON_CPU_COUNT",
@@ -117,24 +185,105 @@ def contribute_threads(situation: Situation) -> Contribution:
 
     None for a program that divides its CPUs among processes of its own.
     """
-    if situation.program.starts_ranks:
+    plan, program = situation.plan, situation.program
+    if program.starts_ranks:
         return Contribution()
-    installed, option = situation.program.installed, layout_option(situation.plan.layout)
+    from xlaunch.environment.start_hook import NOT_INHERITED, hook_entry, reaches
+
+    option = layout_option(plan.layout)
+    users_own = OPENMP_COUNT in dict(situation.request.env) or (
+        option is None and situation.given.get(OPENMP_COUNT)
+    )
+    is_masked = situation.started and plan.bound
+    mask_tells = is_masked and every_library_counts_the_mask(program)
+    is_hooked = situation.started and reaches(program)
+
+    def count_of(instance: Instance) -> Proposal:
+        value, reach = str(instance.threads), Reach.CHILDREN
+        reason = "one thread for each CPU that the instance may use"
+        if mask_tells and instance.threads == len(instance.cpus) == instance.ncores:
+            reach = Reach.NOBODY
+            reason = f"libraries count the CPUs of the mask: {instance.threads}"
+        elif is_hooked and not users_own:
+            reach = Reach.PROGRAM
+            reason += "; processes that the program starts do not inherit it"
+        return Proposal(OPENMP_COUNT, value, reason, option=option, reach=reach)
 
     def of_instance(instance: Instance, known: Mapping[str, str]) -> list[Proposal]:
-        reason = "one thread for each CPU that the instance may use"
-        count = Proposal("OMP_NUM_THREADS", str(instance.threads), reason, option=option)
-        return [count, *thread_settings(instance.threads, installed, known, option)]
+        proposals = [count_of(instance)]
+        if proposals[0].reach is Reach.PROGRAM and known.get(OPENMP_COUNT) != proposals[0].value:
+            reason = f"tells the hook that {OPENMP_COUNT} is for the program's own process"
+            proposals.append(Proposal(NOT_INHERITED, OPENMP_COUNT, reason, merged=True))
+        masked = is_masked and instance.threads == len(instance.cpus)
+        proposals += thread_settings(
+            instance.threads, program.installed, known, option, is_masked=masked
+        )
+        return proposals
 
-    return Contribution(of_instance=of_instance)
+    reaches_of_counts = {count_of(instance).reach for instance in plan.instances}
+    if Reach.PROGRAM in reaches_of_counts:
+        reason = f"loads a hook that keeps {OPENMP_COUNT} from child processes, and removes itself"
+        return Contribution(of_instance=of_instance, entries=[hook_entry(reason)])
+    warnings: tuple[str, ...] = ()
+    if Reach.CHILDREN in reaches_of_counts and situation.started and not users_own:
+        warnings = _warn_of_workers(program)
+    return Contribution(of_instance=of_instance, warnings=warnings)
+
+
+WORKERS = ("joblib", "distributed", "ray", "lightning", "pytorch-lightning")
+"""Packages that give each of their workers a share of the CPUs only where no variable says a number."""
+
+
+def _warn_of_workers(program: Program) -> tuple[str, ...]:
+    """A warning for a Python program that ignores the hook, if it can use one of `WORKERS`."""
+    flags = [flag for flag in interpreter_flags(program) if flag in "EIS"] if program.prefix else []
+    packages = [name for name in WORKERS if program.installed.has(name)]
+    if not flags or not packages:
+        return ()
+    return (
+        f"python -{flags[0]} keeps xlaunch's start-up hook out, so workers of {', '.join(packages)} "
+        f"inherit {OPENMP_COUNT}: leave -{flags[0]} out, or give --unset {OPENMP_COUNT}",
+    )
+
+
+def every_library_counts_the_mask(program: Program) -> bool:
+    """Whether all libraries of `COUNTERS` that `program` may load take the mask for their number of threads.
+
+    A program that is not Python may start one with torch, whose usual builds have MKL on x86-64 only.
+    """
+    if program.loads is None or program.loads.c_library != "glibc":
+        return False
+    if program.prefix is None:
+        return MACHINES.get(program.loads.target.machine) == "x86-64"
+    if any(name.startswith("libblis.so") for name in names_in(f"{program.prefix}/lib")):
+        return False
+    return not program.installed.has("torch") or torch_has_mkl(program)
+
+
+def torch_has_mkl(program: Program) -> bool:
+    """Whether the program's torch is linked to a threaded MKL; False if that cannot be seen."""
+    for site in site_directories(program.prefix, program.interpreter) if program.prefix else ():
+        try:
+            with open(f"{site}/torch/include/ATen/Config.h", encoding="utf-8") as file:
+                text = file.read(1 << 16)
+        except (OSError, UnicodeDecodeError):
+            continue
+        return "AT_MKL_ENABLED() 1" in text and "AT_MKL_SEQUENTIAL() 0" in text
+    return False
 
 
 def thread_settings(
-    threads: int, installed: Installed, environment: Mapping[str, str], option: str | None = None
+    threads: int,
+    installed: Installed,
+    environment: Mapping[str, str],
+    option: str | None = None,
+    *,
+    is_masked: bool = False,
 ) -> tuple[Proposal, ...]:
     """The variables that set the number of threads of the installed libraries.
 
-    `environment`: what the instance inherits. `option`: see `Proposal`.
+    `environment`: what the instance inherits. `option`: see `Proposal`. `is_masked`: the instance has a
+    mask of so many CPUs.
     """
     proposals = []
     for row in VARIABLES:
@@ -144,7 +293,9 @@ def thread_settings(
             continue
         if row.since_python and (installed.python or row.since_python) < row.since_python:
             continue
-        if row.follows_openmp and environment.get(row.name) in (None, "", str(threads)):
+        is_known = row.follows_openmp or (is_masked and row.counts_mask)
+        if is_known and environment.get(row.name) in (None, "", str(threads)):
             continue
-        proposals.append(Proposal(row.name, str(threads), row.reason, option=option))
+        reach = Reach.NOBODY if is_known else Reach.CHILDREN
+        proposals.append(Proposal(row.name, str(threads), row.reason, option=option, reach=reach))
     return tuple(proposals)

@@ -5,6 +5,7 @@ The order of precedence: ``--env``, values that an option asks for, inherited va
 own choice. An empty variable counts as unset.
 """
 
+import enum
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,7 +57,8 @@ OURS = "XLAUNCH_SET"
 jemalloc is ``LD_PRELOAD=/a/mine.so:/b/libjemalloc.so|/a/mine.so``. Entries are separated by ``;``;
 percent signs and the two separators are encoded as in a URL. Linux limits a variable to 128 KiB, so
 instead of a long value there is its digest (``%#``), and instead of a long replaced value its place in
-the new one (``%@START+LENGTH``)."""
+the new one (``%@START+LENGTH``). A user's variable that the instance or its child processes do not have
+is listed without a value: ``OMP_NUM_THREADS|8``."""
 
 INSTANCE_PREFIX = "XLAUNCH_INSTANCE_"
 """Variables that tell an instance its place. A nested launcher sets its own."""
@@ -77,11 +79,23 @@ MAX_BYTE_DIGITS = 20
 """Longer values of `MEMORY` are ignored."""
 
 
+class Reach(enum.Enum):
+    """Which processes get a variable."""
+
+    CHILDREN = "children"
+    """The program and all that it starts."""
+    PROGRAM = "program"
+    """The program's own process: the start-up hook keeps it from what the program starts."""
+    NOBODY = "nobody"
+    """None: what it would say is known already. An inherited value is removed if an option replaces it."""
+
+
 class VariableSetting(NamedTuple):
     """One environment variable of one instance."""
 
     name: str
-    value: str
+    value: str | None
+    """None: the instance does not have it."""
     reason: str
     users_own: bool = False
     """The user has set it, and the value is kept."""
@@ -89,6 +103,8 @@ class VariableSetting(NamedTuple):
     """The value that was not used: ours if the user's is kept, else the inherited one."""
     option: str | None = None
     """The option that replaced an inherited value."""
+    inherited: bool = True
+    """Processes that the program starts get it."""
 
 
 class Proposal(NamedTuple):
@@ -101,6 +117,7 @@ class Proposal(NamedTuple):
     """The value is the inherited one with ours added, so it takes its place."""
     option: str | None = None
     """The option that asks for this value. **Ex.:** ``"--ncores 2"``."""
+    reach: Reach = Reach.CHILDREN
 
 
 class Inherited(NamedTuple):
@@ -146,6 +163,10 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
     known = digits.isascii() and digits.isdigit() and len(digits) <= MAX_BYTE_DIGITS
     for entry in users_own.pop(OURS, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
+        if _BEFORE in name:
+            name, _, before = entry.partition(_BEFORE)
+            users_own.setdefault(_unescaped(name), _unescaped(before))
+            continue
         value, made_of_another, before = values.partition(_BEFORE)
         name = _unescaped(name)
         found = users_own.get(name)
@@ -185,13 +206,17 @@ def _chosen(
     """`value`, or the user's own."""
     name, option = proposal.name, proposal.option
     own = asked.get(name, inherited.get(name) or None)
+    given = None if proposal.reach is Reach.NOBODY else value
+    reaches = proposal.reach is Reach.CHILDREN
     if proposal.merged or own is None:
-        return VariableSetting(name, value, proposal.reason)
+        return VariableSetting(name, given, proposal.reason, inherited=reaches)
     if own == value:
         return VariableSetting(name, own, "already set", users_own=True)
     if option is not None and name not in asked:
         reason = f"{option} asks for it; {own} was inherited"
-        return VariableSetting(name, value, reason, lost=own, option=option)
+        if given is None:
+            reason = f"{option} asks for {value}; {own} was inherited; {proposal.reason}"
+        return VariableSetting(name, given, reason, lost=own, option=option, inherited=reaches)
     reason = f"already set; not changed to {value}"
     return VariableSetting(name, own, reason, users_own=True, lost=value)
 
@@ -221,7 +246,7 @@ def inherited_notes(
         if setting.users_own:
             kept.append(f"{setting.name}={setting.value} (not {setting.lost})")
         elif setting.option is not None:
-            was = f"{setting.name}={setting.lost} (now {setting.value})"
+            was = f"{setting.name}={setting.lost} (now {setting.value or 'not set'})"
             replaced.setdefault(setting.option, []).append(was)
     notes = [f"{option} replaces the inherited {', '.join(r)}" for option, r in replaced.items()]
     return (*notes, *([f"inherited variables are kept: {', '.join(kept)}"] if kept else []))
@@ -239,13 +264,17 @@ def instance_variables(
         name: value for name, value in inherited.items() if not name.startswith(OPTION_PREFIX)
     }
     chosen = [setting for setting in settings if not setting.users_own]
-    variables.update((setting.name, setting.value) for setting in chosen)
     before = {**inherited, **asked}
-    entries = [
-        _entry(setting, before.get(setting.name))
-        for setting in chosen
-        if setting.name not in OF_THE_PLACE
-    ]
+    entries = list[str]()
+    for name, value, *_, reaches_children in chosen:
+        if value is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = value
+            if name not in OF_THE_PLACE:
+                entries.append(_entry(name, value, before.get(name)))
+        if (value is None or not reaches_children) and before.get(name):
+            entries.append(f"{_escaped(name)}{_BEFORE}{_escaped(before[name])}")
     variables[OURS] = _SEPARATOR.join(entries)
     variables[f"{INSTANCE_PREFIX}INDEX"] = str(instance.index)
     variables[f"{INSTANCE_PREFIX}COUNT"] = str(plan.count)
@@ -262,14 +291,17 @@ def instance_variables(
 def without_names(listed: str, names: Collection[str]) -> str:
     """Remove the entries of some variables from a value of `OURS`."""
     entries = listed.split(_SEPARATOR)
-    kept = [entry for entry in entries if _unescaped(entry.partition("=")[0]) not in names]
+    kept = [
+        entry
+        for entry in entries
+        if _unescaped(entry.partition("=")[0].partition(_BEFORE)[0]) not in names
+    ]
     return _SEPARATOR.join(kept)
 
 
-def _entry(setting: VariableSetting, before: str | None) -> str:
-    """`setting` as `OURS` lists it."""
-    value = setting.value
-    entry = f"{_escaped(setting.name)}={_listed(value)}"
+def _entry(name: str, value: str, before: str | None) -> str:
+    """A variable as `OURS` lists it."""
+    entry = f"{_escaped(name)}={_listed(value)}"
     if before is None:
         return entry
     if len(before) > MAX_LISTED and before in value:

@@ -173,8 +173,8 @@ def test_plan_is_shown_before_the_program_runs(option: str):
     shown = xlaunch(option, "sh", "-c", "echo program >&2").err
     assert shown.endswith("\nprogram\n")
     assert "\ninstance  cores  threads  CPUs" in shown
-    assert "OMP_NUM_THREADS=" in shown
-    assert ("one thread for each CPU" in shown) == (option == "--explain")
+    assert "TRITON_CACHE_DIR=" in shown
+    assert ("libraries count the CPUs of the mask" in shown) == (option == "--explain")
 
 
 def test_in_place_nothing_is_said_at_all():

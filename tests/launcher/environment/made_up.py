@@ -76,3 +76,12 @@ def environment(prefix: Path, *packages: str, python: str = "3.13.1") -> Path:
     for package in packages:
         (site / f"{package}.dist-info").mkdir()
     return site
+
+
+def with_mkl(site: Path, *, enabled: int = 1) -> None:
+    """Write the header by which torch in site-packages says whether it is linked to MKL."""
+    header = site / "torch" / "include" / "ATen" / "Config.h"
+    header.parent.mkdir(parents=True)
+    header.write_text(
+        f"#define AT_MKL_ENABLED() {enabled}\n#define AT_MKL_SEQUENTIAL() {1 - enabled}\n"
+    )

@@ -206,7 +206,7 @@ def test_outer_launch_s_threads_are_not_the_user_s(own: str | None):
     inherited = {} if own is None else {"OMP_NUM_THREADS": own}
     inner = ("--cpus", str(allowed_cpus()[0]))
     for levels in ((inner,), ((), inner), ((), (), inner)):
-        assert planned(*levels, **inherited)["OMP_NUM_THREADS"] == (own or "1")
+        assert planned(*levels, **inherited).get("OMP_NUM_THREADS") == own
 
 
 def test_program_that_starts_ranks_gets_no_thread_count(tmp_path: Path):

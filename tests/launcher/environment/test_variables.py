@@ -71,7 +71,7 @@ def variables(
 
 def test_threads_of_the_instance():
     assert chosen({})[OMP][:2] == (OMP, "4")
-    assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False, None, None)
+    assert chosen({})["CACHE"] == ("CACHE", "ours", "kept in one place", False, None, None, True)
 
 
 WIDE = plan(LayoutRequest(), make_machine(packages=(4,), nodes=(4,)))

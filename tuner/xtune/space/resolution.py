@@ -188,7 +188,9 @@ class Resolver:
                 "cpus": instance.cpus if made.bound else None,
                 "memory": self._memory_of(made, instance),
                 **_program(program),
-                "environment": self._changes(variables, {s.name: s.value for s in settings}),
+                "environment": self._changes(
+                    variables, {s.name: s.value for s in settings if s.value is not None}
+                ),
                 "removed": sorted(
                     [
                         name

@@ -15,13 +15,13 @@ from types import ModuleType
 
 import pytest
 from tests.launcher.cli.commands import clean_environment, program, xlaunch
-from tests.launcher.environment.made_up import environment
+from tests.launcher.environment.made_up import environment, with_mkl
 
 import xruntime
 from xlaunch.environment import prepare_environment
 from xlaunch.environment.optimization import HOOK
-from xlaunch.environment.rank_hook import DIRECTORY
-from xlaunch.environment.rank_hook.startup import sitecustomize
+from xlaunch.environment.start_hook import DIRECTORY
+from xlaunch.environment.start_hook.startup import sitecustomize
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xlaunch.planning.planner import plan
@@ -35,7 +35,7 @@ RANK = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
     """The interpreter of an environment with torch."""
-    environment(tmp_path / "venv", "torch-2.13.0", python="3.13.1")
+    with_mkl(environment(tmp_path / "venv", "torch-2.13.0", python="3.13.1"))
     return tmp_path / "venv" / "bin" / "python"
 
 
@@ -71,7 +71,7 @@ def test_interpreter_that_would_ignore_the_hook_gets_none(python: Path, flags: s
 def test_environment_that_needs_no_hook_gets_none(
     tmp_path: Path, packages: tuple[str, ...], version: str
 ):
-    environment(tmp_path / "venv", *packages, python=version)
+    with_mkl(environment(tmp_path / "venv", *packages, python=version))
     request = Request.of(str(tmp_path / "venv" / "bin" / "python"), "train.py")
     assert python_path(request, **RANK) is None
 
