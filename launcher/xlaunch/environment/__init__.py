@@ -168,8 +168,16 @@ def prepare_environment(
         if not name:
             raise UsageError(f"the variable of the value {value!r} has no name")
         check_variable(name, value)
+    if both := dict(request.env).keys() & set(request.unset):
+        raise UsageError(f"--env and --unset both name {', '.join(sorted(both))}: drop one")
     outside = split_inherited(passed_on(inherited))
-    inherited = outside.users_own
+    unset = [
+        VariableSetting(name, None, "--unset")
+        for name in request.unset
+        if name in outside.users_own
+    ]
+    inherited = {n: value for n, value in outside.users_own.items() if n not in request.unset}
+    outside = outside._replace(users_own=inherited)
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)._replace(untried=untried)
     given = {**inherited, **dict(request.env)}
@@ -187,9 +195,10 @@ def prepare_environment(
                 proposals += part.of_instance(instance, known)
         chosen = choose_settings(plan, instance, asked, inherited, [*proposals, *lists])
         programs.append(own_program(program, request, plan, instance))
-        settings.append(chosen)
+        settings.append((*chosen, *unset))
         variables.append(instance_variables(plan, instance, asked, chosen, inherited))
     warnings = [text for part in parts for text in part.warnings]
+        proposals = [it for it in proposals if it.name not in request.unset]
     warnings += inherited_notes(settings[0], dict(request.env)) if settings else []
     left_alone = [part.allocator_left_alone for part in parts if part.allocator_left_alone]
     return Environment(

@@ -114,6 +114,13 @@ def parse_variable(text: str) -> tuple[str, str]:
     return name, content
 
 
+def parse_variable_name(text: str) -> str:
+    """The name of an environment variable."""
+    if not text or "=" in text or "\0" in text:
+        raise UsageError(f"{text!r} is not the name of a variable")
+    return text
+
+
 def parse_flag(text: str) -> bool:
     """The value of a flag's variable, in any case."""
     if text.lower() in ("1", "true", "yes", "on", "t", "y"):
@@ -147,6 +154,7 @@ WAIT = OptionKind("TIME|max", parse_wait, "10m")
 POSITIVE_DURATION = OptionKind("TIME", parse_positive_duration, "10m")
 SIZE = OptionKind("SIZE", parse_size, "20GiB")
 VARIABLE = OptionKind("NAME=VALUE", parse_variable)
+VARIABLE_NAME = OptionKind("NAME", parse_variable_name, "OMP_NUM_THREADS")
 METRIC = OptionKind("NAME|REGEX", parse_metric, "sentences/s")
 FLAG = OptionKind("", parse_flag, True)
 FILE = OptionKind("FILE", str, "file")

@@ -176,6 +176,8 @@ class ProgramRequest(NamedTuple):
     """The Python interpreter for scripts and modules; None: the active environment's."""
     env: tuple[tuple[str, str], ...] = ()
     """Variables for every instance, which win over all others; ``{index}`` etc. are replaced."""
+    unset: tuple[str, ...] = ()
+    """Variables that instances do not have. Of LD_PRELOAD and PYTHONPATH, only the user's own entries."""
     substitute: bool = False
     """Replace ``{index}`` etc. in the program's arguments, as in `env`."""
     allocator: str = "auto"

@@ -140,3 +140,20 @@ def test_launcher_inside_an_instance_takes_its_mask_as_the_machine(needs: Any):
         told = run((*outer, *how, "--", *XLAUNCH, "--instances", "max", "-q", SHOW)).only()
         assert told["cpus"] == [second]
         assert told["env"]["XLAUNCH_INSTANCE_CPUS"] == str(second)
+
+
+def test_variable_that_is_unset_is_neither_inherited_nor_set():
+    env = clean_environment(A="1", OMP_NUM_THREADS="3", LD_PRELOAD="")
+    names = ("A", "OMP_NUM_THREADS", "TRITON_CACHE_DIR", "B")
+    options = [word for name in names for word in ("--unset", name)]
+    told = xlaunch(*options, "--env", "B2=", SHOW, env=env).only()["env"]
+    assert not set(names) & set(told)
+    assert told["B2"] == ""  # --env NAME= sets an empty variable
+    shown = ask("plan", "--explain", *options, SHOW, env=env).out.decode()
+    assert "\n  --unset:\n    A not set\n    OMP_NUM_THREADS not set" in shown
+    assert "unset A" in ask("env", *options, env=env).out.decode().splitlines()
+    assert "'A=1' is not the name of a variable" in ask("plan", "--unset", "A=1").refused()
+    both = ask("plan", "--unset", "A", "--env", "A=1", SHOW).refused()
+    assert both == "--env and --unset both name A: drop one"
+    within = ("--unset", "A", *XLAUNCH, SHOW)
+    assert "A" not in xlaunch(*within, env=env).only()["env"]

@@ -96,6 +96,7 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
             ["sentences/s", "latency:total", 'it\'s ([0-9.]+) "ms"', "µs"]
         ),
         kinds.NAMED_DIRECTORY: TEXTS.filter(bool),
+        kinds.VARIABLE_NAME: NAMES,
     }
     if kind in known:
         value = known[kind]
