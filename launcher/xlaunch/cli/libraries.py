@@ -12,7 +12,7 @@ import click
 from xlaunch.console import terminal_width
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
-from xlaunch.environment.preload import Judged, judge, preloaded
+from xlaunch.environment.preload import Judged, judge, preloaded, prove_entries
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.options.commands import CONTEXT
@@ -40,7 +40,8 @@ def command(*, as_json: bool, python: str | None) -> None:
         lines = [f"for {interpreter} ({reason})", *_table(judged), *_absent(judged)]
         inherited = preloaded(os.environ.get("LD_PRELOAD"))
         if inherited:
-            lines.append(f"LD_PRELOAD: {' '.join(inherited)} (kept)")
+            refused = dict(prove_entries(os.environ, interpreter).refused)
+            lines += [f"LD_PRELOAD: {it} ({refused.get(it, 'kept')})" for it in inherited]
         click.echo("\n".join(lines))
     for note in notes:
         click.echo(f"note: {note}", err=True)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from xlaunch.cache.use import NOT_KEPT, CacheSettings, cache_settings
 from xlaunch.environment.allocators import contribute_allocator
 from xlaunch.environment.contribution import (
+    PRELOAD,
     Contribution,
     Contributor,
     Situation,
@@ -181,7 +183,10 @@ def prepare_environment(
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)._replace(untried=untried)
     given = {**inherited, **dict(request.env)}
-    situation = Situation(plan, request, run, program, given, outside, make_directories, started)
+    loading, warnings = _loading(given, program)
+    situation = Situation(
+        plan, request, run, program, given, loading, outside, make_directories, started
+    )
     parts = [contribute(situation) for contribute in CONTRIBUTORS]
     lists = join_entries([entry for part in parts for entry in part.entries], given)
     programs, settings, variables = [], [], []
@@ -193,12 +198,12 @@ def prepare_environment(
             proposals += part.proposals
             if part.of_instance is not None:
                 proposals += part.of_instance(instance, known)
+        proposals = [it for it in proposals if it.name not in request.unset]
         chosen = choose_settings(plan, instance, asked, inherited, [*proposals, *lists])
         programs.append(own_program(program, request, plan, instance))
         settings.append((*chosen, *unset))
         variables.append(instance_variables(plan, instance, asked, chosen, inherited))
-    warnings = [text for part in parts for text in part.warnings]
-        proposals = [it for it in proposals if it.name not in request.unset]
+    warnings += [text for part in parts for text in part.warnings]
     warnings += inherited_notes(settings[0], dict(request.env)) if settings else []
     left_alone = [part.allocator_left_alone for part in parts if part.allocator_left_alone]
     return Environment(
@@ -211,6 +216,20 @@ def prepare_environment(
         forbids_huge_pages=request.thp is HugePages.NEVER,
         allocator_left_alone=next(iter(left_alone), None),
     )
+
+
+def _loading(given: Mapping[str, str], program: Program) -> tuple[Mapping[str, str], list[str]]:
+    """`given` with those entries of LD_PRELOAD that can be loaded, and a warning for each other."""
+    if not given.get(PRELOAD) or sys.platform != "linux":
+        return given, []
+    from xlaunch.environment.preload import prove_entries, prover_of
+
+    users = prove_entries(given, prover_of(program))
+    warnings = [
+        f"LD_PRELOAD names {entry}, which cannot be loaded, and does not count: {refusal}"
+        for entry, refusal in users.refused
+    ]
+    return {**given, PRELOAD: users.value} if warnings else given, warnings
 
 
 def _share_inside(plan: Plan, outside: Inherited) -> int | None:

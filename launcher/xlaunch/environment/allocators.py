@@ -28,6 +28,18 @@ AUTO_LIBRARY = "tcmalloc"
 """The profile of `auto` where its library is installed."""
 TUNABLES = "GLIBC_TUNABLES"
 
+GLIBC_VARIABLES = {
+    "MALLOC_ARENA_MAX": "glibc.malloc.arena_max",
+    "MALLOC_ARENA_TEST": "glibc.malloc.arena_test",
+    "MALLOC_CHECK_": "glibc.malloc.check",
+    "MALLOC_MMAP_MAX_": "glibc.malloc.mmap_max",
+    "MALLOC_MMAP_THRESHOLD_": "glibc.malloc.mmap_threshold",
+    "MALLOC_PERTURB_": "glibc.malloc.perturb",
+    "MALLOC_TOP_PAD_": "glibc.malloc.top_pad",
+    "MALLOC_TRIM_THRESHOLD_": "glibc.malloc.trim_threshold",
+}
+"""glibc's older variables, and the tunable that each sets (elf/dl-tunables.list, env_alias)."""
+
 MAX_KEPT_BYTES = 64 << 30
 TUNABLES_SINCE = (2, 26)
 """First version of glibc with GLIBC_TUNABLES."""
@@ -144,7 +156,7 @@ def contribute_allocator(situation: Situation) -> Contribution:
     choice = _choose_allocator(
         request.allocator,
         situation.program,
-        given,
+        situation.loading,
         glibc,
         problem,
         keep=situation.make_directories,
@@ -199,15 +211,23 @@ def _choose_allocator(
 ) -> _Choice:
     """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
 
-    `auto` preloads into Python programs only. It preloads nothing if the user has chosen, by an
-    allocator in LD_PRELOAD, which is kept, or by glibc's tunables.
+    `given`: with those entries of LD_PRELOAD that can be loaded. `auto` preloads into Python programs only.
+    It preloads nothing if the user has chosen, by an allocator in LD_PRELOAD, which is kept, by glibc's
+    tunables, or by the variables that glibc had before those.
     """
+    tuned = [f"{name}={given[name]}" for name in GLIBC_VARIABLES if given.get(name)]
     if asked == AUTO:
         if given.get("LD_PRELOAD"):
             from xlaunch.environment.preload import other_allocator
 
             if other_allocator(given) is not None:
                 return _Choice(PROFILES["glibc"])
+        if tuned:
+            reason = f"{', '.join(tuned)} is kept; --allocator NAME takes another"
+            note = (
+                f"inherited variables are kept: {', '.join(tuned)} (--allocator auto sets nothing)"
+            )
+            return _Choice(PROFILES["glibc"], None, (note,), reason)
         chosen = "glibc.malloc" in given.get(TUNABLES, "")
         if sys.platform != "linux" or program.interpreter is None or chosen:
             return _Choice(choose_profile(AUTO, glibc=glibc), left_alone=problem)
@@ -229,6 +249,8 @@ def _choose_allocator(
         f"--allocator {asked}", profile.library, program, given, keep=keep
     )
     refuse_second_allocator(library.path, given)
+    if tuned:
+        notes += (f"--allocator {asked}: {', '.join(tuned)} is for glibc's, and has no effect",)
     return _Choice(profile, library.path, notes)
 
 
@@ -274,7 +296,7 @@ def allocator_settings(
     """The variables of `profile`, scaled to the instance's memory.
 
     Data loader workers inherit them, so the memory is divided by one worker per thread as well. The
-    user's own GLIBC_TUNABLES win, name by name. `huge_pages`: let glibc request huge pages.
+    user's own GLIBC_TUNABLES and GLIBC_VARIABLES win, name by name. `huge_pages`: let glibc request huge pages.
     """
     keep = MAX_KEPT_BYTES
     if memory_share_bytes is not None:
@@ -287,6 +309,8 @@ def allocator_settings(
         if name == TUNABLES:
             if huge_pages:
                 value += ":glibc.malloc.hugetlb=1"
+            own = {tunable for name, tunable in GLIBC_VARIABLES.items() if inherited.get(name)}
+            value = ":".join([it for it in value.split(":") if it.partition("=")[0] not in own])
             value = merge_tunables(inherited.get(TUNABLES, ""), value)
         proposals.append(Proposal(name, value, reason, merged=name == TUNABLES))
     return tuple(proposals)

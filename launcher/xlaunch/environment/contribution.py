@@ -23,6 +23,8 @@ class Situation(NamedTuple):
     program: Program
     given: Mapping[str, str]
     """The user's own variables, with those of --env as they are written."""
+    loading: Mapping[str, str]
+    """The same, with those entries of LD_PRELOAD that can be loaded."""
     outside: Inherited
     make_directories: bool = False
     """Create the cache directories that variables name."""

@@ -47,8 +47,13 @@ class OpenMPProfile(NamedTuple):
     source: str
 
 
-BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-"""Variables that shrink the main thread's mask; the last one only with Intel's and LLVM's."""
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+"""Variables that shrink the main thread's mask, with every runtime."""
+KMP_AFFINITY = "KMP_AFFINITY"
+"""The same, with Intel's and LLVM's."""
+KMP = ("intel", "llvm")
+_KMP_TYPES = ("compact", "scatter", "balanced", "explicit", "logical", "physical", "proclist")
+"""Types of KMP_AFFINITY that bind threads; without a type it binds none."""
 _BINDS_NOTHING = ("false", "none", "disabled")
 
 PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
@@ -123,7 +128,7 @@ def contribute_openmp(situation: Situation) -> Contribution:
         situation.request.omp,
         situation.plan,
         situation.program,
-        situation.given,
+        situation.loading,
         outside=situation.outside.chosen,
         keep=situation.make_directories,
     )
@@ -157,7 +162,7 @@ def choose_openmp(
     warnings: tuple[str, ...] = ()
     if profile is None or profile.library is not None:
         profile, library, warnings = _runtime(asked, program, environment, keep=keep)
-    warnings += _warn_of_binding(profile, environment)
+    warnings += _warn_of_binding(profile, program, environment)
     why_passive = _why_passive(plan, outside or {})
     if why_passive is None:
         variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
@@ -185,18 +190,77 @@ def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
     return None
 
 
-def _warn_of_binding(profile: OpenMPProfile, environment: Mapping[str, str]) -> tuple[str, ...]:
-    if profile is PROFILES["none"] or environment.get("OMP_PROC_BIND", "").lower() == "false":
+def _warn_of_binding(
+    profile: OpenMPProfile, program: Program, environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    if profile is PROFILES["none"]:
         return ()
-    names = BINDING if profile.library in ("intel", "llvm") else BINDING[:-1]
-    for name in names:
+    found = binding_variable(environment, program, profile.library)
+    if found is None:
+        return ()
+    return (
+        f"{found.assignment} is set and kept: with {found.runtime} it shrinks a program's main thread "
+        "to one place, and with it every process that the program starts",
+    )
+
+
+class Binding(NamedTuple):
+    """A variable by which an OpenMP runtime binds the main thread of a process."""
+
+    assignment: str
+    """**Ex.:** ``KMP_AFFINITY=compact``."""
+    runtime: str
+    """**Ex.:** ``/opt/lib/libiomp5.so``, ``any runtime``."""
+
+
+def binding_variable(
+    environment: Mapping[str, str], program: Program, chosen: str | None = None
+) -> Binding | None:
+    """The inherited variable by which a runtime of the program binds its main thread; None: there is none.
+
+    `environment`: what `program` inherits, with the entries of LD_PRELOAD that it will load. `chosen`:
+    the runtime that ``--omp`` preloads. KMP_AFFINITY has an effect with Intel's and LLVM's only, there also
+    where OMP_PROC_BIND is false.
+    """
+    value = environment.get(KMP_AFFINITY, "")
+    if any(word in value.lower() for word in _KMP_TYPES):
+        runtime = f"--omp {chosen}" if chosen in KMP else kmp_runtime(program, environment)
+        if runtime is not None:
+            return Binding(f"{KMP_AFFINITY}={value}", runtime)
+    if environment.get("OMP_PROC_BIND", "").lower() == "false":
+        return None
+    for name in BINDING:
         value = environment.get(name, "")
         if value and not any(word in value.lower() for word in _BINDS_NOTHING):
-            return (
-                f"{name}={value} is set and kept: it shrinks a program's main thread to one place, "
-                "and with it every process that the program starts",
-            )
-    return ()
+            return Binding(f"{name}={value}", "any runtime")
+    return None
+
+
+def kmp_runtime(program: Program, environment: Mapping[str, str]) -> str | None:
+    """Where Intel's or LLVM's runtime comes from that `program` loads; None: it is not known to load one.
+
+    Preloaded by the user, linked to the executable or to torch, brought by a package for itself, or by MKL.
+    """
+    from xlaunch.environment.libraries import find_libraries, kind_of
+    from xlaunch.environment.preload import preloaded
+
+    for entry in preloaded(environment.get(PRELOAD)):
+        if kind_of(entry) in KMP:
+            return entry
+    for name in () if program.loads is None else program.loads.needed:
+        if kind_of(name) in KMP:
+            return name
+    if program.prefix is None:
+        return None
+    own = program_runtime(program.prefix, program.interpreter)
+    if own in KMP:
+        return f"the {own} runtime of torch"
+    if program.installed.has("mkl"):
+        return "the libiomp5 that MKL loads"
+    for library in find_libraries(KMP, program.prefix, {}, loads=None):
+        if "-packages/" in library.path:
+            return library.path
+    return None
 
 
 def _runtime(

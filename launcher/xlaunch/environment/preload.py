@@ -90,6 +90,55 @@ def _same(entry: str, library: str) -> bool:
     return any(name == entry or name.startswith(f"{entry}.") for name in names)
 
 
+class UsersPreloads(NamedTuple):
+    """What of the user's LD_PRELOAD a program will load."""
+
+    value: str
+    """LD_PRELOAD without the allocators and OpenMP runtimes that cannot be loaded."""
+    refused: tuple[tuple[str, str], ...]
+    """Those, each with the reason."""
+
+
+def prove_entries(environment: Mapping[str, str], prover: str | None) -> UsersPreloads:
+    """Try the allocators and OpenMP runtimes of the user's LD_PRELOAD, as those that xlaunch would choose.
+
+    The loader skips an entry that it cannot load, with a line. `prover`: a Python; None: nothing can be
+    tried, and all count.
+    """
+    from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
+
+    kept, refused = list[str](), list[tuple[str, str]]()
+    for entry in preloaded(environment.get(VARIABLE)):
+        refusal = None
+        if prover is not None and kind_of(entry) in (*ALLOCATORS, *OPENMP):
+            if "/" in entry and "$" not in entry:
+                path = os.path.abspath(entry)
+                missing = None if os.path.exists(path) else "there is no such file"
+                refusal = missing or prove_preload(path, prover, environment).refusal
+            else:  # only the loader knows which file it is
+                refusal, _ = _try(entry, prover, environment)
+        if refusal is None:
+            kept.append(entry)
+        else:
+            refused.append((entry, refusal))
+    return UsersPreloads(":".join(kept), tuple(refused))
+
+
+def prover_of(program: Program) -> str | None:
+    """The Python with which libraries for `program` are tried; None: it has another C library.
+
+    Only Python can list its own libraries. For any other program our own is tried.
+    """
+    import sys
+
+    from xlaunch.environment.elf import read_program
+
+    if program.interpreter is not None:
+        return program.interpreter
+    loads, own = program.loads, read_program(sys.executable)
+    return None if loads and own and loads.c_library != own.c_library else sys.executable
+
+
 def other_allocator(environment: Mapping[str, str], library: str | None = None) -> str | None:
     """The allocator that LD_PRELOAD names already, unless it is `library`; None if there is none."""
     from xlaunch.environment.libraries import ALLOCATORS, kind_of
@@ -140,7 +189,6 @@ def require_library(
     """
     import sys
 
-    from xlaunch.environment.elf import read_program
     from xlaunch.environment.libraries import (
         find_libraries,
         how_to_install,
@@ -160,13 +208,11 @@ def require_library(
         )
     else:
         found = find_libraries((wanted,), prefix, environment, loads=loads)
-    # Only Python can list its own libraries. For any other program our own interpreter is tried, unless
-    # it has another C library.
-    prover = program.interpreter or program.executable
-    if prefix is None:
-        prover, own = sys.executable, read_program(sys.executable)
+    prover = prover_of(program)
+    if prover is None:
+        prover = sys.executable
         fitting = next((it for it in found if it.refusal is None), None)
-        if fitting and loads and own and loads.c_library != own.c_library:
+        if fitting:
             note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
             return fitting, (note,)
     library, notes, refused = _first_preloadable(
@@ -304,8 +350,14 @@ def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tupl
         return f"{interpreter} {how} when it is preloaded{said}", done.returncode > 0
     if complaint:
         return f"preloading it says: {complaint[:300]}", True
-    mapped = os.fsencode(os.path.realpath(library))
-    if not any(line.endswith(b" " + mapped) for line in done.stdout.splitlines()):
+    mapped = b" " + os.fsencode(os.path.realpath(library))
+    files = done.stdout.splitlines()
+    if "/" in library and "$" not in library:
+        is_mapped = any(line.endswith(mapped) for line in files)
+    else:
+        name = os.fsencode(f"/{os.path.basename(library)}")
+        is_mapped = any(name in line for line in files)
+    if not is_mapped:
         return f"{interpreter} starts without it, though it is in LD_PRELOAD", True
     return None, True
 

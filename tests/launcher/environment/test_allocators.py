@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import ask, clean_environment, xlaunch
+from tests.launcher.cli.commands import SHOW, ask, clean_environment, xlaunch
+from tests.launcher.environment.made_up import AARCH64, HERE, X86_64, library
 from tests.libraries import find_library
 
 from xlaunch.environment.allocators import (
+    GLIBC_VARIABLES,
     PROFILES,
     allocator_settings,
     choose_profile,
@@ -198,3 +202,82 @@ def test_second_allocator_is_refused(needs: Callable[..., None]):
     env = clean_environment(LD_PRELOAD=theirs.path)
     message = ask("--allocator", "tcmalloc", "true", env=env).refused()
     assert message.startswith("--allocator: LD_PRELOAD already names")
+
+
+# What the user has chosen by variables
+
+
+def changed_by_auto(*options: str, **inherited: str) -> tuple[dict[str, str], str]:
+    """The allocator's variables that a Python program has, and what xlaunch prints."""
+    done = xlaunch(*options, SHOW, env=clean_environment(**inherited))
+    names = re.compile("MALLOC|TUNABLES|LD_PRELOAD")
+    return {n: v for n, v in done.only()["env"].items() if names.search(n)}, done.err
+
+
+@pytest.mark.parametrize("name", GLIBC_VARIABLES)
+def test_auto_leaves_an_allocator_alone_that_the_user_has_tuned_and_says_so(name: str):
+    told, said = changed_by_auto(**{name: "2"})
+    assert told == {name: "2"}
+    line = f"inherited variables are kept: {name}=2 (--allocator auto sets nothing)"
+    assert said == f"xlaunch: warning: {line}\n"
+    shown = ask("plan", "--explain", SHOW, env=clean_environment(**{name: "2"})).out.decode()
+    assert f"  allocator: left alone; {name}=2 is kept" in shown
+    assert changed_by_auto(**{name: ""})[0].keys() - {name}, "an empty variable counts as unset"
+
+
+def test_named_profile_keeps_what_the_user_has_tuned():
+    own = {"MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    told, said = changed_by_auto("--allocator", "glibc-one-arena", **own)
+    assert told.items() >= own.items()
+    assert said == ""
+    tunables = told["GLIBC_TUNABLES"]
+    assert "glibc.malloc.mmap_max=0" in tunables
+    assert "arena_max" not in tunables
+    assert "trim_threshold" not in tunables
+
+
+def test_named_library_says_that_glibc_s_variables_have_no_effect(needs: Callable[..., None]):
+    needs(find_library("jemalloc", sys.prefix, {}), "Debian's libjemalloc2")
+    _, said = changed_by_auto("--allocator", "jemalloc", MALLOC_ARENA_MAX="2")
+    assert "--allocator jemalloc: MALLOC_ARENA_MAX=2 is for glibc's, and has no effect" in said
+
+
+def stale_entries(tmp_path: Path) -> dict[str, str]:
+    """Entries of LD_PRELOAD with an allocator's name that no program loads."""
+    other = AARCH64 if HERE != AARCH64 else X86_64
+    text = tmp_path / "text" / "libjemalloc.so.2"
+    text.parent.mkdir()
+    text.write_text("not a library")
+    return {
+        "gone": str(tmp_path / "gone" / "libjemalloc.so.2"),
+        "text": str(text),
+        "foreign": str(library(tmp_path / "foreign" / "libtcmalloc.so.4", machine=other)),
+        "nowhere": "libmimalloc.so.3",
+    }
+
+
+@pytest.mark.parametrize("kind", ["gone", "text", "foreign", "nowhere"])
+def test_preload_that_cannot_be_loaded_is_no_choice_of_an_allocator(tmp_path: Path, kind: str):
+    entry = stale_entries(tmp_path)[kind]
+    needed = find_library("mimalloc", None, {})
+    if kind == "nowhere" and needed is not None and needed.path.endswith(".so.3"):
+        entry = "libmimalloc.so.2.77"
+    made = ask("plan", "--json", SHOW, env=clean_environment(LD_PRELOAD=entry))
+    plain = ask("plan", "--json", SHOW, env=clean_environment(LD_PRELOAD=""))
+    (told, bare) = (json.loads(it.out)["instances"][0]["environment"] for it in (made, plain))
+    assert told.pop("LD_PRELOAD", entry).split(":")[0] == entry
+    bare.pop("LD_PRELOAD", None)
+    assert told == bare
+    (warning,) = json.loads(made.out)["warnings"]
+    assert warning.startswith(
+        f"LD_PRELOAD names {entry}, which cannot be loaded, and does not count: "
+    )
+
+
+def test_allocator_that_the_loader_finds_by_its_name_is_the_user_s_choice(
+    needs: Callable[..., None],
+):
+    found = find_library("jemalloc", None, {})
+    needs(found and found.origin == "a system directory", "Debian's libjemalloc2")
+    told, said = changed_by_auto(LD_PRELOAD="libjemalloc.so.2")
+    assert (told, said) == ({"LD_PRELOAD": "libjemalloc.so.2"}, "")

@@ -18,11 +18,11 @@ from tests.libraries import find_library
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import OPENMP
 from xlaunch.environment.openmp import PROFILES, OpenMPChoice, choose_openmp, program_runtime
-from xlaunch.environment.program import Program
+from xlaunch.environment.program import Program, resolve_program
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import LayoutRequest, MemoryPolicy
+from xlaunch.planning.request import LayoutRequest, MemoryPolicy, ProgramRequest
 
 PROGRAM = Path(__file__).with_name("openmp_program.py")
 SHRINKING = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
@@ -191,6 +191,58 @@ def test_user_s_binding_stays_and_is_warned_of(name: str, value: str, under: lis
         if any(f"{name}={value} is set and kept" in warning for warning in choice.warnings):
             warned.append(asked)
     assert warned == under
+
+
+AFFINITY = {"KMP_AFFINITY": "granularity=fine,compact,1,0"}
+
+
+def binding_warnings(program: Program, **inherited: str) -> list[str]:
+    variables = {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"], **AFFINITY, **inherited}
+    choice = choose_openmp("auto", ROOMY, program, variables)
+    return [text for text in choice.warnings if "KMP_AFFINITY" in text]
+
+
+@pytest.mark.parametrize("kind", ["intel", "llvm"])
+def test_affinity_is_warned_of_where_the_user_preloads_the_runtime(kind: str, runtime):
+    path = runtime(kind)
+    (warning,) = binding_warnings(python_in(sys.prefix), LD_PRELOAD=path)
+    assert f"with {path} it shrinks" in warning
+    # This runtime heeds KMP_AFFINITY first.
+    assert binding_warnings(python_in(sys.prefix), LD_PRELOAD=path, OMP_PROC_BIND="false")
+    for harmless in ("granularity=fine", "verbose", "none"):
+        assert not binding_warnings(python_in(sys.prefix), LD_PRELOAD=path, KMP_AFFINITY=harmless)
+
+
+def test_affinity_is_warned_of_where_the_program_loads_the_runtime(tmp_path: Path):
+    site = environment(tmp_path / "plain", "numpy-2.3.0")
+    plain = python_in(str(tmp_path / "plain"))
+    assert not binding_warnings(plain)
+    library(site / "some.libs" / "libomp-0123abcd.so.5")
+    (warning,) = binding_warnings(plain)
+    assert "some.libs/libomp-0123abcd.so.5 it shrinks" in warning
+    linked = environment(tmp_path / "linked", "torch-2.13.0") / "torch" / "lib"
+    library(linked / "libtorch_cpu.so", needed=("libiomp5.so",))
+    (warning,) = binding_warnings(python_in(str(tmp_path / "linked")))
+    assert "with the intel runtime of torch it shrinks" in warning
+    environment(tmp_path / "mkl", "mkl-2025.0")
+    request = ProgramRequest((str(tmp_path / "mkl" / "bin" / "python"),))
+    (warning,) = binding_warnings(resolve_program(request, {"PATH": os.environ["PATH"]}))
+    assert "with the libiomp5 that MKL loads it shrinks" in warning
+    native = library(tmp_path / "program", needed=("libomp.so.5", "libc.so.6"))
+    own = resolve_program(ProgramRequest((str(native),)), {})
+    assert binding_warnings(own)
+
+
+@pytest.mark.long
+def test_affinity_does_what_the_warning_says(runtime, needs):
+    needs(find_spec("torch"), "torch")
+    two_cpus(needs)
+    env = clean_environment(LD_PRELOAD=runtime("intel"), **AFFINITY)
+    done = xlaunch(PROGRAM, env=env)
+    assert "KMP_AFFINITY=granularity=fine,compact,1,0 is set and kept" in done.err
+    told = json.loads(done.out)
+    # In a forked child, which loads nothing anew, this runtime restores the mask.
+    assert len(told["mask"]) == len(told["spawned"]) == 1
 
 
 @pytest.mark.long

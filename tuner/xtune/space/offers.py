@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from xlaunch.environment.allocators import GLIBC_VARIABLES
 from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
 from xlaunch.environment.huge_pages import SystemMode, system_mode
-from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
+from xlaunch.environment.libraries import OPENMP
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
-from xlaunch.environment.preload import preloaded
+from xlaunch.environment.preload import other_allocator, prove_entries, prover_of
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import XLaunchError
@@ -150,9 +151,12 @@ def read_offers(
         return tuple(found.values())
 
     allocators: tuple[str, ...] = ("auto",)
-    preload = [entry for entry in preloaded(given.get(LD_PRELOAD)) if kind_of(entry) in ALLOCATORS]
-    if preload:
-        left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload[0]}, which is kept"))
+    users = prove_entries(given, prover_of(bare.program)).value
+    preload = other_allocator({LD_PRELOAD: users})
+    if preload is not None:
+        left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload}, which is kept"))
+    elif tuned := [name for name in GLIBC_VARIABLES if given.get(name)]:
+        left_out.append(LeftOut(ALLOCATOR, f"{', '.join(tuned)} is set, which is kept"))
     elif request.program.allocator == "auto":
         allocators = kept(ALLOCATOR, ("auto", *ALLOCATOR_PROFILES))
     runtimes: tuple[str, ...] = ("auto",)

@@ -11,6 +11,7 @@ from typing import Any
 
 from xlaunch.children import script, without_current_directory
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.environment.allocators import GLIBC_VARIABLES
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import (
     ALLOCATORS,
@@ -19,9 +20,11 @@ from xlaunch.environment.libraries import (
     how_to_install,
     kind_of,
 )
-from xlaunch.environment.openmp import program_runtime
-from xlaunch.environment.preload import judge, other_allocator, preloaded
+from xlaunch.environment.openmp import binding_variable, program_runtime
+from xlaunch.environment.preload import judge, other_allocator, preloaded, prove_entries
+from xlaunch.environment.program import resolve_program
 from xlaunch.errors import UsageError
+from xlaunch.planning.request import ProgramRequest
 
 CHILD_TIMEOUT_S = 300.0
 
@@ -29,9 +32,21 @@ CHILD_TIMEOUT_S = 300.0
 def show_allocator(facts: Facts) -> Iterator[Finding]:
     """Which allocator `--allocator auto` would use."""
     assert facts.interpreter is not None
-    own = other_allocator(facts.environment)
+    users = prove_entries(facts.environment, facts.interpreter)
+    for entry, refusal in users.refused:
+        yield Finding(
+            Severity.WARNING,
+            f"LD_PRELOAD names {entry}, which cannot be loaded",
+            f"every program prints a line about it, and runs without it: {refusal}",
+            "unset LD_PRELOAD",
+        )
+    own = other_allocator({**facts.environment, "LD_PRELOAD": users.value})
     if own is not None:
         yield Finding(Severity.OK, f"allocator: {own}, by LD_PRELOAD")
+        return
+    tuned = [f"{it}={value}" for it in GLIBC_VARIABLES if (value := facts.environment.get(it))]
+    if tuned:
+        yield Finding(Severity.OK, f"allocator: glibc's, with {', '.join(tuned)}, kept")
         return
     loads = read_program(facts.interpreter)
     found = find_libraries(ALLOCATORS, facts.prefix, facts.environment, loads=loads)
@@ -82,6 +97,23 @@ def show_runtimes(facts: Facts) -> Iterator[Finding]:
         "that your program imports are tried in a child",
         f"xlaunch doctor --import torch{''.join(f' --import {_module(name)}' for name in carried)}",
     )
+
+
+def show_binding(facts: Facts) -> Iterator[Finding]:
+    """Whether an OpenMP runtime would bind the main thread of programs."""
+    assert facts.interpreter is not None
+    request = ProgramRequest((facts.interpreter,))
+    program = resolve_program(request, facts.environment)
+    users = prove_entries(facts.environment, facts.interpreter)
+    found = binding_variable({**facts.environment, "LD_PRELOAD": users.value}, program)
+    if found is not None:
+        yield Finding(
+            Severity.WARNING,
+            f"{found.assignment} binds the main thread of programs to one place, with {found.runtime}",
+            "every process and data loader worker that a program starts inherits that mask "
+            "(pytorch issues 99625, 91989, 101850)",
+            f"unset {found.assignment.partition('=')[0]}",
+        )
 
 
 def _module(distribution: str) -> str:
@@ -182,6 +214,7 @@ def _can_load(facts: Facts) -> bool:
 CHECKS = (
     Check("allocator", show_allocator, _can_load),
     Check("openmp-runtime", show_runtimes, _can_load),
+    Check("openmp-binding", show_binding, _can_load),
     Check(
         "two-openmp-runtimes",
         show_two_runtimes,

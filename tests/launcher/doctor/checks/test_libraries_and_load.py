@@ -43,6 +43,36 @@ def test_allocator_that_would_be_chosen(tmp_path: Path, needs):
     assert found == f"allocator: {tcmalloc.path}, by LD_PRELOAD"
 
 
+def test_stale_preload_is_no_allocator(tmp_path: Path):
+    gone = f"{tmp_path}/libjemalloc.so.2"
+    stale, rest = shown("allocator", here(LD_PRELOAD=gone))
+    assert stale.severity is Severity.WARNING
+    assert stale.found == f"LD_PRELOAD names {gone}, which cannot be loaded"
+    assert "there is no such file" in stale.why
+    assert [rest] == shown("allocator", here())
+
+
+def test_allocator_that_the_user_has_tuned():
+    found = one("allocator", here(MALLOC_ARENA_MAX="2"))
+    assert (found.severity, found.found) == (
+        Severity.OK,
+        "allocator: glibc's, with MALLOC_ARENA_MAX=2, kept",
+    )
+
+
+def test_variable_that_binds_the_main_thread(needs):
+    intel = find_library("intel", sys.prefix, os.environ)
+    needs(intel, "pip's intel-openmp")
+    affinity = {"KMP_AFFINITY": "compact"}
+    assert shown("openmp-binding", here()) == []
+    found = one("openmp-binding", here(LD_PRELOAD=intel.path, **affinity))
+    assert (found.severity, found.advise) == (Severity.WARNING, "unset KMP_AFFINITY")
+    assert found.found.startswith("KMP_AFFINITY=compact binds the main thread")
+    assert intel.path in found.found
+    found = one("openmp-binding", here(OMP_PROC_BIND="close"))
+    assert found.found.startswith("OMP_PROC_BIND=close binds the main thread")
+
+
 def test_allocator_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment(tmp_path)
     monkeypatch.setattr("xlaunch.doctor.checks.libraries.find_libraries", lambda *_, **__: ())
