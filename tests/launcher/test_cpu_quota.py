@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct")
 """Where version 2 is, or version 1's controller."""
 ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 BUSY = """
-import os, subprocess, sys
-threads = os.environ["OMP_NUM_THREADS"]
+import ctypes, os, subprocess, sys
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+threads = getenv(b"OMP_NUM_THREADS").decode()  # as libraries read it; os.environ has none
+assert "OMP_NUM_THREADS" not in os.environ
 print(sorted(os.sched_getaffinity(0)), threads, flush=True)
 spin = "import time\\nend = time.monotonic() + 1\\nwhile time.monotonic() < end: pass"
 for process in [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(int(threads))]:
@@ -85,3 +89,35 @@ def test_a_program_is_not_bound_and_never_stopped(group: Path):
     assert (done.code, done.err) == (0, "")
     assert done.out.decode() == f"{allowed_cpus()} 1\n"
     assert throttled(group) == 0
+
+
+WORKERS = """
+import joblib
+
+def ask():
+    import torch
+    from sklearn.utils import _openmp_helpers
+    from threadpoolctl import threadpool_info
+    pools = {(it["internal_api"], it["num_threads"]) for it in threadpool_info()}
+    return torch.get_num_threads(), sorted(pools)
+
+if __name__ == "__main__":
+    print(ask(), joblib.cpu_count())
+    print(joblib.Parallel(n_jobs=-1)([joblib.delayed(ask)()] * 4))
+"""
+
+
+def test_workers_of_joblib_have_the_threads_that_they_have_without_xlaunch(
+    group: Path, tmp_path: Path, needs: Callable[[object, str], None]
+):
+    needs(find_spec("sklearn") and find_spec("torch"), "scikit-learn and torch")
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    # Whole CPUs: of 1.5 joblib makes two workers, and xlaunch one thread.
+    quota = {"cpu.max": "200000 100000"} if version(group) == 2 else {"cpu.cfs_quota_us": "200000"}
+    for name, text in quota.items():
+        (group / name).write_text(text)
+    bare = inside(group, sys.executable, script).out.decode().splitlines()
+    placed = inside(group, *XLAUNCH, script).out.decode().splitlines()
+    assert placed[1] == bare[1]
+    assert placed[0] == "(2, [('openblas', 2), ('openmp', 2)]) 2"

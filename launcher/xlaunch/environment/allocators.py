@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.contribution import PRELOAD, Contribution, ListEntry, Situation
@@ -172,12 +172,34 @@ def contribute_allocator(situation: Situation) -> Contribution:
     entries = []
     if choice.library is not None:
         entries = [ListEntry(PRELOAD, choice.library, f"allocator {choice.profile.name}")]
+    if (proposals or entries) and situation.program.installed.has("distributed"):
+        kept_out = _not_for_dask(proposals, entries, situation)
+        proposals, entries = (*proposals, *kept_out.proposals), [*entries, *kept_out.entries]
     return Contribution(
         proposals,
         entries=entries,
         warnings=choice.warnings,
         allocator_left_alone=choice.left_alone,
     )
+
+
+def _not_for_dask(
+    proposals: Sequence[Proposal], entries: Sequence[ListEntry], situation: Situation
+) -> Contribution:
+    """The hook that keeps the allocator out of Dask's workers.
+
+    Their nanny has glibc return memory (MALLOC_TRIM_THRESHOLD_), and ends a worker whose resident memory is
+    too large: what an allocator keeps counts.
+    """
+    from xlaunch.environment.start_hook import NOT_FOR_DASK, hook_entry, reaches
+
+    names = [it.name for it in proposals] + [it.variable for it in entries]
+    own = [f"{name}={situation.given.get(name, '')}" for name in names]
+    if not situation.started or not reaches(situation.program) or ";" in "".join(own):
+        return Contribution()
+    reason = "loads a hook that keeps the allocator out of Dask's workers, and removes itself"
+    marker = Proposal(NOT_FOR_DASK, ";".join(own), "tells the hook the user's own", merged=True)
+    return Contribution([marker], entries=[hook_entry(reason)])
 
 
 class _Choice(NamedTuple):

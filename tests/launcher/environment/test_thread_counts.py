@@ -284,6 +284,67 @@ def test_no_child_process_inherits_the_count(tmp_path: Path):
     assert {name: seen for name, seen in told.items() if seen != [None, "/mine", None]} == {}
 
 
+MANY = """\
+import ctypes, os, subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+def start(_):
+    return subprocess.check_output(["sh", "-c", "echo ${OMP_NUM_THREADS-none}"], text=True)
+
+with ThreadPoolExecutor(8) as pool:
+    print({*pool.map(start, range(200))})
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+print(getenv(b"OMP_NUM_THREADS"))
+"""
+
+
+def test_threads_that_start_processes_at_once_pass_nothing_on(tmp_path: Path):
+    script = written(tmp_path / "many.py", MANY)
+    assert outputs(under_quota(), tmp_path, script) == ["{'none\\n'}\nb'1'\n"]
+
+
+DASK = """\
+import json, multiprocessing, os, sys
+
+def show():
+    names = ("MALLOC_TRIM_THRESHOLD_", "LD_PRELOAD", "GLIBC_TUNABLES", "TCMALLOC_RELEASE_RATE")
+    print(json.dumps({name: os.environ.get(name) for name in names}), flush=True)
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["dask"]:
+        import distributed
+        os.environ["MALLOC_TRIM_THRESHOLD_"] = "65536"  # as its nanny does
+    show()
+    process = multiprocessing.get_context("spawn").Process(target=show)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("allocator", ["auto", "glibc-tuned"])
+def test_workers_of_dask_have_glibc_s_allocator(tmp_path: Path, allocator: str):
+    script = written(tmp_path / "work.py", DASK)
+    written(tmp_path / "distributed.py", "")
+    (tmp_path / "distributed-2026.1.0.dist-info").mkdir()
+    env = clean_environment(PYTHONPATH=str(tmp_path))
+    for name in ("LD_PRELOAD", "GLIBC_TUNABLES"):
+        env.pop(name, None)
+    options = ("--allocator", allocator, script)
+    program, child = map(json.loads, xlaunch(*options, env=env).out.splitlines())
+    assert program == child
+    assert program["LD_PRELOAD"] or program["GLIBC_TUNABLES"]
+    own = env | {"GLIBC_TUNABLES": "glibc.rtld.nns=4"}
+    program, worker = map(json.loads, xlaunch(*options, "dask", env=own).out.splitlines())
+    assert program["LD_PRELOAD"] or "glibc.malloc" in program["GLIBC_TUNABLES"]
+    assert worker == {
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+        "LD_PRELOAD": None,
+        "GLIBC_TUNABLES": "glibc.rtld.nns=4",
+        "TCMALLOC_RELEASE_RATE": None,
+    }
+
+
 def test_count_that_the_program_sets_itself_is_inherited(tmp_path: Path):
     script = written(
         tmp_path / "own.py",

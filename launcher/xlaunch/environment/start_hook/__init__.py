@@ -13,6 +13,8 @@ from xlaunch.environment.program import Program, interpreter_flags
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 NOT_INHERITED = "XLAUNCH_NOT_INHERITED"
 """For the hook: names of variables that the program's libraries read and its child processes do not get."""
+NOT_FOR_DASK = "XLAUNCH_NOT_FOR_DASK"
+"""For the hook: variables that Dask's workers do not get, ``NAME=VALUE;...`` with the user's own values."""
 
 MENDED = (3, 14)
 """First version of Python whose ranks need no hook at their end."""
