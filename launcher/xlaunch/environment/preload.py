@@ -125,7 +125,8 @@ def prove_entries(environment: Mapping[str, str], prover: str | None) -> UsersPr
 
 
 def prover_of(program: Program) -> str | None:
-    """The Python with which libraries for `program` are tried; None: it has another C library.
+    """The Python with which libraries for `program` are tried; None: it has another C library, or nothing may
+    be started.
 
     Only Python can list its own libraries. For any other program our own is tried.
     """
@@ -133,6 +134,8 @@ def prover_of(program: Program) -> str | None:
 
     from xlaunch.environment.elf import read_program
 
+    if program.untried is not None:
+        return None
     if program.interpreter is not None:
         return program.interpreter
     loads, own = program.loads, read_program(sys.executable)
@@ -209,14 +212,13 @@ def require_library(
     else:
         found = find_libraries((wanted,), prefix, environment, loads=loads)
     prover = prover_of(program)
-    if prover is None:
-        prover = sys.executable
+    if prover is None and program.untried is None:
         fitting = next((it for it in found if it.refusal is None), None)
         if fitting:
             note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
             return fitting, (note,)
     library, notes, refused = _first_preloadable(
-        option, found, prover, environment, program.untried, keep=keep
+        option, found, prover or sys.executable, environment, program.untried, keep=keep
     )
     if library is not None:
         return library, notes

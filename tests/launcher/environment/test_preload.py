@@ -21,6 +21,7 @@ from xlaunch.environment.preload import (
     Proof,
     preload_list,
     preloaded,
+    prove_entries,
     prove_preload,
     require_library,
 )
@@ -360,3 +361,23 @@ def test_named_file_that_every_user_may_write_is_taken_with_a_note(tmp_path: Pat
     assert notes == (f"--omp x: every user may write {path}; used as you named it",)
     home["LD_LIBRARY_PATH"] = str(tmp_path)
     assert require("gnu", home, None)[0].path != str(path)
+
+
+# The user's own entries
+
+
+def test_user_s_entries_are_tried_only_where_they_decide_something(tmp_path: Path, home, starts):
+    other, gone = str(library(tmp_path / "libother.so")), f"{tmp_path}/libtcmalloc.so.4"
+    broken = tmp_path / "libjemalloc.so.2"
+    broken.write_text("no library")
+    given = home | {"LD_PRELOAD": f"{other} {gone}:{broken}"}
+    untried = prove_entries(given, None)
+    assert (untried.value, untried.refused) == (f"{other}:{gone}:{broken}", ())
+    assert not starts
+    tried = prove_entries(given, sys.executable)
+    assert tried.value == other
+    (first, missing), (second, complaint) = tried.refused
+    assert (first, missing) == (gone, "there is no such file")
+    assert second == str(broken)
+    assert "cannot be preloaded" in complaint
+    assert len(starts) == 1
