@@ -388,7 +388,7 @@ def test_training_by_placed_ranks_gives_the_same_loss_on_cores_of_their_own(tmp_
         json.loads(Path(f"{script}.{rank}").read_text()) for rank in range(2)
     )
     assert set(first).isdisjoint(second)
-    assert (one, other) == (str(len(first)), str(len(second)))
+    assert (one, other) == (None, None)  # the mask says it
 
 
 @pytest.fixture
@@ -521,7 +521,7 @@ def test_ranks_get_the_variables_that_are_shown(tmp_path: Path, needs):
         found = json.loads(Path(f"{script}{rank}").read_text())
         listed = {it.partition("=")[0] for it in found["XLAUNCH_SET"].split(";")}
         shown = instance["environment"]
-        assert {name: found[name] for name in {*listed, *shown}} == shown
+        assert {name: found.get(name) for name in {*listed, *shown}} == shown
 
 
 def test_ranks_are_asked_for_by_torchruns_name_by_ipexruns_and_by_a_variable():

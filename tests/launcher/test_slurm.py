@@ -45,7 +45,10 @@ PartitionName=main Nodes=ALL Default=YES State=UP OverSubscribe=NO
 """
 PROGRAM = """\
 import json, os
-threads = os.environ.get("OMP_NUM_THREADS")
+# As libraries read it; the start-up hook takes it out of os.environ.
+with open("/proc/self/environ") as own:
+    given = dict(it.split("=", 1) for it in own.read().split("\\0") if it)
+threads = given.get("OMP_NUM_THREADS")
 print(json.dumps([sorted(os.sched_getaffinity(0)), threads]), flush=True)
 """
 
@@ -173,7 +176,7 @@ def test_each_rank_of_srun_has_cores_of_its_own(cluster, by_srun, options):
     assert first
     assert second
     assert set(first).isdisjoint(second)
-    assert (one, other) == ("1", "1")
+    assert (one, other) == (None, None)  # the masks say it
 
 
 def test_a_program_that_starts_ranks_by_srun_gets_no_thread_count(cluster):
@@ -186,7 +189,7 @@ def test_a_program_that_starts_ranks_by_srun_gets_no_thread_count(cluster):
 def test_srun_holds_no_cores_while_its_ranks_do(cluster):
     inner = [*XLAUNCH, cluster.program]
     found = cluster.ranks(*XLAUNCH, "srun", "-n", "2", *inner)
-    assert [threads for _, threads in found] == ["1", "1"]
+    assert [threads for _, threads in found] == [None, None]  # the masks say it
 
 
 def test_instances_of_a_batch_script_divide_its_cpus(cluster):
@@ -201,7 +204,7 @@ def test_instances_of_a_batch_script_divide_its_cpus(cluster):
     assert done.code == 0, text
     (first, one), (second, other) = [json.loads(line) for line in text.splitlines()]
     assert set(first).isdisjoint(second)
-    assert (one, other) == ("1", "1")
+    assert (one, other) == (None, None)  # the masks say it
 
 
 def test_torchrun_within_a_step(cluster):
@@ -210,7 +213,7 @@ def test_torchrun_within_a_step(cluster):
     assert done.code == 0, done.err
     (first, one), (second, other) = [json.loads(line) for line in done.out.splitlines()]
     assert set(first).isdisjoint(second)
-    assert (one, other) == ("1", "1")
+    assert (one, other) == (None, None)  # the masks say it
 
 
 def test_a_job_that_is_not_confined_has_threads_for_its_cpus_and_is_not_bound(needs):

@@ -35,12 +35,15 @@ def main():
     parser.add_argument("--stay", type=float, default=0)
     parser.add_argument("--daemon", action="store_true")
     options = parser.parse_args()
+    # As libraries read it, or count; the start-up hook takes it out of os.environ.
+    with open("/proc/self/environ", encoding="utf-8") as own:
+        given = dict(it.split("=", 1) for it in own.read().split("\0") if it)
     said = {
         "index": int(os.environ.get("XLAUNCH_INSTANCE_INDEX", "-1")),
         "pid": os.getpid(),
         "mask": status("Cpus_allowed_list"),
         "memory_nodes": status("Mems_allowed_list"),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "threads": given.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0)))),
         "policy": policy(),
     }
     if options.daemon and os.fork() == 0:
