@@ -183,7 +183,7 @@ def prepare_environment(
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
     program = resolve_program(request, inherited)._replace(untried=untried)
     given = {**inherited, **dict(request.env)}
-    loading, warnings = _loading(given, program)
+    loading, warnings = _loading(given, program, keep=make_directories)
     situation = Situation(
         plan, request, run, program, given, loading, outside, make_directories, started
     )
@@ -218,13 +218,15 @@ def prepare_environment(
     )
 
 
-def _loading(given: Mapping[str, str], program: Program) -> tuple[Mapping[str, str], list[str]]:
+def _loading(
+    given: Mapping[str, str], program: Program, *, keep: bool
+) -> tuple[Mapping[str, str], list[str]]:
     """`given` with those entries of LD_PRELOAD that can be loaded, and a warning for each other."""
     if not given.get(PRELOAD) or sys.platform != "linux":
         return given, []
     from xlaunch.environment.preload import prove_entries, prover_of
 
-    users = prove_entries(given, prover_of(program))
+    users = prove_entries(given, prover_of(program), keep=keep)
     warnings = [
         f"LD_PRELOAD names {entry}, which cannot be loaded, and does not count: {refusal}"
         for entry, refusal in users.refused

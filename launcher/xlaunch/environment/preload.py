@@ -99,11 +99,13 @@ class UsersPreloads(NamedTuple):
     """Those, each with the reason."""
 
 
-def prove_entries(environment: Mapping[str, str], prover: str | None) -> UsersPreloads:
+def prove_entries(
+    environment: Mapping[str, str], prover: str | None, *, keep: bool = False
+) -> UsersPreloads:
     """Try the allocators and OpenMP runtimes of the user's LD_PRELOAD, as those that xlaunch would choose.
 
     The loader skips an entry that it cannot load, with a line. `prover`: a Python; None: nothing can be
-    tried, and all count.
+    tried, and all count. `keep`: see `prove_preload`.
     """
     from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
 
@@ -114,7 +116,7 @@ def prove_entries(environment: Mapping[str, str], prover: str | None) -> UsersPr
             if "/" in entry and "$" not in entry:
                 path = os.path.abspath(entry)
                 missing = None if os.path.exists(path) else "there is no such file"
-                refusal = missing or prove_preload(path, prover, environment).refusal
+                refusal = missing or prove_preload(path, prover, environment, keep=keep).refusal
             else:  # only the loader knows which file it is
                 refusal, _ = _try(entry, prover, environment)
         if refusal is None:

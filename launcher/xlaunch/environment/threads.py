@@ -195,7 +195,8 @@ def contribute_threads(situation: Situation) -> Contribution:
         option is None and situation.given.get(OPENMP_COUNT)
     )
     is_masked = situation.started and plan.bound
-    mask_tells = is_masked and every_library_counts_the_mask(program)
+    # MKL looks at the CPU itself to see which CPUs of the mask share a core.
+    mask_tells = is_masked and plan.cores_known and every_library_counts_the_mask(program)
     is_hooked = situation.started and reaches(program)
 
     def count_of(instance: Instance) -> Proposal:

@@ -133,6 +133,7 @@ def plan(
         layout=request,
         cpu_quota=quota,
         memory_share_bytes=share,
+        cores_known=machine.topology.cores_known,
     )
 
 

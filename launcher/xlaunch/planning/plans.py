@@ -62,6 +62,8 @@ class Plan(NamedTuple):
     """The CPU quota that the instances share; None without one."""
     memory_share_bytes: int | None = None
     """Each instance's equal share of the memory; None if unknown."""
+    cores_known: bool = True
+    """False: CPUs that count as cores may be SMT siblings, which the kernel does not show."""
 
     def tagged(self, run: RunRequest) -> bool:
         """Whether each line of output is prefixed with its instance's number."""

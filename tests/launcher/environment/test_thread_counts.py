@@ -149,6 +149,17 @@ def test_libraries_that_do_not_count_the_mask_are_told_by_their_files(tmp_path: 
     assert not every_library_counts_the_mask(musl._replace(loads=loads))
 
 
+def test_mask_whose_cores_are_not_known_is_not_left_to_libraries():
+    """As where /sys is hidden: MKL would count cores that the plan took for two."""
+    made = plan(LayoutRequest(ncores=1), read_machine())
+    for known in (True, False):
+        hidden = made._replace(cores_known=known)
+        prepared = prepare_environment(
+            hidden, ProgramRequest((sys.executable, "x.py")), clean_environment()
+        )
+        assert prepared.variables[0].get(OMP) == (None if known else "1")
+
+
 # torch in the program itself, for every layout
 
 
