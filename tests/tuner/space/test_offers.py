@@ -105,6 +105,17 @@ def test_an_allocator_that_is_preloaded_already_stays(plain_python: Path, needs:
     assert left(found)["allocator"] == f"LD_PRELOAD names {library.path}, which is kept"
 
 
+def test_an_allocator_that_the_user_has_tuned_stays(plain_python: Path) -> None:
+    found = offered(plain_python, MALLOC_ARENA_MAX="2")
+    assert found.allocators == ("auto",)
+    assert left(found)["allocator"] == "MALLOC_ARENA_MAX is set, which is kept"
+
+
+def test_a_preload_that_cannot_be_loaded_fixes_nothing(plain_python: Path) -> None:
+    found = offered(plain_python, LD_PRELOAD="/gone/libtcmalloc.so.4")
+    assert found.allocators == offered(plain_python).allocators
+
+
 def test_threads_wait_in_several_ways(plain_python: Path) -> None:
     found = offered(plain_python)
     assert found.runtimes[:3] == ("auto", "auto+active", "auto+passive")
