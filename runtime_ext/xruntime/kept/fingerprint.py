@@ -14,17 +14,14 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-import threading
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from operator import is_
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from xruntime.kept.watched_state import contents
+from xruntime.kept.watched_state import WatchedState, inner_values, is_installed
 
 CHUNK_BYTES: Final = 16 << 20
 """Weights are hashed in pieces of this size, by as many threads as torch has."""
@@ -33,8 +30,7 @@ MAX_DEPTH: Final = 12
 """Maximum depth of plain objects whose attributes are read."""
 
 MAX_HELD: Final = 256
-"""Larger containers among global variables are compared by identity alone, because it is done in
-each call."""
+"""Maximum number of values that are compared of each global variable, because it is done in each call."""
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _OWN: Final = frozenset(vars(torch.nn.Module())) - {"training"}
@@ -47,32 +43,35 @@ class Fingerprint(NamedTuple):
     digits: str
     """32 hexadecimal digits."""
 
-    read: tuple[tuple[dict[str, Any], str, Any, tuple[Any, ...] | None], ...]
-    """The global variables: namespace, name, value, and what a container or an object held."""
+    read: tuple[_Variable, ...]
+    """Global variables, and variables of the program's classes."""
 
     def changed(self) -> str | None:
-        """Return the name of a global variable that has another value now; None if none has."""
-        for space, name, value, held in self.read:
+        """Return the name of a variable that has another value now; None if none has."""
+        for space, name, value, watched in self.read:
             now = space.get(name)
             plain = isinstance(value, _PLAIN) and type(now) is type(value)
             if now is not value and not (plain and now == value):
                 return name
-            if held is not None and not _holds(value, held):
+            if watched is not None and watched.change() is not None:
                 return name
         return None
 
 
-def _held(value: Any) -> tuple[Any, ...] | None:
-    """The values in a container or a plain object; None for other values."""
-    inner = contents(value)
-    if inner is None or len(inner) > MAX_HELD:
-        return None
-    return (*inner, *inner.values()) if isinstance(inner, dict) else tuple(inner)
+class _Variable(NamedTuple):
+    """A variable outside of the model that its code reads."""
 
+    space: Mapping[str, Any]
+    name: str
+    value: Any
+    watched: WatchedState | None
+    """What it holds; None where its identity tells all."""
 
-def _holds(value: Any, held: tuple[Any, ...]) -> bool:
-    now = _held(value)
-    return now is not None and len(now) == len(held) and all(map(is_, now, held))
+    @staticmethod
+    def of(space: Mapping[str, Any], name: str, value: Any) -> _Variable:
+        plain = isinstance(value, (*_PLAIN, type, types.ModuleType, types.BuiltinFunctionType))
+        watched = None if plain else WatchedState(value, max_values=MAX_HELD)
+        return _Variable(space, name, value, watched)
 
 
 def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:
@@ -124,12 +123,12 @@ class _Facts:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._code: dict[str, None] = {}
-        self._numbers: dict[int, int] = {}
-        """The ids of objects that were visited."""
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        """The objects that were visited, by their ids."""
 
         self._followed: set[int] = set()
         self._waiting: list[Any] = []
-        self.read: list[tuple[dict[str, Any], str, Any, tuple[Any, ...] | None]] = []
+        self.read: list[_Variable] = []
 
     def lines(self) -> list[str]:
         """Return all lines: those of the modules in order, and those of code sorted."""
@@ -144,12 +143,15 @@ class _Facts:
         """Add the attributes of each module, and the properties of each tensor without its
         values.
         """
+        for part in model.modules():
+            self._is_new(part)
+        described: set[int] = set()
         for name, part in model.named_modules(remove_duplicate=False):
             self.follow(type(part))
-            new = self._is_new(part)
-            number = self._numbers[id(part)]
+            number, _ = self._numbers[id(part)]
             self._lines.append(f"{name}: {type(part).__qualname__} {number} {part.training}")
-            if new:
+            if number not in described:
+                described.add(number)
                 for kind in ("_parameters", "_buffers"):
                     for key, tensor in vars(part)[kind].items():
                         self._lines.append(f"{name}.{key}: {_tensor_facts(tensor)}")
@@ -168,7 +170,7 @@ class _Facts:
 
     def _is_new(self, value: Any) -> bool:
         count = len(self._numbers)
-        return self._numbers.setdefault(id(value), count) == count
+        return self._numbers.setdefault(id(value), (count, value))[0] == count
 
     def _add_value(self, name: str, value: Any, depth: int) -> None:
         """Add the value of an attribute. An opaque object counts by its class."""
@@ -182,28 +184,23 @@ class _Facts:
         self.follow(value)
         kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
         self._lines.append(f"{name}: {kind.__module__}.{kind.__qualname__}")
-        if isinstance(value, torch.nn.Module) or depth == MAX_DEPTH or not self._is_new(value):
+        if depth == MAX_DEPTH or not self._is_new(value):
             return
-        if isinstance(value, partial):
-            inner: list[tuple[Any, Any]] = list(enumerate((value.func, value.args, value.keywords)))
-        elif isinstance(value, Mapping):
-            inner = list(value.items())
-        elif isinstance(value, (tuple, list)):
-            inner = list(enumerate(value))
-        elif isinstance(value, (set, frozenset)):
-            inner = list(enumerate(sorted(map(repr, value))))
-        elif callable(value) or isinstance(value, threading.local):
-            inner = []
+        if isinstance(value, (set, frozenset)):
+            inner = [(str(at), it) for at, it in enumerate(sorted(map(repr, value)))]
         else:
-            inner = list(getattr(value, "__dict__", {}).items())
+            inner = inner_values(value) or []
         for key, item in inner:
-            self._add_value(f"{name}.{key}", item, depth + 1)
+            if not key.startswith("_xruntime"):
+                self._add_value(f"{name}.{key}", item, depth + 1)
 
     def _add_class(self, kind: type) -> None:
         for base in kind.__mro__:
             if not self._is_installed(base.__module__):
                 for name, value in vars(base).items():
                     self._add_global(f"{base.__qualname__}.{name}", value)
+                    if not (name.startswith("__") or isinstance(value, _FUNCTIONS)):
+                        self.read.append(_Variable.of(vars(base), name, value))
 
     def _add_function(self, function: types.FunctionType) -> None:
         if self._is_installed(function.__module__ or ""):
@@ -221,7 +218,7 @@ class _Facts:
             if word not in function.__globals__:
                 continue
             value = function.__globals__[word]
-            self.read.append((function.__globals__, word, value, _held(value)))
+            self.read.append(_Variable.of(function.__globals__, word, value))
             self._add_global(word, value)
             if isinstance(value, types.ModuleType) and not self._is_installed(value.__name__):
                 for attribute in words:
@@ -236,25 +233,24 @@ class _Facts:
         if isinstance(value, torch.Tensor):
             self._code[f"{name}: {_tensor_facts(value)} {weights_digest([value]).hex()}"] = None
             return
-        held = value if isinstance(value, (tuple, frozenset)) else _held(value)
-        if held is not None and all(isinstance(it, _PLAIN) for it in held):
-            self._code[f"{name}={sorted(map(_text, held))}"] = None
+        if name.rpartition(".")[2].startswith("__") or isinstance(value, types.ModuleType):
+            return
+        count = len(self._lines)
+        self._add_value(name, value, 0)
+        self._code.update(dict.fromkeys(self._lines[count:]))
+        del self._lines[count:]
 
     def _is_installed(self, module: str) -> bool:
         """Whether a module belongs to an installed package; its version is recorded."""
+        if not is_installed(module):
+            return False
         top = module.partition(".")[0]
-        if top == "__main__":
-            return False
-        if top in sys.builtin_module_names or top in sys.stdlib_module_names:
-            return True
-        file = getattr(sys.modules.get(module), "__file__", None)
-        if file is None or not _INSTALLED.intersection(file.split(os.sep)):
-            return False
-        self._code[f"package {top} {_version(top)}"] = None
+        if top not in sys.stdlib_module_names:
+            self._code[f"package {top} {_version(top)}"] = None
         return True
 
 
-_INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
+_FUNCTIONS: Final = (types.FunctionType, staticmethod, classmethod, property)
 _UNRELATED: Final = ("__doc__", "__module__", "__qualname__", "__firstlineno__", "__file__")
 
 

@@ -313,4 +313,4 @@ def _obstacle(model: torch.nn.Module) -> str | None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return f"{name} is a {type(tensor).__name__}"
-    return open_store().temporary
+    return WatchedState(model).unfollowed or open_store().temporary

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,61 @@ def test_functions_that_an_attribute_or_a_closure_holds_count() -> None:
         model.activation = activation
         names.add(name_of(model))
     assert len(names) == 4
+
+
+class Temperature:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        return values / self.value
+
+    def divided(self, values: torch.Tensor) -> torch.Tensor:
+        return values / self.value
+
+
+def enclosed(held: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda values: held(values) + 1
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "holding",
+    [
+        Temperature,
+        Slotted,
+        lambda value: Temperature(value).divided,
+        lambda value: functools.partial(Temperature.divided, Temperature(value)),
+        lambda value: enclosed(Temperature(value)),
+        lambda value: [(Slotted(value),)],
+    ],
+)
+def test_values_inside_objects_count(holding: Callable[[float], Any]) -> None:
+    names = []
+    for value in (2.0, 2.2, 2.0):
+        model = usual()
+        model.held = holding(value)
+        names.append(name_of(model))
+    assert names[0] == names[2] != names[1]
+
+
+def test_values_inside_global_objects_count_and_are_watched() -> None:
+    names = []
+    for value in (2.0, 2.2):
+        space = module_of(SOURCE.replace("values * FACTOR", "values * FACTOR.value"))
+        space["FACTOR"] = Slotted(value)
+        model = space["model"]()
+        found = fingerprint(model, type(model).forward)
+        names.append(found.digits)
+        space["FACTOR"].value = 3.0
+        assert found.changed() == "FACTOR"
+    assert names[0] != names[1]
 
 
 def test_global_variables_are_watched() -> None:

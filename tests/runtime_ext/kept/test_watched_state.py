@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import array
+import copy
+import functools
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +25,46 @@ class Net(nn.Module):
         self.layers = [self.head]
         self.scale = torch.ones(())
         self.flag = None
+        self.steps = [{"t": 1.0}]
+        self.fixed = ({"t": 1.0},)
+        self.deep = SimpleNamespace(head=SimpleNamespace(t=1.0))
+        self.slotted = Slotted()
+        self.activation = Activation()
+        self.bound = Activation().scaled
+        self.partial = functools.partial(torch.mul, other=Activation())
+        self.closure, self.set_closure = closure()
+        self.array = array.array("d", [1.0])
+
+
+class Slotted:
+    __slots__ = ("t",)
+
+    def __init__(self) -> None:
+        self.t = 1.0
+
+
+class Activation:
+    def __init__(self) -> None:
+        self.t = 1.0
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        return values * self.t
+
+    def scaled(self, values: torch.Tensor) -> torch.Tensor:
+        return values * self.t
+
+
+def closure() -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float], None]]:
+    t = 1.0
+
+    def scaled(values: torch.Tensor) -> torch.Tensor:
+        return values * t
+
+    def change(new: float) -> None:
+        nonlocal t
+        t = new
+
+    return scaled, change
 
 
 def load(net: Net) -> None:
@@ -54,6 +97,15 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "forward replaced": lambda net: setattr(net.head, "forward", lambda x: x),
     "configuration": lambda net: setattr(net.config, "return_all", True),
     "list": lambda net: net.layers.append(net.head),
+    "dict in a list": lambda net: net.steps[0].update(t=2.0),
+    "dict in a tuple": lambda net: net.fixed[0].update(t=2.0),
+    "object in an object": lambda net: setattr(net.deep.head, "t", 2.0),
+    "slot": lambda net: setattr(net.slotted, "t", 2.0),
+    "callable object": lambda net: setattr(net.activation, "t", 2.0),
+    "object of a bound method": lambda net: setattr(net.bound.__self__, "t", 2.0),
+    "object in a partial": lambda net: setattr(net.partial.keywords["other"], "t", 2.0),
+    "closure": lambda net: net.set_closure(2.0),
+    "array": lambda net: net.array.__setitem__(0, 2.0),
 }
 
 
@@ -113,3 +165,39 @@ def test_change_that_was_undone_is_forgotten_where_nothing_counts_it():
     assert state.change() == "a forward hook or an attribute was added"
     handle.remove()
     assert state.change() is None
+
+
+def test_everything_is_restored_but_parameters():
+    net = Net().eval()
+    before = copy.deepcopy(net.steps), net.slotted.t, net.body[1].running_mean.clone()
+    state = WatchedState(net, copies=True)
+    net.steps.append(3)
+    net.steps[0]["t"] = 2.0
+    net.slotted.t, net.activation.t, net.extra = 2.0, 2.0, 5
+    net.set_closure(7.0)
+    net.array[0] = 4.0
+    net.body[1].running_mean.add_(1)
+    net.body[1].running_var = torch.zeros(4)
+    assert state.restore() is None
+    assert state.change() is None or "body.1" in state.change()
+    assert (net.steps, net.slotted.t) == before[:2]
+    assert torch.equal(net.body[1].running_mean, before[2])
+    assert torch.equal(net.body[1].running_var, torch.ones(4))
+    assert net.activation.t == net.array[0] == 1.0
+    assert torch.equal(net.closure(torch.ones(1)), torch.ones(1))
+    assert not hasattr(net, "extra")
+    with torch.no_grad():
+        net.head.weight.add_(1)
+    assert state.restore() == "head.weight"
+
+
+def test_what_cannot_be_followed_is_named():
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    net = Net().eval()
+    assert WatchedState(net).unfollowed is None
+    net.config.numbers = numbers()
+    assert WatchedState(net).unfollowed == (
+        "config.numbers is a generator, whose changes are not followed"
+    )
