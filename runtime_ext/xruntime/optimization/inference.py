@@ -20,7 +20,7 @@ from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 from xruntime.kept.making import CAN_FORK
-from xruntime.kept.watched_state import FrozenModel
+from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import GRAPHS, OptimizeRequest
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
@@ -34,7 +34,7 @@ from xruntime.optimization.passes import (
     without_gradients,
 )
 from xruntime.optimization.plain_weights import PlainWeights
-from xruntime.optimization.run import Known, Run
+from xruntime.optimization.run import Known, Run, undoing_calls
 from xruntime.optimization.runner import Call, Modes, SlowCallWarning
 from xruntime.optimization.steps import PassOutcome, Timing, remember
 
@@ -88,6 +88,7 @@ def optimize_for_inference(
         subject = request.model if request.inplace else _copy_of(request.model, counterparts)
         run = _Inference(request, subject, PlainWeights(request.model, counterparts))
         run.shares_weights = shares_weights or request.inplace
+        run.caller_measures = known is not None
         with run.undoing():
             run.prepare(known)
             made = run.optimized()
@@ -135,6 +136,8 @@ class _Inference(Run):
         self.runner.strict = request.graph != "auto"
         self.plain = plain
         self.shares_weights = False
+        self.caller_measures = False
+        """Whether the gain of the passes is measured by the program's calls."""
 
     def optimized(self) -> nn.Module:
         """Return the finished module."""
@@ -168,9 +171,10 @@ class _Inference(Run):
         if self.check is None:
             return "without sample_input compiled code cannot be checked"
         obstacle = graph_obstacle(self.model)
-        if self.check.side_effect is not None:
-            changed = self.check.side_effect
-            obstacle = f"a call changes the module ({changed}), which compiled code would not do"
+        if obstacle is None and self.check.side_effect is not None:
+            obstacle = f"a call changes {self.check.side_effect}, which compiled code would not do"
+        if obstacle is None:
+            obstacle = WatchedState(self.model).unfollowed
         if obstacle is not None and request.graph != "auto":
             raise OptimizationError(
                 f"graph={request.graph!r}: {obstacle}: remove that, or graph='none'"
@@ -193,6 +197,7 @@ class _Inference(Run):
             and request.level != "O0"
             and self.check.side_effect is None
             and not request.inplace  # it may be a model that cannot be copied
+            and not self.caller_measures
             and (not_compiled is not None or request.wait or not self._may_be_aside())
         )
 
@@ -213,7 +218,8 @@ class _Inference(Run):
                 request.model(*given.args, **given.kwargs)
 
         if input_s < MAX_REPEATED_S and not request.inplace:
-            input_s = min(input_s, _shortest_s(call_input))
+            with undoing_calls(request.model):
+                input_s = min(input_s, _shortest_s(call_input))
         return input_s / _shortest_s(self.call_returned)
 
     def _compiled(self) -> Graph | None:
@@ -232,7 +238,8 @@ class _Inference(Run):
                 assert request.call is not None
                 with self.as_returned():
                     serves = aside.has_kept_ranges(request.call.args, request.call.kwargs)
-                if not serves:  # otherwise there is hardly anything left to compile
+                # Otherwise there is hardly anything left to compile, or the caller times calls of its own.
+                if not serves and not self.caller_measures:
                     aside.speedup = self._speedup(self.check.input_s)
                 return aside
             aside.report = lambda _line: None  # there is another way to compile, if this fails
@@ -333,7 +340,7 @@ class _Inference(Run):
         if compiled is not None:
             graph = "compile_cpp" if graph == "auto" else graph
             candidates[graph] = called(compiled)
-        with self.as_returned():
+        with undoing_calls(self.model), self.as_returned():
             times = median_times(candidates)
         chosen = min(times, key=lambda name: times[name])
         if not self.request.measure and times[chosen] * MIN_GAIN > times["none"]:

@@ -12,7 +12,7 @@ import torch
 
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError
-from xruntime.pytrees import entries, leaves, rebuilt
+from xruntime.pytrees import constant_key, entries, leaves, rebuilt
 
 MAX_DEPTH = 32
 
@@ -109,3 +109,28 @@ def copied(call: Sample) -> Sample:
         given = with_tensors(lambda tensor: made[id(tensor)], arguments)
     count = len(call.args)
     return Sample(tuple(given[:count]), dict(zip(call.kwargs, given[count:], strict=True)))
+
+
+def is_unchanged(call: Sample, before: Sample) -> bool:
+    """Whether a call holds what it held before; no if that cannot be told. NaN equals itself."""
+    now, old = list(leaves([call.args, call.kwargs])), list(leaves([before.args, before.kwargs]))
+    if [path for path, _ in now] != [path for path, _ in old]:
+        return False
+    return are_equal([value for _, value in now], [value for _, value in old])
+
+
+def are_equal(values: list[Any], others: list[Any]) -> bool:
+    """Whether two calls have equal tensors and plain values at each place; no where that cannot be told."""
+    return all(map(_is_equal, values, others))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return constant_key(one) is not None and constant_key(one) == constant_key(other)
+    if type(one) not in (torch.Tensor, torch.nn.Parameter) or one.layout is not torch.strided:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(
+        ((one == other) | ((one != one) & (other != other))).all()
+    )

@@ -60,6 +60,10 @@ def lower_precision(run: Run) -> str:
     if wanted is torch.float32:
         run.modes = run.modes._replace(dtype=wanted)
         return "float32: calls run without autocast"
+    if run.check is not None and run.check.stored is not None:
+        raise SkipPassError(
+            f"a call stores a tensor in {run.check.stored}, which would be {_name(wanted)}"
+        )
     if dtypes and dtypes == {wanted}:
         raise SkipPassError(f"all weights are {_name(wanted)} already")
     outputs = _output_dtype(run, wanted, dtypes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +16,6 @@ import torch
 from torch import nn
 
 from xruntime.compilation.accuracy import Difference, difference, tolerance_for
-from xruntime.compilation.call_shapes import CallShape
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.errors import CompilationError, OptimizationError
 from xruntime.kept.model_libraries import weight_bytes
@@ -23,7 +24,7 @@ from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module_order import CallRecording, Traced, record, trace
 from xruntime.optimization.optimized_module import optimized_class, own_dtype
-from xruntime.optimization.outputs import comparable, copied, tensors_in
+from xruntime.optimization.outputs import comparable, copied, is_unchanged, tensors_in, with_tensors
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
 
@@ -132,7 +133,8 @@ class Run:
         """Return what torch.fx found, or None and why it cannot trace the model."""
         if self._traced is None:
             try:
-                with compiling:  # torch.fx changes nn.Module while it traces
+                # torch.fx changes nn.Module while it traces, and calls the forward.
+                with compiling, undoing_calls(self.model):
                     self._traced = trace(self.model), ""
             except Exception as error:  # noqa: BLE001 - any error of the model's own code
                 self._traced = None, first_line(error)
@@ -160,7 +162,7 @@ class Run:
         """Return the outputs of what is returned, on a copy of the sample, without gradients."""
         assert self.request.call is not None
         call = copied(self.request.call)
-        with self.as_returned() as model, torch.no_grad():
+        with undoing_calls(self.model), self.as_returned() as model, torch.no_grad():
             return model(*call.args, **call.kwargs)
 
     def explanation(self, bytes_kept: int = 0, timings: Iterable[Timing] = ()) -> Explanation:
@@ -177,6 +179,30 @@ class Run:
         )
 
 
+@contextlib.contextmanager
+def undoing_calls(model: nn.Module) -> Iterator[WatchedState]:
+    """Undo what calls of the model within the block change in it, and restore the random state.
+
+    Raises OptimizationError if they write into a parameter, which is not copied.
+    """
+    state, drawn, plain = WatchedState(model, copies=True), torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    try:
+        yield state
+    finally:
+        torch.set_rng_state(drawn)
+        random.setstate(plain)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+        written = state.restore()
+    if written is not None:
+        raise OptimizationError(
+            f"a call of {type(model).__name__} writes into the parameter {written}, so that it cannot be tried:"
+            " make that a buffer"
+        )
+
+
 class Known(NamedTuple):
     """A call of the input with the sample, made before."""
 
@@ -187,8 +213,9 @@ class Known(NamedTuple):
 class OutputCheck:
     """The input's outputs on the sample, and the comparison with others.
 
-    Calls the input twice, or once if the first call is `known`, and watches the last call. Raises
-    OptimizationError if the model cannot be called with the sample, or computes something else each time.
+    Calls the input twice, or once if the first call is `known`, and watches the last call. Each begins with the
+    same state of the model and the same random numbers. Raises OptimizationError if the model cannot be called
+    with the sample, or computes something else each time.
     """
 
     def __init__(self, run: Run, sample: Any, known: Known | None) -> None:
@@ -203,13 +230,17 @@ class OutputCheck:
         # The caller's autocast does not count with a dtype, and the input has its own precision.
         own = Modes(dtype=None if request.dtype is None else torch.float32)
         name = type(model).__name__
-        call, shape, began = copied(sample), CallShape(), time.perf_counter()
+        call = copied(sample)
         try:
             if known is None:
-                with torch.no_grad(), own.precision():
-                    known = Known(model(*call.args, **call.kwargs), 0.0)
-                known = known._replace(seconds=time.perf_counter() - began)
+                with undoing_calls(model), torch.no_grad(), own.precision():
+                    began = time.perf_counter()
+                    outputs = model(*call.args, **call.kwargs)
+                    # What is in a buffer would be undone.
+                    known = Known(with_tensors(torch.clone, outputs), time.perf_counter() - began)
             self._expected = comparable(known.outputs)
+        except OptimizationError:
+            raise
         except Exception as error:
             if "grad" in str(error) and self._works_with_gradients(model, sample, own):
                 raise OptimizationError(
@@ -221,33 +252,41 @@ class OutputCheck:
                 f" ({first_line(error)}){sample_problem(model, sample)}"
             ) from error
 
-        def watch() -> Any:
+        call, drawn = copied(sample), torch.get_rng_state()
+        with undoing_calls(model) as state:
+            began = time.perf_counter()
             with torch.no_grad(), own.precision():
                 run.recording, outputs = record(model, call)
-            return outputs
-
-        call, state = copied(sample), WatchedState(model)
-        for value in (*call.args, *call.kwargs.values()):
-            shape.plain(value)
-        versions, began = shape.versions(), time.perf_counter()
-        problem = self.problem(watch)
-        self.input_s = min(known.seconds, time.perf_counter() - began)
-        """Time of the input's fastest call, in seconds."""
-        self.may_change_arguments = shape.opaque or versions != shape.versions()
-        """Whether a call writes into a tensor of the sample, or may do so."""
-        self.side_effect = state.change()
-        """What a call changes in the model, after a first call that may have filled caches."""
+            self.input_s = min(known.seconds, time.perf_counter() - began)
+            """Time of the input's fastest call, in seconds."""
+            self.side_effect = state.change()
+            """What a call changes, in the model or beside it."""
+            self.stored = None if self.side_effect is None else state.new_tensor(model)
+            """Where a call stores a tensor in the model."""
+            if self.side_effect is not None:
+                self.side_effect = f"the module ({self.side_effect})"
+            elif not torch.equal(drawn, torch.get_rng_state()):
+                self.side_effect = "torch's random numbers"
+            problem = self.outputs_problem(outputs)
+        self.may_change_arguments = not is_unchanged(call, sample)
+        """Whether a call writes into its arguments, or may do so."""
 
         if problem is not None and math.isfinite(self.tolerance):
             raise OptimizationError(
-                f"{name} computes something else in each call, so that nothing can be checked: {problem}."
-                " Remove what is random, or allow any difference by tolerance=float('inf')"
+                f"{name} computes something else in each call from the same state, so that nothing can be"
+                f" checked: {problem}. Remove what is random, or allow any difference by"
+                " tolerance=float('inf')"
             )
 
     @staticmethod
     def _works_with_gradients(model: nn.Module, sample: Any, modes: Modes) -> bool:
         call = copied(sample)
-        with torch.enable_grad(), modes.precision(), contextlib.suppress(Exception):
+        with (
+            undoing_calls(model),
+            torch.enable_grad(),
+            modes.precision(),
+            contextlib.suppress(Exception),
+        ):
             model(*call.args, **call.kwargs)
             return True
         return False

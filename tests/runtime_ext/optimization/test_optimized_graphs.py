@@ -268,7 +268,7 @@ class Remembering(nn.Module):
         ("output", "last was changed"),
         ("counter", "calls was changed"),
         ("part", "part.calls was changed"),
-        ("buffer", "_buffers was changed"),
+        ("buffer", "count was changed"),
     ],
 )
 def test_model_that_changes_itself_is_not_compiled(where: str, name: str) -> None:
