@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from xruntime.kept.watched_state import sampled_words
 from xruntime.threads.torch_modes import current_autocast
 
 
@@ -60,19 +59,25 @@ class _Waiting(NamedTuple):
 
     value: torch.Tensor
     state: tuple[Any, ...]
+    copy: torch.Tensor | None
+    """Of a tensor made in inference mode."""
+
     parts: dict[int, torch.Tensor]
+
+    def is_right(self, value: torch.Tensor) -> bool:
+        """Whether they are still the outputs for this tensor."""
+        if self.value is not value or self.state != _state(value):
+            return False
+        return self.copy is None or torch.equal(self.copy, value)
 
 
 def _state(value: torch.Tensor) -> tuple[Any, ...]:
     """Return what decides whether outputs for this tensor are still right.
 
-    Torch does not count the changes of tensors made in inference mode: some words of their memory are compared.
+    Changes of tensors made in inference mode are not counted by torch: `Joined` compares their values.
     """
-    if value.is_inference():
-        content: Any = [word.value for word in sampled_words(value)]
-    else:
-        content = value._version  # noqa: SLF001 - no public one
-    return content, torch.is_grad_enabled(), current_autocast()
+    version = None if value.is_inference() else value._version  # noqa: SLF001 - no public one
+    return version, torch.is_grad_enabled(), current_autocast()
 
 
 class Joined(nn.Module):
@@ -100,21 +105,22 @@ class Joined(nn.Module):
         """Return the output of linear number `at`."""
         waiting: _Waiting | None = getattr(self._waiting, "call", None)
         if waiting is not None and waiting.value is value and at in waiting.parts:
-            if waiting.state == _state(value):
+            if waiting.is_right(value):
                 output = waiting.parts.pop(at)
                 if not waiting.parts:
                     self._waiting.call = None
                 return output
             self._waiting.call = None
-        if at:
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
+        if at or (mapped and value.is_inference()):
             return self._linear(value, *self.own(at))
         whole = self._linear(value, self.weight, self.bias)
         # Autograd does not let a model change the results of torch.split in place; torch.vmap knows no other.
-        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
         split: Any = torch.split if mapped else torch.unsafe_split_with_sizes
         outputs: tuple[torch.Tensor, ...] = split(whole, self.sizes, -1)
         parts = dict(enumerate(outputs[1:], 1))
-        self._waiting.call = _Waiting(value, _state(value), parts)
+        copy = value.clone() if value.is_inference() else None
+        self._waiting.call = _Waiting(value, _state(value), copy, parts)
         return outputs[0]
 
     def _linear(

@@ -224,3 +224,49 @@ def test_outputs_keep_their_dtypes(
     assert tuple(it.dtype for it in optimized(values)) == returned
     if weights in returned:
         assert optimize(model, dtype=BF16)(values)[0].dtype == returned[0]
+
+
+class ChangedBetween(nn.Module):
+    """Two linears with one input, which a call may change between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.eval()
+
+    def forward(self, values: Tensor, column: int | None = None) -> Tensor:
+        value = values * 1.0
+        first = self.one(value)
+        if column is not None:
+            value[:, column] *= 5.0
+        return first + self.other(value)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_an_input_that_changes_between_joined_linears(inference: bool) -> None:
+    model, values = ChangedBetween(), torch.randn(4, 8)
+    fast = optimize(model, sample_input=values, graph="none")
+    assert explain(fast).step("join_linears").outcome is PassOutcome.APPLIED
+    with torch.inference_mode(inference), torch.no_grad():
+        for column in (None, 0, 3, 6, 7):
+            torch.testing.assert_close(fast(values, column), model(values, column))
+
+
+class Storing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.held: list[Tensor] = []
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.held.append(self.linear(values))
+        return self.held[-1].relu()
+
+
+def test_a_model_that_stores_a_tensor_keeps_its_precision() -> None:
+    fast = optimize(Storing(), sample_input=torch.randn(2, 8), dtype=torch.bfloat16, graph="none")
+    assert "stores a tensor in held.0" in explain(fast).step("precision").reason
+    assert fast.held == []
+    fast(torch.randn(2, 8))
+    assert fast.held[0].dtype == torch.float32
