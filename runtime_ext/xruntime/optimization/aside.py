@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -47,8 +48,9 @@ from xruntime.kept.model_libraries import (
 )
 from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.turn import turn
-from xruntime.optimization.outputs import comparable
+from xruntime.optimization.outputs import are_equal, comparable
 from xruntime.optimization.runner import CallRunner
+from xruntime.optimization.trial import Trial
 from xruntime.threads.team import can_resize_team, team_of
 
 START_AFTER_S: Final = 0.5
@@ -67,18 +69,17 @@ MAX_RUNNERS: Final = 16
 MAX_COMPARED_SIZES: Final = 4
 """Maximum number of sizes for which a call is compared with the modules."""
 
-MODULES_TOLERANCE: Final = 4.0
-"""Factor on the tolerance: the modules, which the code is compared with, have an error of their own. It is
-largest in outputs for padding, which are not used."""
-
 PLAINLY_FASTER: Final = 0.7
 """Code whose one warm call takes this share of the modules' time is not timed again: it is faster on a busy
 machine, too."""
 
-DOUBTED: Final = 20
-DOUBTED_S: Final = 1.0
-"""Code that seems slower is timed so many times, or so long: on a machine with more threads than CPUs the
+MIN_TURNS: Final = 3
+MAX_TURNS: Final = 20
+MAX_TRIAL_S: Final = 1.0
+"""Code that seems slower has so many turns, or so long: on a machine with more threads than CPUs the
 shortest of a few times may be a long one."""
+
+WRITES: Final = "a call changes its arguments"
 
 MAX_SIZES: Final = 4096
 """Maximum number of remembered sizes."""
@@ -266,6 +267,8 @@ class _Lane(Lane):
         super().__init__(key, lambda: aside.fingerprint, runners, aside.note)
         self.aside = aside
         self._chosen: dict[Sizes, LoadedLibrary | None] = {}
+        self._trials: dict[LoadedLibrary, tuple[Sizes, Trial]] = {}
+        """Code that is timed by calls of these sizes."""
         self._seen: dict[Sizes, None] = {}
         """Sizes of calls without code, the latest last."""
         self._spent_s = 0.0
@@ -299,11 +302,17 @@ class _Lane(Lane):
             return self._modules(call)
         if sizes not in served.compared and len(served.compared) < MAX_COMPARED_SIZES:
             return self._compared(served, call)
+        if served in self._trials and self._trials[served][0] == sizes:
+            return self._tried(served, call)
+        return self._computed(served, call)
+
+    def _computed(self, served: LoadedLibrary, call: FlatCall) -> Any:
+        """Call the code; the modules where it does not fit."""
         assert served.outputs is not None
         try:
-            tensors = served.code(call.tensors, sizes)
+            tensors = served.code(call.tensors, call.sizes)
         except PackageInputError:  # gaps of a kind that the form does not tell
-            self._chosen[sizes] = None
+            self._chosen[call.sizes] = None
         except PackageError as error:
             outputs = self.aside.plain(call.args, call.kwargs)  # raises if the arguments are wrong
             self._drop(served, str(error))
@@ -325,9 +334,14 @@ class _Lane(Lane):
 
     def _modules(self, call: FlatCall) -> Any:
         """Call the modules; start compiling if such calls take long."""
-        aside, sizes, began = self.aside, call.sizes, time.perf_counter()
+        aside, sizes = self.aside, call.sizes
+        before = _copies(call.leaves) if not self._calls and self.over is None else None
+        began = time.perf_counter()
         outputs = aside.plain(call.args, call.kwargs)
         spent_s = time.perf_counter() - began
+        if before is not None and not are_equal(before, call.leaves):
+            self._end(WRITES)
+            return outputs
         if self.over is not None:
             if aside.report is None:
                 aside.runner.warn("some calls", self.over)
@@ -405,24 +419,33 @@ class _Lane(Lane):
         self.aside.note(f"the modules are called again: {reason}")
 
     def _compared(self, served: LoadedLibrary, call: FlatCall) -> Any:
-        """Return the modules' outputs; compare the code's outputs and time with them."""
+        """Return the modules' outputs; compare the code's outputs and time with them.
+
+        The modules are called once, as the program calls them; the code is called on copies of the arguments.
+        """
         aside, sizes = self.aside, call.sizes
         with self._changing:
             first = served.outputs is None
-            times: dict[str, float] = {}
-            with _timed(times, "modules"):
-                expected = aside.plain(call.args, call.kwargs)
+            before = _copies(call.leaves)
+            given = _code_tensors(call, before)
+            began = time.perf_counter()
+            expected = aside.plain(call.args, call.kwargs)
+            modules_s = time.perf_counter() - began
             if sizes in served.compared or served not in self.libraries:
                 return expected  # another thread has compared it, or left it
+            if not are_equal(before, call.leaves):
+                self._drop(served, WRITES)
+                return expected
             if first and aside.runner.is_changed(thorough=True):
                 return expected
-            outputs = Nest.like(expected)
+            outputs, code_s = Nest.like(expected), math.inf
             try:
-                tensors = served.code(call.tensors)
+                tensors = served.code(given)
                 problem = outputs.refusal or self._problem(outputs, expected, tensors)
                 if problem is None and first:
-                    with _timed(times, "code"):
-                        again = served.code(call.tensors)
+                    began = time.perf_counter()
+                    again = served.code(given)
+                    code_s = time.perf_counter() - began
                     problem = own_memory_problem(tensors, again)
             except PackageInputError:
                 self._chosen[sizes] = None
@@ -432,53 +455,87 @@ class _Lane(Lane):
             if problem is not None:
                 self._drop(served, problem)
                 return expected
-            if first and not self._is_faster(served, call, times):
-                speed = f"{times['modules'] / times['code']:.2f}"
-                self._drop(served, f"the code is {speed} times as fast as they are", remove=False)
-                return expected
             served.outputs = outputs
             served.compared.add(sizes)
-        if first:
-            after = "" if served.kept else f" after {time.perf_counter() - aside.began:.1f} s"
-            whose = "code that was kept" if served.kept else "the code"
-            aside.note(
-                f"{whose} for {served.code.served.pattern.described()} takes over{after},"
-                f" {times['modules'] / times['code']:.2f} times as fast as the modules"
-            )
+            if first:
+                trial = Trial("modules", "code", calls=MAX_TURNS, seconds=MAX_TRIAL_S)
+                trial.note("modules", modules_s)
+                trial.note("code", code_s)
+                self._trials[served] = sizes, trial
+                self._decide(served, trial)
         return expected
+
+    def _tried(self, served: LoadedLibrary, call: FlatCall) -> Any:
+        """Compute a call by the form whose turn it is, and decide which is faster once that is known."""
+        with self._changing:
+            found = self._trials.get(served)
+            if found is None:  # another thread has decided
+                return self._computed(served, call)
+            _, trial = found
+            with trial.timed() as turn_of:
+                if turn_of == "code":
+                    outputs = self._computed(served, call)
+                else:
+                    outputs = self.aside.plain(call.args, call.kwargs)
+            self._decide(served, trial)
+        return outputs
+
+    def _decide(self, served: LoadedLibrary, trial: Trial) -> None:
+        """Let the code take over if it is faster, leave it if it is not, and go on with the trial otherwise."""
+        faster = self._is_faster(served, trial)
+        if faster is None or self._trials.pop(served, None) is None:
+            return
+        if not faster:
+            reason = f"the code is {trial.ratio:.2f} times as fast as they are"
+            self._drop(served, reason, remove=False)
+            return
+        aside = self.aside
+        after = "" if served.kept else f" after {time.perf_counter() - aside.began:.1f} s"
+        whose = "code that was kept" if served.kept else "the code"
+        aside.note(
+            f"{whose} for {served.code.served.pattern.described()} takes over{after},"
+            f" {trial.ratio:.2f} times as fast as the modules"
+        )
 
     def _problem(self, outputs: Nest, expected: Any, tensors: Any) -> str | None:
         if len(tensors) != outputs.tensors:
             return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
         made = self.aside.runner.modes.result(outputs.rebuilt(tensors))
         try:
-            allowed = MODULES_TOLERANCE * self.aside.tolerance
-            found = difference(comparable(expected), comparable(made), allowed)
+            found = difference(comparable(expected), comparable(made), self.aside.tolerance)
         except CompilationError as error:
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"
 
-    def _is_faster(self, served: LoadedLibrary, call: FlatCall, times: dict[str, float]) -> bool:
-        """Whether the code is faster. Unless that is plain at once, both are timed three times more, and
-        longer if the code seems slower.
+    def _is_faster(self, served: LoadedLibrary, trial: Trial) -> bool | None:
+        """Whether the code is faster; None while that is open.
 
-        Of code that an earlier process has kept, one time is enough: a short program would spend more on the
-        others than the code saves.
+        The time of the modules' first call, which was compared, may be that of a cold call after a wait: they have
+        a turn. Of code that an earlier process has kept, one time is enough: a short program would spend more on
+        the others than the code saves.
         """
-        with _timed(times, "modules"):  # the first time may be that of a cold call, after a wait
-            self.aside.plain(call.args, call.kwargs)
-        if times["code"] < (1.0 if served.kept else PLAINLY_FASTER) * times["modules"]:
+        if not trial.calls:
+            return None
+        share = 1.0 if served.kept else PLAINLY_FASTER
+        if trial.times["code"] < share * trial.times["modules"]:
             return True
-        began = time.perf_counter()
-        for count in range(1, DOUBTED):
-            with _timed(times, "modules"):
-                self.aside.plain(call.args, call.kwargs)
-            with _timed(times, "code"):
-                served.code(call.tensors)
-            is_faster = times["code"] < times["modules"]
-            if count >= 3 and (is_faster or time.perf_counter() - began > DOUBTED_S):
-                break
-        return is_faster
+        faster = trial.times["code"] < trial.times["modules"]
+        if trial.is_over or (faster and trial.calls >= 2 * MIN_TURNS):
+            return faster
+        return None
+
+
+def _copies(leaves: list[Any]) -> list[Any]:
+    """The leaves of a call with copies of its tensors."""
+    return [it.detach().clone() if isinstance(it, torch.Tensor) else it for it in leaves]
+
+
+def _code_tensors(call: FlatCall, copies: list[Any]) -> list[torch.Tensor]:
+    """The tensors that code takes for a call, on memory that the call does not write to."""
+    given = [it for it in call.leaves if isinstance(it, torch.Tensor)]
+    copied = [it for it in copies if isinstance(it, torch.Tensor)]
+    pairs = zip(call.tensors, given, copied, strict=True)
+    return [copy if tensor is leaf else tensor for tensor, leaf, copy in pairs]
 
 
 def compiled_aside(model: nn.Module) -> CompiledAside | None:
@@ -486,11 +543,3 @@ def compiled_aside(model: nn.Module) -> CompiledAside | None:
     runner = model.__dict__.get("_xruntime_optimized")
     compiled = None if runner is None else runner.compiled
     return compiled if isinstance(compiled, CompiledAside) else None
-
-
-@contextlib.contextmanager
-def _timed(times: dict[str, float], name: str) -> Iterator[None]:
-    """Note the time of the block, if it is the shortest so far."""
-    began = time.perf_counter()
-    yield
-    times[name] = min(times.get(name, float("inf")), time.perf_counter() - began)

@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +26,9 @@ from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import Background
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
-from xruntime.optimization.aside import _Lane, compiled_aside
+from xruntime.optimization.aside import MAX_TRIAL_S, MAX_TURNS, _Lane, compiled_aside
 from xruntime.optimization.runner import CallRunner
+from xruntime.optimization.trial import Trial
 from xruntime.threads.team import team_of
 
 WAIT_S = 300.0
@@ -347,51 +347,69 @@ def test_code_that_is_slower_is_left_and_stays_kept(
     assert len(entries(store)) == 1
 
 
-@pytest.mark.parametrize(("kept", "calls_of_modules"), [(True, 1), (False, 4)])
-def test_kept_code_is_timed_once(
-    kept: bool, calls_of_modules: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Caching(nn.Linear):
+    """Adds to a cache, which the caller may give."""
+
+    def forward(self, values: Tensor, cache: Tensor | None = None) -> Tensor:
+        found = super().forward(values)
+        return found if cache is None else cache.add_(found)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_calls_that_write_their_arguments_run_as_modules(store: Path, strided: bool) -> None:
+    original = Caching(64, 64).eval()
+    model = optimize(original, sample_input=SAMPLE)
+    model(SAMPLE)
+    given = torch.zeros(8, 128)[:, ::2] if strided else torch.zeros(8, 64)
+    expected = torch.zeros(8, 64)
+    for number in range(3):
+        if number != 1:  # the first one is looked at
+            seen = model(SAMPLE, given)
+        else:
+            with pytest.warns(SlowCallWarning, match="a call changes its arguments"):
+                seen = model(SAMPLE, given)
+        with torch.no_grad():
+            torch.testing.assert_close(seen, original(SAMPLE, expected))
+        torch.testing.assert_close(given, expected)
+    assert "not compiled: a call changes its arguments" in graph(model)
+
+
+def decision(kept: bool, modules_s: Callable[[int], float], code_s: Callable[[int], float]) -> Any:
+    """Let the two take turns, at times by the number of the turn, until one is chosen.
+
+    Returns the choice and the number of turns.
+    """
+    trial = Trial("modules", "code", calls=MAX_TURNS, seconds=MAX_TRIAL_S)
+    trial.note("modules", 5.0)  # cold
+    trial.note("code", code_s(0))
+    lane: Any = SimpleNamespace()
+    served: Any = SimpleNamespace(kept=kept)
+    with pytest.MonkeyPatch.context() as patch:
+        now_s = [0.0]
+        clock = SimpleNamespace(perf_counter=lambda: now_s[0])
+        patch.setattr("xruntime.optimization.trial.time", clock)
+        while (chosen := _Lane._is_faster(lane, served, trial)) is None:
+            with trial.timed() as turn:
+                now_s[0] += (modules_s if turn == "modules" else code_s)(trial.calls)
+    return chosen, trial.calls
+
+
+@pytest.mark.parametrize(("kept", "turns"), [(True, 1), (False, 6)])
+def test_kept_code_is_timed_once(kept: bool, turns: int) -> None:
     """Code that takes 0.9 of the modules' time; new code is timed again, since that may be chance."""
-    now_s = [0.0]
-
-    def taking(seconds: float) -> Callable[..., None]:
-        return lambda *_: now_s.append(now_s[-1] + seconds)
-
-    monkeypatch.setattr(
-        "xruntime.optimization.aside.time", SimpleNamespace(perf_counter=lambda: now_s[-1])
-    )
-    lane: Any = SimpleNamespace(aside=SimpleNamespace(plain=taking(1.0)))
-    served: Any = SimpleNamespace(kept=kept, code=taking(0.9))
-    call: Any = SimpleNamespace(args=(), kwargs={}, tensors=[])
-    assert _Lane._is_faster(lane, served, call, {"code": 0.9, "modules": 5.0})
-    assert sum(round(b - a, 1) == 1.0 for a, b in pairwise(now_s)) == calls_of_modules
+    assert decision(kept, lambda _: 0.01, lambda _: 0.009) == (True, turns)
 
 
 @pytest.mark.parametrize(
-    ("plain_s", "late_s", "calls"), [(0.02, 0.004, 7), (0.02, 0.03, 19), (0.2, 0.3, 3)]
+    ("plain_s", "late_s", "turns"), [(0.02, 0.004, 14), (0.02, 0.03, 38), (0.2, 0.3, 4)]
 )
-def test_code_that_seems_slower_is_timed_longer(
-    plain_s: float, late_s: float, calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_seems_slower_is_timed_longer(plain_s: float, late_s: float, turns: int) -> None:
     """On a busy machine: six times the code takes twice as long as the modules, and then `late_s`."""
-    now_s, made = [0.0], [0]
-
-    def code(_: object) -> None:
-        made[0] += 1
-        now_s[0] += late_s if made[0] > 6 else 2 * plain_s
-
-    def plain(*_: object) -> None:
-        now_s[0] += plain_s
-
-    monkeypatch.setattr(
-        "xruntime.optimization.aside.time", SimpleNamespace(perf_counter=lambda: now_s[0])
+    chosen, seen = decision(
+        True, lambda _: plain_s, lambda turn: late_s if turn > 12 else 2 * plain_s
     )
-    lane: Any = SimpleNamespace(aside=SimpleNamespace(plain=plain))
-    served: Any = SimpleNamespace(kept=True, code=code)
-    call: Any = SimpleNamespace(args=(), kwargs={}, tensors=[])
-    found = _Lane._is_faster(lane, served, call, {"code": 2 * plain_s, "modules": plain_s})
-    assert found == (late_s < plain_s)
-    assert made[0] == calls
+    assert chosen == (late_s < plain_s)
+    assert seen == turns
 
 
 def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
