@@ -135,6 +135,7 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
             if child == 0:
+                _leave_program()
                 _run_child(order, directory, nice, writing, life)
     except BaseException:
         os.close(reading)
@@ -145,9 +146,9 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
         os.close(life)
     try:
         with turn.child(child), open(reading, "rb") as stream:
+            with contextlib.suppress(ChildProcessError):  # the program waits for any child
+                os.waitpid(child, 0)
             said = stream.read()
-        with contextlib.suppress(ChildProcessError):  # the program waits for any child
-            os.waitpid(child, 0)
     finally:
         os.close(held)
     if not said:
@@ -171,6 +172,20 @@ def _quiet_tokenizers() -> Any:
             del os.environ[name]
 
 
+def _leave_program() -> None:
+    """Go on in a child of this process, in a process group named after this one, which ends.
+
+    So the compiler is no child that the program could wait for.
+    """
+    try:
+        os.setpgid(0, 0)
+        child = os.fork()
+    except BaseException:  # noqa: BLE001 - this process must not go on as the program
+        os._exit(1)
+    if child:
+        os._exit(0)
+
+
 def _run_child(order: Order, directory: str, nice: int, writing: int, life: int) -> NoReturn:
     reason, final = None, False
     try:
@@ -190,7 +205,6 @@ def _run_child(order: Order, directory: str, nice: int, writing: int, life: int)
 
 def _become_background(nice: int, kept: set[int]) -> None:
     """Detach from the program's terminal, files and signals, and take a lower priority."""
-    os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)

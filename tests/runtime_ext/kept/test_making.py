@@ -23,6 +23,7 @@ from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
     Background,
+    NoLibraryError,
     NotCompiledError,
     Order,
     background,
@@ -78,6 +79,18 @@ def compiled(one: Order, directory: Path) -> NotCompiledError | None:
         return None
 
     return in_a_thread(run)
+
+
+def test_the_compiler_is_no_child_of_the_program(tmp_path: Path) -> None:
+    """A program that waits for any child would wait for the compiler."""
+
+    def parent(_: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        raise NoLibraryError(f"{os.getppid()}")
+
+    error = compiled(order(parent, torch.ones(3)), tmp_path)
+    assert error is not None
+    assert str(error).isdecimal()
+    assert int(str(error)) != os.getpid()
 
 
 def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
