@@ -36,6 +36,7 @@ from xruntime.program_hook.refusals import (
     Refusal,
     SlowerError,
     UnfitError,
+    UnfollowedError,
     caller_refusal,
     mode_refusal,
     module_refusal,
@@ -170,7 +171,7 @@ class Interception:
                     tolerance = TOLERANCES[dtype]
                 routed = Routed(module, self.run, args, kwargs, tolerance)
         except Exception as error:  # noqa: BLE001 - the program goes on
-            refusal = Refusal(_text(error), final=False)
+            refusal = Refusal(_text(error), final=isinstance(error, UnfollowedError))
         if routed is None:
             self._refuse(known, module, refusal or Refusal("", final=True))
             return self.run(module, *args, **kwargs)
@@ -260,10 +261,9 @@ class Interception:
     ) -> Any:
         try:
             return routed(module, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - the program's module decides whether it is one
-            outputs = self.run(module, *args, **kwargs)
-            self._give_up(known, module, error)
-            return outputs
+        finally:
+            if routed.failure is not None and known.routed is routed:
+                self._give_up(known, module, routed.failure)
 
     def _refuse(self, known: _Known, module: torch.nn.Module, refusal: Refusal) -> None:
         known.refused_calls += 1

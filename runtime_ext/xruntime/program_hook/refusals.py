@@ -33,6 +33,10 @@ class UnfitError(Exception):
     """A module has no optimized form, or its form can no longer be used. The text is the reason."""
 
 
+class UnfollowedError(UnfitError):
+    """The module holds something that can change without being noticed."""
+
+
 class NotYetError(UnfitError):
     """One call cannot be optimized, but the next may be: a first call often fills caches of the module."""
 

@@ -11,18 +11,22 @@ from typing import Any, Final
 
 import torch
 
+from xlaunch.errors import XLaunchError
 from xruntime.compilation.accuracy import Difference, difference
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.inference import MIN_GAIN
 from xruntime.optimization.run import Known
 from xruntime.optimization.runner import transformed
 from xruntime.optimization.steps import explain
+from xruntime.optimization.trial import Trial
 from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
     PipelineError,
     SlowerError,
     UnfitError,
+    UnfollowedError,
     form_of,
     mode_refusal,
     sizes_of,
@@ -32,15 +36,12 @@ from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""
 
-LATER_TOLERANCE: Final = 2.0
-"""Factor on the tolerance after the first call: the largest of more differences is larger. It would still
-show code that is wrong for other sizes."""
+MAX_TURNS: Final = 5
+MAX_TRIAL_S: Final = 0.1
+"""The module and its form have so many turns, or so long, in the program's calls after the first."""
 
-PLAINLY_FASTER: Final = 0.8
-"""A form whose call takes at most this share of the module's time is timed only once."""
-
-MAX_TIMING_S: Final = 1.0
-"""Maximum time spent on timing calls again, so that a program with long calls is not delayed."""
+OF_THE_FORM: Final = (RuntimeError, TypeError, AttributeError, NotImplementedError, XLaunchError)
+"""Errors that replaced layers and weights in another precision may cause. Others are the program's own."""
 
 Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
 """Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
@@ -51,7 +52,7 @@ class Routed:
 
     Made for a call, which `prepare` runs and compares; `tolerance` is for that, as in
     `xruntime.compilation.accuracy`. `run` calls the program's module. Raises UnfitError for arguments
-    that a call may change.
+    that a call may change, and for a module whose changes cannot be followed.
     """
 
     def __init__(
@@ -67,8 +68,19 @@ class Routed:
         self._sample = _cloned((args, kwargs))
         self._tolerance = tolerance
         self._state = WatchedState(module)
+        if self._state.unfollowed is not None:
+            raise UnfollowedError(self._state.unfollowed)
         self._dtypes: dict[Any, torch.dtype] = {}
         self._compared: set[Any] = set()
+        self._form_state: WatchedState | None = None
+        self._trial: Trial | None = None
+        self._must_be_faster = False
+        self._own_errors: set[type[Exception]] = set()
+        """Errors of the form that the module has raised, too."""
+
+        self.failure: Exception | None = None
+        """Why the optimized form can no longer be used; None while it can be."""
+
         self.optimized: torch.nn.Module | None = None
         self.difference: Difference | None = None
         """The largest difference between the two on the first call."""
@@ -84,9 +96,10 @@ class Routed:
     ) -> tuple[Any, Exception | None]:
         """Return the outputs of the program's module, and why there is no optimized form, or None.
 
-        `must_be_faster`: the form is left if it is slower than the module, before it is compiled aside.
+        `must_be_faster`: the form is left if the next calls show that it is slower than the module.
         Raises only what the program's own call raises.
         """
+        self._must_be_faster = must_be_faster
         random_before, began = torch.get_rng_state(), time.perf_counter()
         expected = self._run(module, *args, **kwargs)
         known = Known(expected, time.perf_counter() - began)
@@ -103,9 +116,9 @@ class Routed:
                 else:  # `optimize` has compared the modules, and kept code is compared at its first call
                     self.difference = explain(self.optimized).difference
                     self._note_dtypes(expected)
-                if must_be_faster:
-                    self._check_faster(module)
             self._check_unchanged("optimizing it changed it")
+            self._form_state = WatchedState(self.optimized)
+            self._trial = Trial("module", "form", calls=MAX_TURNS, seconds=MAX_TRIAL_S)
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
             self.optimized = None
@@ -116,11 +129,14 @@ class Routed:
         return expected, None
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Return the outputs. Raises UnfitError if the optimized form can no longer be used."""
+        """Return the outputs, or raise what the program's module raises; `failure` says whether the form is left."""
         assert self.optimized is not None
         if transformed():
             return self._run(module, *args, **kwargs)
-        self._check_unchanged("the program changed it")
+        change = self._state.change()
+        if change is not None:
+            self.failure = UnfitError(f"the program changed it ({change})")
+            return self._run(module, *args, **kwargs)
         if mode_refusal(module, args, kwargs) is not None:
             return self._run(module, *args, **kwargs)
         try:
@@ -132,37 +148,76 @@ class Routed:
         sizes = sizes_of(args, kwargs)
         # Code that takes over later is compared with the modules by `CompiledAside`.
         limit = 2 if compiled_aside(self.optimized) is not None else MAX_COMPARED_SIZES
-        compare = sizes not in self._compared and len(self._compared) < limit
-        if not compare:
+        if sizes not in self._compared and len(self._compared) < limit:
+            return self._compared_call(module, args, kwargs)
+        trial = self._trial
+        if trial is None or sizes != sizes_of(*self._sample):
+            return self._form_call(module, args, kwargs)
+        with trial.timed() as turn_of:
+            if turn_of == "module":
+                outputs = self._run(module, *args, **kwargs)
+            else:
+                outputs = self._form_call(module, args, kwargs)
+        if trial.is_over:
+            self._end_trial(trial)
+        return outputs
+
+    def _form_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call the form. Where it fails for a reason of its own, the module is called.
+
+        The program's own errors are raised as they are, and the call is not repeated: it may have written to its
+        arguments.
+        """
+        assert self.optimized is not None
+        assert self._form_state is not None
+        try:
             return self._restored(self.optimized(*args, **kwargs), ())
-        # First, because it may refuse the sizes: the program's error then, before anything is compiled.
+        except Exception as error:
+            kind, text = type(error), f"its optimized form fails: {type(error).__name__}: {error}"
+            own = not issubclass(kind, OF_THE_FORM) or kind in self._own_errors
+            if own and self._form_state.change() is None:
+                raise
+            changed = self._form_state.change() is not None
+        try:
+            outputs = self._run(module, *args, **kwargs)
+        except Exception as error:
+            self._own_errors.add(type(error))
+            if changed or type(error) is not kind:
+                self.failure = UnfitError(text)
+            raise
+        self.failure = UnfitError(text)
+        return outputs
+
+    def _compared_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return the module's outputs; compare those of the form, which is called on copies of the arguments."""
+        assert self.optimized is not None
+        before = _cloned((args, kwargs))
+        # The module first: it may refuse the sizes.
         expected = self._run(module, *args, **kwargs)
-        outputs = self._restored(self.optimized(*args, **kwargs), ())
-        self._compare(expected, outputs, LATER_TOLERANCE * self._tolerance)
-        self._compared.add(sizes)
+        try:
+            if not _same((args, kwargs), before):
+                raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
+            self._check_unchanged("a call changes it")
+            outputs = self._restored(self.optimized(*before[0], **before[1]), ())
+            self._compare(expected, outputs, self._tolerance)
+            self._compared.add(sizes_of(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - the program goes on with its own module
+            self.failure = error
         return expected
 
-    def _check_faster(self, module: torch.nn.Module) -> None:
-        """Raise SlowerError if calls of the optimized form take longer than the module's."""
+    def _end_trial(self, trial: Trial) -> None:
+        """Leave the form if it has to be faster and is not; otherwise the compiler may take what it saves."""
         assert self.optimized is not None
-        args, kwargs = self._sample
-        aside, form = compiled_aside(self.optimized), self.optimized
-        module_s = form_s = float("inf")
-        first = time.perf_counter()
-        for _ in range(3):
-            began = time.perf_counter()
-            self._run(module, *args, **kwargs)
-            between = time.perf_counter()
-            if aside is None or aside.compiled:
-                form(*args, **kwargs)
-            else:  # a call of the form would begin to compile
-                aside.plain(args, kwargs)
-            module_s = min(module_s, between - began)
-            form_s = min(form_s, time.perf_counter() - between)
-            if form_s < PLAINLY_FASTER * module_s or time.perf_counter() - first > MAX_TIMING_S:
-                break
-        if form_s > module_s:
-            raise SlowerError(f"a call takes {form_s / module_s:.2f} times as long")
+        self._trial = None
+        aside = compiled_aside(self.optimized)
+        if aside is not None:
+            aside.speedup = trial.ratio
+        if aside is not None and aside.compiled:
+            return  # the code was timed on its own
+        # What is not compiled is left, too, if it is plainly slower.
+        limit = 1.0 if self._must_be_faster else 1 / MIN_GAIN if aside is None else 0.0
+        if trial.ratio < limit:
+            self.failure = SlowerError(f"a call takes {1 / trial.ratio:.2f} times as long")
 
     def _check_first_call(
         self, args: Any, kwargs: Any, outputs: Any, random_before: torch.Tensor

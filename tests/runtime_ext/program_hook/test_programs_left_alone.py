@@ -134,3 +134,42 @@ def test_program_that_calls_no_model_is_told_so(tmp_path: Path):
     script.write_text("import torch\ntorch.nn.ReLU()(torch.ones(2))")
     (line,) = run_optimized(script).reports
     assert line == "nothing is optimized: the program called no module that has parameters"
+
+
+RAISING = """
+import traceback
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, values):
+        if values.shape[0] == 3 and values[0, 0] > 5:
+            print("raising")
+            raise KIND("own")
+        return self.linear(values)
+
+with torch.no_grad():
+    model = Model().eval()
+    for rows in (2, 3, 2, 3):
+        model(torch.ones(rows, 8))
+    for _ in range(4):
+        try:
+            model(torch.full((3, 8), 9.0))
+        except KIND:
+            print(traceback.format_exc().count("Traceback"))
+"""
+
+
+@pytest.mark.parametrize(("kind", "forwards"), [("ValueError", 4), ("RuntimeError", 5)])
+def test_a_forward_that_raises_runs_once(tmp_path: Path, kind: str, forwards: int) -> None:
+    """An error that another precision may cause is asked of the module, once."""
+    script = tmp_path / "script.py"
+    script.write_text(RAISING.replace("KIND", kind))
+    done = run_optimized(script)
+    assert done.out.split().count("raising") == forwards
+    assert done.out.split().count("1") == 4
+    assert len(done.reports) == 1

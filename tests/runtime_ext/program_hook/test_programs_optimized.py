@@ -48,6 +48,8 @@ net, x = Net().eval(), torch.randn(6, 16)
 CALLS = """
 with torch.no_grad():
     assert by_itself(net, x)                    # the first call
+    for _ in range(10):                         # the module and its form take turns
+        net(x)
     assert optimized(net, x) and optimized(net, x + 1)
     with torch.inference_mode():
         assert optimized(net, x)
@@ -99,8 +101,9 @@ for thread in threads: thread.join()
 del thread, threads
 assert not errors, errors
 with torch.inference_mode():
-    for other in nets:
+    for other in nets * 11:
         other(x)
+    other = None
     assert all(optimized(other, x) for other in nets)
     net.train()
     assert by_itself(net, x)
