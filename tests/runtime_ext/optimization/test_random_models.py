@@ -92,7 +92,8 @@ def compare_optimized(
         seen = models.observe(fast, call, number)
         expected = models.observe(eager, call, number)
         agree(seen, expected, tolerance)
-        assert seen.forwards == expected.forwards
+        if options.get("graph") == "none":  # compiled code does not run the forward
+            assert seen.forwards == expected.forwards
         assert close(models.state_of(fast), models.state_of(eager), tolerance)
 
 
