@@ -89,6 +89,12 @@ BENCHMARKS = (
         modules=("numpy",),
         timeout_s=400,
     ),
+    Benchmark(
+        "limits",
+        "launching.limits",
+        "--quotas 1 --seconds 3 --rounds 2",
+        modules=(*MINILM, "uvicorn"),
+    ),
     Benchmark("task", "streams.task", "--rounds 3"),
     Benchmark(
         "streams",

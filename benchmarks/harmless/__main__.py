@@ -38,11 +38,10 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
+from benchmarks.harness.quota import QuotaGroup, make_group
 from benchmarks.harness.turns import ROOT, Times, environment
 from benchmarks.launching.startup import xlaunch_command
-from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.processes import descendants, read_process
-from xlaunch.machine.tree import Tree
 
 HERE = Path(__file__).parent
 MODULES = {
@@ -66,7 +65,6 @@ LIMIT = 1.05
 SIDES = ("python", "xlaunch")
 SAMPLE_S = 0.05
 MAX_RUN_S = 300.0
-ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
 class Run(NamedTuple):
@@ -117,7 +115,7 @@ class RunFailedError(Exception):
 class Bench:
     """Runs programs, with their files in `directory`."""
 
-    def __init__(self, directory: Path, group: Path | None) -> None:
+    def __init__(self, directory: Path, group: QuotaGroup | None) -> None:
         self._directory = directory
         self._group = group
         self._result = directory / "result"
@@ -156,7 +154,7 @@ class Bench:
             if len(runs["python"]) > 1:
                 yield Measured(program, quota, units, runs)
 
-    def _run(self, side: str, program: str, units: int, group: Path | None) -> Run:
+    def _run(self, side: str, program: str, units: int, group: QuotaGroup | None) -> Run:
         if program == "openmp":
             words = [str(self._directory / "openmp")]
         elif program == "gunicorn":
@@ -168,7 +166,7 @@ class Bench:
         if side == "xlaunch":
             words = [*xlaunch_command(), "--quiet", *words]
         if group is not None:
-            words = ["sh", "-c", ENTER, str(group), *words]
+            words = group.inside(words)
         self._result.unlink(missing_ok=True)
         began = time.perf_counter()
         peak = 0
@@ -208,37 +206,6 @@ def _has_module(name: str) -> bool:
 def _resident_bytes(pid: int) -> int:
     processes = [read_process(it) for it in (pid, *descendants(pid))]
     return sum([it.rss_bytes for it in processes if it is not None])
-
-
-def make_group(quota: float) -> Path | None:
-    """Make a control group with a CPU quota, in the innermost group that allows it; None if none does."""
-    for group in [it for levels in ControlGroups(Tree("/")).enclosing("cpu") for it in levels]:
-        directory = Path(group.directory) / f"xlaunch-harmless-{os.getpid()}"
-        microseconds = f"{quota * 100_000:.0f}"
-        try:
-            directory.mkdir()
-        except OSError:
-            continue
-        try:
-            if group.version == 2:
-                (directory / "cpu.max").write_text(f"{microseconds} 100000")
-            else:
-                (directory / "cpu.cfs_quota_us").write_text(microseconds)
-        except OSError:
-            directory.rmdir()
-        else:
-            return directory
-    return None
-
-
-def remove_group(group: Path) -> None:
-    """End what programs have left behind in a group, and remove it."""
-    while left := (group / "cgroup.procs").read_text().split():
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        time.sleep(SAMPLE_S)
-    group.rmdir()
 
 
 def print_tables(measured: Sequence[Measured]) -> None:
@@ -287,7 +254,7 @@ def main() -> None:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="harmless-"))
         group = make_group(asked.quota) if asked.quota else None
         if group is not None:
-            stack.callback(remove_group, group)
+            stack.callback(group.remove)
         elif asked.quota:
             absent[f"quota {asked.quota:g}"] = "no control group for CPU time can be made"
         bench = Bench(Path(directory), group)

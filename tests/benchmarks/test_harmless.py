@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from benchmarks.harmless import __main__ as harmless
 from benchmarks.harmless import programs
+from benchmarks.harness.quota import make_group
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,23 +67,23 @@ def test_a_program_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.machine
 def test_programs_run_within_the_quota_and_none_is_left(tmp_path: Path, needs: Any) -> None:
-    group = harmless.make_group(0.5)
+    group = make_group(0.5)
     needs(group, "a control group for CPU time that can be made")
     assert group is not None
     try:
         read = "import xlaunch; print(xlaunch.read_machine().limits.cpu_quota)"
-        enter = ("sh", "-c", harmless.ENTER, str(group))
+        enter = group.inside(())
         told = subprocess.run(
             (*enter, sys.executable, "-c", read), capture_output=True, text=True, check=True
         )
         left = subprocess.Popen((*enter, "sleep", "100"))
-        while str(left.pid) not in (group / "cgroup.procs").read_text().split():
+        while str(left.pid) not in (group.directory / "cgroup.procs").read_text().split():
             assert left.poll() is None
     finally:
-        harmless.remove_group(group)
+        group.remove()
     assert told.stdout == "0.5\n"
     assert left.wait() < 0
-    assert not group.exists()
+    assert not group.directory.exists()
 
 
 @pytest.mark.long
