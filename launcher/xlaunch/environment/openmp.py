@@ -47,10 +47,9 @@ class OpenMPProfile(NamedTuple):
     source: str
 
 
-BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
-"""Variables that shrink the main thread's mask, with every runtime."""
 KMP_AFFINITY = "KMP_AFFINITY"
-"""The same, with Intel's and LLVM's."""
+BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", KMP_AFFINITY)
+"""Variables that shrink the main thread's mask; the last one only with Intel's and LLVM's runtimes."""
 KMP = ("intel", "llvm")
 _KMP_TYPES = ("compact", "scatter", "balanced", "explicit", "logical", "physical", "proclist")
 """Types of KMP_AFFINITY that bind threads; without a type it binds none."""
@@ -229,7 +228,7 @@ def binding_variable(
             return Binding(f"{KMP_AFFINITY}={value}", runtime)
     if environment.get("OMP_PROC_BIND", "").lower() == "false":
         return None
-    for name in BINDING:
+    for name in BINDING[:-1]:
         value = environment.get(name, "")
         if value and not any(word in value.lower() for word in _BINDS_NOTHING):
             return Binding(f"{name}={value}", "any runtime")

@@ -182,7 +182,9 @@ class _Facts:
             self._lines.append(f"{name}={_tensor_facts(value)} {content}")
             return
         self.follow(value)
-        kind = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+        # Methods of C classes have a name, and no module.
+        is_named = all(hasattr(value, it) for it in ("__qualname__", "__module__"))
+        kind = value if callable(value) and is_named else type(value)
         self._lines.append(f"{name}: {kind.__module__}.{kind.__qualname__}")
         if depth == MAX_DEPTH or not self._is_new(value):
             return

@@ -213,7 +213,7 @@ class Hooked(nn.Linear):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Counting, "in a call a tensor of _buffers was changed"),
+        (Counting, "in a call calls was changed"),
         (lambda: Overwriting(4, 3), "a call changes its arguments"),
         (lambda: Giving(4, 3), "it returns a tensor of its own"),
         (Hooked, "the module itself has hooks"),
