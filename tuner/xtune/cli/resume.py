@@ -46,6 +46,7 @@ def command(
         check_preset_path(save_preset, force=force)
         save_preset = os.path.abspath(save_preset)
     stored = find_stored(open_named(storage), study)
+    stored.study.require_current()
     enter(stored.directory, quiet=quiet)
     asked = stored.asked._replace(budget=budget or stored.asked.budget, storage=storage)
     task = prepare(asked, known=stored.study.subject, show_output=verbose)

@@ -261,7 +261,7 @@ def search(
                 screen.edited()
             yield
 
-    return Search(
+    found = Search(
         task.space,
         strategy,
         task.runner,
@@ -272,6 +272,9 @@ def search(
         limit_s=asked.timeout_s,
         turn=turn,
     ).run()
+    with contextlib.suppress(StorageError):  # `conclude` reports it
+        store.update_results(is_last=True)
+    return found
 
 
 def open_store(task: SearchTask, study: Study, *, quiet: bool) -> StudyStore:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of stored objects to plain values for JSON, and to attributes of Optuna, and back.
 
-Only digits of times below a microsecond are lost. Later versions read old recordings and studies, so a
-key never changes its meaning. Empty values are left out.
+A trial's attributes are plain values that can be read without xtune: ``stage``, ``outcome``, ``wall_s``,
+``metrics``, ``series 0`` with all samples. Only digits of times below a microsecond are lost. Later
+versions read old recordings and studies, so a key never changes its meaning. Empty values are left out.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from xtune.launches.launch import (
     Steadiness,
 )
 from xtune.search.records import NextLaunch, Stage
-from xtune.space.parameters import Configuration
+from xtune.space.parameters import BARE, Configuration
 
 Plain = dict[str, Any]
 
 PREFIX = "xtune:"
-"""Prefix of the attributes that xtune reads. Others are for people."""
+"""Prefix of attributes that say nothing to people."""
 
-PIECE = 32_000
-"""Maximum characters of one attribute: MySQL's TEXT holds 65,535 bytes."""
+PIECE = 30_000
+"""Maximum characters of one attribute. MySQL's TEXT holds 65,535 bytes, and quoting can double them."""
 
 
 def encode_objective(objective: Objective) -> Plain:
@@ -70,14 +71,18 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
         "notes": list(launch.notes),
     }
     if series:
-        plain["series"] = [
-            # Pipes are slower than a microsecond.
-            {**one._asdict(), "times_s": [round(time_s, 6) for time_s in one.times_s]}
-            for one in launch.series
-        ]
+        plain["series"] = _encode_series(launch)
     plain = {key: value for key, value in plain.items() if value not in (None, "", [], {})}
     # These are kept even when empty.
     return {"configuration": dict(launch.configuration), "plan": launch.plan_hash} | plain
+
+
+def _encode_series(launch: Launch) -> list[Plain]:
+    # Pipes are slower than a microsecond.
+    return [
+        {**one._asdict(), "times_s": [round(time_s, 6) for time_s in one.times_s]}
+        for one in launch.series
+    ]
 
 
 def decode_launch(plain: Plain) -> Launch:
@@ -103,20 +108,6 @@ def decode_launch(plain: Plain) -> Launch:
     )
 
 
-def encode_step(step: NextLaunch) -> Plain:
-    return {
-        **step._asdict(),
-        "stage": step.stage.value,
-        "configuration": dict(step.configuration),
-        "details": dict(step.details),
-    }
-
-
-def decode_step(plain: Plain) -> NextLaunch:
-    configuration, stage = Configuration(plain["configuration"]), Stage(plain["stage"])
-    return NextLaunch(**{**plain, "stage": stage, "configuration": configuration})
-
-
 def encode_final_plan(plan: FinalPlan) -> Plain:
     return {
         "baseline": dict(plan.baseline),
@@ -136,19 +127,97 @@ def decode_final_plan(plain: Plain) -> FinalPlan:
     )
 
 
-def write_pieces(write: Callable[[str, Any], None], name: str, plain: Any) -> None:
-    """Write plain values of any size as attributes of bounded length, the first one last."""
-    data = json.dumps(plain, separators=(",", ":")).encode()
-    text = base64.b64encode(zlib.compress(data)).decode()
+def write_value(write: Callable[[str, Any], object], name: str, value: Any) -> None:
+    """Write a plain value as an attribute.
+
+    A long one is written as pieces of its JSON, the attribute that counts them last. Each piece is a list
+    of one text, because Optuna's dashboard shortens lists, but shows texts whole.
+    """
+    text = json.dumps(value)
     pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-    for number, piece in reversed(list(enumerate(pieces))):
-        write(f"{PREFIX}{name}#{number}", piece if number else f"{len(pieces)} {piece}")
+    if len(pieces) == 1:
+        write(name, value)
+        return
+    for number, piece in enumerate(pieces):
+        write(f"{name}#{number}", [piece])
+    write(name, {"pieces": len(pieces)})
 
 
-def read_pieces(attributes: Mapping[str, Any], name: str) -> Any:
-    """Read what `write_pieces` wrote; None if it is missing."""
-    count, _, text = attributes.get(f"{PREFIX}{name}#0", "").partition(" ")
-    if not count:
-        return None
+def read_values(attributes: Mapping[str, Any]) -> Plain:
+    """Read what `write_value` wrote. Raises LookupError, TypeError or ValueError if it is damaged."""
+    return {name: read_value(attributes, name) for name in attributes if "#" not in name}
+
+
+def read_value(attributes: Mapping[str, Any], name: str) -> Any:
+    """Read one value that `write_value` wrote. Raises like `read_values`."""
+    value = attributes[name]
+    if not (isinstance(value, dict) and value.keys() == {"pieces"}):
+        return value
+    pieces = [attributes[f"{name}#{number}"][0] for number in range(value["pieces"])]
+    return json.loads("".join(pieces))
+
+
+def encode_claim(step: NextLaunch) -> Plain:
+    """The attributes of a launch that begins; its configuration is in the trial's parameters."""
+    plain = {**step._asdict(), "stage": step.stage.value, "details": dict(step.details)}
+    del plain["configuration"]
+    return {name: value for name, value in plain.items() if value not in (None, "", {})}
+
+
+def decode_claim(plain: Plain, configuration: Configuration) -> NextLaunch:
+    fields = {name: plain[name] for name in NextLaunch._fields if name in plain}
+    return NextLaunch(**{**fields, "stage": Stage(plain["stage"]), "configuration": configuration})
+
+
+def encode_result(launch: Launch) -> Plain:
+    """The attributes of a finished launch."""
+    plain = encode_launch(launch)
+    for name in ("configuration", "plan", "series", "secondary"):
+        plain.pop(name, None)
+    if launch.stderr_tail:
+        plain["stderr_tail"] = launch.stderr_tail.split("\n")
+    seconds = {
+        name: value for name, value in launch.secondary._asdict().items() if value is not None
+    }
+    series = {f"series {number}": one for number, one in enumerate(_encode_series(launch))}
+    return plain | seconds | series
+
+
+def decode_result(plain: Plain, step: NextLaunch) -> Launch:
+    """The launch of a step with these attributes."""
+    series = [plain[f"series {n}"] for n in range(sum(key.startswith("series ") for key in plain))]
+    secondary = {name: plain[name] for name in Secondary._fields if name in plain}
+    return decode_launch(
+        {
+            **plain,
+            "configuration": step.configuration,
+            "plan": step.plan_hash,
+            "stderr_tail": "\n".join(plain.get("stderr_tail", ())),
+            "secondary": secondary,
+            "series": series,
+        }
+    )
+
+
+# Studies of format 3, which hold compressed values.
+
+
+def read_compressed(attributes: Mapping[str, Any], name: str) -> Any:
+    """Read a value of a study of format 3. Raises one of `xtune.search.damage.DAMAGE`."""
+    count, _, text = attributes[f"{PREFIX}{name}#0"].partition(" ")
     rest = [attributes[f"{PREFIX}{name}#{number}"] for number in range(1, int(count))]
     return json.loads(zlib.decompress(base64.b64decode("".join([text, *rest]))))
+
+
+def read_compressed_trial(attributes: Mapping[str, Any]) -> Plain:
+    """The attributes of a trial of format 3 as this format has them."""
+    claim = attributes[f"{PREFIX}claim"]
+    plain: Plain = claim | claim["step"]
+    if Configuration(plain["configuration"]) == BARE:
+        plain["bare"] = True
+    if f"{PREFIX}launch#0" in attributes:
+        launch = read_compressed(attributes, "launch")
+        plain |= launch | launch["secondary"]
+        plain |= {f"series {number}": one for number, one in enumerate(launch.get("series", ()))}
+        plain["stderr_tail"] = launch.get("stderr_tail", "").split("\n")
+    return plain

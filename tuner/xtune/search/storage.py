@@ -67,6 +67,8 @@ class Storage(NamedTuple):
     """Its URL without the password."""
     lock_path: str | None
     """Lock file that serializes writers of a SQLite file; other storages need none."""
+    uncached: BaseStorage
+    """The same without Optuna's cache, for studies that are deleted."""
     disconnect: Callable[[], None] = lambda: None
 
     def close(self) -> None:
@@ -171,7 +173,8 @@ def open_storage(
         if file is not None and not file.exists() and text is None and not create:
             from optuna.storages import InMemoryStorage
 
-            return Storage(InMemoryStorage(), url, None)
+            empty = InMemoryStorage()
+            return Storage(empty, url, None, empty)
         if file is not None:
             _check_file(file, is_journal=url.startswith(JOURNAL), must_exist=not create)
         return _open(url, file)
@@ -278,7 +281,8 @@ def _open(url: str, file: Path | None) -> Storage:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        return Storage(JournalStorage(JournalFileBackend(str(file))), url, None)
+        journal = JournalStorage(JournalFileBackend(str(file)))
+        return Storage(journal, url, None, journal)
     lock_path = None if file is None else f"{file}{LOCK_SUFFIX}"
     # A server may have been restarted since the last launch. A file that is not held open can be
     # moved.
@@ -288,10 +292,10 @@ def _open(url: str, file: Path | None) -> Storage:
 
         arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
     # Two processes cannot create the tables of a new file at the same time.
-    with Storage.writing(Storage(None, "", lock_path)):  # type: ignore[arg-type]
+    with contextlib.nullcontext() if lock_path is None else locked(lock_path, mode=0o666):
         backend = _with_tables(partial(optuna.storages.RDBStorage, url, engine_kwargs=arguments))
     cached = optuna.storages.get_storage(backend)
-    return Storage(cached, _shown(url), lock_path, backend.engine.dispose)
+    return Storage(cached, _shown(url), lock_path, backend, backend.engine.dispose)
 
 
 def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:

@@ -2,8 +2,9 @@
 """A study: all launches of one program in one space on one kind of machine, in a storage.
 
 It is an Optuna study. Each launch is a trial, with the settings as parameters, the value, the
-requirements as constraints, and the full launch as attributes. A failed launch is a failed trial, a cut
-one a pruned trial. Launches of the bare command are trials without parameters.
+requirements as constraints, and everything else as attributes. A failed launch is a failed trial, a cut
+one a pruned trial. Launches of the bare command are trials without parameters. The study ``NAME results``
+has one trial for each configuration: see `xtune.search.results_study`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from xtune.search.encoding import (
     Plain,
     decode_objective,
     encode_objective,
-    read_pieces,
-    write_pieces,
+    read_compressed,
+    read_value,
+    write_value,
 )
 from xtune.search.events import Seed
 from xtune.search.storage import Storage
@@ -35,12 +37,26 @@ from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration, Value
 from xtune.space.spaces import Space
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Of xtune's attributes; increased when a key changes its meaning or is removed."""
 
+COMPRESSED = 3
+"""The format before, whose values were compressed. Its studies are read, but not continued."""
+
+COMPRESSED_NOTE = f"{PREFIX}note "
+
 VERSION = f"{PREFIX}version"
-NOTE = "note "
-"""Prefix of the notes' names."""
+SUBJECT = ("machine", "program", "space", "objective")
+"""The attributes that hold the subject. The others are notes."""
+
+RESULTS = " results"
+"""What the name of the study of results adds to the study's."""
+
+METRIC_NAMES = "study:metric_names"
+"""System attribute of `optuna.Study.set_metric_names`, which warns that it is experimental."""
+
+RESULTS_OF = f"{PREFIX}results of"
+"""Attribute of a study of results: the name of the study."""
 
 
 class Subject(NamedTuple):
@@ -106,11 +122,20 @@ class Study(NamedTuple):
     subject: Subject
     notes: Mapping[str, Any]
     """Further values, stored by `keep_note`. **Ex.:** ``options``, ``verdict``."""
+    version: int = SCHEMA_VERSION
+
+    def require_current(self) -> None:
+        """Raise StudyError if an earlier xtune began it."""
+        if self.version != SCHEMA_VERSION:
+            raise StudyError(
+                f"study {self.name!r} was begun by an earlier xtune: xtune report and xtune export read"
+                " it, but it cannot be continued; begin another with xtune --study NAME PROGRAM"
+            )
 
     def keep_note(self, name: str, value: Any) -> None:
         """Store a plain value with the study. Raises StorageError."""
         with self.storage.reaching(), self.storage.writing():
-            write_pieces(self.set_attribute, f"{NOTE}{name}", value)
+            write_value(self.set_attribute, name, value)
 
     def keep_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a search, for later searches."""
@@ -141,10 +166,14 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
     with storage.reaching(), storage.writing():
         studies = _all(storage)
         if name is None:
-            matching = [one for one in studies if subject.difference(one.subject) is None]
+            matching = [
+                one
+                for one in studies
+                if one.version == SCHEMA_VERSION and subject.difference(one.subject) is None
+            ]
             if matching:
                 return matching[0]
-            taken = unreadable(storage)
+            taken = {*unreadable(storage), *(one.name for one in studies)}
             further = [f"{subject.name} {number}" for number in range(2, len(taken) + 2)]
             name = next(one for one in (subject.name, *further) if one not in taken)
         _check_readable(storage, name)
@@ -155,9 +184,15 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
                     " another name"
                 )
             if one.name == name:
+                one.require_current()
                 return one
         if not name.isprintable():
             raise StudyError(f"study {name!r}: choose a name of printable characters only")
+        if name.endswith(RESULTS):
+            raise StudyError(
+                f"study {name!r}: names that end with {RESULTS!r} are of studies of results; choose"
+                " another name"
+            )
         return _create(storage, subject, name)
 
 
@@ -189,9 +224,9 @@ def unreadable(storage: Storage) -> dict[str, str]:
     found = {}
     for one in studies:
         version = one.user_attrs.get(VERSION, SCHEMA_VERSION)
-        if version != SCHEMA_VERSION:
+        if version not in (SCHEMA_VERSION, COMPRESSED):
             found[one.study_name] = (
-                f"has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
+                f"has format version {version!r}; this xtune reads {COMPRESSED} and {SCHEMA_VERSION}"
             )
         elif VERSION in one.user_attrs and _subject(one.user_attrs) is None:
             found[one.study_name] = "cannot be read: its description is damaged"
@@ -222,33 +257,41 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
 def _all(storage: Storage) -> list[Study]:
     studies = []
     for frozen in storage.backend.get_all_studies():
-        if frozen.user_attrs.get(VERSION) != SCHEMA_VERSION:
+        version = frozen.user_attrs.get(VERSION)
+        if version not in (SCHEMA_VERSION, COMPRESSED):
             continue  # another version's or tool's, or being made
         subject = _subject(frozen.user_attrs)
         if subject is None:
             continue
         study_id = storage.backend.get_study_id_from_name(frozen.study_name)
         notes = _notes(frozen.user_attrs)
-        studies.append(Study(storage, study_id, frozen.study_name, subject, notes))
+        studies.append(Study(storage, study_id, frozen.study_name, subject, notes, version))
     return sorted(studies, key=lambda study: study.id)
 
 
 def _subject(attributes: Mapping[str, Any]) -> Subject | None:
     """The subject of a study; None if it is damaged."""
     try:
-        return Subject.from_plain(read_pieces(attributes, "subject"))
+        if attributes[VERSION] == COMPRESSED:
+            return Subject.from_plain(read_compressed(attributes, "subject"))
+        return Subject.from_plain({name: read_value(attributes, name) for name in SUBJECT})
     except DAMAGE:
         return None
 
 
 def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The notes of a study, without damaged ones."""
-    names = {key.removeprefix(PREFIX).partition("#")[0] for key in attributes}
+    is_compressed = attributes[VERSION] == COMPRESSED
     notes = {}
-    for name in names:
-        if name.startswith(NOTE):
-            with contextlib.suppress(*DAMAGE):
-                notes[name[len(NOTE) :]] = read_pieces(attributes, name)
+    for key in attributes:
+        name, _, piece = key.partition("#")
+        with contextlib.suppress(*DAMAGE):
+            if is_compressed and piece == "0" and name.startswith(COMPRESSED_NOTE):
+                notes[name.removeprefix(COMPRESSED_NOTE)] = read_compressed(
+                    attributes, name.removeprefix(PREFIX)
+                )
+            elif not is_compressed and not piece and name not in (VERSION, *SUBJECT):
+                notes[name] = read_value(attributes, name)
     return notes
 
 
@@ -267,6 +310,12 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     maximize = subject.objective.goal is Goal.MAXIMIZE
     direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
     backend = storage.backend
+    for other in backend.get_all_studies():
+        if other.study_name == f"{name}{RESULTS}" and RESULTS_OF not in other.user_attrs:
+            raise StudyError(
+                f"{other.study_name!r} in {storage.shown} is a study of another tool, and xtune would show"
+                f" the results of {name!r} there; choose another name"
+            )
     try:
         study_id = backend.create_new_study([direction], name)
     except DuplicatedStudyError:
@@ -278,9 +327,9 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
             f"{name!r} in {storage.shown} is a study of another tool; choose another name"
         )
     study = Study(storage, study_id, name, subject, {})
-    write_pieces(study.set_attribute, "subject", subject.to_plain())
-    study.set_attribute("program", _words(subject))
-    study.set_attribute("machine", subject.machine.to_plain())
+    for attribute, value in subject.to_plain().items():
+        write_value(study.set_attribute, attribute, value)
+    backend.set_study_system_attr(study_id, METRIC_NAMES, [subject.objective.metric])
     # Last, so that readers who see it see the rest.
     study.set_attribute(VERSION, SCHEMA_VERSION)
     return study

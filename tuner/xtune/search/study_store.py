@@ -22,31 +22,39 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from xtune.evidence.ratios import has_ratio
-from xtune.launches.launch import Launch, Objective, Outcome, Requirement
+from xtune.errors import StorageError
+from xtune.launches.launch import Launch
 from xtune.search.damage import DAMAGE, check_fields, check_record, damage_text
 from xtune.search.encoding import (
     PREFIX,
     Plain,
+    decode_claim,
     decode_final_plan,
-    decode_launch,
-    decode_step,
-    encode_launch,
-    encode_step,
-    read_pieces,
-    write_pieces,
+    decode_result,
+    encode_claim,
+    encode_result,
+    read_compressed_trial,
+    read_values,
+    write_value,
 )
 from xtune.search.records import NextLaunch, Provenance, Record, Stage
-from xtune.search.study import Study
+from xtune.search.results_study import constraints_of, distributions_of, state_of, update_results
+from xtune.search.study import SCHEMA_VERSION, Study
 from xtune.search.workers import BEAT_S, SearchWorker, Watch, this_worker
 from xtune.space.parameters import BARE, Configuration
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial
 
-CLAIM, LAUNCH, BEAT = f"{PREFIX}claim", "launch", f"{PREFIX}beat"
+BEAT = f"{PREFIX}beat"
+"""System attribute: the counter of `xtune.search.workers`."""
+
+OWN = frozenset({"key", "worker", f"{PREFIX}claim", f"{PREFIX}launch#0"})
+"""A trial with none of these attributes belongs to another tool."""
+
 NOT_MADE = "not made"
 """Attribute with the reason why a trial has no launch."""
 
@@ -128,7 +136,14 @@ class StudyStore:
         with self._storage.reaching(), self._storage.writing():
             kept = self._keep(self._claimed[number][0], launch)
         self._claimed.pop(number)[1].set()
+        with contextlib.suppress(StorageError):  # the next access reports it
+            self.update_results()
         return kept
+
+    def update_results(self, *, is_last: bool = False) -> None:
+        """Bring the study of results up to date; `is_last`: whatever that costs."""
+        with self._storage.reaching(), self._storage.writing():
+            update_results(self._study, lambda: self._read()[0], is_last=is_last)
 
     def abandon(self, number: int, reason: str) -> None:
         trial_id, end = self._claimed[number]
@@ -198,12 +213,13 @@ class StudyStore:
         number, attributes = trial.number, trial.user_attrs
         if number in self._finished:
             return self._finished[number]
-        if not any(key.startswith(PREFIX) for key in attributes):
-            return None  # of another tool
+        if OWN.isdisjoint(attributes):
+            return None
         record = None
         if not (trial.state.is_finished() and NOT_MADE in attributes):
             try:
-                worker, record = self._decoded(trial)
+                plain = self._plain(trial)
+                worker, record = self._decoded(trial, plain)
             except DAMAGE as error:
                 self.damaged[number] = damage_text(error)
                 return None
@@ -211,26 +227,29 @@ class StudyStore:
             self._finished[number] = record
         elif number not in self._claimed:
             # Claimed here but not under way: the storage failed during the claim.
-            is_own = attributes[CLAIM].get("token") == self._token
-            if is_own or self._watch.is_lost(number, worker, attributes.get(BEAT, 0)):
+            is_own = plain.get("token") == self._token
+            if is_own or self._watch.is_lost(number, worker, trial.system_attrs.get(BEAT, 0)):
                 dead.append(number)
                 return None
         return record
 
-    def _decoded(self, trial: FrozenTrial) -> tuple[SearchWorker, Record]:
+    def _plain(self, trial: FrozenTrial) -> Plain:
+        if self._study.version == SCHEMA_VERSION:
+            return read_values(trial.user_attrs)
+        return read_compressed_trial(trial.user_attrs)
+
+    def _decoded(self, trial: FrozenTrial, plain: Plain) -> tuple[SearchWorker, Record]:
         """The worker and the record of a trial. Raises one of `DAMAGE`."""
-        claim, launch = trial.user_attrs[CLAIM], None
-        worker, step = SearchWorker(**claim["worker"]), decode_step(claim["step"])
-        made = Provenance(**claim["made"] | {"left_out": tuple(claim["made"]["left_out"])})
+        worker = SearchWorker(**plain["worker"])
+        made = Provenance(**plain["made"] | {"left_out": tuple(plain["made"]["left_out"])})
+        configuration = BARE if plain.get("bare") else Configuration(trial.params)
+        step, launch = decode_claim(plain, configuration), None
         if trial.state.is_finished():
-            plain = read_pieces(trial.user_attrs, LAUNCH)
-            if plain is None:
-                raise ValueError("its result is missing")
-            launch = decode_launch(plain)
+            launch = decode_result({"value": trial.value} | plain, step)
         record = Record(trial.number, step, worker.host, launch, made)
         check_fields(worker)
         check_record(record, self._study.subject.space)
-        if launch is not None and trial.state is not _state(launch):
+        if launch is not None and trial.state is not state_of(launch):
             raise ValueError(
                 f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
                 f" {launch.value}"
@@ -240,27 +259,24 @@ class StudyStore:
     # Writing.
 
     def _template(self, step: NextLaunch) -> FrozenTrial:
-        from optuna.distributions import CategoricalDistribution
         from optuna.trial import TrialState, create_trial
 
-        attributes: Plain = {
-            CLAIM: {
-                "step": encode_step(step),
-                "worker": self._worker._asdict(),
-                "made": self.made._asdict(),
-                "token": self._token,
-            },
-            "stage": step.stage.value,
+        plain: Plain = {
+            **encode_claim(step),
+            **({"bare": True} if step.configuration == BARE else {}),
             "host": self._worker.name,
+            "worker": self._worker._asdict(),
+            "made": self.made._asdict(),
+            "token": self._token,
         }
-        if step.origin:
-            attributes["origin"] = step.origin
-        is_bare = step.configuration == BARE
-        parameters = () if is_bare else self._study.subject.space.parameters
+        attributes: Plain = {}
+        for name, value in plain.items():
+            write_value(attributes.__setitem__, name, value)
+        distributions = distributions_of(step.configuration, self._study.subject.space)
         return create_trial(
             state=TrialState.RUNNING,
-            params={one.name: step.configuration[one.name] for one in parameters},
-            distributions={one.name: CategoricalDistribution(one.values) for one in parameters},
+            params={name: step.configuration[name] for name in distributions},
+            distributions=distributions,
             user_attrs=attributes,
         )
 
@@ -268,21 +284,17 @@ class StudyStore:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        backend = self._storage.backend
-
-        def write(key: str, value: Any) -> None:
-            backend.set_trial_user_attr(trial_id, key, value)
-
+        backend, state = self._storage.backend, state_of(launch)
+        plain = encode_result(launch)
+        # The value of a complete trial is Optuna's.
+        value = [plain.pop("value")] if state is TrialState.COMPLETE else None
+        excesses = constraints_of([launch], self._study.subject.objective)
         try:
-            write("outcome", launch.outcome.value)
-            for name, value in _shown(launch).items():
-                write(name, value)
-            for name, excesses in _constraints(launch, self._study.subject.objective).items():
-                backend.set_trial_system_attr(trial_id, name, excesses)
-            write_pieces(write, LAUNCH, encode_launch(launch))
-            state = _state(launch)
-            value = launch.value if state is TrialState.COMPLETE else None
-            backend.set_trial_state_values(trial_id, state, None if value is None else [value])
+            for name, one in plain.items():
+                write_value(partial(backend.set_trial_user_attr, trial_id), name, one)
+            for name, excess in excesses.items():
+                backend.set_trial_system_attr(trial_id, name, excess)
+            backend.set_trial_state_values(trial_id, state, value)
         except UpdateFinishedTrialError:
             return False
         return True
@@ -302,49 +314,9 @@ class StudyStore:
             count += 1
             # If the storage cannot be reached now, the next beat may succeed.
             with contextlib.suppress(Exception):
-                self._storage.backend.set_trial_user_attr(trial_id, BEAT, count)
+                self._storage.backend.set_trial_system_attr(trial_id, BEAT, count)
 
 
 def _place(step: NextLaunch) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *step.details.get("plans", ()))
-
-
-def _state(launch: Launch) -> TrialState:
-    """The state of the trial of a finished launch."""
-    from optuna.trial import TrialState
-
-    if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
-        return TrialState.COMPLETE
-    return TrialState.PRUNED if launch.outcome is Outcome.CUT else TrialState.FAIL
-
-
-def _shown(launch: Launch) -> Plain:
-    """Attributes of a launch for dashboards."""
-    seen = {
-        "wall_s": round(launch.secondary.wall_s, 3),
-        "peak_rss_bytes": launch.secondary.peak_rss_bytes,
-        "exit_code": launch.exit_code,
-        "notes": "; ".join((*launch.notes, *launch.shared_cpus)) or None,
-        **{f"metric {name}": value for name, value in launch.metrics},
-    }
-    return {name: value for name, value in seen.items() if value is not None}
-
-
-def _constraints(launch: Launch, objective: Objective) -> dict[str, float | list[float]]:
-    """The violation of each requirement, as Optuna's constraints; 0 or less if it is met."""
-    import optuna
-
-    if launch.outcome is not Outcome.MEASURED or not objective.requirements:
-        return {}
-    seen = dict(launch.requirements)
-    excesses = {one.text: _excess(one, seen.get(one.text)) for one in objective.requirements}
-    if int(optuna.__version__.partition(".")[0]) < 5:
-        return {"constraints": list(excesses.values())}
-    return {f"constraints:{name}": excess for name, excess in excesses.items()}
-
-
-def _excess(requirement: Requirement, seen: float | None) -> float:
-    if seen is None:
-        return 1.0
-    return seen - requirement.limit if requirement.at_most else requirement.limit - seen
