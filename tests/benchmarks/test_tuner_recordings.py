@@ -59,6 +59,7 @@ FULL = Launch(
     steadiness=Steadiness.NOT_STEADY,
     requirements=(("rss<=1MiB", None), ("p99<=1s", 0.5)),
     metrics=(("loss", 0.0),),
+    units=(("loss", "s"),),
     secondary=Secondary(1.0, 0.5, 7, 0, 1, 2.5),
     series=(Series(1, "items/s", (0.25, 0.5), (1.0, 1.5)), Series(0, "loss", (), ())),
     exit_code=-9,

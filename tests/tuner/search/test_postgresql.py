@@ -7,6 +7,7 @@ import contextlib
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 import sqlalchemy
 from tests.tuner.cli.commands import PATIENCE_S, Desk
@@ -34,7 +35,13 @@ def test_many_workers_at_once_make_each_launch_once(url: str, tmp_path: Path) ->
     records = complete(url)
     assert len(records) == sum(made) == launches_begun(tmp_path)
     with contextlib.closing(open_storage(url)) as storage:
-        assert len(list_studies(storage)) == 1
+        (study,) = list_studies(storage)
+        found = optuna.load_study(study_name=f"{study.name} results", storage=storage.backend)
+        trials = found.trials
+    numbers = [one for trial in trials for one in trial.user_attrs["launches"]]
+    assert sorted(numbers) == [record.number for record in records]
+    configurations = {record.step.configuration for record in records}
+    assert len(trials) == len(configurations)
 
 
 def test_a_server_that_restarts_loses_nothing(server: Server, url: str) -> None:

@@ -34,7 +34,7 @@ FLAGS = (
     "--no-default-browser-check",
     "--no-first-run",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # a server of the tests' own
 )
 
 
@@ -111,8 +111,16 @@ class Browser:
         text, _, self._read = self._read.partition(b"\0")
         return json.loads(text)
 
-    def open(self, url: str, *, width: int, scheme: str = "light", height: int = 900) -> Tab:
-        """A page in a window of that width, without any network, loaded."""
+    def open(
+        self,
+        url: str,
+        *,
+        width: int,
+        scheme: str = "light",
+        height: int = 900,
+        offline: bool = True,
+    ) -> Tab:
+        """A page in a window of that width, loaded, without any network unless it is served here."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         tab = Tab(self, session)
@@ -120,7 +128,7 @@ class Browser:
             tab.send(f"{domain}.enable")
         tab.send(
             "Network.emulateNetworkConditions",
-            offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1,
+            offline=offline, latency=0, downloadThroughput=-1, uploadThroughput=-1,
         )  # fmt: skip
         tab.send(
             "Emulation.setDeviceMetricsOverride",

@@ -2,22 +2,25 @@
 """The study of results: one trial for each configuration, for Optuna's dashboard and plots.
 
 In the study of launches a lucky launch is the best trial. Here the value is the mean, the intermediate
-values are the measured launches, and the attribute ``launches`` lists the numbers of the trials in the study of
-launches. A finished trial cannot be changed, so a new configuration adds a trial, and a repeat replaces the
+values are the measured launches, and the attribute ``launches`` lists the numbers of the trials in the
+study of launches. A finished trial cannot be changed, so a new configuration adds a trial, and a repeat replaces the
 study. Nothing is read from it, and what a killed worker left behind is replaced like anything else that is
 not up to date.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement
+from xtune.search.encoding import PREFIX
 from xtune.search.records import Record
 from xtune.search.study import METRIC_NAMES, RESULTS, RESULTS_OF, Study
 from xtune.space.parameters import BARE, Configuration
@@ -30,8 +33,25 @@ if TYPE_CHECKING:
 MAX_REPLACED_PER_LAUNCH = 5
 """The study is replaced after so many launches that this many trials are written for each."""
 
-MAX_ATTEMPTS = 10
-"""Maximum attempts while workers on other machines write to the same study."""
+MAX_ATTEMPTS = 12
+"""Maximum attempts at the end of a search, while other machines write to the same study."""
+
+LAUNCHES = f"{PREFIX}launches"
+"""Attribute with the number of launches when the study was replaced."""
+
+COMPLETE = f"{PREFIX}complete"
+"""Attribute that is set once all trials are written."""
+
+
+class _Shown(NamedTuple):
+    """The study of results as it is."""
+
+    study_id: int | None
+    trials: Sequence[tuple[int, ...]] = ()
+    """The launches of each trial."""
+    launches: int = 0
+    is_complete: bool = False
+    is_own: bool = True
 
 
 def update_results(
@@ -39,71 +59,85 @@ def update_results(
 ) -> None:
     """Bring the study of results up to date with the launches that `read` returns.
 
+    What fails is left to the next update.
+
     is_last
         No launch may follow, so nothing is put off.
     """
     from optuna.exceptions import DuplicatedStudyError, StorageInternalError
-    from sqlalchemy.exc import IntegrityError
 
-    for attempt in range(MAX_ATTEMPTS):
-        # Where no lock excludes other machines, each looks again after it has written: the last one sees
-        # what all have written.
-        try:
-            if _is_up_to_date(study, read, is_last=is_last) or study.storage.lock_path is not None:
+    # Where no lock excludes other machines, each looks again after it has written.
+    attempts = MAX_ATTEMPTS if is_last and study.storage.lock_path is None else 1
+    for attempt in range(1, attempts + 1):
+        began_s = time.monotonic()
+        with contextlib.suppress(DuplicatedStudyError, KeyError, StorageInternalError):
+            if _is_up_to_date(study, read, is_last=is_last, may_wait=attempt < attempts / 2):
                 return
-        except (DuplicatedStudyError, KeyError):
-            pass  # another machine replaces it now
-        except StorageInternalError as error:
-            if not isinstance(error.__cause__, IntegrityError):
-                raise
-        time.sleep(random.random() * 0.05 * attempt)  # noqa: S311 - no secret
+        if attempt < attempts:
+            spent_s = time.monotonic() - began_s
+            time.sleep(random.random() * attempt * spent_s)  # noqa: S311 - no secret
 
 
-def _is_up_to_date(study: Study, read: Callable[[], Sequence[Record]], *, is_last: bool) -> bool:
-    """Write what is missing; whether nothing was."""
-    backend, name = study.storage.uncached, f"{study.name}{RESULTS}"
-    study_id, kept = _kept(study, name)
+def _is_up_to_date(
+    study: Study, read: Callable[[], Sequence[Record]], *, is_last: bool, may_wait: bool
+) -> bool:
+    """Write what is missing, unless that can be put off; whether nothing was.
+
+    may_wait
+        A study that another machine is writing is left to it.
+    """
+    shown = _shown(study)
     groups: dict[Configuration, list[Record]] = {}
     for record in read():
         if record.launch is not None:
             groups.setdefault(record.step.configuration, []).append(record)
     wanted = {tuple([record.number for record in group]): group for group in groups.values()}
-    missing = [numbers for numbers in wanted if numbers not in kept]
-    if len(kept) + len(missing) > len(wanted):  # one of them is not wanted, or is there twice
-        shown, current = set[int]().union(*kept), set[int]().union(*wanted)
-        few = len(current - shown) * MAX_REPLACED_PER_LAUNCH < len(wanted)
-        if few and shown <= current and not is_last:
-            return True
-        assert study_id is not None
-        if backend.get_study_user_attrs(study_id).get(RESULTS_OF) != study.name:
-            return True  # another tool's
-        backend.delete_study(study_id)
-        study_id, kept, missing = None, [], list(wanted)
-    if not missing:
+    launches = sum(map(len, wanted))
+    missing = [numbers for numbers in wanted if numbers not in shown.trials]
+    is_stale = len(shown.trials) + len(missing) > len(wanted)
+    if not shown.is_own or not (missing or is_stale):
         return True
+    is_due = abs(launches - shown.launches) * MAX_REPLACED_PER_LAUNCH >= len(wanted)
+    is_written = study.storage.lock_path is None and not shown.is_complete
+    if shown.study_id is not None and is_written and (may_wait or not (is_last or is_due)):
+        return False
+    if is_stale and not is_due and not is_last:
+        return True
+    backend, study_id = study.storage.uncached, shown.study_id
+    if is_stale and study_id is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SQLAlchemy warns if another machine was faster
+            backend.delete_study(study_id)
+        study_id, missing = None, list(wanted)
     if study_id is None:
-        study_id = backend.create_new_study(backend.get_study_directions(study.id), name)
-    if not kept:
+        directions = backend.get_study_directions(study.id)
+        study_id = backend.create_new_study(directions, f"{study.name}{RESULTS}")
         backend.set_study_user_attr(study_id, RESULTS_OF, study.name)
+        backend.set_study_user_attr(study_id, LAUNCHES, launches)
         metric = study.subject.objective.metric
         backend.set_study_system_attr(study_id, METRIC_NAMES, [metric])
     for numbers in missing:
         backend.create_new_trial(study_id, template_trial=_trial(study, wanted[numbers]))
+    if not shown.is_complete or study_id != shown.study_id:
+        backend.set_study_user_attr(study_id, COMPLETE, True)
     return False
 
 
-def _kept(study: Study, name: str) -> tuple[int | None, list[tuple[int, ...]]]:
-    """The ID of the study of results, and the launches of each of its trials."""
+def _shown(study: Study) -> _Shown:
     backend = study.storage.uncached
     try:
-        study_id = backend.get_study_id_from_name(name)
+        study_id = backend.get_study_id_from_name(f"{study.name}{RESULTS}")
     except KeyError:
-        return None, []
+        return _Shown(None)
+    attributes = backend.get_study_user_attrs(study_id)
     try:
         trials = backend.get_all_trials(study_id, deepcopy=False)
-    except (LookupError, ValueError):
-        return study_id, [(-1,)]  # a damaged one
-    return study_id, [tuple(trial.user_attrs.get("launches", (-1,))) for trial in trials]
+        numbers = [tuple(trial.user_attrs.get("launches", (-1,))) for trial in trials]
+    except (LookupError, ValueError):  # one is damaged
+        numbers = [(-1,)]
+    is_own = attributes.get(RESULTS_OF) == study.name or not numbers
+    launches = attributes.get(LAUNCHES, 0)
+    return _Shown(study_id, numbers, launches, COMPLETE in attributes, is_own)
 
 
 def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
@@ -111,28 +145,38 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
     configuration = records[0].step.configuration
+    objective = study.subject.objective
     launches = [record.launch for record in records if record.launch is not None]
     measured = [one for one in launches if state_of(one) is TrialState.COMPLETE]
     values = [one.value for one in measured if one.value is not None]
+    constraints = constraints_of(measured, objective)
     attributes: dict[str, Any] = {"launches": [record.number for record in records]}
     if configuration == BARE:
         attributes["bare"] = True
-    if len(measured) < len(launches):
-        attributes["failed or cut"] = [one.outcome.value for one in launches if one not in measured]
+    if values:
+        attributes["mean"] = statistics.fmean(values)
     if len(values) > 1:
         attributes["standard deviation"] = statistics.stdev(values)
+    if ended := [one.outcome.value for one in launches if one not in measured]:
+        attributes["not measured"] = ended
+    if broken := [text for text, excess in constraints.items() if excess > 0.0]:
+        attributes["broke"] = broken
     for name, seen in _metrics(measured).items():
-        attributes[name] = statistics.fmean(seen)
+        attributes.setdefault(name, statistics.fmean(seen))
+    # The dashboard takes the best complete trial for the best one, whatever requirements it broke.
+    if values and not broken:
+        state = TrialState.COMPLETE
+    else:
+        is_failure = {state_of(one) for one in launches} == {TrialState.FAIL}
+        state = TrialState.FAIL if is_failure else TrialState.PRUNED
     distributions = distributions_of(configuration, study.subject.space)
-    states = {state_of(one) for one in launches}
-    by_rank = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
     return create_trial(
-        state=next(one for one in by_rank if one in states),
-        value=statistics.fmean(values) if values else None,
+        state=state,
+        value=attributes["mean"] if state is TrialState.COMPLETE else None,
         params={name: configuration[name] for name in distributions},
         distributions=distributions,
         user_attrs=attributes,
-        system_attrs=constraints_of(measured, study.subject.objective),
+        system_attrs=constraint_attributes(constraints),
         intermediate_values=dict(enumerate(values, start=1)),
     )
 
@@ -164,20 +208,21 @@ def distributions_of(configuration: Configuration, space: Space) -> dict[str, Ba
     return {one.name: CategoricalDistribution(one.values) for one in parameters}
 
 
-def constraints_of(
-    launches: Sequence[Launch], objective: Objective
-) -> dict[str, float | list[float]]:
-    """The largest violation of each requirement, as Optuna's constraints; 0 or less if it is met."""
-    import optuna
-
+def constraints_of(launches: Sequence[Launch], objective: Objective) -> dict[str, float]:
+    """The largest violation of each requirement by measured launches; 0 or less if it is met."""
     measured = [dict(one.requirements) for one in launches if one.outcome is Outcome.MEASURED]
-    if not measured or not objective.requirements:
-        return {}
-    excesses = {
+    return {
         one.text: max(_excess(one, seen.get(one.text)) for seen in measured)
         for one in objective.requirements
+        if measured
     }
-    if int(optuna.__version__.partition(".")[0]) < 5:
+
+
+def constraint_attributes(excesses: Mapping[str, float]) -> dict[str, Any]:
+    """The system attributes in which Optuna keeps constraints."""
+    import optuna
+
+    if excesses and int(optuna.__version__.partition(".")[0]) < 5:
         return {"constraints": list(excesses.values())}
     return {f"constraints:{name}": excess for name, excess in excesses.items()}
 

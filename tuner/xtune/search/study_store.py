@@ -41,7 +41,13 @@ from xtune.search.encoding import (
     write_value,
 )
 from xtune.search.records import NextLaunch, Provenance, Record, Stage
-from xtune.search.results_study import constraints_of, distributions_of, state_of, update_results
+from xtune.search.results_study import (
+    constraint_attributes,
+    constraints_of,
+    distributions_of,
+    state_of,
+    update_results,
+)
 from xtune.search.study import SCHEMA_VERSION, Study
 from xtune.search.workers import BEAT_S, SearchWorker, Watch, this_worker
 from xtune.space.parameters import BARE, Configuration
@@ -289,10 +295,11 @@ class StudyStore:
         # The value of a complete trial is Optuna's.
         value = [plain.pop("value")] if state is TrialState.COMPLETE else None
         excesses = constraints_of([launch], self._study.subject.objective)
+        constraints = constraint_attributes(excesses)
         try:
             for name, one in plain.items():
                 write_value(partial(backend.set_trial_user_attr, trial_id), name, one)
-            for name, excess in excesses.items():
+            for name, excess in constraints.items():
                 backend.set_trial_system_attr(trial_id, name, excess)
             backend.set_trial_state_values(trial_id, state, value)
         except UpdateFinishedTrialError:
