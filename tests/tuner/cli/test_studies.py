@@ -159,9 +159,15 @@ def test_a_damaged_launch_is_named_and_left_out(desk: Desk) -> None:
     def rows() -> list[object]:
         with contextlib.closing(sqlite3.connect(desk.directory / "s.db")) as database, database:
             database.execute(
-                "UPDATE trial_user_attributes SET value_json = '{' WHERE trial_id = 2 AND key = 'stage'"
+                "UPDATE trial_user_attributes SET value_json = '{' WHERE key = 'stage' AND trial_id IN"
+                " (SELECT trial_id FROM trials WHERE study_id = 1 AND number = 1)"
             )
-            return list(database.execute("SELECT * FROM trial_user_attributes WHERE trial_id < 4"))
+            return list(
+                database.execute(
+                    "SELECT * FROM trial_user_attributes WHERE trial_id IN"
+                    " (SELECT trial_id FROM trials WHERE study_id = 1 AND number < 3)"
+                )
+            )
 
     desk.search("rate.py", "--storage", "s.db", "--study", "mine", "--quiet", budget="3")
     before = rows()
