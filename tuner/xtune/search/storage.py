@@ -292,7 +292,7 @@ def _open(url: str, file: Path | None) -> Storage:
 
         arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
     # Two processes cannot create the tables of a new file at the same time.
-    with contextlib.nullcontext() if lock_path is None else locked(lock_path, mode=0o666):
+    with Storage.writing(Storage(None, "", lock_path, None)):  # type: ignore[arg-type]
         backend = _with_tables(partial(optuna.storages.RDBStorage, url, engine_kwargs=arguments))
     cached = optuna.storages.get_storage(backend)
     return Storage(cached, _shown(url), lock_path, backend, backend.engine.dispose)
