@@ -69,7 +69,7 @@ def test_the_dashboard_shows_the_mean_of_each_configuration(dashboard: str, desk
 
         log = text("1/trials?numbers=1", "User Attributes")
         assert f"{len(export)} Trials" in log
-        for words in ("stage seed", "outcome measured", "series 0 {", "wall_s 0."):
+        for words in ("stage seed", "outcome measured", "series 0 {", "secondary {"):
             assert words in " ".join(log.split()), words
         results = text("2/trials?numbers=0", "User Attributes")
         assert "mine results" in results

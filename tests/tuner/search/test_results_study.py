@@ -21,7 +21,7 @@ from tests.tuner.search.test_workers import worker as started_worker
 
 from xtune.errors import StudyError
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Secondary
-from xtune.search.results_study import MAX_REPLACED_PER_LAUNCH
+from xtune.search.results_study import LAUNCHED_S_PER_TRIAL
 from xtune.search.storage import Storage, open_storage
 from xtune.search.study import Subject, open_study
 from xtune.search.study_store import StudyStore
@@ -141,7 +141,7 @@ def test_each_launch_can_be_read_with_optuna_alone(storage: Storage) -> None:
         "plan_hash": repr(FAST),
         "outcome": "measured",
         "began_s": 12.5,
-        "wall_s": 0.0,
+        "secondary": {"wall_s": 0.0},
         "steadiness": "too few values",
         "metrics": {"loss": 0.5},
         "stderr_tail": ["a", "b"],
@@ -153,22 +153,21 @@ def test_each_launch_can_be_read_with_optuna_alone(storage: Storage) -> None:
 
 
 def test_a_repeat_replaces_it_and_much_at_once_is_put_off(storage: Storage) -> None:
-    others = list(itertools.islice(SPACE, 3 * MAX_REPLACED_PER_LAUNCH))
+    others = list(itertools.islice(SPACE, 15))
+    took = Secondary(len(others) / 3 * LAUNCHED_S_PER_TRIAL)
     store = store_of(storage)
     add(store, *[(one, launch(2.0)) for one in others])
     assert shown(storage) == [(number,) for number in range(len(others))]
     first = len(others)
-    add(store, (others[0], launch(3.0)))
-    assert shown(storage)[0] == (0, first)
-    for number in (1, 2):
-        add(store, (others[number], launch(3.0)))
+    for number in range(2):
+        add(store, (others[number], launch(3.0, secondary=took)))
         assert shown(storage)[number] == (number,), "all trials would be written for one launch"
-    add(store, (others[3], launch(3.0)))
-    assert shown(storage)[1:4] == [(1, first + 1), (2, first + 2), (3, first + 3)]
-    add(store, (others[4], launch(3.0)))
-    assert shown(storage)[4] == (4,)
+    add(store, (others[2], launch(3.0, secondary=took)))
+    assert shown(storage)[:3] == [(number, first + number) for number in range(3)]
+    add(store, (others[3], launch(3.0, secondary=took)))
+    assert shown(storage)[3] == (3,)
     store.update_results(is_last=True)
-    assert shown(storage)[4] == (4, first + 4)
+    assert shown(storage)[3] == (3, first + 3)
     assert len(shown(storage)) == len(others)
 
 
@@ -187,9 +186,10 @@ def test_what_a_killed_worker_left_behind_is_completed(
         return real(*words, **named)  # type: ignore[arg-type]
 
     number = store.claim(step(3, FAST))
+    took = Secondary(3 * LAUNCHED_S_PER_TRIAL)
     with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
         patch.setattr(storage.uncached, "create_new_trial", killed)
-        store.finish(number, launch(5.0))
+        store.finish(number, launch(5.0, secondary=took))
     assert len(shown(storage)) == trials
     store_of(again(storage)).update_results(is_last=True)
     assert shown(storage) == [(0,), (1,), (2, 3)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of stored objects to plain values for JSON, and to attributes of Optuna, and back.
 
-A trial's attributes are plain values that can be read without xtune: ``stage``, ``outcome``, ``wall_s``,
-``metrics``, ``series 0`` with all samples. Only digits of times below a microsecond are lost. Later
+A trial's attributes are plain values that can be read without xtune: ``stage``, ``outcome``, ``metrics``,
+``secondary``, ``series 0`` with all samples. Only digits of times below a microsecond are lost. Later
 versions read old recordings and studies, so a key never changes its meaning. Empty values are left out.
 """
 
@@ -172,28 +172,23 @@ def decode_claim(plain: Plain, configuration: Configuration) -> NextLaunch:
 def encode_result(launch: Launch) -> Plain:
     """The attributes of a finished launch."""
     plain = encode_launch(launch)
-    for name in ("configuration", "plan", "series", "secondary"):
+    for name in ("configuration", "plan", "series"):
         plain.pop(name, None)
     if launch.stderr_tail:
         plain["stderr_tail"] = launch.stderr_tail.split("\n")
-    seconds = {
-        name: value for name, value in launch.secondary._asdict().items() if value is not None
-    }
     series = {f"series {number}": one for number, one in enumerate(_encode_series(launch))}
-    return plain | seconds | series
+    return plain | series
 
 
 def decode_result(plain: Plain, step: NextLaunch) -> Launch:
     """The launch of a step with these attributes."""
     series = [plain[f"series {n}"] for n in range(sum(key.startswith("series ") for key in plain))]
-    secondary = {name: plain[name] for name in Secondary._fields if name in plain}
     return decode_launch(
         {
             **plain,
             "configuration": step.configuration,
             "plan": step.plan_hash,
             "stderr_tail": "\n".join(plain.get("stderr_tail", ())),
-            "secondary": secondary,
             "series": series,
         }
     )
@@ -217,7 +212,7 @@ def read_compressed_trial(attributes: Mapping[str, Any]) -> Plain:
         plain["bare"] = True
     if f"{PREFIX}launch#0" in attributes:
         launch = read_compressed(attributes, "launch")
-        plain |= launch | launch["secondary"]
+        plain |= launch
         plain |= {f"series {number}": one for number, one in enumerate(launch.get("series", ()))}
         plain["stderr_tail"] = launch.get("stderr_tail", "").split("\n")
     return plain

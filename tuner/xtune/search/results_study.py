@@ -30,14 +30,15 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial, TrialState
 
-MAX_REPLACED_PER_LAUNCH = 5
-"""The study is replaced after so many launches that this many trials are written for each."""
+LAUNCHED_S_PER_TRIAL = 1.0
+"""The study is replaced once launches have taken this long for each of its trials. Writing a trial takes
+about a twentieth of it."""
 
 MAX_ATTEMPTS = 12
 """Maximum attempts at the end of a search, while other machines write to the same study."""
 
-LAUNCHES = f"{PREFIX}launches"
-"""Attribute with the number of launches when the study was replaced."""
+LAUNCHED_S = f"{PREFIX}launched_s"
+"""Attribute with the duration of all launches when the study was replaced."""
 
 COMPLETE = f"{PREFIX}complete"
 """Attribute that is set once all trials are written."""
@@ -49,7 +50,7 @@ class _Shown(NamedTuple):
     study_id: int | None
     trials: Sequence[tuple[int, ...]] = ()
     """The launches of each trial."""
-    launches: int = 0
+    launched_s: float = 0.0
     is_complete: bool = False
     is_own: bool = True
 
@@ -92,12 +93,13 @@ def _is_up_to_date(
         if record.launch is not None:
             groups.setdefault(record.step.configuration, []).append(record)
     wanted = {tuple([record.number for record in group]): group for group in groups.values()}
-    launches = sum(map(len, wanted))
+    found = [one.launch for group in groups.values() for one in group if one.launch is not None]
+    launched_s = sum(launch.secondary.wall_s for launch in found)
     missing = [numbers for numbers in wanted if numbers not in shown.trials]
     is_stale = len(shown.trials) + len(missing) > len(wanted)
     if not shown.is_own or not (missing or is_stale):
         return True
-    is_due = abs(launches - shown.launches) * MAX_REPLACED_PER_LAUNCH >= len(wanted)
+    is_due = abs(launched_s - shown.launched_s) >= LAUNCHED_S_PER_TRIAL * len(wanted)
     is_written = study.storage.lock_path is None and not shown.is_complete
     if shown.study_id is not None and is_written and (may_wait or not (is_last or is_due)):
         return False
@@ -113,7 +115,7 @@ def _is_up_to_date(
         directions = backend.get_study_directions(study.id)
         study_id = backend.create_new_study(directions, f"{study.name}{RESULTS}")
         backend.set_study_user_attr(study_id, RESULTS_OF, study.name)
-        backend.set_study_user_attr(study_id, LAUNCHES, launches)
+        backend.set_study_user_attr(study_id, LAUNCHED_S, launched_s)
         metric = study.subject.objective.metric
         backend.set_study_system_attr(study_id, METRIC_NAMES, [metric])
     for numbers in missing:
@@ -136,8 +138,8 @@ def _shown(study: Study) -> _Shown:
     except (LookupError, ValueError):  # one is damaged
         numbers = [(-1,)]
     is_own = attributes.get(RESULTS_OF) == study.name or not numbers
-    launches = attributes.get(LAUNCHES, 0)
-    return _Shown(study_id, numbers, launches, COMPLETE in attributes, is_own)
+    launched_s = attributes.get(LAUNCHED_S, 0.0)
+    return _Shown(study_id, numbers, launched_s, COMPLETE in attributes, is_own)
 
 
 def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
