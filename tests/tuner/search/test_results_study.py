@@ -196,6 +196,16 @@ def test_what_a_killed_worker_left_behind_is_completed(
     assert len(store_of(again(storage)).records()) == 4
 
 
+def test_one_that_was_only_created_is_completed(storage: Storage) -> None:
+    store = store_of(storage)
+    storage.uncached.create_new_study([optuna.study.StudyDirection.MAXIMIZE], "mine results")
+    add(store, (BARE, launch(1.0)))
+    store.update_results(is_last=True)
+    add(store, (BARE, launch(1.0)))
+    store.update_results(is_last=True)
+    assert shown(storage) == [(0, 1)]
+
+
 def test_a_study_of_another_tool_is_not_replaced(storage: Storage) -> None:
     theirs = optuna.create_study(storage=storage.backend, study_name="mine results")
     with pytest.raises(StudyError, match=r"'mine results' in .* is a study of another tool"):

@@ -3,9 +3,9 @@
 
 In the study of launches a lucky launch is the best trial. Here the value is the mean, the intermediate
 values are the measured launches, and the attribute ``launches`` lists the numbers of the trials in the
-study of launches. A finished trial cannot be changed, so a new configuration adds a trial, and a repeat replaces the
-study. Nothing is read from it, and what a killed worker left behind is replaced like anything else that is
-not up to date.
+study of launches. A finished trial cannot be changed, so a new configuration adds a trial, and a repeat
+replaces the study. Nothing is read from it: what a killed worker left unfinished is completed or replaced
+like anything else that is not up to date.
 """
 
 from __future__ import annotations
@@ -110,17 +110,18 @@ def _is_up_to_date(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SQLAlchemy warns if another machine was faster
             backend.delete_study(study_id)
-        study_id, missing = None, list(wanted)
+        shown, study_id, missing = _Shown(None), None, list(wanted)
     if study_id is None:
         directions = backend.get_study_directions(study.id)
         study_id = backend.create_new_study(directions, f"{study.name}{RESULTS}")
+    if not shown.trials:  # it is new
         backend.set_study_user_attr(study_id, RESULTS_OF, study.name)
         backend.set_study_user_attr(study_id, LAUNCHED_S, launched_s)
         metric = study.subject.objective.metric
         backend.set_study_system_attr(study_id, METRIC_NAMES, [metric])
     for numbers in missing:
         backend.create_new_trial(study_id, template_trial=_trial(study, wanted[numbers]))
-    if not shown.is_complete or study_id != shown.study_id:
+    if not shown.is_complete:
         backend.set_study_user_attr(study_id, COMPLETE, True)
     return False
 

@@ -281,17 +281,14 @@ def _subject(attributes: Mapping[str, Any]) -> Subject | None:
 
 def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The notes of a study, without damaged ones."""
-    is_compressed = attributes[VERSION] == COMPRESSED
     notes = {}
-    for key in attributes:
-        name, _, piece = key.partition("#")
+    for name in {key.partition("#")[0] for key in attributes} - {VERSION, *SUBJECT}:
         with contextlib.suppress(*DAMAGE):
-            if is_compressed and piece == "0" and name.startswith(COMPRESSED_NOTE):
-                notes[name.removeprefix(COMPRESSED_NOTE)] = read_compressed(
-                    attributes, name.removeprefix(PREFIX)
-                )
-            elif not is_compressed and not piece and name not in (VERSION, *SUBJECT):
+            if attributes[VERSION] != COMPRESSED:
                 notes[name] = read_value(attributes, name)
+            elif name.startswith(COMPRESSED_NOTE):
+                note = read_compressed(attributes, name.removeprefix(PREFIX))
+                notes[name.removeprefix(COMPRESSED_NOTE)] = note
     return notes
 
 
