@@ -37,6 +37,9 @@ about a twentieth of it."""
 MAX_ATTEMPTS = 12
 """Maximum attempts at the end of a search, while other machines write to the same study."""
 
+MAX_NAME = 512
+"""Maximum characters of an attribute's name in Optuna's tables."""
+
 LAUNCHED_S = f"{PREFIX}launched_s"
 """Attribute with the duration of all launches when the study was replaced."""
 
@@ -189,7 +192,7 @@ def _metrics(launches: Sequence[Launch]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for launch in launches:
         for name, value in (*launch.metrics, *launch.secondary._asdict().items()):
-            if value is not None:
+            if value is not None and len(name) <= MAX_NAME:
                 found.setdefault(name, []).append(value)
     return found
 
