@@ -11,6 +11,7 @@
 #include "xkernels/embedding.h"
 #include "xkernels/interaction.h"
 #include "xkernels/library.h"
+#include "xkernels/linear_rows.h"
 #include "xkernels/mailbox.h"
 #include "xkernels/nms.h"
 #include "xkernels/optimizer.h"

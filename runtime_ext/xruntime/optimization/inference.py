@@ -19,6 +19,7 @@ from xlaunch.errors import XLaunchError
 from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
+from xruntime.generation.language_models import generates
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import GRAPHS, OptimizeRequest
@@ -31,6 +32,7 @@ from xruntime.optimization.passes import (
     lower_precision,
     lower_weights,
     use_channels_last,
+    use_linear_rows,
     without_gradients,
 )
 from xruntime.optimization.plain_weights import PlainWeights
@@ -48,6 +50,12 @@ PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     "weights": lower_weights,
     "join_linears": join_linears,
 }
+
+GENERATION_PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
+    **{name: change for name, change in PASSES.items() if name != "join_linears"},
+    "linear_rows": use_linear_rows,
+}
+"""Those of models with transformers' generate(): a joined linear would read as many weights."""
 
 MIN_GAIN: Final = 1.05
 """A model that is not compiled is returned unchanged if its optimized form is slower by this
@@ -87,7 +95,8 @@ def optimize_for_inference(
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         subject = request.model if request.inplace else _copy_of(request.model, counterparts)
         run = _Inference(request, subject, PlainWeights(request.model, counterparts))
-        run.shares_weights = shares_weights or request.inplace
+        # Weights of language models may be most of the memory.
+        run.shares_weights = shares_weights or request.inplace or run.generates
         run.caller_measures = known is not None
         with run.undoing():
             run.prepare(known)
@@ -138,6 +147,7 @@ class _Inference(Run):
         self.shares_weights = False
         self.caller_measures = False
         """Whether the gain of the passes is measured by the program's calls."""
+        self.generates = generates(model)
 
     def optimized(self) -> nn.Module:
         """Return the finished module."""
@@ -145,7 +155,7 @@ class _Inference(Run):
         timings: list[Timing] = []
         reason = self._why_not_compiled()
         original = self._untouched() if self._may_be_timed(reason) else None
-        self.run_passes(PASSES)
+        self.run_passes(GENERATION_PASSES if self.generates else PASSES)
         compiled = None if reason is not None else self._compiled()
         if reason is not None:
             self._skip_graph(PassOutcome.SKIPPED, reason)
@@ -168,6 +178,8 @@ class _Inference(Run):
             return "the caller chose none"
         if request.graph == "auto" and request.level == "O0":
             return "level O0"
+        if self.generates and request.graph == "auto":
+            return "generate() calls it with a longer sequence for each token"
         if self.check is None:
             return "without sample_input compiled code cannot be checked"
         obstacle = graph_obstacle(self.model)
@@ -195,6 +207,7 @@ class _Inference(Run):
         return (
             request.graph == "auto"
             and request.level != "O0"
+            and not self.generates
             and self.check.side_effect is None
             and not request.inplace  # it may be a model that cannot be copied
             and not self.caller_measures
@@ -369,6 +382,7 @@ class _Inference(Run):
         model, request, aside = self.model, self.request, self.runner.compiled
         step = next((step for step in self.steps if step.name == "graph"), None)
         tried = request.graph == "auto" and request.level != "O0" and self.check is not None
+        tried = tried and not self.generates
         if tried and step is not None and step.outcome is not PassOutcome.APPLIED:
             warnings.warn(
                 f"{self.runner.kind.__name__} is not compiled: {step.reason}",

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from xlaunch.text import counted
-from xruntime.optimization.layers import Joined, JoinedLinear, lowered_class
+from xruntime.generation.linear_rows import available, row_class
+from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, lowered_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.outputs import CHANNELS_LAST, is_channels_last
 from xruntime.optimization.run import Run
@@ -153,6 +154,26 @@ def join_linears(run: Run) -> str:
     if not groups:
         raise SkipPassError(f"none of the linears with one input can be joined{left}")
     return f"joined {sum(map(len, groups))} linears into {len(groups)}{left}"
+
+
+def use_linear_rows(run: Run) -> str:
+    """Compute 1 to 3 rows of the model's linears by native code."""
+    if not available():
+        raise SkipPassError("there is no native library: see python -m xruntime kernels")
+    classes: dict[Any, type[nn.Module]] = {}
+    count = 0
+    for module in run.inner_modules():
+        kind: Any = type(module)
+        lowered = issubclass(kind, Lowered) and issubclass(kind, nn.Linear)
+        if kind is not nn.Linear and not lowered:
+            continue
+        if kind not in classes:
+            classes[kind] = row_class(kind, widens=lowered)
+        run.edits.set_class(module, classes[kind])
+        count += 1
+    if not count:
+        raise SkipPassError("there is no linear")
+    return f"{counted(count, 'linear')} read weights in the order of memory for 1 to 3 rows"
 
 
 def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:

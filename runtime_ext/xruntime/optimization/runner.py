@@ -10,14 +10,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
 
 from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import is_channels_last, tensors_in, with_tensors
 from xruntime.optimization.skipped_norms import refusing_skipped_norms
-from xruntime.threads.torch_modes import Autocast, current_autocast, under_autocast
+from xruntime.threads.torch_modes import (
+    Autocast,
+    current_autocast,
+    transformed,
+    under_autocast,
+)
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -67,24 +70,6 @@ class Modes(NamedTuple):
         if self.contiguous and is_channels_last(tensor):
             tensor = tensor.contiguous()
         return tensor
-
-
-def transformed() -> bool:
-    """Whether torch traces or transforms the call: what is done with its tensors is recorded."""
-    return (
-        torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
-        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-        or _has_function_modes()
-        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
-        or forward_ad._current_level >= 0  # noqa: SLF001
-    )
-
-
-def _has_function_modes() -> bool:
-    """Whether something sees the calls of torch's functions, besides torch.set_default_device()."""
-    count = torch._C._len_torch_function_stack()  # noqa: SLF001
-    modes = [torch._C._get_function_stack_at(at) for at in range(count)]  # noqa: SLF001
-    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def is_differentiated(args: Any, kwargs: Any) -> bool:

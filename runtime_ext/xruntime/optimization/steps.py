@@ -49,6 +49,7 @@ INFERENCE: Final[Mapping[str, str]] = {
     "precision": "matrix multiplications and convolutions run in `dtype`, by autocast",
     "weights": "weights that autocast would convert in each call are stored in `dtype`",
     "join_linears": "linears with the same input become one, such as queries, keys and values",
+    "linear_rows": "linears of models with generate() read their weights as fast as memory allows",
 }
 """The passes for inference in their order, and what each is for."""
 

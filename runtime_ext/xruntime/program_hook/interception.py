@@ -17,17 +17,18 @@ import threading
 import time
 import weakref
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
+from xruntime.generation.language_models import called_by_generate, generates
+from xruntime.generation.linear_rows import available, few_rows
 from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.aside import compiled_aside, report_unfinished
 from xruntime.optimization.inference import optimize_for_inference
 from xruntime.optimization.run import Known
-from xruntime.optimization.runner import transformed
 from xruntime.optimization.steps import PassOutcome, explain
 from xruntime.program_hook.refusals import (
     DifferentError,
@@ -42,6 +43,7 @@ from xruntime.program_hook.refusals import (
     module_refusal,
 )
 from xruntime.program_hook.routed import Routed
+from xruntime.threads.torch_modes import transformed
 
 MAX_MODULES: Final = 8
 """So many modules are optimized, each in the time of a compilation. A program that calls ``model.forward``
@@ -67,6 +69,9 @@ class _Thread(threading.local):
     inside = False
     """Whether the thread is in the call of a module for which a decision was made."""
 
+    generating = False
+    """Whether that module belongs to a language model, whose linears `few_rows` may compute."""
+
 
 class _Known:
     """The state of one module."""
@@ -74,6 +79,9 @@ class _Known:
     def __init__(self) -> None:
         self.routed: Routed | None = None
         self.left = False
+        self.generating = False
+        """Whether it belongs to a language model."""
+
         self.parts = False
         """Whether it is left alone and its parts are considered instead."""
 
@@ -110,12 +118,23 @@ class Interception:
     def install(self) -> None:
         """Replace `torch.nn.Module.__call__`."""
         thread, original, outermost = self.thread, self.run, self.outermost
+        linear = torch.nn.Linear
         compiling = torch.compiler.is_compiling
         callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # noqa: SLF001
 
         def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             # torch.compile evaluates the first condition when it traces this.
-            if compiling() or thread.inside or callback() is not None:
+            if compiling() or callback() is not None:
+                return original(self, *args, **kwargs)
+            if thread.inside:
+                if (
+                    thread.generating
+                    and type(self) is linear
+                    and _is_plain_call(self, args, kwargs)
+                ):
+                    output = few_rows(self, args[0])
+                    if output is not None:
+                        return output
                 return original(self, *args, **kwargs)
             return outermost(self, args, kwargs)
 
@@ -141,6 +160,8 @@ class Interception:
                 known = self._known.get(module)
             except TypeError:  # it cannot be hashed
                 return self.run(module, *args, **kwargs)
+            if known is not None and known.generating and self.active:
+                return self._generating(module, *args, **kwargs)
             if not self.active or (known is not None and known.left):
                 self.thread.inside = known is None or not known.parts
                 return self.run(module, *args, **kwargs)
@@ -161,6 +182,10 @@ class Interception:
         known = self._known.setdefault(module, _Known())
         if known.left or known.routed is not None:
             return self.run(module, *args, **kwargs)
+        if self._belongs_to_generation(module, kwargs):
+            self._serve_generation(known, module)
+            run = self._generating if known.generating else self.run
+            return run(module, *args, **kwargs)
         dtype, routed = None, None
         try:
             refusal = self._refusal(module, args, kwargs)
@@ -188,6 +213,35 @@ class Interception:
         else:
             self._give_up(known, module, failure)
         return outputs
+
+    def _belongs_to_generation(self, module: torch.nn.Module, kwargs: Any) -> bool:
+        """Whether it is a language model, or a part that generate() calls, which nothing is compiled for."""
+        if generates(module) and kwargs.get("use_cache") is not False:
+            return True
+        return called_by_generate()
+
+    def _serve_generation(self, known: _Known, module: torch.nn.Module) -> None:
+        refusal = module_refusal(module)
+        if refusal is None and not available():
+            refusal = Refusal("there is no native library: see python -m xruntime kernels", True)
+        if refusal is not None:
+            self._refuse(known, module, refusal)
+            return
+        known.generating = True
+        self._parts.update(part for part in module.modules() if part is not module)
+        dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
+        self._say(
+            f"{type(module).__name__}: generates: linears of 1 to 3 rows run by native code, in"
+            f" {', '.join(sorted(dtypes))} as the program loads it; nothing is compiled"
+        )
+
+    def _generating(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Call a module with its linears of few rows computed by native code."""
+        self.thread.generating = True
+        try:
+            return self.run(module, *args, **kwargs)
+        finally:
+            self.thread.generating = False
 
     def _give_up(self, known: _Known, module: torch.nn.Module, failure: Exception) -> None:
         """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""
@@ -299,6 +353,19 @@ class Interception:
     def _turn_off(self) -> None:
         """Switch off in a forked child, which lacks the threads of the parent's torch."""
         self.active = False
+
+
+def _is_plain_call(module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
+    """Whether a call of this layer computes its `forward` of one argument, and nothing else."""
+    own, global_hooks = module.__dict__, cast("Any", torch.nn.modules.module)._has_any_global_hook  # noqa: SLF001
+    return (
+        len(args) == 1
+        and not kwargs
+        and "forward" not in own
+        and not (own["_forward_hooks"] or own["_forward_pre_hooks"])
+        and not (own["_backward_hooks"] or own["_backward_pre_hooks"])
+        and not global_hooks()
+    )
 
 
 def start(precision: str, *, wait: bool) -> None:

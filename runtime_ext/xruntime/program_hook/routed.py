@@ -17,7 +17,6 @@ from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.inference import MIN_GAIN
 from xruntime.optimization.run import Known
-from xruntime.optimization.runner import transformed
 from xruntime.optimization.steps import explain
 from xruntime.optimization.trial import Trial
 from xruntime.program_hook.refusals import (
@@ -32,6 +31,7 @@ from xruntime.program_hook.refusals import (
     sizes_of,
 )
 from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
+from xruntime.threads.torch_modes import transformed
 
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 
 class Autocast(NamedTuple):
@@ -37,6 +39,24 @@ def under_autocast(wanted: Autocast | None) -> contextlib.AbstractContextManager
         # Entered even if it is on: only the outermost block clears its cache of cast weights.
         return torch.autocast("cpu", dtype=wanted.dtype, cache_enabled=wanted.cache)
     return torch.autocast("cpu", enabled=False) if is_autocast_enabled("cpu") else _NOTHING
+
+
+def transformed() -> bool:
+    """Whether torch traces or transforms the call: what is done with its tensors is recorded."""
+    return (
+        torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
+        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
+        or _has_function_modes()
+        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
+        or forward_ad._current_level >= 0  # noqa: SLF001
+    )
+
+
+def _has_function_modes() -> bool:
+    """Whether something sees the calls of torch's functions, besides torch.set_default_device()."""
+    count = torch._C._len_torch_function_stack()  # noqa: SLF001
+    modes = [torch._C._get_function_stack_at(at) for at in range(count)]  # noqa: SLF001
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 class ThreadModes:

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each instruction set implements of linear layers for few rows.
+#pragma once
+
+#include <stdint.h>
+
+#include "dispatch/isa.h"
+
+namespace xkernels {
+
+// Rows of weights that are multiplied at once; the work is divided by groups of them.
+constexpr int64_t kRowGroup = 4;
+
+// Values that a row of copied activations is padded to, with zeros: at least a vector.
+constexpr int64_t kRowPadding = 16;
+
+struct LinearRows {
+  const void* weights;
+  const void* bias;
+  int32_t weight_type;
+  int64_t inputs, outputs;
+  const float* rows;  // (count, padded), the activations
+  int64_t count, padded;
+  void* output;
+  int32_t value_type;
+};
+
+struct LinearRowsKernels {
+  // Copies `count` values to fp32.
+  void (*widen)(const void* from, int32_t type, int64_t count, float* to);
+  // Computes outputs begin to end - 1 of all rows; `begin` is a multiple of kRowGroup.
+  void (*multiply)(const LinearRows& of, int64_t begin, int64_t end);
+};
+
+XK_DECLARE_KERNELS(LinearRowsKernels)
+
+}  // namespace xkernels

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers for 1 to 3 rows of activations: what a language model computes for each token.
+
+`few_rows` computes a layer's output where that is right and faster; everywhere else the layer is torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from xruntime import native
+from xruntime.errors import KernelsUnavailableError, OperatorError
+from xruntime.threads.torch_modes import transformed
+
+MAX_ROWS: Final = 3
+"""From four rows on, torch's linear is as fast: it packs the weights."""
+
+MIN_WEIGHTS: Final = 1 << 14
+"""Layers with fewer weights are torch's: the call takes longer than reading them."""
+
+_TYPES: Final = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
+
+_ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+native.declare(
+    "xk_linear_rows",
+    arguments=(
+        *(_ADDRESS, _INT64, _INT64, _INT32, _ADDRESS, _ADDRESS, _INT32),
+        *(_INT64, _INT64, _ADDRESS),
+    ),
+)
+
+
+def available() -> bool:
+    """Whether the native library is there, with an instruction set for this CPU."""
+    try:
+        native.isa_name()
+    except KernelsUnavailableError:
+        return False
+    return True
+
+
+def linear_rows(
+    value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return torch.nn.functional.linear of a dense `value`, in its dtype, without a derivative.
+
+    Values and weights are float32 or bfloat16, on the CPU; `bias` has the weights' dtype. Sums are computed in
+    float32 and rounded once. Raises OperatorError.
+    """
+    outputs, inputs = weight.shape
+    output = value.new_empty((*value.shape[:-1], outputs))
+    native.check(
+        native.library().xk_linear_rows(
+            value.data_ptr(),
+            value.numel() // inputs if inputs else output.numel() // max(1, outputs),
+            inputs,
+            _TYPES.get(value.dtype, -1),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            _TYPES.get(weight.dtype, -1),
+            inputs,
+            outputs,
+            output.data_ptr(),
+        ),
+        lambda problem: OperatorError(
+            f"linear_rows: {value.dtype} of shape {tuple(value.shape)} and weights in {weight.dtype} of shape"
+            f" {tuple(weight.shape)} are refused ({problem.name}); allowed are float32 and bfloat16"
+        ),
+    )
+    return output
+
+
+def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor | None:
+    """Return the output of an nn.Linear, or None where torch's own linear is to compute it.
+
+    That is so for more rows, while torch traces or transforms the call, where gradients are needed, and for
+    whatever `linear_rows` does not take. `widens`: the layer takes and returns float32 with weights in
+    bfloat16, too, as those of `lowered_class` do.
+    """
+    weight, bias = linear.weight, linear.bias
+    if type(value) is not torch.Tensor or type(weight) is not nn.Parameter:
+        return None
+    if transformed():
+        return None
+    shape = weight.shape
+    count = value.numel()
+    if not 0 < count <= MAX_ROWS * shape[1] or count < value.dim() or value.shape[-1] != shape[1]:
+        return None
+    dtype = weight.dtype
+    if dtype not in _TYPES or shape[0] * shape[1] < MIN_WEIGHTS:
+        return None
+    if value.dtype is not dtype and not (widens and value.dtype is torch.float32):
+        return None
+    if bias is not None and (type(bias) is not nn.Parameter or bias.dtype is not dtype):
+        return None
+    if value.layout is not torch.strided or not (
+        value.is_cpu and weight.is_cpu and weight.is_contiguous()
+    ):
+        return None
+    if torch.is_grad_enabled() and (
+        value.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return None
+    if torch.is_autocast_enabled("cpu"):
+        # It would convert other values, and return what it has converted to.
+        if dtype is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not dtype:
+            return None
+        value = value.to(dtype)
+    return linear_rows(value.contiguous(), weight, bias)
+
+
+class RowLinear(nn.Linear):
+    """A linear that `few_rows` computes. Its class is also a subclass of the layer's class, of the same name."""
+
+    _plain: type[nn.Module]
+    _widens: bool
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        if not torch.compiler.is_compiling():
+            output = few_rows(self, input, widens=self._widens)
+            if output is not None:
+                return output
+        plain: Any = self._plain
+        return plain.forward(self, input)  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are layers of the class before."""
+        made: Any = super().__reduce_ex__(protocol)
+        return (_new, (self._plain,), *made[2:])
+
+
+def _new(kind: type[nn.Module]) -> nn.Module:
+    return kind.__new__(kind)
+
+
+def row_class(kind: type[nn.Linear], *, widens: bool) -> type[nn.Module]:
+    """Return the class for layers of class `kind`."""
+    space = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_plain": kind}
+    return types.new_class(
+        kind.__name__, (RowLinear, kind), {}, lambda made: made.update(space, _widens=widens)
+    )

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cases.h"
+#include "xkernels.h"
+
+namespace recorded {
+namespace {
+
+const Runner linear_rows("linear_rows", [](Case& c) {
+  const auto size = [&](const char* name) { return static_cast<int64_t>(c.number(name)); };
+  return xk_linear_rows(c.data<void>("input"), size("rows"), size("stride"),
+                        type_of(c.array("input")), c.data<void>("weights"), c.data<void>("bias"),
+                        type_of(c.array("weights")), size("inputs"), size("outputs"),
+                        c.data<void>("output"));
+});
+
+}  // namespace
+}  // namespace recorded

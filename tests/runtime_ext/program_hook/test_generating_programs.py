@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that generate tokens, untouched, with `xlaunch --optimize`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime_ext.program_hook.scripts import run_optimized
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("native")]
+
+PROGRAM = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers.utils import logging
+
+logging.set_verbosity_error()
+torch.manual_seed(0)
+t5 = T5Config(vocab_size=300, d_model=128, d_kv=32, d_ff=256, num_layers=1, num_heads=4, decoder_start_token_id=0)
+sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+models = [LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=300)), T5ForConditionalGeneration(t5)]
+for model in models:
+    model.eval()
+    seen = []
+    linear = next(module for module in model.modules() if type(module) is torch.nn.Linear)
+    linear.register_forward_hook(lambda *_: seen.append(1))
+    for length in (4, 5, 6):
+        prompt = torch.arange(3, 3 + length)[None]
+        print(model.generate(prompt, max_new_tokens=9, min_new_tokens=9, do_sample=False)[0].tolist())
+    print(len(seen), {type(module) for module in model.modules()} & {torch.nn.Linear})
+    loss = model(input_ids=prompt, labels=prompt).loss
+    loss.backward()
+    print(round(loss.item(), 4), all(it.grad is not None for it in model.parameters()))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--optimize-wait",)])
+def test_tokens_are_the_same_and_nothing_is_compiled(
+    options: tuple[str, ...], tmp_path: Path, needs: Any
+) -> None:
+    needs(find_spec("transformers"), "pip install transformers")
+    script = tmp_path / "generate.py"
+    script.write_text(PROGRAM)
+    plain = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, timeout=200
+    )
+    ended = run_optimized(script, precision="auto", options=options)
+    assert ended.out == plain.stdout
+    line = (
+        "generates: linears of 1 to 3 rows run by native code, in float32 as the program loads it; nothing is"
+        " compiled"
+    )
+    names = ("LlamaForCausalLM", "T5Stack", "T5ForConditionalGeneration")
+    assert ended.reports == [f"{name}: {line}" for name in names]
+    assert not ended.unfinished
