@@ -8,6 +8,7 @@
 #ifndef XKERNELS_H
 #define XKERNELS_H
 
+#include "xkernels/decode.h"
 #include "xkernels/embedding.h"
 #include "xkernels/interaction.h"
 #include "xkernels/library.h"

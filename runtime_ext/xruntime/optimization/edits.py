@@ -28,6 +28,10 @@ class Edits:
         """Return a position for `undo`."""
         return len(self._undo)
 
+    def add_undo(self, action: Callable[[], object]) -> None:
+        """Remember how to undo a change that the caller has made."""
+        self._undo.append(action)
+
     def undo(self, mark: int = 0) -> None:
         """Undo all changes since `mark`."""
         while len(self._undo) > mark:

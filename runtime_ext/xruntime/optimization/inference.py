@@ -32,6 +32,7 @@ from xruntime.optimization.passes import (
     lower_precision,
     lower_weights,
     use_channels_last,
+    use_decode_step,
     use_linear_rows,
     without_gradients,
 )
@@ -54,6 +55,7 @@ PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
 GENERATION_PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     **{name: change for name, change in PASSES.items() if name != "join_linears"},
     "linear_rows": use_linear_rows,
+    "decode_step": use_decode_step,
 }
 """Those of models with transformers' generate(): a joined linear would read as many weights."""
 

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from xlaunch.text import counted
+from xruntime.generation.decode_step import DecodeStep
+from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, lowered_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.outputs import CHANNELS_LAST, is_channels_last
 from xruntime.optimization.run import Run
+from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError
 
 CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
@@ -174,6 +178,23 @@ def use_linear_rows(run: Run) -> str:
     if not count:
         raise SkipPassError("there is no linear")
     return f"{counted(count, 'linear')} read weights in the order of memory for 1 to 3 rows"
+
+
+def use_decode_step(run: Run) -> str:
+    """Compute calls with one token of each sequence by one native call."""
+    if not available():
+        raise SkipPassError("there is no native library: see python -m xruntime kernels")
+    kind = run.runner.kind
+
+    def say(line: str) -> None:
+        warnings.warn(f"{kind.__name__}: {line}", SlowCallWarning, stacklevel=2)
+
+    try:
+        run.runner.step = DecodeStep(run.model, kind, say)
+    except UndescribedError as error:
+        raise SkipPassError(f"{error}") from error
+    run.edits.add_undo(lambda: setattr(run.runner, "step", None))
+    return "calls with one token of each sequence are one native call; each first one is compared"
 
 
 def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -99,6 +100,11 @@ class CallRunner:
         """Raise CompilationError where compiled code does not fit, rather than call the modules."""
 
         self.modes = Modes()
+        self.step: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any] | None = (
+            None
+        )
+        """Computes calls in place of the modules, or calls these, its first argument."""
+
         self.compiled: Call | None = None
         """Compiled code, called with args and kwargs; None: the modules are called."""
 
@@ -133,7 +139,10 @@ class CallRunner:
         modes = self.modes._replace(no_grad=False) if gradients else self.modes
         watch = refusing_skipped_norms if self.norms_may_be_skipped else contextlib.nullcontext
         with modes.grad_mode(), modes.precision(), watch():
-            outputs = self.kind.forward(model, *args, **kwargs)
+            if self.step is None or torch.compiler.is_compiling():
+                outputs = self.kind.forward(model, *args, **kwargs)
+            else:
+                outputs = self.step(functools.partial(self.kind.forward, model), args, kwargs)
         return modes.result(outputs)
 
     def is_changed(self, *, thorough: bool = False) -> bool:

@@ -23,6 +23,8 @@ import torch
 
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
+from xruntime.generation.decode_step import DecodeStep
+from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.language_models import called_by_generate, generates
 from xruntime.generation.linear_rows import available, few_rows
 from xruntime.optimization.arguments import OptimizeRequest, checked
@@ -82,6 +84,7 @@ class _Known:
         self.generating = False
         """Whether it belongs to a language model."""
 
+        self.step: DecodeStep | None = None
         self.parts = False
         """Whether it is left alone and its parts are considered instead."""
 
@@ -161,7 +164,7 @@ class Interception:
             except TypeError:  # it cannot be hashed
                 return self.run(module, *args, **kwargs)
             if known is not None and known.generating and self.active:
-                return self._generating(module, *args, **kwargs)
+                return self._generating(known, module, args, kwargs)
             if not self.active or (known is not None and known.left):
                 self.thread.inside = known is None or not known.parts
                 return self.run(module, *args, **kwargs)
@@ -184,8 +187,9 @@ class Interception:
             return self.run(module, *args, **kwargs)
         if self._belongs_to_generation(module, kwargs):
             self._serve_generation(known, module)
-            run = self._generating if known.generating else self.run
-            return run(module, *args, **kwargs)
+            if known.generating:
+                return self._generating(known, module, args, kwargs)
+            return self.run(module, *args, **kwargs)
         dtype, routed = None, None
         try:
             refusal = self._refusal(module, args, kwargs)
@@ -229,16 +233,23 @@ class Interception:
             return
         known.generating = True
         self._parts.update(part for part in module.modules() if part is not module)
+        with contextlib.suppress(UndescribedError):
+            known.step = DecodeStep(
+                module, type(module), partial(self._report, type(module).__name__)
+            )
+        step = "" if known.step is None else "each token is one native call; "
         dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         self._say(
-            f"{type(module).__name__}: generates: linears of 1 to 3 rows run by native code, in"
+            f"{type(module).__name__}: generates: {step}linears of 1 to 3 rows run by native code, in"
             f" {', '.join(sorted(dtypes))} as the program loads it; nothing is compiled"
         )
 
-    def _generating(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Call a module with its linears of few rows computed by native code."""
+    def _generating(self, known: _Known, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call a module's decode step, or the module with its linears of few rows computed by native code."""
         self.thread.generating = True
         try:
+            if known.step is not None and _has_no_hooks(module):
+                return known.step(partial(self.run, module), args, kwargs)
             return self.run(module, *args, **kwargs)
         finally:
             self.thread.generating = False
@@ -357,11 +368,14 @@ class Interception:
 
 def _is_plain_call(module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
     """Whether a call of this layer computes its `forward` of one argument, and nothing else."""
+    return len(args) == 1 and not kwargs and _has_no_hooks(module)
+
+
+def _has_no_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of this module calls its class's `forward`, and nothing else."""
     own, global_hooks = module.__dict__, cast("Any", torch.nn.modules.module)._has_any_global_hook  # noqa: SLF001
     return (
-        len(args) == 1
-        and not kwargs
-        and "forward" not in own
+        "forward" not in own
         and not (own["_forward_hooks"] or own["_forward_pre_hooks"])
         and not (own["_backward_hooks"] or own["_backward_pre_hooks"])
         and not global_hooks()

@@ -19,7 +19,7 @@ def load(built_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
     """`load(isa)`: the library on that instruction set; a copy of the file is another library."""
     loaded: dict[str, ctypes.CDLL] = {}
     pytest.importorskip("torch")
-    for name in ("xruntime.nn", "xruntime.optim", "xruntime.generation.linear_rows"):
+    for name in ("xruntime.nn", "xruntime.optim", "xruntime.generation.decode_step"):
         importlib.import_module(name)  # it declares the operators
 
     def library_on(isa: str) -> ctypes.CDLL:

@@ -14,7 +14,7 @@ KERNELS = Path(__file__).parents[3] / "kernels"
 SOURCES = Path(__file__).parents[1] / "programs" / "recorded"
 THREADS = ("1", "3")
 LIMIT_S = 120
-ITS_OWN_SUMS = ("interaction", "linear_rows")
+ITS_OWN_SUMS = ("decode", "interaction", "linear_rows")
 """Operators with an order of summation for each instruction set, as their headers say."""
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from xruntime import optimize  # noqa: E402
 from xruntime.generation import linear_rows  # noqa: E402
 from xruntime.generation.language_models import generates  # noqa: E402
 from xruntime.optimization import PassOutcome, explain  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def installed(native: None, needs: Any) -> None:
-    needs(find_spec("transformers"), "pip install transformers")
 
 
 @pytest.fixture
@@ -66,6 +60,7 @@ def t5() -> Any:
 
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+MODULES = {"decode_step": False}
 PROMPT = torch.arange(3, 10)[None]
 
 
@@ -76,7 +71,7 @@ def test_generate_reads_weights_natively(
 ) -> None:
     model = make()
     assert generates(model)
-    optimized = optimize(model, dtype=dtype)
+    optimized = optimize(model, dtype=dtype, passes=MODULES)
     assert explain(optimized).step("linear_rows").outcome is PassOutcome.APPLIED
     tokens = optimized.generate(PROMPT, **OPTIONS)
     assert len(computed) >= 7 * 8
@@ -99,7 +94,7 @@ def test_generate_reads_weights_natively(
 
 def test_weights_in_bf16_as_they_lie(computed: list[Any]) -> None:
     model = llama().bfloat16()
-    optimized = optimize(model, dtype=torch.bfloat16, inplace=True)
+    optimized = optimize(model, dtype=torch.bfloat16, inplace=True, passes=MODULES)
     assert optimized is model
     tokens = optimized.generate(PROMPT, **OPTIONS)
     assert tokens.shape == (1, 15)
@@ -111,7 +106,7 @@ def test_weights_in_bf16_as_they_lie(computed: list[Any]) -> None:
 def test_nothing_is_compiled(wait: bool, computed: list[Any]) -> None:
     sample = {"input_ids": PROMPT}
     model = llama()
-    optimized = optimize(model, sample_input=sample, wait=wait)
+    optimized = optimize(model, sample_input=sample, wait=wait, passes=MODULES)
     step = explain(optimized).step("graph")
     assert step.outcome is PassOutcome.SKIPPED
     assert "longer sequence for each token" in step.reason
@@ -120,7 +115,7 @@ def test_nothing_is_compiled(wait: bool, computed: list[Any]) -> None:
 
 
 def test_the_pass_can_be_switched_off(computed: list[Any]) -> None:
-    optimized = optimize(llama(), passes={"linear_rows": False})
+    optimized = optimize(llama(), passes={"linear_rows": False, **MODULES})
     optimized.generate(PROMPT, **OPTIONS)
     assert not computed
 

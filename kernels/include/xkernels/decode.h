@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One decode step of a language model. xkernels.h has what holds for every function. */
+#ifndef XKERNELS_DECODE_H
+#define XKERNELS_DECODE_H
+
+#include "xkernels/library.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A layer: x += attention(norm(x)), then x += down(silu(gate(norm(x))) * up(norm(x))).
+ *
+ * Weights of linears are (outputs, inputs) and dense; a bias may be NULL, and so may query_norm and
+ * key_norm, which have head_dim values and are applied to each head before the rotary embedding. */
+typedef struct xk_decode_layer {
+  const void *input_norm, *attention_norm, *query_norm, *key_norm;
+  const void *query, *key, *value, *output, *gate, *up, *down;
+  const void *query_bias, *key_bias, *value_bias, *output_bias, *gate_bias, *up_bias, *down_bias;
+  void *keys, *values;  /* cached positions; the step writes number `position` */
+  int64_t batch_stride; /* elements from one sequence's keys and values to the next one's */
+  int64_t head_stride;  /* elements from one head's to the next one's; positions are dense */
+  int64_t position;     /* how many positions are cached before this one */
+  int64_t window;       /* how many positions attend, this one included; 0: all */
+} xk_decode_layer;
+
+typedef struct xk_decode {
+  const xk_decode_layer* layers;
+  int64_t layer_count, batch, hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
+  int32_t weight_type;                 /* of the embedding, the linears and their biases */
+  int32_t norm_type;                   /* of the norms' weights */
+  int32_t cache_type;                  /* of keys and values */
+  float epsilon;                       /* of the norms */
+  float scale;                         /* of the products of queries and keys */
+  const void *embedding, *norm, *head; /* head is (vocabulary, hidden) */
+  const int64_t* tokens;               /* (batch), each below vocabulary */
+  const float *cosines, *sines;        /* (batch, head_dim) */
+  const int64_t* starts; /* (batch): how many of `positions` are padding, at the left */
+  int64_t positions;     /* cached positions of a sequence before this one, also those that a
+                            layer has dropped */
+  void* logits;          /* (batch, vocabulary), of logits_type */
+  int32_t logits_type;
+} xk_decode;
+
+/* Computes the logits of the next token of each sequence, and adds this token to the cache.
+ *
+ * Types are XK_FLOAT32 or XK_BFLOAT16. Everything between the stored values is computed in fp32;
+ * keys and values are rounded when they are stored. The rotary embedding turns element i of a head
+ * with element i + head_dim / 2. Results do not depend on the number of threads; their last bits
+ * depend on the instruction set.
+ *
+ * Runs one parallel region on the calling thread's OpenMP team. Several calls may run at once if
+ * their caches differ. Returns 0 or a code that is common to all operators, and XK_INVALID_INDEX
+ * for a token that is not in the vocabulary. */
+XK_API int32_t xk_decode_step(const xk_decode* step);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* XKERNELS_DECODE_H */

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checks of a decode step's arguments, and its memory.
+#include "xkernels/decode.h"
+
+#include <initializer_list>
+
+#include "ops/decode/kernels.h"
+#include "ops/team.h"
+#include "xkernels/embedding.h"
+
+namespace {
+
+using xkernels::Cutter;
+using xkernels::DecodeKernels;
+using xkernels::DecodeScratch;
+using xkernels::DecodeState;
+using xkernels::padded_size;
+using xkernels::usable;
+
+constexpr int64_t kMaxSize = 1 << 24;
+constexpr int64_t kMaxBatch = 1 << 12;
+
+bool is_type(int32_t type) { return type == XK_FLOAT32 || type == XK_BFLOAT16; }
+
+bool is_size(int64_t size, int64_t largest = kMaxSize) { return size >= 1 && size <= largest; }
+
+int32_t layer_problem(const xk_decode& of, const xk_decode_layer& layer) {
+  const int weight = xkernels::width_of(of.weight_type), norm = xkernels::width_of(of.norm_type);
+  if (layer.position < 0 || layer.position > of.positions || layer.window < 0 ||
+      layer.batch_stride < 0 || layer.head_stride < (layer.position + 1) * of.head_dim)
+    return XK_INVALID_SIZE;
+  for (const void* one : {layer.input_norm, layer.attention_norm}) {
+    if (!usable(one, norm)) return XK_INVALID_POINTER;
+  }
+  for (const void* one : {layer.query_norm, layer.key_norm}) {
+    if (one != nullptr && !usable(one, norm)) return XK_INVALID_POINTER;
+  }
+  for (const void* one :
+       {layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down}) {
+    if (!usable(one, weight)) return XK_INVALID_POINTER;
+  }
+  for (const void* one : {layer.query_bias, layer.key_bias, layer.value_bias, layer.output_bias,
+                          layer.gate_bias, layer.up_bias, layer.down_bias}) {
+    if (one != nullptr && !usable(one, weight)) return XK_INVALID_POINTER;
+  }
+  const int cached = xkernels::width_of(of.cache_type);
+  return usable(layer.keys, cached) && usable(layer.values, cached) ? 0 : XK_INVALID_POINTER;
+}
+
+int32_t problem_of(const xk_decode& of) {
+  for (const int32_t type : {of.weight_type, of.norm_type, of.cache_type, of.logits_type}) {
+    if (!is_type(type)) return XK_INVALID_TYPE;
+  }
+  if (!is_size(of.batch, kMaxBatch) || of.layer_count < 0 || !is_size(of.hidden) ||
+      !is_size(of.heads) || !is_size(of.kv_heads) || of.heads % of.kv_heads != 0 ||
+      !is_size(of.head_dim) || of.head_dim % 2 != 0 || !is_size(of.heads * of.head_dim) ||
+      !is_size(of.intermediate) || !is_size(of.vocabulary) || of.positions < 0 ||
+      of.positions > kMaxSize)
+    return XK_INVALID_SIZE;
+  const int weight = xkernels::width_of(of.weight_type);
+  if (of.layers == nullptr || !usable(of.embedding, weight) || !usable(of.head, weight) ||
+      !usable(of.norm, xkernels::width_of(of.norm_type)) || !usable(of.tokens, 8) ||
+      !usable(of.cosines, 4) || !usable(of.sines, 4) || !usable(of.starts, 8) ||
+      !usable(of.logits, xkernels::width_of(of.logits_type)))
+    return XK_INVALID_POINTER;
+  for (int64_t at = 0; at < of.layer_count; ++at) {
+    if (const int32_t problem = layer_problem(of, of.layers[at])) return problem;
+  }
+  for (int64_t b = 0; b < of.batch; ++b) {
+    if (of.tokens[b] < 0 || of.tokens[b] >= of.vocabulary) return XK_INVALID_INDEX;
+    // A sequence of nothing but padding would have no position to attend to besides this one.
+    if (of.starts[b] < 0 || of.starts[b] > of.positions) return XK_INVALID_SIZE;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int32_t xk_decode_step(const xk_decode* step) {
+  if (step == nullptr) return XK_INVALID_POINTER;
+  const xk_decode& of = *step;
+  const int32_t problem = xkernels::checked<DecodeKernels>(problem_of(of));
+  if (problem != 0) return problem;
+
+  const auto rows = [&](int64_t size) { return of.batch * padded_size(size); };
+  const auto cut_state = [&](Cutter& cutter) {
+    return DecodeState{cutter.take<float>(rows(of.hidden)),
+                       cutter.take<float>(rows(of.heads * of.head_dim)),
+                       cutter.take<float>(rows(of.kv_heads * of.head_dim)),
+                       cutter.take<float>(rows(of.kv_heads * of.head_dim)),
+                       cutter.take<float>(rows(of.heads * of.head_dim)),
+                       cutter.take<float>(rows(of.intermediate))};
+  };
+  const auto cut_scratch = [&](Cutter& cutter) {
+    return DecodeScratch{cutter.take<float>(rows(of.hidden)),
+                         cutter.take<float>(padded_size(of.head_dim)),
+                         cutter.take<float>(padded_size(of.positions + 1)),
+                         cutter.take<float>(padded_size(of.batch * 4)),
+                         cutter.take<float>(padded_size(of.batch * 4))};
+  };
+  const xkernels::ThreadMemory shared(1, cut_state);
+  const xkernels::ThreadMemory own(omp_get_max_threads(), cut_scratch);
+  if (!shared.allocated() || !own.allocated()) return XK_REFUSED;
+  const DecodeKernels* kernels = xkernels::kernels<DecodeKernels>();
+  const DecodeState state = shared.of_thread(0);
+  xkernels::run_on_team(true, [&](int64_t thread, int64_t threads) {
+    kernels->step(of, state, own.of_thread(thread), thread, threads);
+  });
+  return 0;
+}

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each instruction set implements of the decode step: one thread's part.
+#pragma once
+
+#include <stdint.h>
+
+#include "dispatch/isa.h"
+#include "xkernels/decode.h"
+
+namespace xkernels {
+
+// Rows of activations are padded to multiples of this, with zeros: at least a vector.
+constexpr int64_t kDecodePadding = 16;
+
+constexpr int64_t padded_size(int64_t size) {
+  return (size + kDecodePadding - 1) / kDecodePadding * kDecodePadding;
+}
+
+// Activations that all threads see, (batch, padded size of what they hold), zeroed at first.
+struct DecodeState {
+  float* hidden;
+  float* queries;        // of all heads
+  float *keys, *values;  // of all key and value heads: this position's
+  float* attended;       // of all heads
+  float* gated;          // intermediate
+};
+
+// Memory of one thread, zeroed at first.
+struct DecodeScratch {
+  float* normed;       // (batch, padded hidden)
+  float* query;        // padded head_dim
+  float* scores;       // padded positions
+  float *gates, *ups;  // (batch, 4), padded: outputs of one group of rows
+};
+
+struct DecodeKernels {
+  // The part of thread number `thread`; all threads of the region call it.
+  void (*step)(const xk_decode& of, const DecodeState& state, const DecodeScratch& scratch,
+               int64_t thread, int64_t threads);
+};
+
+XK_DECLARE_KERNELS(DecodeKernels)
+
+}  // namespace xkernels

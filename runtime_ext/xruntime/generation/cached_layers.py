@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of transformers' DynamicCache with room for more positions.
+
+generate() makes its cache before it calls the model, so the layers of that object change their class: keys and
+values become views of larger tensors, to which the decode step appends. Whatever else transformers or a program
+does with `keys` and `values` sets other tensors; the next step copies these into larger ones again. Positions
+that were cached are never overwritten, so tensors that a program took earlier keep their values.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from xruntime.errors import OperatorError
+
+MIN_POSITIONS: Final = 64
+"""Least number of positions that there is room for."""
+
+
+_OURS: Final = ("_room", "_set", "_busy")
+"""Attributes that transformers' layers do not have."""
+
+
+class Room(NamedTuple):
+    """Tensors (batch, heads, capacity, head_dim), of which the positions `begin` to `end` - 1 are cached."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    begin: int
+    end: int
+
+
+_NO_SLOTS: tuple[str, ...] = ()
+
+
+class GrowingLayer:
+    """Its class is also a subclass of the layer's class in transformers, of the same name."""
+
+    __slots__ = _NO_SLOTS  # so that a layer can change its class
+    _plain: type
+    _room: Room | None
+    _set: tuple[Any, Any]
+    """Keys and values as somebody has set them, if there is no room."""
+
+    @property
+    def keys(self) -> Any:
+        return self._set[0] if self._room is None else _view(self._room.keys, self._room)
+
+    @keys.setter
+    def keys(self, value: Any) -> None:
+        self._set, self._room = (value, self.values), None
+
+    @property
+    def values(self) -> Any:
+        return self._set[1] if self._room is None else _view(self._room.values, self._room)
+
+    @values.setter
+    def values(self, value: Any) -> None:
+        self._set, self._room = (self.keys, value), None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are layers of transformers' own class."""
+        state = {name: value for name, value in vars(self).items() if name not in _OURS}
+        for name, value in (("keys", self.keys), ("values", self.values)):
+            state[name] = value.clone() if isinstance(value, torch.Tensor) else value
+        return _new, (self._plain,), state
+
+    def room(self) -> Room:
+        """Return tensors with room for one more position."""
+        room = self._room
+        if room is None or room.end == room.keys.shape[2]:
+            keys, values = self.keys, self.values
+            batch, heads, length, width = keys.shape
+            capacity = MIN_POSITIONS
+            while capacity <= length + length // 4:  # a sliding layer would fill less at once
+                capacity *= 2
+            grown = [one.new_empty((batch, heads, capacity, width)) for one in (keys, values)]
+            for new, old in zip(grown, (keys, values), strict=True):
+                new[:, :, :length] = old
+            room = self._room = Room(grown[0], grown[1], 0, length)
+            self._set = (None, None)
+        return room
+
+    def extend(self, kept: int) -> None:
+        """Count the position that was written behind the last; keep the last `kept` ones, 0: all."""
+        room = self._room
+        assert room is not None
+        end = room.end + 1
+        begin = max(room.begin, end - kept) if kept else room.begin
+        self._room = room._replace(begin=begin, end=end)
+
+
+def _view(tensor: torch.Tensor, room: Room) -> torch.Tensor:
+    return tensor[:, :, room.begin : room.end]
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+_classes: dict[type, type] = {}
+_busy_lock: Final = threading.Lock()
+
+
+def _grow(layer: Any) -> None:
+    """Give a layer of transformers' class room to grow."""
+    kind = type(layer)
+    if kind not in _classes:
+        # transformers would register a class with a `_layer_type`.
+        space = {"__module__": kind.__module__, "_plain": kind, "_layer_type": None}
+        # In this order: otherwise Python lays objects out in another way, and a layer cannot change its class.
+        _classes[kind] = type(kind.__name__, (kind, GrowingLayer), space)
+    keys, values = layer.__dict__.pop("keys"), layer.__dict__.pop("values")
+    layer.__dict__.update(_room=None, _set=(keys, values))
+    layer.__class__ = _classes[kind]
+
+
+class CacheView(NamedTuple):
+    """A cache that the decode step can use."""
+
+    layers: list[Any]
+    """`GrowingLayer` objects, one for each layer of the model."""
+
+    positions: int
+    """How many positions each sequence has had."""
+
+    batch: int
+    dtype: torch.dtype
+
+
+def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
+    """Return the cache's layers, each able to grow; None for a cache that the decode step cannot use.
+
+    shape
+        Numbers of layers, of heads of keys, and of features of a head.
+    """
+    from transformers import cache_utils  # a program that has such a cache has imported it
+
+    if type(cache) is not cache_utils.DynamicCache or getattr(cache, "offloading", False):
+        return None
+    count, heads, width = shape
+    layers: list[Any] = cache.layers
+    kinds = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+    if len(layers) != count:
+        return None
+    found = set()
+    for layer in layers:
+        if getattr(type(layer), "_plain", type(layer)) not in kinds:
+            return None
+        if not layer.is_initialized or getattr(layer, "record_past", False):
+            return None
+        room = getattr(layer, "_room", None)
+        if room is not None:
+            keys, values, length = room.keys, room.values, room.end - room.begin
+        else:
+            keys, values = layer.keys, layer.values
+            if (
+                type(keys) is not torch.Tensor
+                or type(values) is not torch.Tensor
+                or keys.dim() != 4
+            ):
+                return None
+            if keys.shape != values.shape or keys.dtype != values.dtype or not keys.is_cpu:
+                return None
+            if keys.requires_grad or values.requires_grad or keys.shape[1] != heads:
+                return None
+            if not values.is_cpu or keys.shape[3] != width:
+                return None
+            length = keys.shape[2]
+        if layer.is_sliding:
+            positions = layer.cumulative_length
+            if length != min(positions, layer.sliding_window - 1):
+                return None
+        else:
+            positions = length
+        found.add((positions, keys.shape[0], keys.dtype))
+    if len(found) != 1:
+        return None
+    positions, batch, dtype = found.pop()
+    if positions < 1:
+        return None
+    for layer in layers:
+        if not isinstance(layer, GrowingLayer):
+            _grow(layer)
+    return CacheView(layers, positions, batch, dtype)
+
+
+class InUse:
+    """Marks a cache as used by one call. Raises OperatorError if another call uses it."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    def __enter__(self) -> None:
+        with _busy_lock:
+            if self._layer.__dict__.get("_busy"):
+                raise OperatorError(
+                    "two calls use one cache at once: give each conversation a DynamicCache of its own"
+                )
+            self._layer.__dict__["_busy"] = True
+
+    def __exit__(self, *_: object) -> None:
+        self._layer.__dict__.pop("_busy", None)

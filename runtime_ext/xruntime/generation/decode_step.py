@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode step: one native call for a token of each sequence, in place of a model's modules.
+
+`DecodeStep` computes the calls that it is for, and leaves all others to the modules. Its first result, and the first
+one of each batch size and size of the cache, is compared with the modules', which the caller gets then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from xruntime import native
+from xruntime.errors import OperatorError
+from xruntime.generation.cached_layers import CacheView, InUse, growing
+from xruntime.generation.decoders import LayerParts, UndescribedError, described
+from xruntime.threads.torch_modes import transformed
+
+TOLERANCES: Final = {torch.bfloat16: 3e-2, torch.float32: 1e-3}
+"""Largest difference of logits, keys and values from the modules', relative to the largest value."""
+
+MAX_BATCH: Final = 8
+"""With more sequences torch's linears, which pack the weights, are as fast."""
+
+_TYPES: Final = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
+
+_ADDRESS, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_WEIGHTS: Final = " ".join(LayerParts._fields)
+
+
+class _Layer(ctypes.Structure):
+    """xk_decode_layer of xkernels.h."""
+
+    _fields_ = native.fields(
+        (_ADDRESS, f"{_WEIGHTS} keys values"),
+        (_INT64, "batch_stride head_stride position window"),
+    )
+
+
+class _Step(ctypes.Structure):
+    """xk_decode of xkernels.h."""
+
+    _fields_ = native.fields(
+        (_ADDRESS, "layers"),
+        (_INT64, "layer_count batch hidden heads kv_heads head_dim intermediate vocabulary"),
+        (_INT32, "weight_type norm_type cache_type"),
+        (_FLOAT, "epsilon scale"),
+        (_ADDRESS, "embedding norm head tokens cosines sines starts"),
+        (_INT64, "positions"),
+        (_ADDRESS, "logits"),
+        (_INT32, "logits_type"),
+    )
+
+
+native.declare("xk_decode_step", arguments=(ctypes.POINTER(_Step),))
+
+_PASSED_ON: Final = frozenset(
+    {
+        "input_ids",
+        "attention_mask",
+        "position_ids",
+        "past_key_values",
+        "use_cache",
+        "logits_to_keep",
+    }
+    | {"return_dict", "cache_position"}
+)
+"""The arguments that a call may have. Others must be None."""
+
+
+class _Plan:
+    """A model as it is described, and what shows that it still is. Raises UndescribedError."""
+
+    def __init__(self, model: Any, kind: type[nn.Module]) -> None:
+        self.description = made = described(model, kind)
+        self._parameters = made.parameters()
+        self._addresses = [one.data_ptr() for one in self._parameters]
+        self._dtypes = [one.dtype for one in self._parameters]
+        inner = [vars(module) for module in made.modules if module is not model]
+        self._places: list[tuple[dict[str, Any], str, Any]] = [
+            (table, name, value)
+            for own in (*inner, vars(model))
+            for table in (own["_modules"], own["_parameters"])
+            for name, value in table.items()
+        ]
+        """Dictionaries of modules, names, and what must be there."""
+
+        self._inner = inner
+        self._hooks = [
+            own[name] for own in inner for name in ("_forward_hooks", "_forward_pre_hooks")
+        ]
+        self.layers = (_Layer * len(made.layers))()
+        """Of each layer all but its cache."""
+
+        for layer, parts, window in zip(self.layers, made.layers, made.windows, strict=True):
+            for name, parameter in zip(LayerParts._fields, parts, strict=True):
+                if parameter is not None:
+                    setattr(layer, name, parameter.data_ptr())
+            layer.window = window
+
+    def is_current(self) -> bool:
+        """Whether the model has the parts and weights of the description."""
+        for place, name, value in self._places:
+            if place.get(name) is not value:
+                return False
+        return [one.data_ptr() for one in self._parameters] == self._addresses and [
+            one.dtype for one in self._parameters
+        ] == self._dtypes
+
+    def is_hooked(self) -> bool:
+        """Whether something sees or replaces calls of parts, or a part is in training mode."""
+        return (
+            any(self._hooks)
+            or any("forward" in own or own["training"] for own in self._inner)
+            or cast("Any", nn.modules.module)._has_any_global_hook()  # noqa: SLF001 - no public one
+        )
+
+
+class _Call(NamedTuple):
+    """A call that the step can compute."""
+
+    plan: _Plan
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    starts: torch.Tensor
+    cache: Any
+    view: CacheView
+
+
+class DecodeStep:
+    """Computes calls of one model.
+
+    kind
+        The class of the model in transformers.
+    say
+        Is called with a line when the step is dropped.
+
+    Raises UndescribedError for a model that fits no description.
+    """
+
+    def __init__(self, model: nn.Module, kind: type[nn.Module], say: Callable[[str], None]) -> None:
+        self._model: Any = model
+        self._kind = kind
+        self._say = say
+        self._lock = threading.Lock()
+        self._proved: set[tuple[int, int]] = set()
+        self.dropped: str | None = None
+        """Why the modules compute everything from now on."""
+
+        self._plan = _Plan(model, kind)
+
+    def __call__(
+        self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Return what `plain(*args, **kwargs)`, the call of the modules, would return."""
+        call = None
+        if not args and self.dropped is None:
+            call = self._call(kwargs)
+        if call is None:
+            return plain(*args, **kwargs)
+        with InUse(call.view.layers[0]):
+            capacities = {layer.room().keys.shape[2] for layer in call.view.layers}
+            key = (call.view.batch, max(capacities))
+            logits = self._computed(call)
+            if key not in self._proved:
+                return self._compared(call, logits, key, plain, kwargs)
+            for layer in call.view.layers:
+                _extend(layer)
+        return self._outputs(logits, call.cache)
+
+    def _outputs(self, logits: torch.Tensor, cache: Any) -> Any:
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+    def _compared(
+        self,
+        call: _Call,
+        logits: torch.Tensor,
+        key: tuple[int, int],
+        plain: Callable[..., Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Return the modules' outputs; remember whether ours agree."""
+        rooms = [layer.room() for layer in call.view.layers]
+        ours = [logits[:, 0]]
+        ours += [one[:, :, room.end].clone() for room in rooms for one in (room.keys, room.values)]
+        outputs = plain(**kwargs)
+        theirs = [outputs.logits[:, -1]]
+        for layer in call.view.layers:
+            theirs += [layer.keys[:, :, -1], layer.values[:, :, -1]]
+        tolerance = TOLERANCES[logits.dtype]
+        problem = _problem(ours, theirs, tolerance)
+        if problem is None:
+            self._proved.add(key)
+        else:
+            self.drop(f"its result differs from the modules': {problem}")
+        return outputs
+
+    def drop(self, reason: str) -> None:
+        """Let the modules compute everything from now on."""
+        with self._lock:
+            first, self.dropped = self.dropped is None, reason
+        if first:
+            self._say(f"the decode step is not used from now on: {reason}")
+
+    def _current_plan(self) -> _Plan | None:
+        """Return the plan of the model as it is, a new one if it was changed; None if it fits no description."""
+        plan = self._plan
+        if plan.is_current():
+            return plan
+        with self._lock:
+            try:
+                plan = self._plan = _Plan(self._model, self._kind)
+            except UndescribedError as error:
+                reason = str(error)
+            else:
+                self._proved.clear()
+                return plan
+        self.drop(f"the model was changed: {reason}")
+        return None
+
+    def _call(self, kwargs: dict[str, Any]) -> _Call | None:
+        """Return the call that these arguments describe, or None if the modules are to compute it."""
+        tokens, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
+        if cache is None or type(tokens) is not torch.Tensor or tokens.dim() != 2:
+            return None
+        batch = tokens.shape[0]
+        if tokens.shape[1] != 1 or not 0 < batch <= MAX_BATCH:
+            return None
+        if tokens.dtype is not torch.int64 or not tokens.is_cpu:
+            return None
+        for name, value in kwargs.items():
+            if value is not None and value is not False and name not in _PASSED_ON:
+                return None
+        if kwargs.get("use_cache") is False or kwargs.get("return_dict") is False:
+            return None
+        if not isinstance(kwargs.get("logits_to_keep", 0), int):
+            return None
+        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
+            return None
+        config = self._model.config
+        if config._attn_implementation not in ("sdpa", "eager"):  # noqa: SLF001 - no public one
+            return None
+        if config.output_attentions or config.output_hidden_states or not config.return_dict:
+            return None
+        plan = self._current_plan()
+        if plan is None or plan.is_hooked():
+            return None
+        made = plan.description
+        if torch.is_autocast_enabled("cpu"):
+            weights = made.head.dtype
+            if weights is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not weights:
+                return None
+        view = growing(cache, (len(made.layers), made.kv_heads, made.head_dim))
+        if view is None or view.batch != batch or view.dtype is not made.head.dtype:
+            return None
+        if int(tokens.min()) < 0 or int(tokens.max()) >= made.vocabulary:
+            return None
+        starts = _starts(kwargs.get("attention_mask"), batch, view.positions)
+        positions = kwargs.get("position_ids")
+        if positions is None:
+            positions = torch.full((1, 1), view.positions)
+        if starts is None or type(positions) is not torch.Tensor or positions.dim() != 2:
+            return None
+        if positions.shape[1] != 1 or positions.shape[0] not in (1, batch):
+            return None
+        return _Call(plan, tokens.contiguous(), positions, starts, cache, view)
+
+    def _computed(self, call: _Call) -> torch.Tensor:
+        """Write the next position into the cache's room, and return logits."""
+        made, view = call.plan.description, call.view
+        turns: Any = made.rotary
+        with torch.autocast("cpu", enabled=False):
+            cosines, sines = turns(torch.empty(0), call.positions)
+        shape = (view.batch, made.head_dim)
+        cosines, sines = (
+            one[:, 0].to(torch.float32).expand(shape).contiguous() for one in (cosines, sines)
+        )
+        template = call.plan.layers
+        layers = type(template).from_buffer_copy(template)
+        for c_layer, layer in zip(layers, view.layers, strict=True):
+            room = layer.room()
+            first = room.begin * made.head_dim * room.keys.element_size()
+            c_layer.keys = room.keys.data_ptr() + first
+            c_layer.values = room.values.data_ptr() + first
+            c_layer.batch_stride, c_layer.head_stride = room.keys.stride()[:2]
+            c_layer.position = room.end - room.begin
+        logits = torch.empty((view.batch, 1, made.vocabulary), dtype=made.head.dtype)
+        step = _Step(
+            layers=ctypes.addressof(layers),
+            layer_count=len(layers),
+            batch=view.batch,
+            hidden=made.hidden,
+            heads=made.heads,
+            kv_heads=made.kv_heads,
+            head_dim=made.head_dim,
+            intermediate=made.intermediate,
+            vocabulary=made.vocabulary,
+            weight_type=_TYPES[made.head.dtype],
+            norm_type=_TYPES[made.norm.dtype],
+            cache_type=_TYPES[view.dtype],
+            epsilon=made.epsilon,
+            scale=made.scale,
+            embedding=made.embedding.data_ptr(),
+            norm=made.norm.data_ptr(),
+            head=made.head.data_ptr(),
+            tokens=call.tokens.data_ptr(),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            starts=call.starts.data_ptr(),
+            positions=view.positions,
+            logits=logits.data_ptr(),
+            logits_type=_TYPES[logits.dtype],
+        )
+        native.check(
+            native.library().xk_decode_step(ctypes.byref(step)),
+            lambda problem: OperatorError(f"the decode step is refused ({problem.name})"),
+        )
+        return logits
+
+
+def _extend(layer: Any) -> None:
+    """Count the position that a step has written."""
+    if layer.is_sliding:
+        layer.cumulative_length += 1
+        layer.extend(layer.sliding_window - 1)
+    else:
+        layer.extend(0)
+
+
+def _starts(mask: Any, batch: int, positions: int) -> torch.Tensor | None:
+    """How many positions of each sequence are padding; None for a mask with holes, or of another kind."""
+    if mask is None:
+        return torch.zeros(batch, dtype=torch.int64)
+    if type(mask) is not torch.Tensor or mask.dtype not in (torch.int64, torch.int32, torch.bool):
+        return None
+    if mask.shape != (batch, positions + 1) or not mask.is_cpu:
+        return None
+    seen = mask != 0
+    starts = seen.to(torch.uint8).argmax(1)  # the first position that is seen
+    if not bool(seen[:, -1].all()) or not torch.equal(seen.sum(1), positions + 1 - starts):
+        return None
+    return starts
+
+
+def _problem(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float) -> str | None:
+    """How logits (the first), keys and values differ by more than `tolerance`; None if they agree."""
+    for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one.shape != other.shape:
+            return f"shape {tuple(one.shape)}, not {tuple(other.shape)}"
+        largest = float(other.abs().max())
+        difference = float((one.float() - other.float()).abs().max())
+        if not difference <= tolerance * largest:
+            name = "logits" if at == 0 else ("keys", "values")[(at - 1) % 2]
+            return f"{name} by {difference:.3g}, where the largest is {largest:.3g}"
+    one, other = ours[0].float(), theirs[0].float()
+    largest = float(other.abs().max())
+    chosen, best = one.argmax(-1, keepdim=True), other.max(-1, keepdim=True).values
+    behind = float((best - other.gather(-1, chosen)).max())
+    return (
+        None if behind <= tolerance * largest else f"it chose a logit {behind:.3g} below the best"
+    )

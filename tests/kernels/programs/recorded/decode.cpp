@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decode steps. Each array of weights has those of all layers, one after another.
+#include <math.h>
+
+#include "cases.h"
+#include "xkernels.h"
+
+namespace recorded {
+namespace {
+
+class Model {
+ public:
+  explicit Model(Case& c) : case_(c) {
+    for (int64_t at = 0; at < size("layers"); ++at) layers_.push_back(layer(at));
+  }
+
+  int32_t run() {
+    xk_decode step{};
+    step.layers = layers_.data();
+    step.layer_count = size("layers");
+    step.batch = size("batch");
+    step.hidden = size("hidden");
+    step.heads = size("heads");
+    step.kv_heads = size("kv_heads");
+    step.head_dim = size("head_dim");
+    step.intermediate = size("intermediate");
+    step.vocabulary = size("vocabulary");
+    step.weight_type = type_of(case_.array("embedding"));
+    step.norm_type = type_of(case_.array("norm"));
+    step.cache_type = type_of(case_.array("keys"));
+    step.logits_type = type_of(case_.array("logits"));
+    step.epsilon = static_cast<float>(case_.number("epsilon"));
+    step.scale = static_cast<float>(1 / sqrt(case_.number("head_dim")));
+    step.embedding = case_.data<void>("embedding");
+    step.norm = case_.data<void>("norm");
+    step.head = case_.data<void>("head");
+    step.tokens = case_.data<int64_t>("tokens");
+    step.cosines = case_.data<float>("cosines");
+    step.sines = case_.data<float>("sines");
+    step.starts = case_.data<int64_t>("starts");
+    step.positions = size("positions");
+    step.logits = case_.data<void>("logits");
+    return xk_decode_step(&step);
+  }
+
+ private:
+  int64_t size(const char* name) { return static_cast<int64_t>(case_.number(name)); }
+
+  // Where a layer's part of an array begins; nullptr without the array.
+  unsigned char* part(const char* name, int64_t at) {
+    if (!case_.has(name)) return nullptr;
+    const Array& array = case_.array(name);
+    return array.bytes() + at * (array.count / size("layers")) * array.width;
+  }
+
+  xk_decode_layer layer(int64_t at) {
+    xk_decode_layer made{};
+    made.input_norm = part("input_norm", at);
+    made.attention_norm = part("attention_norm", at);
+    made.query_norm = part("query_norm", at);
+    made.key_norm = part("key_norm", at);
+    made.query = part("query", at);
+    made.key = part("key", at);
+    made.value = part("value", at);
+    made.output = part("output", at);
+    made.gate = part("gate", at);
+    made.up = part("up", at);
+    made.down = part("down", at);
+    made.query_bias = part("query_bias", at);
+    made.key_bias = part("key_bias", at);
+    made.value_bias = part("value_bias", at);
+    made.output_bias = part("output_bias", at);
+    made.gate_bias = part("gate_bias", at);
+    made.up_bias = part("up_bias", at);
+    made.down_bias = part("down_bias", at);
+    made.keys = part("keys", at);
+    made.values = part("values", at);
+    made.head_stride = size("capacity") * size("head_dim");
+    made.batch_stride = made.head_stride * size("kv_heads");
+    made.position = size("positions") - (at == 1 ? size("dropped") : 0);
+    made.window = at == 1 ? size("window") : 0;
+    return made;
+  }
+
+  Case& case_;
+  std::vector<xk_decode_layer> layers_;
+};
+
+const Runner decode("decode", [](Case& c) { return Model(c).run(); });
+
+}  // namespace
+}  // namespace recorded

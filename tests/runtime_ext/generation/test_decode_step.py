@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decode step beside the modules: each family, what it leaves to them, and caches in any state."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.runtime_ext.generation.decoder_models import CASES, decoder  # noqa: E402
+
+from xruntime import optimize  # noqa: E402
+from xruntime.errors import OperatorError  # noqa: E402
+from xruntime.generation import decode_step  # noqa: E402
+from xruntime.generation.cached_layers import GrowingLayer, InUse  # noqa: E402
+from xruntime.optimization import PassOutcome, SlowCallWarning, explain  # noqa: E402
+
+BF16 = torch.bfloat16
+OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch size of each step that was computed natively."""
+    found: list[int] = []
+    original = decode_step.DecodeStep._computed
+
+    def counting(self: Any, call: Any) -> Any:
+        found.append(call.view.batch)
+        return original(self, call)
+
+    monkeypatch.setattr(decode_step.DecodeStep, "_computed", counting)
+    return found
+
+
+def prompt(batch: int, length: int = 9) -> dict[str, torch.Tensor]:
+    """Sequences with up to six tokens of padding at the left."""
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    for row in range(batch):
+        mask[row, : row * 2 % 7] = 0
+    return {"input_ids": torch.randint(3, 300, (batch, length)), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_in_fp32_are_those_of_the_modules(case: str, batch: int, steps: list[int]) -> None:
+    model = decoder(case)
+    optimized = optimize(model)
+    options = OPTIONS | {"max_new_tokens": 100, "min_new_tokens": 100, "output_logits": True}
+    given = prompt(batch)
+    found = optimized.generate(**given, **options, return_dict_in_generate=True)
+    expected = model.generate(**given, **options, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, expected.sequences)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    assert steps == [batch] * 99
+    # Positions of the cache past a doubling.
+    for ours, theirs in zip(
+        found.past_key_values.layers, expected.past_key_values.layers, strict=True
+    ):
+        assert ours.get_seq_length() == theirs.get_seq_length() == 108
+        torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.values, theirs.values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama", "qwen2-sliding", "qwen3", "mistral"])
+def test_logits_in_bf16_are_close_to_those_in_fp32(case: str, steps: list[int]) -> None:
+    model = decoder(case, BF16)
+    exact = copy.deepcopy(model).float()
+    optimized = optimize(model)
+    given = prompt(8)
+    options = OPTIONS | {"output_logits": True, "return_dict_in_generate": True}
+    found = optimized.generate(**given, **options)
+    assert steps == [8] * 23
+    mask = torch.ones_like(found.sequences)
+    mask[:, :9] = given["attention_mask"]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = exact(found.sequences, attention_mask=mask, position_ids=positions).logits
+    for at, ours in enumerate(found.logits):
+        wanted = logits[:, 8 + at]
+        assert ours.dtype == torch.float32  # generate converts them
+        assert float((ours - wanted).abs().max()) < 0.03 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("form", ["weights in bf16", "in place"])
+def test_optimized_from_fp32(form: str, steps: list[int]) -> None:
+    model = decoder("qwen2", hidden_size=144)
+    given = prompt(2)
+    expected = model.generate(**given, **OPTIONS)
+    if form == "in place":
+        found = optimize(model, inplace=True).generate(**given, **OPTIONS)
+        assert torch.equal(found, expected)
+    else:
+        optimized = optimize(model, dtype=BF16)
+        outputs = optimized.generate(
+            **given, **OPTIONS, output_logits=True, return_dict_in_generate=True
+        )
+        assert outputs.sequences.shape == expected.shape
+    assert len(steps) == 23
+
+
+def next_outputs(model: Any, cache: Any, **kwargs: Any) -> Any:
+    batch = cache.layers[0].keys.shape[0]
+    with torch.no_grad():
+        tokens = torch.arange(5, 5 + batch)[:, None]
+        return model(input_ids=tokens, past_key_values=cache, **kwargs)
+
+
+def filled(model: Any, batch: int = 2, tokens: int = 9) -> Any:
+    """A cache of a prompt, as the model makes it."""
+    with torch.no_grad():
+        return model(torch.randint(3, 300, (batch, tokens))).past_key_values
+
+
+def change_reorder(cache: Any) -> None:
+    cache.reorder_cache(torch.tensor([1, 0]))
+
+
+def change_repeat(cache: Any) -> None:
+    cache.batch_repeat_interleave(2)
+
+
+def change_select(cache: Any) -> None:
+    cache.batch_select_indices(torch.tensor([0]))
+
+
+def change_crop(cache: Any) -> None:
+    cache.crop(-3)
+
+
+def change_keys(cache: Any) -> None:
+    cache.layers[1].keys = cache.layers[1].keys * 0.5
+
+
+def change_values_in_place(cache: Any) -> None:
+    cache.layers[0].values[:, :, 2] = 1.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_reorder,
+        change_repeat,
+        change_select,
+        change_crop,
+        change_keys,
+        change_values_in_place,
+    ],
+)
+def test_changes_of_a_cache(change: Any, steps: list[int]) -> None:
+    model = decoder("llama")
+    optimized = optimize(model)
+    theirs = filled(model)
+    ours = copy.deepcopy(theirs)
+    for _ in range(2):  # before the layers have room to grow, and after
+        change(theirs)
+        change(ours)
+        for _ in range(2):
+            found, expected = next_outputs(optimized, ours), next_outputs(model, theirs)
+            torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+            assert found.past_key_values is ours
+    assert len(steps) == 4
+    assert isinstance(ours.layers[0], GrowingLayer)
+    for one, other in zip(ours.layers, theirs.layers, strict=True):
+        torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-4)
+
+
+def test_tensors_taken_from_a_cache_keep_their_values() -> None:
+    optimized = optimize(decoder("llama"))
+    cache = filled(optimized)
+    next_outputs(optimized, cache)
+    next_outputs(optimized, cache)
+    taken = cache.layers[0].keys
+    values = taken.clone()
+    cache.crop(-2)
+    next_outputs(optimized, cache)
+    assert torch.equal(taken, values)
+
+
+def test_copies_of_a_cache_are_apart() -> None:
+    model = decoder("mistral-sliding")
+    optimized = optimize(model)
+    cache = filled(model)
+    next_outputs(optimized, cache)
+    next_outputs(optimized, cache)
+    for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert not isinstance(other.layers[0], GrowingLayer)
+        before = cache.layers[0].keys.clone()
+        theirs = next_outputs(model, copy.deepcopy(cache))
+        ours = next_outputs(optimized, other)
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=1e-4)
+        assert torch.equal(cache.layers[0].keys, before)
+
+
+def test_a_cache_that_is_reset_begins_anew() -> None:
+    optimized = optimize(decoder("llama"))
+    cache = filled(optimized)
+    next_outputs(optimized, cache)
+    next_outputs(optimized, cache)
+    cache.reset()
+    with torch.no_grad():
+        ids = torch.randint(3, 300, (1, 5))
+        again = optimized(ids, past_key_values=cache).logits
+        torch.testing.assert_close(again, optimized(ids).logits)
+
+
+def test_a_conversation_is_continued(steps: list[int]) -> None:
+    model = decoder("qwen2")
+    optimized = optimize(model)
+    tokens = {}
+    for name, one in (("ours", optimized), ("theirs", model)):
+        ids, cache = torch.arange(3, 12)[None], None
+        for _ in range(3):
+            outputs = one.generate(
+                ids, past_key_values=cache, **OPTIONS, return_dict_in_generate=True
+            )
+            cache = outputs.past_key_values
+            ids = torch.cat([outputs.sequences, torch.arange(20, 25)[None]], 1)
+        tokens[name] = ids
+    assert torch.equal(tokens["ours"], tokens["theirs"])
+    assert len(steps) == 3 * 23
+
+
+@pytest.mark.parametrize(
+    ("options", "native"),
+    [
+        ({"num_beams": 3}, True),
+        ({"do_sample": True, "top_k": 5, "num_return_sequences": 2}, True),
+        ({"output_attentions": True, "return_dict_in_generate": True}, False),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, False),
+        ({"use_cache": False}, False),
+        ({"cache_implementation": "static", "disable_compile": True}, False),
+        ({"cache_implementation": "offloaded"}, False),
+        ({"prompt_lookup_num_tokens": 3}, None),
+    ],
+)
+def test_ways_to_generate(options: dict[str, Any], native: bool | None, steps: list[int]) -> None:
+    model = decoder("llama")
+    model.set_attn_implementation("eager")
+    optimized = optimize(model)
+
+    given = prompt(1)
+    found = []
+    for one in (model, optimized):
+        torch.manual_seed(3)
+        try:
+            outputs = one.generate(**given, **(OPTIONS | options))
+        except Exception as error:  # noqa: BLE001 - both must fail alike
+            outputs = repr(error)
+        found.append(getattr(outputs, "sequences", outputs))
+    if isinstance(found[0], str):
+        assert found[0] == found[1]
+    else:
+        assert torch.equal(found[0], found[1])
+    if native is not None:
+        assert bool(steps) == native
+
+
+MASK = torch.ones(2, 10, dtype=torch.int64)
+HOLES = MASK.clone()
+HOLES[0, 4] = 0
+RIGHT = MASK.clone()
+RIGHT[1, 9] = 0
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"attention_mask": HOLES},
+        {"attention_mask": RIGHT},
+        {"attention_mask": torch.zeros(2, 1, 1, 10)},
+        {"output_hidden_states": True},
+        {"labels": torch.tensor([[5], [6]])},
+        {"return_dict": False},
+        {"logits_to_keep": torch.tensor([0])},
+        {"position_ids": torch.tensor([[[9]], [[9]]])[:, 0], "attention_mask": None, "extra": None},
+    ],
+    ids=str,
+)
+def test_calls_of_the_modules(kwargs: dict[str, Any], steps: list[int]) -> None:
+    model = decoder("llama")
+    optimized = optimize(model)
+    theirs = filled(model)
+    ours = copy.deepcopy(theirs)
+    native = "position_ids" in kwargs
+    kwargs = {name: value for name, value in kwargs.items() if name != "extra"}
+    found, expected = next_outputs(optimized, ours, **kwargs), next_outputs(model, theirs, **kwargs)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert type(found) is type(expected)
+    assert bool(steps) == native
+
+
+def test_gradients_are_the_modules(steps: list[int]) -> None:
+    model = decoder("llama")
+    optimized = optimize(model)
+    cache = filled(model)
+    embeddings = torch.randn(2, 1, 72, requires_grad=True)
+    optimized(inputs_embeds=embeddings, past_key_values=cache).logits.sum().backward()
+    assert embeddings.grad is not None
+    assert not steps
+
+
+@pytest.mark.parametrize("change", ["hook", "adapter", "weights", "scaled in place", "training"])
+def test_changed_models(change: str, steps: list[int]) -> None:
+    from torch import nn
+
+    optimized = optimize(decoder("llama"), inplace=True)
+    plain = decoder("llama")
+    plain.load_state_dict(optimized.state_dict())
+    cache = filled(plain)
+    next_outputs(optimized, copy.deepcopy(cache))
+    next_outputs(optimized, copy.deepcopy(cache))
+    steps.clear()
+    seen: list[int] = []
+    for model in (optimized, plain):
+        attention = model.model.layers[1].self_attn
+        if change == "hook":
+            attention.register_forward_hook(lambda *_: seen.append(1))
+        elif change == "adapter":
+            attention.q_proj = nn.Sequential(attention.q_proj, nn.LayerNorm(72))
+        elif change == "weights":
+            attention.v_proj.weight = nn.Parameter(attention.v_proj.weight * 2)
+        elif change == "scaled in place":
+            attention.v_proj.weight.data.mul_(2)
+        else:
+            attention.train()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = next_outputs(optimized, copy.deepcopy(cache)).logits
+    expected = next_outputs(plain, copy.deepcopy(cache)).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert bool(steps) == (change in ("weights", "scaled in place"))
+    assert len(seen) == (2 if change == "hook" else 0)
+    lines = [str(it.message) for it in caught if it.category is SlowCallWarning]
+    assert bool(lines) == (change == "adapter")
+    assert all("LlamaForCausalLM: the decode step is not used from now on" in it for it in lines)
+
+
+def test_a_wrong_step_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama")
+    optimized = optimize(model)
+    original = decode_step.DecodeStep._computed
+    computed: list[int] = []
+
+    def wrong(self: Any, call: Any) -> Any:
+        computed.append(1)
+        logits = original(self, call)
+        logits[0, 0, 7] += 1
+        return logits
+
+    monkeypatch.setattr(decode_step.DecodeStep, "_computed", wrong)
+    with pytest.warns(SlowCallWarning, match=r"its result differs from the modules': logits by"):
+        found = optimized.generate(**prompt(1), **OPTIONS)
+    assert computed == [1]
+    torch.manual_seed(0)
+    given = prompt(1)
+    assert torch.equal(optimized.generate(**given, **OPTIONS), model.generate(**given, **OPTIONS))
+    assert found.shape == (1, 33)
+
+
+def test_threads_with_a_cache_each() -> None:
+    model = decoder("qwen2")
+    optimized = optimize(model)
+    prompts = [prompt(1 + at % 2, 5 + at) for at in range(4)]
+    expected = [model.generate(**given, **OPTIONS) for given in prompts]
+    found: dict[int, Any] = {}
+
+    def run(at: int) -> None:
+        for _ in range(3):
+            found[at] = optimized.generate(**prompts[at], **OPTIONS)
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[at], expected[at]) for at in range(4))
+
+
+def test_one_cache_in_two_calls_is_an_error() -> None:
+    optimized = optimize(decoder("llama"))
+    cache = filled(optimized)
+    next_outputs(optimized, cache)
+    with (
+        InUse(cache.layers[0]),
+        pytest.raises(OperatorError, match="a DynamicCache of its own"),
+    ):
+        next_outputs(optimized, cache)
+    next_outputs(optimized, cache)
+
+
+def test_models_without_a_description() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50)).eval()
+    step = explain(optimize(model)).step("decode_step")
+    assert (step.outcome, step.reason) == (
+        PassOutcome.SKIPPED,
+        "it is of no family with a decode step",
+    )
+    other = decoder("llama", hidden_act="gelu")
+    assert "its activation is" in explain(optimize(other)).step("decode_step").reason
+    mixed = decoder("llama")
+    mixed.model.layers[0].mlp.up_proj.to(BF16)
+    assert explain(optimize(mixed)).step("decode_step").reason == "its weights have several dtypes"
+
+
+def test_other_versions_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    step = explain(optimize(decoder("llama"))).step("decode_step")
+    assert step.reason == "transformers 4.57.1 is not one of 5.17 to 5.23"
