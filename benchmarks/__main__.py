@@ -123,6 +123,7 @@ BENCHMARKS = (
     ),
     Benchmark("warmstart", "optimize.warmstart", "--works minilm", modules=MINILM, timeout_s=400),
     Benchmark("priority", "optimize.priority", "--rounds 2", modules=MINILM),
+    Benchmark("generation", "generation", "--quick", modules=("torch", "transformers")),
     Benchmark(
         "int8",
         "int8",

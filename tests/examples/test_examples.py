@@ -251,3 +251,28 @@ def test_streams_answer_as_the_plain_model_does(needs: Callable[[object, str], N
     found = re.search(r"largest difference from the plain model: (\S+)", done.stdout)
     assert found, done.stdout
     assert float(found[1]) < 1e-5
+
+
+@pytest.mark.long
+def test_generate_measures() -> None:
+    done = run_example("generate.py", "--tokens", "4")
+    assert done.returncode == 0, done.stderr
+    first, tokens, first_token, rate = done.stdout.splitlines()
+    assert first == "LlamaForCausalLM: 134,105,856 parameters, bf16, 32 tokens"
+    assert re.fullmatch(r"tokens: \[\d+, \d+, \d+, \d+\] \.\.\.", tokens)
+    assert re.fullmatch(r"first token after \d+\.\d{3} s", first_token)
+    assert re.fullmatch(r"\d+\.\d tokens/s", rate)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--model", "/nowhere"), "--model /nowhere: not a directory with a config.json"),
+        (("--prompt", "x"), "--prompt needs --model: random weights know no words"),
+        (("--tokens", "1"), "--tokens 1: at least 2 are needed"),
+    ],
+)
+def test_generate_refuses_wrong_options(options: tuple[str, ...], problem: str) -> None:
+    done = run_example("generate.py", *options)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"generate.py: error: {problem}"

@@ -173,6 +173,10 @@ class DecodeStep:
                 _extend(layer)
         return self._outputs(logits, call.cache)
 
+    def __reduce__(self) -> Any:
+        """In a copy or pickle of a model, there is None in its place."""
+        return _no_step, ()
+
     def _outputs(self, logits: torch.Tensor, cache: Any) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -323,6 +327,10 @@ class DecodeStep:
             lambda problem: OperatorError(f"the decode step is refused ({problem.name})"),
         )
         return logits
+
+
+def _no_step() -> None:
+    return None
 
 
 def _extend(layer: Any) -> None:

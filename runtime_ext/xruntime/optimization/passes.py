@@ -12,6 +12,7 @@ from torch import nn
 from xlaunch.text import counted
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.decoders import UndescribedError
+from xruntime.generation.large_pages import collapse
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, lowered_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
@@ -194,7 +195,10 @@ def use_decode_step(run: Run) -> str:
     except UndescribedError as error:
         raise SkipPassError(f"{error}") from error
     run.edits.add_undo(lambda: setattr(run.runner, "step", None))
-    return "calls with one token of each sequence are one native call; each first one is compared"
+    pages = ""
+    if run.request.inplace:  # otherwise the original may be short-lived
+        pages = f"; {collapse(run.model.parameters()) / 1e6:.0f} MB of weights are in 2 MiB pages"
+    return f"calls with one token of each sequence are one native call, and the first is compared{pages}"
 
 
 def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:

@@ -67,6 +67,10 @@ MAX_REFUSED_CALLS: Final = 100
 """Maximum number of refused calls; after that a module is left alone for good."""
 
 
+STEP_ATTRIBUTE: Final = "_xruntime_decode_step"
+"""Where a model's step is: it refers to the model, so that a table of steps would keep every model."""
+
+
 class _Thread(threading.local):
     inside = False
     """Whether the thread is in the call of a module for which a decision was made."""
@@ -84,7 +88,6 @@ class _Known:
         self.generating = False
         """Whether it belongs to a language model."""
 
-        self.step: DecodeStep | None = None
         self.parts = False
         """Whether it is left alone and its parts are considered instead."""
 
@@ -164,7 +167,7 @@ class Interception:
             except TypeError:  # it cannot be hashed
                 return self.run(module, *args, **kwargs)
             if known is not None and known.generating and self.active:
-                return self._generating(known, module, args, kwargs)
+                return self._generating(module, args, kwargs)
             if not self.active or (known is not None and known.left):
                 self.thread.inside = known is None or not known.parts
                 return self.run(module, *args, **kwargs)
@@ -188,7 +191,7 @@ class Interception:
         if self._belongs_to_generation(module, kwargs):
             self._serve_generation(known, module)
             if known.generating:
-                return self._generating(known, module, args, kwargs)
+                return self._generating(module, args, kwargs)
             return self.run(module, *args, **kwargs)
         dtype, routed = None, None
         try:
@@ -233,23 +236,27 @@ class Interception:
             return
         known.generating = True
         self._parts.update(part for part in module.modules() if part is not module)
+        kind, step = type(module), ""
         with contextlib.suppress(UndescribedError):
-            known.step = DecodeStep(
-                module, type(module), partial(self._report, type(module).__name__)
-            )
-        step = "" if known.step is None else "each token is one native call; "
+            made = DecodeStep(module, kind, partial(self._report, kind.__name__))
+            vars(module)[STEP_ATTRIBUTE] = made
+            step = "each token is one native call; "
         dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
-        self._say(
-            f"{type(module).__name__}: generates: {step}linears of 1 to 3 rows run by native code, in"
+        line = (
+            f"generates: {step}linears of 1 to 3 rows run by native code, in"
             f" {', '.join(sorted(dtypes))} as the program loads it; nothing is compiled"
         )
+        if (kind, line) not in self._refusals:
+            self._refusals.add((kind, line))
+            self._say(f"{kind.__name__}: {line}")
 
-    def _generating(self, known: _Known, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def _generating(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module's decode step, or the module with its linears of few rows computed by native code."""
         self.thread.generating = True
         try:
-            if known.step is not None and _has_no_hooks(module):
-                return known.step(partial(self.run, module), args, kwargs)
+            step = vars(module).get(STEP_ATTRIBUTE)
+            if step is not None and _has_no_hooks(module):
+                return step(partial(self.run, module), args, kwargs)
             return self.run(module, *args, **kwargs)
         finally:
             self.thread.generating = False

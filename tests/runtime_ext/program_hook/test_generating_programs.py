@@ -15,6 +15,10 @@ from tests.runtime_ext.program_hook.scripts import run_optimized
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("native")]
 
 PROGRAM = """
+import copy
+import gc
+import weakref
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 from transformers.utils import logging
@@ -36,6 +40,12 @@ for model in models:
     loss = model(input_ids=prompt, labels=prompt).loss
     loss.backward()
     print(round(loss.item(), 4), all(it.grad is not None for it in model.parameters()))
+    twin = copy.deepcopy(model)
+    print(torch.equal(twin.generate(prompt, max_new_tokens=5), model.generate(prompt, max_new_tokens=5)))
+gone = weakref.ref(models[0])
+del models, model, twin, linear
+gc.collect()
+print(gone() is None)
 """
 
 
