@@ -43,7 +43,10 @@ def test_rows_have_medians_and_shares(needs: Any) -> None:
 
     rounds = [{"rate": rate, "first_s": 0.5} for rate in (10.0, 40.0, 20.0)]
     case = {
-        "size": "0.5", "batch": 1, "prompt": 32, "weight_bytes": 2_000_000_000,
+        "size": "0.5",
+        "batch": 1,
+        "prompt": 32,
+        "weight_bytes": 2_000_000_000,
         "read_limit_bytes_per_s": [60e9, 80e9],
         "forms": {"eager": [{"rate": 8.0, "first_s": 0.25}], "step": rounds},
     }

@@ -85,11 +85,12 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
     weight, bias = linear.weight, linear.bias
     if type(value) is not torch.Tensor or type(weight) is not nn.Parameter:
         return None
-    if transformed():
+    if torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then
         return None
-    shape = weight.shape
-    count = value.numel()
-    if not 0 < count <= MAX_ROWS * shape[1] or count < value.dim() or value.shape[-1] != shape[1]:
+    shape, count = weight.shape, value.numel()
+    if not 0 < count <= MAX_ROWS * shape[1] or value.dim() < 1 or value.shape[-1] != shape[1]:
+        return None
+    if transformed():
         return None
     dtype = weight.dtype
     if dtype not in _TYPES or shape[0] * shape[1] < MIN_WEIGHTS:

@@ -243,7 +243,7 @@ class Interception:
             step = "each token is one native call; "
         dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         line = (
-            f"generates: {step}linears of 1 to 3 rows run by native code, in"
+            f"{'generates' if generates(module) else 'called by generate()'}: {step}linears of 1 to 3 rows run by native code, in"
             f" {', '.join(sorted(dtypes))} as the program loads it; nothing is compiled"
         )
         if (kind, line) not in self._refusals:
