@@ -189,14 +189,22 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
 
 
 class InUse:
-    """Marks a cache as used by one call. Raises OperatorError if another call uses it."""
+    """Marks a cache as used by one call. Raises OperatorError if another call uses it.
 
-    def __init__(self, layer: Any) -> None:
+    layer
+        The first layer of the cache.
+    positions
+        How many positions it had when the call began.
+    """
+
+    def __init__(self, layer: Any, positions: int) -> None:
         self._layer = layer
+        self._positions = positions
 
     def __enter__(self) -> None:
         with _busy_lock:
-            if self._layer.__dict__.get("_busy"):
+            layer = self._layer
+            if layer.__dict__.get("_busy") or layer.get_seq_length() != self._positions:
                 raise OperatorError(
                     "two calls use one cache at once: give each conversation a DynamicCache of its own"
                 )

@@ -160,13 +160,20 @@ class DecodeStep:
         """Return what `plain(*args, **kwargs)`, the call of the modules, would return."""
         call = None
         if not args and self.dropped is None:
-            call = self._call(kwargs)
+            try:
+                call = self._call(kwargs)
+            except Exception as error:  # noqa: BLE001 - the modules know what is wrong, if anything is
+                self.drop(f"{type(error).__name__}: {error}")
         if call is None:
             return plain(*args, **kwargs)
-        with InUse(call.view.layers[0]):
+        with InUse(call.view.layers[0], call.view.positions):
             capacities = {layer.room().keys.shape[2] for layer in call.view.layers}
             key = (call.view.batch, max(capacities))
-            logits = self._computed(call)
+            try:
+                logits = self._computed(call)
+            except Exception as error:  # noqa: BLE001 - nothing has been changed
+                self.drop(f"{type(error).__name__}: {error}")
+                return plain(*args, **kwargs)
             if key not in self._proved:
                 return self._compared(call, logits, key, plain, kwargs)
             for layer in call.view.layers:

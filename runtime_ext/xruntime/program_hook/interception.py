@@ -24,7 +24,6 @@ import torch
 from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
 from xruntime.generation.decode_step import DecodeStep
-from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.language_models import called_by_generate, generates
 from xruntime.generation.linear_rows import available, few_rows
 from xruntime.optimization.arguments import OptimizeRequest, checked
@@ -237,7 +236,9 @@ class Interception:
         known.generating = True
         self._parts.update(part for part in module.modules() if part is not module)
         kind, step = type(module), ""
-        with contextlib.suppress(UndescribedError):
+        with contextlib.suppress(
+            Exception
+        ):  # an UndescribedError, or what the program's model raises
             made = DecodeStep(module, kind, partial(self._report, kind.__name__))
             vars(module)[STEP_ATTRIBUTE] = made
             step = "each token is one native call; "

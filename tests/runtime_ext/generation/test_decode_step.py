@@ -373,6 +373,22 @@ def test_a_wrong_step_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.shape == (1, 33)
 
 
+def test_a_step_that_fails_leaves_the_call_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("llama")
+
+    def failing(*_: Any) -> Any:
+        raise MemoryError("no memory for a native operator")
+
+    for name in ("_call", "_computed"):
+        with monkeypatch.context() as patch:
+            patch.setattr(decode_step.DecodeStep, name, failing)
+            optimized = optimize(model)
+            given = prompt(2)
+            with pytest.warns(SlowCallWarning, match="MemoryError: no memory"):
+                found = optimized.generate(**given, **OPTIONS)
+        assert torch.equal(found, model.generate(**given, **OPTIONS))
+
+
 def test_threads_with_a_cache_each() -> None:
     model = decoder("qwen2")
     optimized = optimize(model)
@@ -397,7 +413,7 @@ def test_one_cache_in_two_calls_is_an_error() -> None:
     cache = filled(optimized)
     next_outputs(optimized, cache)
     with (
-        InUse(cache.layers[0]),
+        InUse(cache.layers[0], 10),
         pytest.raises(OperatorError, match="a DynamicCache of its own"),
     ):
         next_outputs(optimized, cache)
