@@ -30,7 +30,6 @@ STARTS = {
     ("launcher/xlaunch/cache/use.py", "_detach"): f"the pruner; {SHADOWED}",
     ("launcher/xlaunch/cli/torchrun.py", "_execute"): f"torchrun; {SHADOWED}",
     ("launcher/xlaunch/doctor/checks/libraries.py", "_import"): SHADOWED,
-    ("launcher/xlaunch/doctor/lint/torchfix.py", "run_torchfix"): "a script beside no module",
     ("launcher/xlaunch/environment/optimization.py", "_find_hook"): SHADOWED,
     ("launcher/xlaunch/environment/preload.py", "_try"): f"-I, in the directory /; {SHADOWED}",
     ("launcher/xlaunch/launching.py", "_run_on_other_system"): PROGRAM,

@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -20,9 +16,6 @@ from xlaunch.text import counted, did_you_mean
 
 SCHEMA_VERSION = 1
 FORMATS = ("text", "json", "github")
-
-_PATIENCE_S = 1.0
-"""A check that takes longer shows its progress."""
 
 
 def check_scripts(
@@ -38,16 +31,13 @@ def check_scripts(
         near = did_you_mean(output_format, FORMATS, count=1)
         raise UsageError(f"--output-format {output_format!r} is none of {', '.join(FORMATS)}{near}")
     chosen = {"select": _codes("--select", select), "ignore": _codes("--ignore", ignore)}
-    with _progress() as progress:
-        result = check_paths(paths, hints=hints, progress=progress, **chosen)
+    result = check_paths(paths, hints=hints, **chosen)
     if output_format == "json":
         click.echo(json.dumps(_document(result), indent=2))
     else:
         line = _annotation if output_format == "github" else _line
         for finding in result.findings:
             click.echo(line(finding))
-    for note in result.notes:
-        click.echo(f"note: {note}", err=True)
     click.echo(_summary(result), err=True)
     return 1 if result.findings else 0
 
@@ -128,7 +118,6 @@ def _document(result: LintResult) -> dict[str, Any]:
             "hints_not_shown": result.hidden_hints,
             "skipped": result.skipped,
         },
-        "notes": list(result.notes),
     }
 
 
@@ -139,41 +128,6 @@ def _summary(result: LintResult) -> str:
     if result.hidden_hints:
         parts.append(f"{counted(result.hidden_hints, 'hint')} with --hints")
     return "; ".join(parts)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function that shows how many files are done, on a terminal and after a second; or
-    None.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    started = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        bar: Any = None
-        task: Any = None
-        shown = started
-
-        def update(done: int, total: int) -> None:
-            nonlocal bar, task, shown
-            now = time.monotonic()
-            if now - started < _PATIENCE_S or (now - shown < 0.1 and done < total):
-                return
-            if bar is None:
-                from rich.console import Console
-                from rich.progress import Progress
-
-                # Without a thread of its own: processes are being forked.
-                console = Console(stderr=True)
-                bar = stack.enter_context(
-                    Progress(console=console, auto_refresh=False, transient=True)
-                )
-                task = bar.add_task("checking files", total=total)
-            bar.update(task, completed=done, refresh=True)
-            shown = now
-
-        yield update
 
 
 def _indented(text: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs: frequency, boost, SMT, isolation, what a hypervisor hides, and the instruction set."""
+"""The CPUs: frequency, boost, offline and isolated ones, their topology, and the instruction set."""
 
 from __future__ import annotations
 
@@ -110,18 +110,6 @@ def show_boost(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.OK, "boost is on")
 
 
-def show_smt(facts: Facts) -> Iterator[Finding]:
-    """How many hardware threads a core has."""
-    topology = facts.machine.topology
-    if not topology.cores_known:
-        return
-    most = max(map(len, topology.cores))
-    if most == 1:
-        yield Finding(Severity.OK, "one hardware thread a core")
-    else:
-        yield Finding(Severity.OK, f"SMT: {most} hardware threads a core; xlaunch uses one of them")
-
-
 def show_offline(facts: Facts) -> Iterator[Finding]:
     """CPUs that are present but offline, apart from SMT siblings that were switched off."""
     offline = facts.machine.topology.offline_cpus
@@ -157,24 +145,8 @@ def show_isolated(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def show_hidden_topology(facts: Facts) -> Iterator[Finding]:
-    """Whether a hypervisor hides which CPUs share a core or a cache; and contradictory files."""
-    topology = facts.machine.topology
-    virtual = "hypervisor" in facts.flags
-    flat = len(topology.online_cpus) > 1 and (
-        not topology.cores_known or all(len(core) == 1 for core in topology.cores)
-    )
-    if virtual and flat:
-        missing = "" if topology.l3_groups else " and no L3 cache"
-        yield Finding(
-            Severity.ADVICE,
-            f"a virtual machine shows {counted(len(topology.online_cpus), 'CPU')} without SMT siblings{missing}",
-            "two of these CPUs may be threads of one core, which instances that seem apart would share; "
-            "only the host knows",
-            "virsh edit DOMAIN  # <cpu mode='host-passthrough'><topology .../>",
-        )
-    elif virtual:
-        yield Finding(Severity.OK, "a virtual machine that shows its cores")
+def show_topology(facts: Facts) -> Iterator[Finding]:
+    """Files of the kernel that contradict each other."""
     for note in facts.machine.notes:
         yield Finding(
             Severity.ADVICE,
@@ -238,9 +210,8 @@ def _held_back(variable: str, value: str, could: str) -> Finding:
 CHECKS = (
     Check("frequency-governor", show_governor),
     Check("boost", show_boost),
-    Check("smt", show_smt),
     Check("offline-cpus", show_offline),
     Check("isolated-cpus", show_isolated),
-    Check("hidden-topology", show_hidden_topology),
+    Check("topology", show_topology),
     Check("instruction-set", show_instruction_set),
 )

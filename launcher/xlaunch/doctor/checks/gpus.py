@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs: whether a driver has them, whether their nodes can be opened, and their PCI Express link."""
+"""GPUs: whether a driver has them, and whether their nodes can be opened."""
 
 from __future__ import annotations
 
@@ -99,34 +99,7 @@ def show_nodes(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.OK, f"{', '.join(nodes)} can be opened")
 
 
-def show_link(facts: Facts) -> Iterator[Finding]:
-    """Lanes and power state. The link's speed is lowered while a GPU is idle, its width is not."""
-    for driver, vendor in PCI_DRIVERS:
-        for address in sorted(facts.tree.names(f"/sys/bus/pci/drivers/{driver}")):
-            if ":" not in address:
-                continue
-            directory = f"/sys/bus/pci/drivers/{driver}/{address}"
-            width, most = (
-                facts.tree.read_int(f"{directory}/{name}_link_width") for name in ("current", "max")
-            )
-            power = facts.tree.read(f"{directory}/power_state")
-            named = f"{vendor.value} {address}"
-            if width and most and 0 < width < most <= 32:
-                yield Finding(
-                    Severity.WARNING,
-                    f"{named}: {width} of {most} PCI Express lanes",
-                    f"copies to and from it have {width / most:.0%} of the link's bandwidth "
-                    "(current_link_width, max_link_width)",
-                    f"sudo lspci -vv -s {address} | grep Lnk  # and look at its slot",
-                )
-            elif width and most:
-                speed = facts.tree.read(f"{directory}/current_link_speed") or "?"
-                state = f", power state {power}" if power else ""
-                yield Finding(Severity.OK, f"{named}: {width} lanes at {speed}{state}")
-
-
 CHECKS = (
     Check("gpu-driver", show_driver),
     Check("gpu-nodes", show_nodes, is_live),
-    Check("gpu-link", show_link),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of this process: CPU quota, files, locked memory; and system calls that are refused."""
+"""Limits of this process: CPU quota and open files; and system calls that are refused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.machine.cgroups import ControlGroups, read_counters
-from xlaunch.text import counted, size
+from xlaunch.text import counted
 
 MIN_FILES = 1024
 """The usual soft limit of open files."""
-MIN_LOCKED_BYTES = 8 << 20
-"""The usual limit of locked memory (since Linux 5.16)."""
 
 
 def show_quota(facts: Facts) -> Iterator[Finding]:
@@ -112,25 +110,6 @@ def show_files(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def show_locked_memory(facts: Facts) -> Iterator[Finding]:
-    """The limit of locked memory, which registering memory with a network adapter needs."""
-    limit = _read_limits(facts).get("Max locked memory")
-    if limit is None:
-        return
-    soft = limit[0]
-    found = "locked memory: no limit" if soft is None else f"locked memory: {size(soft)} at most"
-    if soft is None or not facts.tree.names("/sys/class/infiniband"):
-        yield Finding(Severity.OK, found)
-        return
-    yield Finding(
-        Severity.WARNING if soft < MIN_LOCKED_BYTES else Severity.ADVICE,
-        f"{found}, beside an RDMA adapter",
-        "buffers of NCCL and of MPI are locked for the adapter, and a transfer fails at the limit "
-        "(ibv_reg_mr(3), ENOMEM)",
-        "ulimit -l unlimited\ndocker run --ulimit memlock=-1 IMAGE",
-    )
-
-
 def _read_limits(facts: Facts) -> dict[str, tuple[int | None, int | None]]:
     """Soft and hard limits of ``/proc/self/limits``; None: unlimited. See proc_pid_limits(5)."""
     found = {}
@@ -147,5 +126,4 @@ CHECKS = (
     Check("affinity-calls", show_affinity, is_live),
     Check("memory-policy-calls", show_memory_policy, is_live),
     Check("open-files", show_files),
-    Check("locked-memory", show_locked_memory),
 )

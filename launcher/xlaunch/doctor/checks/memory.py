@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: NUMA balancing, huge pages, swap, the limit, and the shared memory of loader workers."""
+"""Memory: huge pages, swap, the limit, and the shared memory of loader workers."""
 
 from __future__ import annotations
 
@@ -26,24 +26,6 @@ fp32 has 37 MiB, and each worker prefetches two."""
 ENOUGH_SHARED_BYTES = 8 << 30
 LARGEST = "ps -eo pid,rss,args --sort=-rss | head"
 """The remedy that always fits: see what fills the memory."""
-
-
-def show_numa_balancing(facts: Facts) -> Iterator[Finding]:
-    """Whether the kernel moves pages between nodes by provoked page faults."""
-    balancing = facts.tree.read_int("/proc/sys/kernel/numa_balancing")
-    nodes = len(facts.machine.topology.numa_nodes)
-    if balancing is None or nodes < 2:
-        return
-    if balancing == 0:
-        yield Finding(Severity.OK, "NUMA balancing is off")
-        return
-    yield Finding(
-        Severity.ADVICE,
-        f"NUMA balancing is on, with {nodes} NUMA nodes",
-        "the kernel unmaps pages and takes the page faults to learn who uses them, for nothing where "
-        "xlaunch has placed threads and memory (kernel, admin-guide/sysctl/kernel.rst)",
-        "sudo sysctl kernel.numa_balancing=0",
-    )
 
 
 def show_huge_pages(facts: Facts) -> Iterator[Finding]:
@@ -210,7 +192,6 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
 
 
 CHECKS = (
-    Check("numa-balancing", show_numa_balancing),
     Check("huge-pages", show_huge_pages),
     Check("swap", show_swap),
     Check("available-memory", show_available),

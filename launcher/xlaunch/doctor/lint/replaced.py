@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL05x: what has been replaced. Removed and deprecated calls of torch in general are TorchFix's."""
+"""XL05x: what has been replaced. For removed and deprecated calls of torch in general there is TorchFix."""
 
 from __future__ import annotations
 

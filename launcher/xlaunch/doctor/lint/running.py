@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
@@ -24,8 +24,6 @@ from xlaunch.doctor.lint.source import (
 )
 from xlaunch.doctor.lint.tensors import check_hints, check_tensors
 from xlaunch.doctor.lint.threads import check_threads
-from xlaunch.doctor.lint.torchfix import CODES as TORCHFIX_CODES
-from xlaunch.doctor.lint.torchfix import run_torchfix
 from xlaunch.errors import UsageError
 from xlaunch.options.settings_files import parse_project, project_files
 from xlaunch.text import did_you_mean
@@ -75,7 +73,6 @@ class LintResult(NamedTuple):
     """Reasons with their counts."""
     hidden_hints: int
     """Hints that would have been found with ``hints``."""
-    notes: tuple[str, ...]
 
 
 def check_paths(
@@ -84,13 +81,11 @@ def check_paths(
     hints: bool = False,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
 ) -> LintResult:
     """Check files and directories.
 
-    `select` and `ignore`, codes or their beginnings, replace those of pyproject.toml.
-    `progress` is called with the number of files that are done and of all. Raises `UsageError`
-    for paths, codes and configurations that cannot be used.
+    `select` and `ignore`, codes or their beginnings, replace those of pyproject.toml. Raises
+    `UsageError` for paths, codes and configurations that cannot be used.
     """
     for codes in (select, ignore):
         check_codes(codes)
@@ -107,35 +102,20 @@ def check_paths(
             )
         tasks.append((path, selections[directory], hints))
     findings: list[ScriptFinding] = []
-    about_torch: list[str] = []
     hidden = 0
-    for done, ((path, _, _), (found, more_hints, problem, has_torch)) in enumerate(
-        zip(tasks, _run(tasks), strict=True), start=1
-    ):
+    for found, more_hints, problem in _run(tasks):
         findings += found
         hidden += more_hints
         if problem:
             skipped[problem] = skipped.get(problem, 0) + 1
-        if has_torch:
-            about_torch.append(path)
-        if progress is not None:
-            progress(done, len(tasks))
-    wants_others = not select or any(one.startswith("TOR") for one in select)
-    others, notes = run_torchfix(about_torch if wants_others else ())
-    chosen = {path: selection for path, selection, _ in tasks}
-    findings += [
-        one
-        for one in others
-        if chosen[one.path].takes(one.code) and not read_source(one.path).is_silenced(one)
-    ]
     order = {path: number for number, path in enumerate(files.paths)}
     findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
-    return LintResult(tuple(findings), len(tasks) - unread, skipped, hidden, notes)
+    return LintResult(tuple(findings), len(tasks) - unread, skipped, hidden)
 
 
 def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
-    """The faults and hints in files, as their projects select them, without TorchFix's.
+    """The faults and hints in files, as their projects select them.
 
     Nothing is found in a file that cannot be read, or whose project has an invalid configuration.
     """
@@ -151,17 +131,13 @@ def check_codes(codes: Sequence[str]) -> None:
     """Raise `UsageError` for a code that is neither a rule's nor the beginning of one."""
     for code in codes:
         known = [rule.code for rule in RULES]
-        if code.startswith("TOR"):
-            if TORCHFIX_CODES.fullmatch(code):
-                continue
-            raise UsageError(f"{code!r} is not a code of TorchFix, such as TOR1 or TOR101")
         if not code or not any(one.startswith(code) for one in known):
             hint = did_you_mean(code.upper(), known, count=2) or f"; they are {', '.join(known)}"
             raise UsageError(f"there is no rule {code!r}{hint}")
 
 
-Outcome = tuple[list[ScriptFinding], int, str, bool]
-"""The findings, the number of hints left out, why the file was skipped, and whether it has torch."""
+Outcome = tuple[list[ScriptFinding], int, str]
+"""The findings, the number of hints left out, and why the file was skipped."""
 
 
 def check_file(task: tuple[str, Selection, bool]) -> Outcome:
@@ -170,13 +146,13 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     try:
         source = read_source(path)
     except SkippedError as error:
-        return [], 0, str(error), False
+        return [], 0, str(error)
     except SyntaxError as error:
         found = syntax_finding(path, error)
-        return [found] if selection.takes(found.code) else [], 0, "", False
+        return [found] if selection.takes(found.code) else [], 0, ""
     text = "\n".join(source.lines)
     if not _SUBJECTS.search(text):
-        return [], 0, "", False
+        return [], 0, ""
     facts = FileFacts(source.tree)
     checks = CHECKS + TORCH_CHECKS if facts.modules() & {"torch", "torchvision", "timm"} else CHECKS
     problems = [problem for check in checks for problem in check(facts)]
@@ -188,7 +164,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     hidden = 0
     if not hints and not selection.select:
         hidden = sum(selection.takes(one.code, hints=True) for one in loud) - len(wanted)
-    return wanted, hidden, "", "torch" in text
+    return wanted, hidden, ""
 
 
 def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:

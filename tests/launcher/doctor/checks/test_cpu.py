@@ -35,11 +35,6 @@ def boost(name: str, value: str) -> Files:
     return files | {f"{CPU_DIRECTORY}/{name}": value}
 
 
-def siblings(*of_each: str) -> Files:
-    """The SMT siblings of each CPU."""
-    return {f"{CPU_DIRECTORY}/cpu{n}/topology/core_cpus_list": it for n, it in enumerate(of_each)}
-
-
 ISOLATED = {f"{CPU_DIRECTORY}/isolated": "2-3"}
 GUEST = {"proc/cpuinfo": "flags : fpu lm hypervisor"}
 
@@ -56,15 +51,11 @@ GUEST = {"proc/cpuinfo": "flags : fpu lm hypervisor"}
         ("boost", boost("intel_pstate/no_turbo", "0"), OK, ""),
         ("boost", boost("cpufreq/boost", "0"), WARNING, "up to 1.40 times here"),
         ("boost", boost("cpufreq/boost", "1"), OK, ""),
-        ("smt", {}, OK, "one hardware thread a core"),
-        ("smt", siblings("0-1", "0-1", "2-3", "2-3"), OK, "2 hardware threads a core"),
         ("offline-cpus", {}, None, ""),
         ("isolated-cpus", ISOLATED, WARNING, "\nxlaunch --cpus 0-1 PROGRAM"),
         ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 2-3"}, WARNING, "\nxlaunch --instances max --ncores 1 PROGRAM"),
         ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 0-1"}, None, ""),
-        ("hidden-topology", GUEST, ADVICE, "4 CPUs without SMT siblings"),
-        ("hidden-topology", {"proc/cpuinfo": "flags : fpu lm"}, None, ""),
-        ("hidden-topology", GUEST | siblings(*["0-3"] * 4), OK, ""),
+        ("topology", GUEST, None, ""),
         ("instruction-set", {"proc/cpuinfo": "flags : lm hypervisor sse4_1"}, WARNING, ""),
         ("instruction-set", {"proc/cpuinfo": "CPU implementer : 0x41\nFeatures : fp asimd sve bf16"}, OK,
          "Arm with asimd, sve, bf16"),

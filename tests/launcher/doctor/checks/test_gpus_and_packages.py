@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from tests.launcher.doctor.checks.made_up import (
-    GPU,
     NVIDIA,
     expect,
     machine,
@@ -144,12 +143,6 @@ def test_companions(version: str, requires: str, expected: Severity, tmp_path: P
 
 DEVICE = "sys/bus/pci/devices/0000:01:00.0"
 CARD = {f"{DEVICE}/class": "0x030200", f"{DEVICE}/vendor": "0x10de"}
-LINK = {
-    **NVIDIA,
-    f"{GPU}/current_link_width": "16",
-    f"{GPU}/max_link_width": "16",
-    f"{GPU}/current_link_speed": "2.5 GT/s PCIe",
-}
 
 
 @pytest.mark.parametrize(
@@ -162,11 +155,9 @@ LINK = {
         ("gpu-driver", CARD | {"sys/bus/pci/drivers/vfio-pci/0000:01:00.0/": ""}, None, ""),
         ("gpu-driver", CARD, None, ""),  # a capture without any driver says nothing
         ("gpu-driver", {**CARD, **NVIDIA, DRIVER: "580.65.06"}, Severity.OK, "NVIDIA: 1, driver 580.65.06"),
-        ("gpu-link", LINK, Severity.OK, "NVIDIA 0000:01:00.0: 16 lanes at 2.5 GT/s PCIe"),
-        ("gpu-link", LINK | {f"{GPU}/current_link_width": "4"}, Severity.WARNING, "25% of the link's bandwidth"),
     ],
 )  # fmt: skip
-def test_driver_and_link(
+def test_driver(
     check: str, files: dict[str, str], severity: Severity | None, said: str, tmp_path: Path
 ):
     expect(check, machine(tmp_path, files), severity, said)

@@ -21,9 +21,8 @@ OK, ADVICE, WARNING, SERIOUS = Severity.OK, Severity.ADVICE, Severity.WARNING, S
 Files = dict[str, str]
 
 
-def nodes(count: int, balancing: str = "") -> Files:
-    files = {"proc/sys/kernel/numa_balancing": balancing} if balancing else {}
-    return files | {f"sys/devices/system/node/node{n}/cpulist": f"{n}" for n in range(count)}
+def nodes(count: int) -> Files:
+    return {f"sys/devices/system/node/node{n}/cpulist": f"{n}" for n in range(count)}
 
 
 def huge_pages(mode: str) -> Files:
@@ -65,16 +64,12 @@ HIGH = {
     for name, text in LOW.items()
 }
 LOWEST = {name: text.replace("4096", "256 ") for name, text in LOW.items()}
-ADAPTER = {"sys/class/infiniband/mlx5_0/": ""}
 RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
 
 
 @pytest.mark.parametrize(
     ("check", "files", "severity", "said"),
     [
-        ("numa-balancing", nodes(2, "1"), ADVICE, ""),
-        ("numa-balancing", nodes(2, "0"), OK, ""),
-        ("numa-balancing", nodes(1, "1"), None, ""),
         ("huge-pages", huge_pages("always madvise [never]"), ADVICE, ""),
         ("huge-pages", huge_pages("always [madvise] never"), OK, ""),
         ("huge-pages", huge_pages("[always] madvise never"), OK, ""),
@@ -92,9 +87,6 @@ RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
         ("open-files", LOW, WARNING, "\nulimit -n 4096"),
         ("open-files", LOWEST, WARNING, "\ndocker run --ulimit nofile=65536 IMAGE"),
         ("open-files", HIGH, OK, ""),
-        ("locked-memory", LOW, OK, ""),
-        ("locked-memory", LOW | ADAPTER, WARNING, ""),
-        ("locked-memory", HIGH | ADAPTER, OK, ""),
         ("first-process", {"proc/1/comm": "python3.12"}, ADVICE, ""),
     ],
 )

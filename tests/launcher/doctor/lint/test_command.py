@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import ask, clean_environment, program, run
+from tests.launcher.cli.commands import ask, program, run
 
 FAULT = "import torch\ntorch.set_num_threads(4)\n"
 SLOW = "import torch\noptimizer = torch.optim.SGD(parameters)\n"
@@ -82,7 +82,7 @@ def test_directories(tmp_path: Path):
         ("--select XL112 a.py", "--select: there is no rule 'XL112'; did you mean"),
         ("--ignore E501 a.py", "--ignore: there is no rule 'E501'"),
         ("--select , a.py", "names no rule"),
-        ("--select TORCH a.py", "'TORCH' is not a code of TorchFix"),
+        ("--select TOR101 a.py", "--select: there is no rule 'TOR101'"),
         ("--output-format jason a.py", "text, json, github; did you mean json?"),
         ("--rule XL01", "there is no rule 'XL01'"),
     ],
@@ -193,29 +193,6 @@ def test_many_files_by_several_processes(tmp_path: Path):
     assert len(lines) == 200
     assert lines == sorted(lines)
     assert done.err == "200 findings in 200 files\n"
-
-
-def test_torchfix(tmp_path: Path):
-    """A stand-in prints what TorchFix 0.7.0 printed for this file, fixes included."""
-    write(tmp_path, a="import torch\nx = torch.load('a')\n" + FAULT, b="x = 1\n")
-    (tmp_path / "bin").mkdir()
-    program(
-        tmp_path / "bin/torchfix",
-        "#!/bin/sh\necho 'a.py:2:5: TOR102 [*] `torch.load` without `weights_only` parameter is unsafe.'\n"
-        "echo '--- a.py'; echo '-x = 1'\necho \"$@\" > arguments\necho 'Finished checking 1 files.' >&2\nexit 1\n",
-    )
-    environment = clean_environment(PATH=f"{tmp_path / 'bin'}:{os.defpath}")
-    done = ask("doctor", "a.py", "b.py", cwd=tmp_path, env=environment)
-    first, second = done.out.decode().splitlines()
-    assert first == "a.py:2:5: TOR102 `torch.load` without `weights_only` parameter is unsafe."
-    assert second.startswith("a.py:4:1: XL041")
-    assert (tmp_path / "arguments").read_text() == f"{tmp_path / 'a.py'}\n"
-    done = ask("doctor", "--ignore", "TOR1,XL041", "a.py", cwd=tmp_path, env=environment)
-    assert (done.code, done.out) == (0, b"")
-    program(tmp_path / "bin/torchfix", "#!/bin/sh\necho broken >&2\nexit 3\n")
-    done = ask("doctor", "a.py", cwd=tmp_path, env=environment)
-    assert "note: TorchFix ended with code 3: broken\n" in done.err
-    assert b"XL041" in done.out
 
 
 def test_without_modules_of_linux_and_without_torch(tmp_path: Path):
