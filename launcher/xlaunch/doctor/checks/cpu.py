@@ -113,9 +113,12 @@ def show_boost(facts: Facts) -> Iterator[Finding]:
 def show_offline(facts: Facts) -> Iterator[Finding]:
     """CPUs that are present but offline, apart from SMT siblings that were switched off."""
     offline = facts.machine.topology.offline_cpus
-    if not offline or facts.tree.read(f"{CPU}/smt/control") in ("off", "forceoff"):
-        return
     online = len(facts.machine.topology.online_cpus)
+    # Siblings may be switched off together, or one by one; an offline CPU does not show its core.
+    control, active = (facts.tree.read(f"{CPU}/smt/{name}") for name in ("control", "active"))
+    without_smt = control in ("off", "forceoff") or (control == "on" and active == "0")
+    if not offline or (without_smt and len(offline) <= online):
+        return
     named = name_numbers("CPU", offline)
     if len(named) > MAX_NAMES:
         named = counted(len(offline), "CPU")
@@ -123,7 +126,7 @@ def show_offline(facts: Facts) -> Iterator[Finding]:
         Severity.ADVICE,
         f"{named} {'is' if len(offline) == 1 else 'are'} offline",
         f"{counted(online, 'CPU')} of {online + len(offline)} can run anything",
-        f"echo 1 | sudo tee {CPU}/cpu{offline[0]}/online",
+        f"sudo chcpu --enable {format_cpu_list(offline)}",
     )
 
 

@@ -22,18 +22,20 @@ def show_quota(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.OK, "no CPU quota")
         return
     asked = facts.environment.get("OMP_NUM_THREADS", "").partition(",")[0]
-    threads = int(asked) if asked.isdecimal() and int(asked) else len(limits.allowed_cpus)
-    counts = "OMP_NUM_THREADS is" if asked.isdecimal() and int(asked) else "torch sees"
+    inherited = asked.isdecimal() and int(asked) > 0
+    threads = int(asked) if inherited else len(limits.allowed_cpus)
+    counts = "OMP_NUM_THREADS is" if inherited else "torch sees"
     if threads <= max(1, quota):
         yield Finding(Severity.OK, f"CPU quota {quota:g}, {counts} {threads}")
         return
     few = max(1, int(quota))
     yield Finding(
         Severity.SERIOUS,
-        f"CPU quota {quota:g}, and {counts} {threads}{'' if asked else ' CPUs'}",
+        f"CPU quota {quota:g}, and {counts} {threads}{'' if inherited else ' CPUs'}",
         f"{threads} busy threads use up each period after {quota / threads:.0%} of it and stop until the "
         f"next (kernel, scheduler/sched-bwc.rst){_throttled(facts)}",
-        f"xlaunch PROGRAM\nexport OMP_NUM_THREADS={few}",
+        # A count that is inherited is kept by xlaunch.
+        f"{'unset OMP_NUM_THREADS; ' if inherited else ''}xlaunch PROGRAM\nexport OMP_NUM_THREADS={few}",
     )
 
 
@@ -106,7 +108,9 @@ def show_files(facts: Facts) -> Iterator[Finding]:
         found,
         "each tensor that a DataLoader's worker hands over holds a descriptor (torch.multiprocessing, "
         "file_descriptor), and a supervised instance of xlaunch 5",
-        f"ulimit -n {most}" if most > soft else "docker run --ulimit nofile=65536 IMAGE",
+        f"ulimit -n {most}"
+        if most >= MIN_FILES
+        else "sudo prlimit --pid $$ --nofile=65536:65536\ndocker run --ulimit nofile=65536 IMAGE",
     )
 
 

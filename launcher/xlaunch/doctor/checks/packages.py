@@ -134,7 +134,10 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
     torch = (_read_torch(facts) or {}).get("__version__") or installed.get("torch")
     if torch is None:
         return
-    torchs = torch.partition("+")[2]
+    public, _, torchs = torch.partition("+")
+    # PyPI's packages have no build in their metadata; their companions are PyPI's, too.
+    from_index = OFFICIAL_BUILD.fullmatch(torchs) and "+" in installed.get("torch", torch)
+    index = f" --index-url {INDEX}/{torchs}" if from_index else ""
     fits = []
     for name in COMPANIONS:
         if name not in installed:
@@ -143,8 +146,12 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
         local = version.partition("+")[2]
         if not _fits(torch, wanted):
             reason = f"it asks for torch{wanted}, and {torch} is installed"
+            # Without --upgrade, torch stays as it is.
+            command = f"pip install torch=={public} {name}"
         elif local and torchs and local != torchs:
             reason = f"it is built for {local}, and torch for {torchs}"
+            # Another build of the same version satisfies pip, and may sort above the right one.
+            command = f"pip install --force-reinstall --no-deps {name}=={version.partition('+')[0]}"
         else:
             fits.append(f"{name} {version}")
             continue
@@ -152,9 +159,7 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             f"{name} {version} does not belong to torch {torch}",
             f"{reason}: its compiled operators may fail to load or crash (its metadata, Requires-Dist)",
-            # torch itself stays: PyPI's build may be one for other devices.
-            f"pip install --upgrade torch=={torch.partition('+')[0]} {name}"
-            + (f" --index-url {INDEX}/{torchs}" if OFFICIAL_BUILD.fullmatch(torchs) else ""),
+            command + index,
         )
     if fits:
         yield Finding(Severity.OK, f"{', '.join(fits)}: for torch {torch}")

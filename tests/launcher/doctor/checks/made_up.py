@@ -65,10 +65,10 @@ def torch_build(
     site: Path, version: str, *, cuda: str | None = None, hip: str | None = None
 ) -> None:
     """The file of torch that says how it was built."""
-    (site / "torch").mkdir()
+    (site / "torch").mkdir(exist_ok=True)
     (site / "torch" / "version.py").write_text(
         "from typing import Optional\n\n__all__ = ['__version__', 'cuda']\n"
         f"__version__ = {version!r}\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
         f"git_version = 'abc'\nhip: Optional[str] = {hip!r}\nxpu: Optional[str] = None\n"
     )
-    (site / f"torch-{version}.dist-info").mkdir()
+    (site / f"torch-{version}.dist-info").mkdir(exist_ok=True)

@@ -82,8 +82,28 @@ def test_offline_cpus(tmp_path: Path):
     off = {f"{CPU_DIRECTORY}/cpu{cpu}/online": "0" for cpu in (2, 3)}
     finding = one("offline-cpus", machine(tmp_path / "off", off, online="0-1"))
     assert finding.found == "CPUs 2-3 are offline"
-    without_smt = off | {f"{CPU_DIRECTORY}/smt/control": "off"}
-    expect("offline-cpus", machine(tmp_path / "smt", without_smt, online="0-1"), None)
+    assert finding.advise == "sudo chcpu --enable 2-3"
+
+
+@pytest.mark.parametrize(
+    ("control", "active", "online", "expected"),
+    [
+        ("off", "0", "0-1", None),
+        ("forceoff", "0", "0-1", None),
+        ("on", "0", "0-1", None),  # siblings were switched off one by one
+        ("on", "1", "0-1", ADVICE),
+        ("notsupported", "0", "0-1", ADVICE),
+        ("off", "0", "0", ADVICE),  # more than the siblings of one core
+    ],
+)
+def test_offline_siblings(
+    control: str, active: str, online: str, expected: Severity | None, tmp_path: Path
+):
+    files = {f"{CPU_DIRECTORY}/cpu{cpu}/online": "0" for cpu in (1, 2, 3)}
+    files |= {f"{CPU_DIRECTORY}/smt/control": control, f"{CPU_DIRECTORY}/smt/active": active}
+    if online == "0-1":
+        del files[f"{CPU_DIRECTORY}/cpu1/online"]
+    expect("offline-cpus", machine(tmp_path, files, online=online), expected)
 
 
 @pytest.mark.parametrize(

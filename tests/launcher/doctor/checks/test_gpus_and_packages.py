@@ -138,7 +138,12 @@ def test_companions(version: str, requires: str, expected: Severity, tmp_path: P
     assert f"torchvision {version}" in finding.found
     if expected is Severity.WARNING:  # the build of torch stays
         index = "--index-url https://download.pytorch.org/whl/cu128"
-        assert finding.advise == f"pip install --upgrade torch==2.8.0 torchvision {index}"
+        install = (
+            "--force-reinstall --no-deps torchvision==0.23.0"
+            if "+" in version
+            else "torch==2.8.0 torchvision"
+        )
+        assert finding.advise == f"pip install {install} {index}"
 
 
 DEVICE = "sys/bus/pci/devices/0000:01:00.0"

@@ -64,6 +64,7 @@ HIGH = {
     for name, text in LOW.items()
 }
 LOWEST = {name: text.replace("4096", "256 ") for name, text in LOW.items()}
+HARDLY_MORE = {name: text.replace("4096", "512 ") for name, text in LOW.items()}
 RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
 
 
@@ -85,7 +86,13 @@ RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
         ("memory-limit", {}, None, ""),
         ("cpu-quota", {}, OK, "no CPU quota"),
         ("open-files", LOW, WARNING, "\nulimit -n 4096"),
-        ("open-files", LOWEST, WARNING, "\ndocker run --ulimit nofile=65536 IMAGE"),
+        (
+            "open-files",
+            LOWEST,
+            WARNING,
+            "\nsudo prlimit --pid $$ --nofile=65536:65536\ndocker run --ulimit nofile=65536 IMAGE",
+        ),
+        ("open-files", HARDLY_MORE, WARNING, "\nsudo prlimit --pid $$ --nofile=65536:65536"),
         ("open-files", HIGH, OK, ""),
         ("first-process", {"proc/1/comm": "python3.12"}, ADVICE, ""),
     ],
@@ -106,6 +113,7 @@ def test_quota_below_the_threads(tmp_path: Path):
     assert severity("cpu-quota", fewer) is Severity.OK
     more = one("cpu-quota", machine(tmp_path / "more", files, OMP_NUM_THREADS="3,1"))
     assert more.found == "CPU quota 2, and OMP_NUM_THREADS is 3"
+    assert more.advise == "unset OMP_NUM_THREADS; xlaunch PROGRAM\nexport OMP_NUM_THREADS=2"
 
 
 LARGEST = "ps -eo pid,rss,args --sort=-rss | head"
