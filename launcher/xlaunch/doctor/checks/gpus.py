@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs: whether a driver has them, and whether their nodes can be opened."""
+"""GPUs: whether a driver has them, their nodes can be opened, and variables leave them."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
@@ -14,7 +15,9 @@ from xlaunch.machine.gpus import (
     VENDORS,
     Vendor,
     read_driver_version,
+    read_gpus,
 )
+from xlaunch.machine.usable_gpus import SYCL, VARIABLES, usable_gpus
 
 INSTALL = {
     Vendor.NVIDIA: "sudo apt-get install nvidia-driver-580",
@@ -23,6 +26,10 @@ INSTALL = {
 }
 GUESTS = ("vfio-pci", "pci-stub", "xen-pciback")
 """Drivers that keep a device for a guest."""
+WITHOUT_GPUS = re.compile(
+    r"(?i)!(level_zero|\*):(gpu|\*)|([\w*]+:(cpu|fpga)|opencl:[^;]*)(;([\w*]+:(cpu|fpga)|opencl:[^;]*))*"
+)
+"""Values of ONEAPI_DEVICE_SELECTOR that leave torch no GPU: it uses those of level_zero."""
 
 
 def show_driver(facts: Facts) -> Iterator[Finding]:
@@ -99,7 +106,25 @@ def show_nodes(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.OK, f"{', '.join(nodes)} can be opened")
 
 
+def show_hidden(facts: Facts) -> Iterator[Finding]:
+    """Whether inherited variables hide every GPU of a vendor from programs."""
+    gpus = read_gpus(facts.tree)
+    for vendor in Vendor:
+        own = [gpu for gpu in gpus if gpu.vendor is vendor]
+        left = usable_gpus(own, facts.environment)
+        without = vendor is Vendor.INTEL and WITHOUT_GPUS.fullmatch(facts.environment.get(SYCL, ""))
+        if own and left.narrowed_by and not left.usable and (without or not left.problem):
+            names = [name for name in VARIABLES if f"{name}=" in left.narrowed_by]
+            yield Finding(
+                Severity.SERIOUS,
+                f"{left.narrowed_by} hides {'the GPU' if len(own) == 1 else 'every GPU'} of {vendor.value}",
+                "torch finds no device, and everything runs on the CPU, whatever torch is built for",
+                f"unset {' '.join(names)}",
+            )
+
+
 CHECKS = (
     Check("gpu-driver", show_driver),
     Check("gpu-nodes", show_nodes, is_live),
+    Check("gpu-variables", show_hidden),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,32 @@ from xlaunch.errors import UsageError
 from xlaunch.planning.request import ProgramRequest
 
 CHILD_TIMEOUT_S = 300.0
+
+OPENMP_FORMS = (
+    (
+        "OMP_NUM_THREADS",
+        re.compile(r"\+?0*[1-9]\d*(\s*,\s*\+?0*[1-9]\d*)*"),
+        "the runtime prints a warning in each process and starts a thread for each CPU",
+    ),
+    (
+        "OMP_PLACES",
+        re.compile(
+            r"(threads|cores|ll_caches|numa_domains|sockets)(\s*\(\s*\d+\s*\))?"
+            r"|!?(\{[^{}]+\}|\d+)[-:\d\s]*(,\s*!?(\{[^{}]+\}|\d+)[-:\d\s]*)*"
+        ),
+        "the runtime prints a warning in each process and ignores it: no thread is bound",
+    ),
+    (
+        "KMP_AFFINITY",
+        re.compile(
+            r"(^|,|(no)?(verbose|warnings|respect|reset|duplicates)|none|disabled|balanced|compact|scatter"
+            r"|explicit|logical|physical|gran(ularity)?=\w+|proclist=(\[[^]]*\]|[\d,{}-]+)|\d|\s)*"
+        ),
+        "Intel's and LLVM's runtimes print a warning in each process and bind no thread",
+    ),
+)
+"""Variables with the forms of their values, and what happens to others: OpenMP 5.2, chapter 21; the
+OpenMP runtime of LLVM, KMP_AFFINITY."""
 
 
 def show_allocator(facts: Facts) -> Iterator[Finding]:
@@ -99,6 +126,38 @@ def show_runtimes(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def show_variables(facts: Facts) -> Iterator[Finding]:
+    """Values of OpenMP's variables that no runtime understands, or that leave CPUs idle."""
+    for name, ignored in _invalid(facts).items():
+        value = facts.environment[name]
+        yield Finding(
+            Severity.WARNING,
+            f"{name}={value} is not a value of that variable",
+            ignored,
+            f"unset {name}",
+        )
+    limits = facts.machine.limits
+    cpus = min(len(limits.allowed_cpus), int(limits.cpu_quota or len(limits.allowed_cpus)))
+    if facts.environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip() == "1" and cpus > 1:
+        yield Finding(
+            Severity.WARNING,
+            f"OMP_NUM_THREADS=1, and {cpus} CPUs may be used",
+            "torch computes with one thread; torchrun and many job scripts set it for programs of several "
+            "processes",
+            "unset OMP_NUM_THREADS",
+        )
+
+
+def _invalid(facts: Facts) -> dict[str, str]:
+    """The variables whose values no runtime understands, and what happens to them."""
+    values = {name: facts.environment.get(name) for name, _, _ in OPENMP_FORMS}
+    return {
+        name: ignored
+        for name, form, ignored in OPENMP_FORMS
+        if (value := values[name]) is not None and not form.fullmatch(value.strip().lower())
+    }
+
+
 def show_binding(facts: Facts) -> Iterator[Finding]:
     """Whether an OpenMP runtime would bind the main thread of programs."""
     assert facts.interpreter is not None
@@ -106,13 +165,14 @@ def show_binding(facts: Facts) -> Iterator[Finding]:
     program = resolve_program(request, facts.environment)
     users = prove_entries(facts.environment, facts.interpreter)
     found = binding_variable({**facts.environment, "LD_PRELOAD": users.value}, program)
-    if found is not None:
+    name = "" if found is None else found.assignment.partition("=")[0]
+    if found is not None and name not in _invalid(facts):
         yield Finding(
             Severity.WARNING,
             f"{found.assignment} binds the main thread of programs to one place, with {found.runtime}",
             "every process and data loader worker that a program starts inherits that mask "
             "(pytorch issues 99625, 91989, 101850)",
-            f"unset {found.assignment.partition('=')[0]}",
+            f"unset {name}",
         )
 
 
@@ -214,6 +274,7 @@ def _can_load(facts: Facts) -> bool:
 CHECKS = (
     Check("allocator", show_allocator, _can_load),
     Check("openmp-runtime", show_runtimes, _can_load),
+    Check("openmp-variables", show_variables),
     Check("openmp-binding", show_binding, _can_load),
     Check(
         "two-openmp-runtimes",

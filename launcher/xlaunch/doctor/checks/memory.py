@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.environment.huge_pages import SYSTEM_MODE_FILE, SystemMode, system_mode
-from xlaunch.machine.cgroups import ControlGroups, read_counters
+from xlaunch.machine.cgroups import ControlGroup, ControlGroups, read_counters
 from xlaunch.text import size
 
 SWAPPED_SHARE = 0.01
@@ -124,6 +124,9 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
         return
     used = _used_below(facts, limit)
     if used is None or used < FULL_SHARE * limit:
+        if past := _past_shortage(facts, limit):
+            yield past._replace(found=f"{found}, {past.found}")
+            return
         yield Finding(Severity.OK, found + (f", {size(used)} in use" if used is not None else ""))
         return
     yield Finding(
@@ -144,20 +147,56 @@ def _raise_limit(facts: Facts, limit: int, wanted: int) -> str:
     return f"docker update --memory {wanted >> 20}m --memory-swap {wanted >> 20}m CONTAINER"
 
 
-def _used_below(facts: Facts, limit: int) -> int | None:
-    """The memory in use by the group that has the limit, without page cache; None if unknown."""
+def _past_shortage(facts: Facts, limit: int) -> Finding | None:
+    """What the group's counters say of earlier programs in it."""
+    group = _group_with(facts, limit)
+    if group is None:
+        return None
+    version_2, tree = group.version == 2, facts.tree
+    events = read_counters(tree, group.file("memory", "events" if version_2 else "oom_control"))
+    peak = tree.read_int(group.file("memory", "peak" if version_2 else "max_usage_in_bytes"))
+    advise = _raise_limit(facts, limit, 2 * limit)
+    if killed := events.get("oom_kill", 0):
+        return Finding(
+            Severity.WARNING,
+            f"and {killed} {'process' if killed == 1 else 'processes'} of the group ended at it",
+            "the kernel killed what needed more memory; its program may have shown no reason (kernel, "
+            "admin-guide/cgroup-v2.rst, memory.events, oom_kill)",
+            advise,
+        )
+    if peak is not None and peak > FULL_SHARE * limit:
+        return Finding(
+            Severity.ADVICE,
+            f"of which {size(peak)} were in use at some time",
+            f"{peak / limit:.0%} of the limit, page cache counted: a little more may end a process of the "
+            "group (kernel, admin-guide/cgroup-v2.rst, memory.peak)",
+            advise,
+        )
+    return None
+
+
+def _group_with(facts: Facts, limit: int) -> ControlGroup | None:
+    """The group of this process that has the limit."""
     tree = facts.tree
     for levels in ControlGroups(tree).enclosing("memory"):
         for group in levels:
             version_2 = group.version == 2
             names = ("max", "high") if version_2 else ("limit_in_bytes",)
-            if limit not in [tree.read_int(group.file("memory", name)) for name in names]:
-                continue
-            used = tree.read_int(group.file("memory", "current" if version_2 else "usage_in_bytes"))
-            stat = read_counters(tree, group.file("memory", "stat"))
-            cached = stat.get("inactive_file" if version_2 else "total_inactive_file", 0)
-            return None if used is None else max(0, used - cached)
+            if limit in [tree.read_int(group.file("memory", name)) for name in names]:
+                return group
     return None
+
+
+def _used_below(facts: Facts, limit: int) -> int | None:
+    """The memory in use by the group that has the limit, without page cache; None if unknown."""
+    group = _group_with(facts, limit)
+    if group is None:
+        return None
+    version_2, tree = group.version == 2, facts.tree
+    used = tree.read_int(group.file("memory", "current" if version_2 else "usage_in_bytes"))
+    stat = read_counters(tree, group.file("memory", "stat"))
+    cached = stat.get("inactive_file" if version_2 else "total_inactive_file", 0)
+    return None if used is None else max(0, used - cached)
 
 
 def show_shared_memory(facts: Facts) -> Iterator[Finding]:

@@ -168,6 +168,37 @@ def test_driver(
     expect(check, machine(tmp_path, files), severity, said)
 
 
+ARC = "sys/bus/pci/drivers/xe/0000:03:00.0"
+INTEL = {f"{ARC}/vendor": "0x8086", f"{ARC}/device": "0x56a0"}
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "names"),
+    [
+        (NVIDIA, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES"),
+        (NVIDIA, {"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES"),
+        (NVIDIA, {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES"),  # there is only 0
+        (INTEL, {"ONEAPI_DEVICE_SELECTOR": "*:cpu"}, "ONEAPI_DEVICE_SELECTOR"),
+        (INTEL, {"ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}, "ONEAPI_DEVICE_SELECTOR"),
+        (INTEL, {"ONEAPI_DEVICE_SELECTOR": "level_zero:*"}, None),
+        (INTEL, {"ONEAPI_DEVICE_SELECTOR": "opencl:cpu;level_zero:gpu"}, None),
+        (INTEL, {"ONEAPI_DEVICE_SELECTOR": "level_zero:0"}, None),
+        (INTEL, {"CUDA_VISIBLE_DEVICES": ""}, None),
+        (NVIDIA, {"CUDA_VISIBLE_DEVICES": "0"}, None),
+        (NVIDIA, {}, None),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, None),
+    ],
+)
+def test_variables_that_hide_gpus(
+    files: dict[str, str], variables: dict[str, str], names: str | None, tmp_path: Path
+):
+    facts = machine(tmp_path, files, **variables)
+    if names is None:
+        assert shown("gpu-variables", facts) == []
+    else:
+        assert one("gpu-variables", facts).advise == f"unset {names}"
+
+
 def test_nodes_that_are_missing(tmp_path: Path, needs):
     needs(not Path("/dev/nvidiactl").exists(), "a machine without NVIDIA's driver")
     facts = machine(tmp_path, NVIDIA)._replace(live=True)

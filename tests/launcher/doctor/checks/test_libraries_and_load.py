@@ -204,3 +204,25 @@ def test_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert severity("shared-memory", facts) is Severity.OK
     monkeypatch.setattr("xlaunch.doctor.checks.memory.MIN_SHARED_BYTES", 1 << 62)
     assert severity("shared-memory", facts) is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "fires"),
+    [
+        *[("OMP_NUM_THREADS", it, True) for it in ("", "0", "abc", "-2", "1", "4,0", "2.5")],
+        *[("OMP_NUM_THREADS", it, False) for it in ("2", "4,1", " 4 ")],
+        *[("OMP_PLACES", it, True) for it in ("bogus", "{0", "core")],
+        *[("OMP_PLACES", it, False) for it in ("cores", "threads(2)", "{0,1},{2,3}", "{0:4}:2:4", "{0},!{1}")],
+        *[("KMP_AFFINITY", it, True) for it in ("bogus", "granularty=fine,compact", "compct,1,0", "granularity=fine,compct", "1" * 60 + "x")],
+        *[("KMP_AFFINITY", it, False) for it in (
+            "granularity=fine,compact,1,0", "none", "disabled", "verbose,scatter", "explicit,proclist=[0,1-3]")],
+    ],
+)  # fmt: skip
+def test_openmp_variables(variable: str, value: str, fires: bool, tmp_path: Path):
+    found = shown("openmp-variables", machine(tmp_path, {}, **{variable: value}))
+    assert [it.advise for it in found] == [f"unset {variable}"] * fires
+
+
+def test_one_thread_on_one_cpu(tmp_path: Path):
+    one_cpu = {"proc/self/status": "Cpus_allowed_list: 2"}
+    assert shown("openmp-variables", machine(tmp_path, one_cpu, OMP_NUM_THREADS="1")) == []

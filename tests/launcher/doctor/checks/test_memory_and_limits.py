@@ -84,6 +84,25 @@ RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
         ("memory-limit", limit(4 * GIB), OK, ""),
         ("memory-limit", limit(GIB // 8), SERIOUS, ""),
         ("memory-limit", {}, None, ""),
+        (
+            "memory-limit",
+            limit(4 * GIB, GIB) | {f"{JOB}/memory.peak": str(GIB * 39 // 10)},
+            ADVICE,
+            "97% of the limit",
+        ),
+        ("memory-limit", limit(4 * GIB, GIB) | {f"{JOB}/memory.peak": str(3 * GIB)}, OK, ""),
+        (
+            "memory-limit",
+            limit(4 * GIB, GIB) | {f"{JOB}/memory.events": "oom 2\noom_kill 2"},
+            WARNING,
+            "2 processes of the group ended",
+        ),
+        (
+            "memory-limit",
+            limit(4 * GIB, GIB) | {f"{JOB}/memory.events": "oom 2\noom_kill 0"},
+            OK,
+            "",
+        ),
         ("cpu-quota", {}, OK, "no CPU quota"),
         ("open-files", LOW, WARNING, "\nulimit -n 4096"),
         (

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.cli.commands import clean_environment, run
-from tests.launcher.doctor.checks.made_up import torch_build
+from tests.launcher.doctor.checks.made_up import NVIDIA, torch_build
 from tests.launcher.machine.trees import cpus, write_files
 
 DOCTOR = (sys.executable, "-m", "xlaunch", "doctor", "--json")
@@ -39,6 +39,22 @@ def test_quota(tmp_path: Path):
     launch = unset.replace("xlaunch PROGRAM", f"{sys.executable} -m xlaunch {shown}")
     env = clean_environment(OMP_NUM_THREADS="12345")
     assert b"12345" not in run(("/bin/sh", "-c", launch), env=env).out
+
+
+@pytest.mark.parametrize(
+    ("check", "variable", "value"),
+    [
+        ("gpu-variables", "CUDA_VISIBLE_DEVICES", "-1"),
+        ("openmp-variables", "OMP_NUM_THREADS", "1"),
+        ("openmp-variables", "KMP_AFFINITY", "bogus"),
+        ("openmp-variables", "OMP_PLACES", "bogus"),
+    ],
+)
+def test_variables(check: str, variable: str, value: str, tmp_path: Path):
+    root = write_files(tmp_path / "machine", {**cpus("0-3"), **NVIDIA})
+    words = ("--sysroot", root, "--python", sys.executable)
+    (found,) = after("", check, words, **{variable: value})
+    assert after(found["advise"], check, words, **{variable: value}) == []
 
 
 def test_open_files(needs):
