@@ -44,7 +44,11 @@ class DoctorCommand(click.Command):
 @click.option("--python", metavar="FILE", help="Machine: the interpreter that is checked.")
 @click.option("--hints", is_flag=True, help="Scripts: also advise on performance.")
 @click.option("--select", metavar="CODES", help="Scripts: only these rules, e.g. XL001,XL03.")
-@click.option("--ignore", metavar="CODES", help="Scripts: not these rules.")
+@click.option(
+    "--ignore",
+    metavar="NAMES",
+    help="Scripts: not these rules. Machine: not these checks, e.g. swap,load.",
+)
 @click.option(
     "--output-format",
     metavar="text|json|github",
@@ -115,11 +119,17 @@ def command(
             ignore=ignore,
             output_format=output_format or ("json" if as_json else "text"),
         )
+    del of_scripts["--ignore"]
     _refuse("without files the machine is checked", of_scripts)
     from xlaunch.cli.doctor_machine import check_machine
 
     return check_machine(
-        sysroot=sysroot, imports=imports, python=python, as_json=as_json, verbose=verbose
+        sysroot=sysroot,
+        imports=imports,
+        python=python,
+        ignore=ignore,
+        as_json=as_json,
+        verbose=verbose,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from xlaunch.cli.topology import show
-from xlaunch.doctor.checks import CheckResult, run_checks
+from xlaunch.doctor.checks import FAMILIES, CheckResult, run_checks
 from xlaunch.doctor.checks.findings import Facts, Severity
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
@@ -22,7 +22,7 @@ from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import Tree
 from xlaunch.planning.drawing import DIM, HEADING, WIDTH, Drawing, Line, Segment
-from xlaunch.text import counted
+from xlaunch.text import counted, did_you_mean
 
 SCHEMA_VERSION = 1
 """Version of ``--json``; raised when a key changes its meaning or is removed."""
@@ -40,6 +40,7 @@ def check_machine(
     sysroot: str | None,
     imports: tuple[str, ...],
     python: str | None,
+    ignore: str | None,
     as_json: bool,
     verbose: bool,
 ) -> int:
@@ -53,6 +54,7 @@ def check_machine(
         raise UsageError(
             "--import: modules are imported on this machine; leave --import or --sysroot out"
         )
+    ignored = _checks(ignore)
     interpreter = None
     if sysroot is None or python is not None:
         interpreter, _ = find_interpreter(python, os.environ)
@@ -60,7 +62,7 @@ def check_machine(
         facts = facts_of(
             machine, os.environ, sysroot=sysroot, interpreter=interpreter, imports=imports
         )
-        results, unavailable = run_checks(facts)
+        results, unavailable = run_checks(facts, ignored)
     if as_json:
         import json
 
@@ -68,6 +70,21 @@ def check_machine(
     else:
         show(draw(results, unavailable, verbose=verbose), ())
     return int(any(result.finding.severity is Severity.SERIOUS for result in results))
+
+
+def _checks(text: str | None) -> tuple[str, ...]:
+    """The names of checks in `--ignore`. Raises `UsageError` for one that does not exist."""
+    names = tuple(word.strip() for word in (text or "").split(",") if word.strip())
+    known = [check.name for checks in FAMILIES.values() for check in checks]
+    if text is not None and not names:
+        raise UsageError(f"--ignore {text!r} names no check; write names such as swap,load")
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known) or f"; they are {', '.join(known)}"
+            raise UsageError(
+                f"--ignore: without files the machine is checked, and it has no check {name!r}{near}"
+            )
+    return names
 
 
 def facts_of(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from xlaunch.doctor.checks import caches, cpu, gpus, libraries, limits, memory, packages, processes
@@ -32,15 +33,17 @@ class CheckResult(NamedTuple):
     finding: Finding
 
 
-def run_checks(facts: Facts) -> tuple[list[CheckResult], list[str]]:
+def run_checks(facts: Facts, ignore: Collection[str] = ()) -> tuple[list[CheckResult], list[str]]:
     """All findings, sorted by severity within groups and between them; and the checks that cannot
-    run here.
+    run here. Checks whose names are in `ignore` are left out.
 
     Raises `UsageError` for a module of `Facts.imports` that does not exist.
     """
     results, unavailable = [], []
     for title, checks in FAMILIES.items():
         for check in checks:
+            if check.name in ignore:
+                continue
             if check.available(facts):
                 found = check.show(facts)
                 results += [CheckResult(title, check.name, finding) for finding in found]

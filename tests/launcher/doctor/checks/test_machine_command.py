@@ -67,6 +67,13 @@ def test_troubled_machine(troubled: str):
     check_golden("troubled", done.out.decode())
 
 
+def test_checks_that_are_ignored(troubled: str):
+    done = ask("doctor", "--ignore", "swap, cpu-quota", "--sysroot", troubled)
+    assert (done.code, done.err) == (0, "")
+    assert b"PID 1" in done.out
+    assert b"swap" not in done.out
+
+
 def test_captured_machine_in_full():
     done = ask("doctor", "-v", "--sysroot", capture_path("2-packages-4-dies-5-nodes-smt-container"))
     assert (done.code, done.err) == (1, "")
@@ -152,6 +159,8 @@ def test_this_machine_without_heavy_imports(tmp_path: Path):
         ("--import a-b", "not a module's name"),
         ("--import=", "not a module's name"),
         ("--import json --sysroot machine", "leave --import or --sysroot out"),
+        ("--ignore swop", "has no check 'swop'; did you mean swap"),
+        ("--ignore ,", "names no check"),
         ("--import no_such_module", "has no module of that name"),
     ],
 )
