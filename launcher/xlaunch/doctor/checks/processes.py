@@ -17,6 +17,8 @@ REAPERS = (
 """Programs, shells among them, that reap children which they did not start."""
 MIN_ZOMBIES = 3
 """Minimum number of zombies that is reported: a few may be reaped at any moment."""
+REAP_S = 0.3
+"""After this time zombies are looked for again: most first processes reap within it."""
 
 
 def show_load(facts: Facts) -> Iterator[Finding]:
@@ -61,7 +63,10 @@ def show_first_process(facts: Facts) -> Iterator[Finding]:
     name = facts.tree.read("/proc/1/comm")
     if name is None:
         return
-    zombies = _zombies(facts)
+    zombies = set(_zombies(facts))
+    if facts.live and len(zombies) >= MIN_ZOMBIES:
+        time.sleep(REAP_S)
+        zombies &= set(_zombies(facts))
     if len(zombies) >= MIN_ZOMBIES and name not in REAPERS:
         yield Finding(
             Severity.WARNING,

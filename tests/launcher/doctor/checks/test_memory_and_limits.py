@@ -231,3 +231,19 @@ def test_first_process_that_does_not_wait(tmp_path: Path):
     assert dead.found == "PID 1 (serve) does not wait for orphans: 3 zombies"
     init = machine(tmp_path / "init", {"proc/1/comm": "systemd", **zombie})
     assert severity("first-process", init) is Severity.OK
+
+
+@pytest.mark.parametrize("reaped", [0, 1, 3])
+def test_zombies_that_are_reaped_meanwhile(
+    reaped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    zombies = {f"proc/{pid}/stat": f"{pid} (a) Z 1 {pid} {pid} 0" for pid in (7, 8, 9)}
+    facts = machine(tmp_path, {"proc/1/comm": "serve", **zombies})._replace(live=True)
+
+    def reap(_: float) -> None:
+        for path in list(zombies)[:reaped]:
+            (tmp_path / path).unlink()
+
+    monkeypatch.setattr("time.sleep", reap)  # the moment between the two looks
+    expected = Severity.OK if reaped else Severity.WARNING
+    assert severity("first-process", facts) is expected
