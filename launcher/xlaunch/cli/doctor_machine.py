@@ -33,6 +33,8 @@ STYLES = {
     Severity.OK: "green",
 }
 INDENT = " " * 11
+PYTHONS = re.compile("python|pypy|graalpy")
+"""How the names of interpreters begin."""
 
 
 def check_machine(
@@ -58,6 +60,11 @@ def check_machine(
     interpreter = None
     if sysroot is None or python is not None:
         interpreter, _ = find_interpreter(python, os.environ)
+        names = [os.path.basename(it) for it in (interpreter, os.path.realpath(interpreter))]
+        if python is not None and not any(map(PYTHONS.match, names)):
+            raise UsageError(
+                f"--python {python}: not a Python interpreter; name one, such as /opt/venv/bin/python"
+            )
     with machine_of(sysroot, None) as machine:
         facts = facts_of(
             machine, os.environ, sysroot=sysroot, interpreter=interpreter, imports=imports

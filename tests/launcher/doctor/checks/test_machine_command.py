@@ -156,6 +156,7 @@ def test_this_machine_without_heavy_imports(tmp_path: Path):
         ("--sysroot file", "not a capture"),
         ("--sysroot none", "no such file or directory"),
         ("--python ./none", "does not exist"),
+        ("--python /bin/ls", "--python /bin/ls: not a Python interpreter"),
         ("--import a-b", "not a module's name"),
         ("--import=", "not a module's name"),
         ("--import json --sysroot machine", "leave --import or --sysroot out"),
