@@ -32,6 +32,10 @@ STARTS = {
     ("launcher/xlaunch/doctor/checks/libraries.py", "_import"): SHADOWED,
     ("launcher/xlaunch/environment/optimization.py", "_find_hook"): SHADOWED,
     ("launcher/xlaunch/environment/preload.py", "_try"): f"-I, in the directory /; {SHADOWED}",
+    (
+        "launcher/xlaunch/environment/start_hook/startup/sitecustomize.py",
+        "hide",
+    ): "the program's own calls, which it wraps",
     ("launcher/xlaunch/launching.py", "_run_on_other_system"): PROGRAM,
     ("launcher/xlaunch/supervision/instance_start.py", "_exec"): PROGRAM,
     ("launcher/xlaunch/supervision/keeper_client.py", "__init__"): f"the keeper; {SHADOWED}",
