@@ -65,6 +65,9 @@ def hide(names: list[str], not_for_dask: list[str]) -> None:
     # Only these pass C's environment on. A fork shares it, which does no harm: its os.environ lacks them.
     os.execv = _with_childrens_environment(os.execv)
     os.system = _with_childrens_environment(os.system)
+    # Without an environment, which subprocess leaves out since Python 3.13, they take C's.
+    os.posix_spawn = _with_childrens_environment(os.posix_spawn)
+    os.posix_spawnp = _with_childrens_environment(os.posix_spawnp)
     os.register_at_fork(after_in_child=_starting.renew)
     try:
         import _posixsubprocess
