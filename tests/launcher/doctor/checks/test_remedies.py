@@ -100,6 +100,8 @@ def test_companions(torch: str, installed: str, right: str, tmp_path: Path):
         wheel(index, "torch", version)
     path = f"{venv}/bin:{os.environ['PATH']}"
     offline = {"PATH": path, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+    # No constraints, and no other index, of whoever runs the tests.
+    offline |= {"PIP_CONSTRAINT": "", "PIP_CONFIG_FILE": os.devnull}
     env = clean_environment(**offline)
     first = run(("pip", "install", "-q", "--no-deps", f"torch=={torch}", f"torchvision=={installed}"), env=env)  # fmt: skip
     assert first.code == 0, first.err
