@@ -14,8 +14,9 @@ struct Share {
   int64_t begin, end;
 };
 
-// Share `number` of `total` items that are divided equally among `shares`.
-inline Share share_of(int64_t total, int64_t number, int64_t shares) {
+// Share `number` of `total` items that are divided equally among `shares`. Static: objects for
+// different instruction sets must not share it.
+static inline Share share_of(int64_t total, int64_t number, int64_t shares) {
   const int64_t size = total / shares, rest = total % shares;
   const int64_t begin = number * size + (number < rest ? number : rest);
   return {begin, begin + size + (number < rest ? 1 : 0)};

@@ -43,11 +43,9 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
     named = [options.get(name) for name in ("sysroot", "synthetic")]
     with machine_of(*named) as machine:
         pass  # the values stay; a capture that comes through a pipe can be read only once
-    if "nproc_per_node" not in options:
+    counts_nodes = "nproc_per_node" not in options
+    if counts_nodes:
         options["nproc_per_node"] = _count_of_nodes(request, machine)
-        if not options.get("quiet"):
-            ranks = f"--nproc-per-node {options['nproc_per_node']}"
-            say(f"note: {ranks}: one rank for each NUMA node, as ipexrun")
     interpreter, _ = find_interpreter(request.program.python, os.environ)
     command = torchrun_command(interpreter, options, typed)
     if options.get("dry_run"):
@@ -70,13 +68,23 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
             found = found._replace(plan=made)
         if request.program.words:
             found = found._replace(environment=_environment_of_ranks(found.plan, request, asked))
+        if counts_nodes:
+            _say_nodes(options)
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
         print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
     threads = _threads_of_ranks(request, machine, options)
+    if counts_nodes:
+        _say_nodes(options)
     _execute(interpreter, command, _environment_of_torchrun(options, threads))
+
+
+def _say_nodes(options: Mapping[str, Any]) -> None:
+    if not options.get("quiet"):
+        ranks = f"--nproc-per-node {options['nproc_per_node']}"
+        say(f"note: {ranks}: one rank for each NUMA node, as ipexrun")
 
 
 def _count_of_nodes(request: Request, machine: Machine) -> int:

@@ -13,7 +13,8 @@ namespace xkernels {
 // Rows of activations are padded to multiples of this, with zeros: at least a vector.
 constexpr int64_t kDecodePadding = 16;
 
-constexpr int64_t padded_size(int64_t size) {
+// Static: objects for different instruction sets must not share it.
+static constexpr int64_t padded_size(int64_t size) {
   return (size + kDecodePadding - 1) / kDecodePadding * kDecodePadding;
 }
 
