@@ -99,7 +99,7 @@ class Claim:
         self._descriptor = _publish(self.lease, namespace)
 
     def settle(self) -> Lease:
-        """Have the cores until the launch ends. Removes records of the user's ended launches.
+        """Take the cores until the launch ends, and remove this user's records of ended launches.
 
         Raises OSError.
         """

@@ -193,7 +193,7 @@ def sharing(
 
 
 def described(lease: Lease) -> Lease:
-    """The lease as it may be shown, with what its user's second file says.
+    """The lease with the program, log directory and metrics from its file of details.
 
     Of another user's launch the program is the name of the process. Another user wrote the record,
     perhaps, and terminals must not obey it.

@@ -91,7 +91,7 @@ def _same(entry: str, library: str) -> bool:
 
 
 class UsersPreloads(NamedTuple):
-    """What of the user's LD_PRELOAD a program will load."""
+    """The entries of an inherited LD_PRELOAD that a program will load."""
 
     value: str
     """LD_PRELOAD without the allocators and OpenMP runtimes that cannot be loaded."""
@@ -102,7 +102,7 @@ class UsersPreloads(NamedTuple):
 def prove_entries(
     environment: Mapping[str, str], prover: str | None, *, keep: bool = False
 ) -> UsersPreloads:
-    """Try the allocators and OpenMP runtimes of the user's LD_PRELOAD, as those that xlaunch would choose.
+    """Try the allocators and OpenMP runtimes in an inherited LD_PRELOAD, as those that xlaunch chooses.
 
     The loader skips an entry that it cannot load, with a line. `prover`: a Python; None: nothing can be
     tried, and all count. `keep`: see `prove_preload`.

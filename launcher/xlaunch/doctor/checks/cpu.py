@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
@@ -13,6 +14,8 @@ from xlaunch.text import counted
 CPU = "/sys/devices/system/cpu"
 MAX_NAMES = 60
 """Maximum characters of a list of CPUs; of a longer one only the number of CPUs is shown."""
+MAX_COMMAND_NAMES = 45
+"""The same, in a command that is shown whole: a longer list needs several commands."""
 OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp")
 """Drivers whose "powersave" does not mean a low frequency: the processor chooses, see
 amd-pstate.rst."""
@@ -122,11 +125,13 @@ def show_offline(facts: Facts) -> Iterator[Finding]:
     named = name_numbers("CPU", offline)
     if len(named) > MAX_NAMES:
         named = counted(len(offline), "CPU")
+    lists = textwrap.wrap(format_cpu_list(offline).replace(",", " "), MAX_COMMAND_NAMES)
+    commands = [f"sudo chcpu --enable {one.replace(' ', ',')}" for one in lists]
     yield Finding(
         Severity.ADVICE,
         f"{named} {'is' if len(offline) == 1 else 'are'} offline",
         f"{counted(online, 'CPU')} of {online + len(offline)} can run anything",
-        f"sudo chcpu --enable {format_cpu_list(offline)}",
+        "\n".join(commands),
     )
 
 

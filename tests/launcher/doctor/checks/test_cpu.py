@@ -85,6 +85,16 @@ def test_offline_cpus(tmp_path: Path):
     assert finding.advise == "sudo chcpu --enable 2-3"
 
 
+def test_many_offline_cpus_take_several_commands(tmp_path: Path):
+    apart = range(5, 200, 2)  # beside the machine's own four
+    off = {f"{CPU_DIRECTORY}/cpu{cpu}/online": "0" for cpu in apart}
+    finding = one("offline-cpus", machine(tmp_path / "off", off, online="0"))
+    commands = [command.rpartition(" ") for command in finding.advise.split("\n")]
+    assert {start for start, _, _ in commands} == {"sudo chcpu --enable"}
+    assert max(len(listed) for _, _, listed in commands) <= 45
+    assert ",".join([listed for _, _, listed in commands]) == ",".join(["1-3", *map(str, apart)])
+
+
 @pytest.mark.parametrize(
     ("control", "active", "online", "expected"),
     [
