@@ -18,6 +18,12 @@ module rounds after each operator. Both are right; they differ by rounding error
 
 The difference is relative to the largest value of an output, because it comes from sums of such
 values: small values can be the result of cancellation.
+
+Where both sides are rounded, single values may differ by more although both sides are right: in MiniLM in
+bf16 the outputs for padding, which nobody uses, by 0.02 to 0.11 of the largest value, as far as stock modules
+differ from fp32 there. The root mean square of all differences is 0.01 of that of the values in each batch. A
+scaling of 2.2 instead of 2 makes both 0.1. So the comparison may allow outliers, as long as the root mean
+square keeps the tolerance.
 """
 
 from __future__ import annotations
@@ -58,12 +64,20 @@ class Difference(NamedTuple):
     tolerance: float
     where: str
 
+    typical: float = 0.0
+    """The root mean square of the differences, divided by that of the values."""
+
+    outliers: float = 1.0
+    """Factor on the tolerance for single values, if `typical` keeps the tolerance."""
+
     other_dtypes: str = ""
     """The outputs that have another floating-point precision in the compiled module; empty if none."""
 
     @property
     def allowed(self) -> bool:
-        return self.relative <= self.tolerance
+        if self.relative <= self.tolerance:
+            return True
+        return self.relative <= self.outliers * self.tolerance and self.typical <= self.tolerance
 
     def __str__(self) -> str:
         if self.relative == 0:
@@ -86,9 +100,10 @@ def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> 
     return next((TOLERANCES[dtype] for dtype in TOLERANCES if dtype in used), 1e-3)
 
 
-def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
-    """Return the largest difference between the tensors of two outputs.
+def difference(expected: Any, seen: Any, tolerance: float, *, outliers: float = 1.0) -> Difference:
+    """Return the largest difference between the tensors of two outputs, of those that are not allowed if any.
 
+    `outliers`: see `Difference`.
     Raises CompilationError if their forms, shapes or dtypes differ, except floating-point precisions,
     which autocast chooses and `other_dtypes` names.
     """
@@ -119,25 +134,30 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
                 other_dtypes.append(
                     f"{place(path)} is {other.dtype} there and {value.dtype} in the eager module"
                 )
-            found.append(Difference(*_distance(value, other), tolerance, place(path)))
-    largest = max(found, key=lambda one: one.relative)
+            absolute, relative, typical = _distance(value, other)
+            where = place(path)
+            found.append(Difference(absolute, relative, tolerance, where, typical, outliers))
+    largest = max(found, key=lambda one: (not one.allowed, one.relative))
     return largest._replace(other_dtypes=", ".join(other_dtypes))
 
 
-def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
-    """Return the largest absolute difference, and the same relative to the largest value."""
+def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float, float]:
+    """Return the largest absolute difference, the same relative to the largest value, and `typical`."""
     if left.numel() == 0 or left.layout is not torch.strided:
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     if not (left.is_floating_point() or left.is_complex()):
         gap = (left.double() - right.double()).abs().max().item()
-        return gap, 0.0 if torch.equal(left, right) else math.inf
+        relative = 0.0 if torch.equal(left, right) else math.inf
+        return gap, relative, relative
     wide = torch.complex128 if left.is_complex() else torch.float64
     left, right = left.to(wide), right.to(wide)
     # NaN and infinity are right where they are in both.
     usual = left.isfinite() & right.isfinite()
     same = usual | (left == right) | (left.isnan() & right.isnan())
-    gap = torch.where(usual, left - right, 0).abs().max().item()
-    if not same.all():
-        return gap, math.inf
-    largest = torch.where(usual, left, 0).abs().max().item()
-    return gap, gap / largest if largest > 0 else (math.inf if gap else 0.0)
+    gaps, values = torch.where(usual, left - right, 0), torch.where(usual, left, 0)
+    gap, largest = gaps.abs().max().item(), values.abs().max().item()
+    if not same.all() or (gap and not largest):
+        return gap, math.inf, math.inf
+    if not gap:
+        return 0.0, 0.0, 0.0
+    return gap, gap / largest, (gaps.norm() / values.norm()).item()

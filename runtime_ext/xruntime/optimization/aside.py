@@ -69,6 +69,9 @@ MAX_RUNNERS: Final = 16
 MAX_COMPARED_SIZES: Final = 4
 """Maximum number of sizes for which a call is compared with the modules."""
 
+OUTLIERS: Final = 4.0
+"""See `accuracy.Difference`: the modules, which the code is compared with, have an error of their own."""
+
 PLAINLY_FASTER: Final = 0.7
 """Code whose one warm call takes this share of the modules' time is not timed again: it is faster on a busy
 machine, too."""
@@ -502,7 +505,9 @@ class _Lane(Lane):
             return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
         made = self.aside.runner.modes.result(outputs.rebuilt(tensors))
         try:
-            found = difference(comparable(expected), comparable(made), self.aside.tolerance)
+            found = difference(
+                comparable(expected), comparable(made), self.aside.tolerance, outliers=OUTLIERS
+            )
         except CompilationError as error:
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"

@@ -36,6 +36,9 @@ from xruntime.threads.torch_modes import transformed
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""
 
+LATER_OUTLIERS: Final = 2.0
+"""See `accuracy.Difference`, after the first call: the largest of more differences is larger."""
+
 MAX_TURNS: Final = 5
 MAX_TRIAL_S: Final = 0.1
 """The module and its form have so many turns, or so long, in the program's calls after the first."""
@@ -112,7 +115,7 @@ class Routed:
                 if compiled_aside(self.optimized) is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)
-                    self.difference = self._compare(expected, outputs, self._tolerance)
+                    self.difference = self._compare(expected, outputs)
                 else:  # `optimize` has compared the modules, and kept code is compared at its first call
                     self.difference = explain(self.optimized).difference
                     self._note_dtypes(expected)
@@ -199,7 +202,7 @@ class Routed:
                 raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
             self._check_unchanged("a call changes it")
             outputs = self._restored(self.optimized(*before[0], **before[1]), ())
-            self._compare(expected, outputs, self._tolerance)
+            self._compare(expected, outputs, outliers=LATER_OUTLIERS)
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
             self.failure = error
@@ -235,12 +238,12 @@ class Routed:
         if change is not None:
             raise NotYetError(f"a call changes it ({change})")
 
-    def _compare(self, expected: Any, outputs: Any, tolerance: float) -> Difference:
+    def _compare(self, expected: Any, outputs: Any, *, outliers: float = 1.0) -> Difference:
         if type(expected) is not type(outputs):
             raise UnfitError(
                 f"its optimized form returns {type(outputs).__name__}, not {type(expected).__name__}"
             )
-        found = difference(expected, outputs, tolerance)
+        found = difference(expected, outputs, self._tolerance, outliers=outliers)
         if not found.allowed:
             raise DifferentError(f"its optimized form computes something else: {found}")
         self._note_dtypes(expected)

@@ -80,3 +80,23 @@ def test_coarsest_precision_in_use_sets_the_tolerance() -> None:
     assert half == TOLERANCES[torch.float16]
     assert tolerance_for(model.bfloat16().parameters(), None) == TOLERANCES[torch.bfloat16]
     assert tolerance_for((), None) == TOLERANCES[torch.float32]
+
+
+def test_outliers_are_allowed_where_the_root_mean_square_is_small() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(32, 40, 64, generator=generator)
+    largest = values.abs().max()
+    padding = values.clone()
+    padding[3, 20] += 0.1 * largest
+    seen = difference(values, padding, 0.05, outliers=4.0)
+    assert (seen.allowed, seen.relative) == (True, pytest.approx(0.1, rel=1e-4))
+    assert 0 < seen.typical < 0.05
+    assert not difference(values, padding, 0.05).allowed
+    assert not difference(values, padding, 0.05, outliers=1.5).allowed
+    # Another scale, and another row, are no outliers, and the output that is wrong is the one that is named.
+    assert not difference(values, 1.1 * values, 0.05, outliers=4.0).allowed
+    swapped = values.clone()
+    swapped[3] = 1.2 * values[4]
+    assert not difference(values, swapped, 0.05, outliers=4.0).allowed
+    wrong = difference([values, values], [padding, 1.06 * values], 0.05, outliers=4.0)
+    assert (wrong.allowed, wrong.where) == (False, "output[1]")
