@@ -6,7 +6,8 @@
 
 Each program does a fixed amount of work, which takes python some seconds, in new processes, in turns under python
 and xlaunch. The time is that of the work; the start-up before it (imports, workers, a first small piece of work) stands
-apart. Peak memory is the largest sum of the resident memory (RSS) of the program's processes, sampled every 50 ms. A
+apart. Peak memory is the sum of the peaks of resident memory (VmHWM) of the program's processes, those that exist at a
+time, at its largest, sampled every 50 ms: what an allocator keeps between peaks does not count. A
 second part repeats it in a control group with a CPU quota, where one can be made.
 
 Goals, for each program: the 95 % confidence interval of the ratio of times ends at 1.05 or below, and the ratio of
@@ -41,7 +42,7 @@ from benchmarks.harness.measurement import (
 from benchmarks.harness.quota import QuotaGroup, make_group
 from benchmarks.harness.turns import ROOT, Times, environment
 from benchmarks.launching.startup import xlaunch_command
-from xlaunch.machine.processes import descendants, read_process
+from xlaunch.machine.processes import descendants
 
 HERE = Path(__file__).parent
 MODULES = {
@@ -49,7 +50,7 @@ MODULES = {
     "grid-search": ("sklearn",),
     "dask": ("dask.array", "distributed"),
     "ray": ("ray", "numpy"),
-    "lightning": ("lightning",),
+    "lightning": ("lightning", "torch"),
     "ddp": ("torch",),
     "dataloader": ("torch",),
     "spawn": ("numpy",),
@@ -59,7 +60,7 @@ MODULES = {
     "openmp": (),
     "gunicorn": ("gunicorn", "numpy"),
 }
-"""The programs, and what each needs. All but two are functions of programs.py."""
+"""The programs, and what each needs. All but two are functions of programs.py or torch_programs.py."""
 
 LIMIT = 1.05
 SIDES = ("python", "xlaunch")
@@ -161,6 +162,8 @@ class Bench:
             settings = ["--config", "python:benchmarks.harmless.gunicorn_settings"]
             module = "benchmarks.harmless.programs:application"
             words = [sys.executable, "-m", "gunicorn", *settings, module]
+        elif "torch" in MODULES[program]:
+            words = [sys.executable, "-m", "benchmarks.harmless.torch_programs", program]
         else:
             words = [sys.executable, str(HERE / "programs.py"), program]
         if side == "xlaunch":
@@ -182,7 +185,7 @@ class Bench:
             )
             try:
                 while process.poll() is None and time.perf_counter() - began < MAX_RUN_S:
-                    peak = max(peak, _resident_bytes(process.pid))
+                    peak = max(peak, _peak_bytes(process.pid))
                     time.sleep(SAMPLE_S)
             finally:
                 with contextlib.suppress(ProcessLookupError):
@@ -203,9 +206,15 @@ def _has_module(name: str) -> bool:
         return False
 
 
-def _resident_bytes(pid: int) -> int:
-    processes = [read_process(it) for it in (pid, *descendants(pid))]
-    return sum([it.rss_bytes for it in processes if it is not None])
+def _peak_bytes(pid: int) -> int:
+    """The sum of the peaks of a process and its descendants so far."""
+    total = 0
+    for process in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process}/status").read_text()
+            kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+            total += 1024 * sum(map(int, kib))  # a zombie has none
+    return total
 
 
 def print_tables(measured: Sequence[Measured]) -> None:
@@ -282,7 +291,7 @@ def main() -> None:
 def write(path: Path | None, measured: Sequence[Measured], absent: dict[str, str]) -> None:
     """Write every raw value so far."""
     raw = {
-        "memory": "largest sum of RSS over the processes of a program, sampled",
+        "memory": "largest sum of VmHWM over the processes of a program, sampled",
         "absent": absent,
         "goals": [line for one in measured for line in one.goals()],
         "programs": [

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from benchmarks.harmless import __main__ as harmless
-from benchmarks.harmless import programs
+from benchmarks.harmless import programs, torch_programs
 from benchmarks.harness.quota import make_group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,12 @@ def test_the_table_has_medians_ratios_and_what_the_start_costs(
 
 
 def test_every_program_names_what_it_needs() -> None:
-    assert set(harmless.MODULES) == {*programs.PROGRAMS, "openmp", "gunicorn"}
+    assert set(harmless.MODULES) == {
+        *programs.PROGRAMS,
+        *torch_programs.PROGRAMS,
+        "openmp",
+        "gunicorn",
+    }
 
 
 def test_a_program_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def contribute_allocator(situation: Situation) -> Contribution:
         given,
         memory_share_bytes=plan.memory_share_bytes,
         threads=threads,
-        huge_pages=glibc_asks(request.thp, system_mode(), glibc, threads=threads),
+        huge_pages=glibc_asks(request.thp, system_mode(), glibc),
     )
     entries = []
     if choice.library is not None:
@@ -233,8 +233,8 @@ def _choose_allocator(
 ) -> _Choice:
     """The profile that `--allocator` asks for, and its library; `problem`: see `_tunables_problem`.
 
-    `given`: with those entries of LD_PRELOAD that can be loaded. `auto` preloads into Python programs only.
-    It preloads nothing if the user has chosen, by an allocator in LD_PRELOAD, which is kept, by glibc's
+    `given`: with those entries of LD_PRELOAD that can be loaded. `auto` preloads only into Python
+    programs that load torch. It preloads nothing if the user has chosen, by an allocator in LD_PRELOAD, which is kept, by glibc's
     tunables, or by the variables that glibc had before those.
     """
     tuned = [f"{name}={given[name]}" for name in GLIBC_VARIABLES if given.get(name)]
@@ -253,6 +253,12 @@ def _choose_allocator(
         chosen = "glibc.malloc" in given.get(TUNABLES, "")
         if sys.platform != "linux" or program.interpreter is None or chosen:
             return _Choice(choose_profile(AUTO, glibc=glibc), left_alone=problem)
+        from xlaunch.environment.imports import loads_torch
+
+        if not loads_torch(program, given):
+            profile = choose_profile(AUTO, glibc=glibc)
+            reason = f"{profile.reason} (no import of torch is seen, for which auto takes {AUTO_LIBRARY})"
+            return _Choice(profile._replace(reason=reason), left_alone=problem)
         from xlaunch.environment.preload import find_preloadable
 
         tried = find_preloadable("--allocator auto", AUTO_LIBRARY, program, given, keep=keep)

@@ -17,9 +17,6 @@ from xlaunch.planning.request import HugePages
 SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 HUGETLB_SINCE = (2, 35)
 """First version of glibc with glibc.malloc.hugetlb."""
-MIN_THREADS = 16
-"""Minimum threads of an instance whose malloc requests huge pages by itself. They spare many cores
-misses of the TLB; with two threads, `benchmarks/allocators` was slower with them on short sentences."""
 
 
 class SystemMode(enum.Enum):
@@ -41,13 +38,10 @@ def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
         return SystemMode.UNKNOWN
 
 
-def glibc_asks(
-    asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None, *, threads: int
-) -> bool:
-    """Whether glibc's malloc should request huge pages in an instance of so many threads."""
-    if glibc is None or glibc < HUGETLB_SINCE or mode is not SystemMode.MADVISE:
-        return False
-    return asked is HugePages.ALWAYS or (asked is HugePages.AUTO and threads >= MIN_THREADS)
+def glibc_asks(asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None) -> bool:
+    """Whether glibc's malloc should request huge pages."""
+    has_tunable = glibc is not None and glibc >= HUGETLB_SINCE
+    return asked is HugePages.ALWAYS and mode is SystemMode.MADVISE and has_tunable
 
 
 def contribute_pages(situation: Situation) -> Contribution:

@@ -100,26 +100,30 @@ def test_preloaded_allocator_has_the_pages_again(profile: str, needs: Callable[.
     assert faults_of_late_rounds(profile) < 0.05 * PAGES
 
 
-def preload_of(program: str = sys.executable, **variables: str) -> tuple[str, bool]:
+LOADS_TORCH = (sys.executable, "-c", "import torch")
+
+
+def preload_of(*program: str, **variables: str) -> tuple[str, bool]:
     """The name of what is preloaded under `--allocator auto`, and whether glibc is tuned."""
     env = clean_environment(**variables)
-    told = json.loads(ask("env", "--format", "json", program, env=env).out)["environment"]
+    told = json.loads(ask("env", "--format", "json", "--", *program, env=env).out)["environment"]
     return os.path.basename(told.get("LD_PRELOAD", "")), "GLIBC_TUNABLES" in told
 
 
-def test_auto_is_an_installed_tcmalloc_and_else_tuned_glibc(needs):
+def test_auto_is_an_installed_tcmalloc_for_torch_and_else_tuned_glibc(needs):
     library = find_library("tcmalloc", sys.prefix, os.environ)
     assert preload_of("/bin/sh") == ("", True)
+    assert preload_of(sys.executable, "-c", "import json") == ("", True)
     needs(library, "tcmalloc (Debian: libtcmalloc-minimal4)")
     name = os.path.basename(library.path)
-    assert preload_of() == (name, False)
-    assert preload_of(GLIBC_TUNABLES="glibc.malloc.arena_max=3") == ("", True)
+    assert preload_of(*LOADS_TORCH) == (name, False)
+    assert preload_of(*LOADS_TORCH, GLIBC_TUNABLES="glibc.malloc.arena_max=3") == ("", True)
 
 
 def test_auto_adds_nothing_to_an_allocator_that_the_user_preloads(needs):
     library = find_library("jemalloc", None, {})
     needs(library, "jemalloc (Debian: libjemalloc2)")
-    assert preload_of(LD_PRELOAD=library.path) == ("", False)
+    assert preload_of(*LOADS_TORCH, LD_PRELOAD=library.path) == ("", False)
 
 
 def tuned(

@@ -41,22 +41,20 @@ def test_system_mode(mode, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "mode", "glibc", "threads", "asks"),
+    ("asked", "mode", "glibc", "asks"),
     [
-        (HugePages.AUTO, SystemMode.MADVISE, (2, 36), 16, True),
-        (HugePages.AUTO, SystemMode.MADVISE, (2, 36), 15, False),
-        (HugePages.ALWAYS, SystemMode.MADVISE, (2, 36), 1, True),
-        (HugePages.AUTO, SystemMode.MADVISE, (2, 34), 64, False),
-        (HugePages.AUTO, SystemMode.MADVISE, None, 64, False),
-        (HugePages.AUTO, SystemMode.ALWAYS, (2, 36), 64, False),
-        (HugePages.AUTO, SystemMode.NEVER, (2, 36), 64, False),
-        (HugePages.MADVISE, SystemMode.MADVISE, (2, 36), 64, False),
-        (HugePages.NEVER, SystemMode.MADVISE, (2, 36), 64, False),
-        (HugePages.ALWAYS, SystemMode.MADVISE, (2, 36), 64, True),
+        (HugePages.AUTO, SystemMode.MADVISE, (2, 36), False),
+        (HugePages.ALWAYS, SystemMode.MADVISE, (2, 36), True),
+        (HugePages.ALWAYS, SystemMode.MADVISE, (2, 34), False),
+        (HugePages.ALWAYS, SystemMode.MADVISE, None, False),
+        (HugePages.ALWAYS, SystemMode.ALWAYS, (2, 36), False),
+        (HugePages.ALWAYS, SystemMode.NEVER, (2, 36), False),
+        (HugePages.MADVISE, SystemMode.MADVISE, (2, 36), False),
+        (HugePages.NEVER, SystemMode.MADVISE, (2, 36), False),
     ],
 )
-def test_when_glibc_asks(asked, mode, glibc, threads, asks):
-    assert glibc_asks(asked, mode, glibc, threads=threads) is asks
+def test_when_glibc_asks(asked, mode, glibc, asks):
+    assert glibc_asks(asked, mode, glibc) is asks
 
 
 def test_always_asks_by_torch_too_and_says_when_it_is_in_vain():
