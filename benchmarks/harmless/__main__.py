@@ -2,13 +2,13 @@
 """Compare time and peak memory of programs of many kinds behind xlaunch with those under plain python.
 
     python -m benchmarks.harmless
-    python -m benchmarks.harmless --programs joblib dask --seconds 60 --quota 0 --json harmless.json
+    python -m benchmarks.harmless --programs joblib dask --seconds 60 --quota 0 2 --json harmless.json
 
 Each program does a fixed amount of work, which takes python some seconds, in new processes, in turns under python
 and xlaunch. The time is that of the work; the start-up before it (imports, workers, a first small piece of work) stands
 apart. Peak memory is the sum of the peaks of resident memory (VmHWM) of the program's processes, those that exist at a
-time, at its largest, sampled every 50 ms: what an allocator keeps between peaks does not count. A
-second part repeats it in a control group with a CPU quota, where one can be made.
+time, at its largest, sampled every 50 ms: what an allocator keeps between peaks does not count. It
+is repeated in a control group with a CPU quota, where one can be made.
 
 Goals, for each program: the 95 % confidence interval of the ratio of times ends at 1.05 or below, and the ratio of
 peak memory is at most 1.05.
@@ -141,7 +141,7 @@ class Bench:
         self, program: str, quota: float, seconds: float, run_s: float, pairs: int
     ) -> Iterator[Measured]:
         """Yield the runs so far after each pair, until both sides have run for `seconds`."""
-        group = self._group if quota else None
+        group = self._group
         first = self._run("python", program, 1, group)  # reads files into memory, too
         units = max(1, round(run_s / first.work_s))
         self._run("xlaunch", program, units, group)
@@ -249,26 +249,28 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of each program and side (default 20)"
     )
-    parser.add_argument("--quota", type=float, default=cpus / 2, metavar="CPUS",
-                        help="CPU quota of the second part, 0 for none; default: half of the CPUs")  # fmt: skip
+    parser.add_argument("--quota", type=float, nargs="+", default=[0.0, cpus / 2], metavar="CPUS",
+                        help="CPU quotas, 0 for none; default: 0, and half of the CPUs")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="three short pairs of each program")
     asked = parser.parse_args()
-    if not (asked.quota == 0 or 0.01 <= asked.quota <= cpus):
-        parser.error(f"--quota {asked.quota:g}: 0, or 0.01 to {cpus} CPUs")
+    for quota in asked.quota:
+        if not (quota == 0 or 0.01 <= quota <= cpus):
+            parser.error(f"--quota {quota:g}: 0, or 0.01 to {cpus} CPUs")
     lengths = (0.0, 0.5, 3) if asked.quick else (asked.seconds, 2.5, 5)
     measured: list[Measured] = []
     absent: dict[str, str] = {}
     print(machine_line())
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="harmless-"))
-        group = make_group(asked.quota) if asked.quota else None
-        if group is not None:
-            stack.callback(group.remove)
-        elif asked.quota:
-            absent[f"quota {asked.quota:g}"] = "no control group for CPU time can be made"
-        bench = Bench(Path(directory), group)
         stack.enter_context(until_stopped())
-        for quota in [0.0] if group is None else [0.0, asked.quota]:
+        for quota in asked.quota:
+            group = make_group(quota) if quota else None
+            if group is not None:
+                stack.callback(group.remove)
+            elif quota:
+                absent[f"quota {quota:g}"] = "no control group for CPU time can be made"
+                continue
+            bench = Bench(Path(directory), group)
             for name in asked.programs:
                 if reason := bench.obstacle(name):
                     absent[name] = reason
