@@ -1,37 +1,45 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compare ways to generate tokens: eager transformers, xruntime's, and a static cache with torch.compile.
+"""Compare ways to generate tokens: eager transformers, xruntime's, llama.cpp's, and a compiled model.
 
     python -m benchmarks.generation --quick
-    python -m benchmarks.generation --size 0.5 --threads 16 --json generation.json
-    python -m benchmarks.generation --size 0.1 0.5 1.2 --batch 1 4 --prompt 32 2048 --form eager linears step
+    python -m benchmarks.generation --size 0.5 --cpus 2 16 --limit-s 240 --json generation.json
+    python -m benchmarks.generation --size 0.5 --quota 4 --conversations 1 2 --form eager step
 
-Models are of Qwen2's kind, with random weights in bf16, built from their configuration: nothing is
-downloaded. Every form generates the same number of tokens in each round, interleaved. Tokens a second are
-those after the first one. The read limit is measured in each round, too: the best rate of a sum over
-1 GB and of a linear of one row, in pages of 2 MiB; its share is of the weights' bytes, which every token reads.
+Models are of Qwen2's kind, with random weights in bf16: nothing is downloaded. Each form has a process of
+its own, which loads the same weights from files; rounds are interleaved. Tokens a second are those of each
+sequence after the first token; of several conversations at once, their sum. The read limit is measured in
+each round, too: the best rate of a sum over 1 GB and of a linear of one row, in pages of 2 MiB. Its share
+is of the weights' bytes, which every token reads. A model's memory is the most that was resident,
+less what was before loading, in times its weights; pages of the file that are mapped count, too.
 
-Forms: `eager`; `linears`, xruntime with native linears of few rows only; `step`, xruntime's decode step, with
-weights in pages of 2 MiB; `compiled`, a static cache and torch.compile with frozen weights, whose compilation is not counted.
+Forms: `eager`; `linears`, xruntime's native linears of few rows only; `step`, xruntime's decode step with
+`inplace=True`; `step-shared`, the same without; `llama.cpp`, in bf16, left out where its bindings and `gguf` are not
+installed; `compiled`, a static cache and torch.compile with frozen weights, which is long to compile and has to be named.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import gc
+import contextlib
+import itertools
+import json
 import os
+import selectors
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
-from torch import nn
 
+from benchmarks.generation.models import SIZES, can_save_gguf, save
 from benchmarks.harness.measurement import (
     in_turn,
     machine_line,
@@ -40,231 +48,261 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
-from xruntime import optimize
-from xruntime.generation.large_pages import collapse
-from xruntime.generation.linear_rows import linear_rows
+from benchmarks.harness.quota import QuotaGroup, make_group
 
-SIZES = {
-    "tiny": {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "vocab_size": 4096,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    },
-    "0.1": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "vocab_size": 49152,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
-    "0.5": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "vocab_size": 151936,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-    },
-    "1.2": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "vocab_size": 128256,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-}
-"""By billions of parameters."""
-
-FORMS = ("eager", "linears", "step", "compiled")
-READ_BYTES = 1 << 30
-GEMV_SHAPE = (131072, 4096)
+FORMS = ("eager", "linears", "step", "step-shared", "llama.cpp", "compiled")
+READ_LIMIT = "read limit"
+END_S = 10
+HEADER = (
+    "case",
+    "tokens/s",
+    "times eager",
+    "of the read limit",
+    "first token, s",
+    "loading, s",
+    "memory",
+)
 
 
-class Measured(NamedTuple):
-    """One call of a form in one round."""
-
-    first_s: float
-    """Seconds to the first token."""
-    rate: float
-    """Tokens a second of each sequence, after the first."""
+class FailedError(Exception):
+    """A process of a form has ended, or did not answer in time."""
 
 
-def new_model(size: str) -> Any:
-    """Return a model of that size in bf16."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+class Form:
+    """The process of a form. Raises FailedError."""
 
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        config = Qwen2Config(**SIZES[size], tie_word_embeddings=True, max_position_embeddings=16384)
-        model = Qwen2ForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    model.generation_config.pad_token_id = 0
-    model.generation_config.eos_token_id = None
-    return model
+    def __init__(self, command: Sequence[str], cpus: set[int], limit_s: float) -> None:
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cpus)
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        finally:
+            os.sched_setaffinity(0, allowed)
+        self.started: dict[str, Any] = self._answer(limit_s)
+
+    def ask(self, request: dict[str, int], limit_s: float) -> dict[str, Any]:
+        """Measure one call."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `_answer` reports it
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer(limit_s)
+
+    def _answer(self, limit_s: float) -> dict[str, Any]:
+        output = self._process.stdout
+        assert output is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            line = output.readline() if selector.select(max(1.0, limit_s)) else None
+        if line:
+            return dict(json.loads(line))
+        if line is None:
+            self.end()
+            raise FailedError("took too long")
+        raise FailedError(f"ended with status {self._process.wait(END_S)}")
+
+    def end(self) -> None:
+        """End it; it may have ended."""
+        self._process.kill()
+        self._process.communicate(timeout=END_S)
 
 
-Generate = Callable[[torch.Tensor, int], Any]
+class Place(NamedTuple):
+    """Where the processes of a cell run."""
+
+    name: str
+    cpus: set[int]
+    group: QuotaGroup | None
+    threads: int
+    """0: torch's default."""
+
+    def command(self, form: str, directory: Path) -> list[str]:
+        module = [sys.executable, "-m", "benchmarks.generation.form"]
+        command = [*module, form, str(directory), str(self.threads)]
+        return command if self.group is None else self.group.inside(command)
 
 
-def form_of(model: Any, form: str) -> Generate:
-    """Return a function that generates that many tokens."""
-    options: dict[str, Any] = {}
-    if form == "compiled":
-        import torch._inductor.config as inductor
+class Cell:
+    """A size at a place: starts the forms, and measures each case in interleaved rounds."""
 
-        inductor.freezing = True
-        model = copy.deepcopy(model)
-        model.forward = torch.compile(model.forward, dynamic=None)
-        options = {"cache_implementation": "static", "disable_compile": True}
-    elif form == "linears":
-        model = optimize(model, passes={"decode_step": False})
-    elif form == "step":
-        model = optimize(copy.deepcopy(model), inplace=True)
+    def __init__(self, size: str, place: Place, options: argparse.Namespace) -> None:
+        self._size, self._place, self._options = size, place, options
+        self._ends = time.monotonic() + options.limit_s
+        self._forms: dict[str, Form] = {}
 
-    def generate(ids: torch.Tensor, tokens: int) -> Any:
-        with torch.inference_mode():
-            return model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                **options,
+    def _left_s(self) -> float:
+        return self._ends - time.monotonic()
+
+    def run(self, directory: Path, weight_bytes: int) -> Iterator[dict[str, Any]]:
+        """Measure; yield the raw values of each case."""
+        try:
+            for form in (READ_LIMIT, *self._options.form):
+                with self._failures(form):
+                    command = self._place.command(form, directory)
+                    self._forms[form] = Form(command, self._place.cpus, self._left_s())
+            options = self._options
+            for prompt, batch, conversations in itertools.product(
+                options.prompt, options.batch, options.conversations
+            ):
+                request = {"batch": batch, "prompt": prompt, "tokens": options.tokens}
+                request["conversations"] = conversations
+                case = self._case(request)
+                if any(len(rounds) > 1 for rounds in case["forms"].values()):
+                    yield {**case, "weight_bytes": weight_bytes}
+        finally:
+            for one in self._forms.values():
+                one.end()
+
+    @contextlib.contextmanager
+    def _failures(self, form: str) -> Iterator[None]:
+        """Report that a form failed, and go on without it."""
+        try:
+            yield
+        except FailedError as error:
+            self._forms.pop(form, None)
+            print(
+                f"{self._size} B, {self._place.name}: {form} {error}", file=sys.stderr, flush=True
             )
 
-    return generate
-
-
-def measured(generate: Generate, ids: torch.Tensor, tokens: int) -> Measured:
-    """Time one call for a single token, and one for all."""
-    began = time.perf_counter()
-    generate(ids, 1)
-    middle = time.perf_counter()
-    generate(ids, tokens)
-    first_s, all_s = middle - began, time.perf_counter() - middle
-    return Measured(first_s, (tokens - 1) / max(all_s - first_s, 1e-9))
-
-
-class ReadLimit:
-    """Measures how fast memory is read, in bytes a second."""
-
-    def __init__(self, size: int) -> None:
-        self._values = torch.ones(size // 8, dtype=torch.int64)
-        rows = min(GEMV_SHAPE[0], size // 2 // GEMV_SHAPE[1])
-        self._weight = nn.Parameter(torch.ones(rows, GEMV_SHAPE[1]).bfloat16(), requires_grad=False)
-        self._row = torch.ones(1, GEMV_SHAPE[1]).bfloat16()
-        collapse((self._values, self._weight))
-
-    def measure(self) -> float:
-        """Return the best of both ways, of two calls each."""
-        found = []
-        for _ in range(2):
-            for call, read in (
-                (self._values.sum, self._values.nbytes),
-                (lambda: linear_rows(self._row, self._weight, None), self._weight.nbytes),
-            ):
-                began = time.perf_counter()
-                call()
-                found.append(read / (time.perf_counter() - began))
-        return max(found)
-
-
-def measure_case(
-    model: Any, size: str, batch: int, prompt: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Measure all forms with one prompt; the raw values of each round."""
-    ids = torch.randint(3, 1000, (batch, prompt), generator=torch.Generator().manual_seed(1))
-    forms = {form: form_of(model, form) for form in options.form}
-    prepared_s = {}
-    for form, generate in forms.items():
-        began = time.perf_counter()
-        generate(ids, 2)
-        generate(ids, options.tokens)
-        prepared_s[form] = time.perf_counter() - began
-    limit = ReadLimit(options.read_bytes)
-    limits: list[float] = []
-    values: dict[str, list[Measured]] = {form: [] for form in forms}
-    for number in range(options.rounds):
-        limits.append(limit.measure())
-        for form in in_turn(list(forms), number):
-            values[form].append(measured(forms[form], ids, options.tokens))
-    return {
-        "size": size,
-        "batch": batch,
-        "prompt": prompt,
-        "tokens": options.tokens,
-        "weight_bytes": sum(one.nbytes for one in model.parameters()),
-        "read_limit_bytes_per_s": limits,
-        "prepared_s": prepared_s,
-        "forms": {form: [one._asdict() for one in rounds] for form, rounds in values.items()},
-    }
+    def _case(self, request: dict[str, int]) -> dict[str, Any]:
+        """Measure one case. The first value of each form, a warm-up, has its first call."""
+        values: dict[str, list[dict[str, Any]]] = {form: [] for form in self._options.form}
+        limits: list[float] = []
+        for number in range(self._options.rounds + 1):
+            for form in in_turn(list(self._forms), number) if self._forms else ():
+                left_s = self._left_s()
+                if left_s <= 0 or (form == "llama.cpp" and request["conversations"] > 1):
+                    continue
+                with self._failures(form):
+                    answer = self._forms[form].ask(request, left_s)
+                    if form == READ_LIMIT:
+                        limits.append(answer["bytes_per_s"])
+                    else:
+                        values[form].append(answer)
+        started = {form: one.started for form, one in self._forms.items() if form != READ_LIMIT}
+        return {
+            "size": self._size,
+            "place": self._place.name,
+            **request,
+            "read_limit_bytes_per_s": limits,
+            "started": started,
+            "forms": {form: rounds for form, rounds in values.items() if rounds},
+        }
 
 
 def rows_of(case: dict[str, Any]) -> list[list[str]]:
     """The lines of the table for one case."""
-    limit = max(case["read_limit_bytes_per_s"])
-    medians = {
-        form: [statistics.median(one[name] for one in rounds) for name in ("rate", "first_s")]
-        for form, rounds in case["forms"].items()
-    }
-    base = medians.get("eager")
-    rows = []
-    for form, (rate, first_s) in medians.items():
-        times = "-" if base is None else f"{rate / base[0]:.2f}"
-        share = rate * case["weight_bytes"] / limit
-        name = f"{case['size']} B, batch {case['batch']}, prompt {case['prompt']}: {form}"
-        rows.append([name, f"{rate:.1f}", times, f"{share:.0%}", f"{first_s:.3f}"])
+    limit = max(case["read_limit_bytes_per_s"], default=float("inf"))
+    name = f"{case['size']} B, {case['place']}, batch {case['batch']}, prompt {case['prompt']}"
+    if case["conversations"] > 1:
+        name += f", {case['conversations']} at once"
+    rows, base = [], None
+    for form, rounds in case["forms"].items():
+        later = rounds[1:]
+        if not later:
+            continue
+        rate, first_s = (
+            statistics.median(one[key] for one in later) for key in ("rate", "first_s")
+        )
+        base = rate if form == "eager" else base
+        times = "-" if base is None else f"{rate / base:.2f}"
+        started = case["started"].get(form)
+        load_s, memory = "-", "-"
+        if started is not None:
+            load_s = f"{started['load_s']:.2f}"
+            more = rounds[-1]["memory"]["peak"] - started["before"]["resident"]
+            memory = f"{more / case['weight_bytes']:.2f}"
+        share = f"{rate * case['weight_bytes'] / limit:.0%}"
+        rows.append(
+            [f"{name}: {form}", f"{rate:.1f}", times, share, f"{first_s:.3f}", load_s, memory]
+        )
     return rows
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = option_parser(__doc__, rounds=5)
     parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens")
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["0.1", "0.5", "1.2"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--prompt", nargs="+", type=int, default=[32, 2048], help="tokens")
-    parser.add_argument("--form", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--form", nargs="+", choices=FORMS, default=list(FORMS[:-1]))
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate, default 64")
-    parser.add_argument("--threads", type=int, help="default: torch's")
+    parser.add_argument(
+        "--conversations", nargs="+", type=int, default=[1], help="calls at once, default 1"
+    )
+    parser.add_argument("--cpus", nargs="+", type=int, help="how many to run on; default: all")
+    parser.add_argument(
+        "--quota", nargs="+", type=float, default=[], help="also under a quota of CPUs"
+    )
+    parser.add_argument("--threads", type=int, default=0, help="default: torch's")
+    parser.add_argument(
+        "--limit-s", type=float, default=3600, help="seconds for each size and place"
+    )
     options = parser.parse_args()
-    options.read_bytes = READ_BYTES
     if options.quick:
         options.size, options.batch, options.prompt = ["tiny"], [1], [32]
-        options.tokens, options.rounds, options.read_bytes = 16, 2, 1 << 26
-        options.form = [form for form in options.form if form != "compiled"]
-    if options.tokens < 2 or min(*options.batch, *options.prompt, 1) < 1:
-        parser.error("--tokens needs at least 2, --batch and --prompt at least 1")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    print(f"{machine_line()}; torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+        options.tokens, options.rounds = 16, 2
+    counts = (*options.batch, *options.prompt, *options.conversations, *(options.cpus or ()))
+    if options.tokens < 2 or min(counts) < 1:
+        parser.error("--tokens needs at least 2, other counts at least 1")
+    allowed = sorted(os.sched_getaffinity(0))
+    options.cpus = [len(allowed)] if options.cpus is None else options.cpus
+    if max(options.cpus) > len(allowed):
+        parser.error(f"--cpus {max(options.cpus)}: this process may use {len(allowed)}")
+    if "llama.cpp" in options.form and not can_save_gguf():
+        options.form.remove("llama.cpp")
+        print("llama.cpp is left out: llama-cpp-python or gguf is not installed", file=sys.stderr)
+    return options
+
+
+@contextlib.contextmanager
+def places(options: argparse.Namespace) -> Iterator[list[Place]]:
+    """Make what the cells run in."""
+    allowed = sorted(os.sched_getaffinity(0))
+    made = [
+        Place(f"{count} CPUs", set(allowed[:count]), None, options.threads)
+        for count in options.cpus
+    ]
+    with contextlib.ExitStack() as stack:
+        for quota in options.quota:
+            group = make_group(quota)
+            if group is None:
+                print(f"--quota {quota:g}: this user may not make control groups", file=sys.stderr)
+                continue
+            stack.callback(group.remove)
+            name = f"quota {quota:g} of {len(allowed)} CPUs"
+            made.append(Place(name, set(allowed), group, options.threads))
+        yield made
+
+
+def main() -> int:
+    options = parsed()
+    print(f"{machine_line()}; torch {torch.__version__}\n", flush=True)
     cases: list[dict[str, Any]] = []
-    with until_stopped():
+
+    def write() -> None:
+        write_raw(options.json, "generation", {"torch": torch.__version__, "cases": cases})
+
+    with until_stopped(), places(options) as where:
         for size in options.size:
-            model = new_model(size)
-            for batch in options.batch:
-                for prompt in options.prompt:
-                    print(f"{size} B, batch {batch}, prompt {prompt} ...", file=sys.stderr)
-                    cases.append(measure_case(model, size, batch, prompt, options))
-                    gc.collect()
-            del model
-            gc.collect()
-    header = ("case", "tokens/s", "times eager", "of the read limit", "first token, s")
-    print_table(header, [row for case in cases for row in rows_of(case)])
-    if cases:
-        best = max(max(case["read_limit_bytes_per_s"]) for case in cases)
-        print(f"\nread limit: {best / 1e9:.1f} GB/s")
-    threads = torch.get_num_threads()
-    values = {"torch": torch.__version__, "threads": threads, "cases": cases}
-    write_raw(options.json, "generation", values)
+            with tempfile.TemporaryDirectory() as name:
+                directory = Path(name)
+                weight_bytes = save(size, directory, gguf="llama.cpp" in options.form)
+                for place in where:
+                    for case in Cell(size, place, options).run(directory, weight_bytes):
+                        cases.append(case)
+                        write()
+                        print_case(case)
+    print_table(HEADER, [row for case in cases for row in rows_of(case)])
     return 0
+
+
+def print_case(case: dict[str, Any]) -> None:
+    """Print one case as soon as it is measured."""
+    limit = max(case["read_limit_bytes_per_s"], default=0.0)
+    print_table(HEADER, rows_of(case))
+    print(f"read limit: {limit / 1e9:.1f} GB/s\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,16 +24,18 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run(tmp_path: Path, needs: Any) -> None:
     needs(find_spec("transformers"), "pip install transformers")
     path = tmp_path / "values.json"
-    done = run("--quick", "--threads", "1", "--json", path)
+    forms = ("eager", "linears", "step", "step-shared")
+    done = run("--quick", "--threads", "1", "--cpus", "1", "--form", *forms, "--json", path)
     assert done.returncode == 0, done.stderr
     values = json.loads(path.read_text())
-    assert (values["benchmark"], values["threads"]) == ("generation", 1)
+    assert values["benchmark"] == "generation"
     (case,) = values["cases"]
-    assert list(case["forms"]) == ["eager", "linears", "step"]
-    assert all(len(rounds) == 2 for rounds in case["forms"].values())
+    assert (case["place"], tuple(case["forms"])) == ("1 CPUs", forms)
+    assert all(case["started"][form]["threads"] == 1 for form in forms)
+    assert all(len(rounds) == 3 for rounds in case["forms"].values())
     assert all(one["first_s"] > 0 < one["rate"] for it in case["forms"].values() for one in it)
     assert all(limit > 0 for limit in case["read_limit_bytes_per_s"])
-    assert "| tiny B, batch 1, prompt 32: step" in done.stdout
+    assert "| tiny B, 1 CPUs, batch 1, prompt 32: step" in done.stdout
     assert "read limit: " in done.stdout
 
 
@@ -41,18 +43,29 @@ def test_rows_have_medians_and_shares(needs: Any) -> None:
     needs(find_spec("torch"), "pip install torch")
     from benchmarks.generation.__main__ import rows_of
 
-    rounds = [{"rate": rate, "first_s": 0.5} for rate in (10.0, 40.0, 20.0)]
+    def rounds(*rates: float, first_s: float) -> list[dict[str, Any]]:
+        """Of the warm-up, which does not count, and one with each rate."""
+        memory = {"peak": 3_500_000_000}
+        return [{"rate": rate, "first_s": first_s, "memory": memory} for rate in (1.0, *rates)]
+
+    started = {"load_s": 1.5, "before": {"resident": 500_000_000}}
     case = {
         "size": "0.5",
+        "place": "2 CPUs",
         "batch": 1,
         "prompt": 32,
+        "conversations": 1,
         "weight_bytes": 2_000_000_000,
         "read_limit_bytes_per_s": [60e9, 80e9],
-        "forms": {"eager": [{"rate": 8.0, "first_s": 0.25}], "step": rounds},
+        "started": {"eager": started},
+        "forms": {
+            "eager": rounds(8.0, first_s=0.25),
+            "step": rounds(10.0, 40.0, 20.0, first_s=0.5),
+        },
     }
     assert rows_of(case) == [
-        ["0.5 B, batch 1, prompt 32: eager", "8.0", "1.00", "20%", "0.250"],
-        ["0.5 B, batch 1, prompt 32: step", "20.0", "2.50", "50%", "0.500"],
+        ["0.5 B, 2 CPUs, batch 1, prompt 32: eager", "8.0", "1.00", "20%", "0.250", "1.50", "1.50"],
+        ["0.5 B, 2 CPUs, batch 1, prompt 32: step", "20.0", "2.50", "50%", "0.500", "-", "-"],
     ]
 
 
@@ -60,3 +73,9 @@ def test_wrong_options() -> None:
     done = run("--tokens", "1")
     assert done.returncode == 2
     assert "--tokens needs at least 2" in done.stderr
+
+
+def test_more_cpus_than_there_are() -> None:
+    done = run("--cpus", "100000")
+    assert done.returncode == 2
+    assert "--cpus 100000: this process may use" in done.stderr

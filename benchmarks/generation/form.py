@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process of one form: loads a model, then measures a call for each line of its standard input.
+
+    python -m benchmarks.generation.form FORM DIRECTORY THREADS
+
+The first line of its output says what loading took, in JSON; each other line answers a request.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import torch
+from torch import nn
+
+from benchmarks.generation.models import POSITIONS
+
+READ_BYTES: Final = 1 << 30
+GEMV_INPUTS: Final = 4096
+
+Generate = Callable[[list[list[int]], int], list[float]]
+"""Takes ids of each sequence and a number of tokens; returns when each step ended."""
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process: resident, of these not from files, and the most that were resident."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    values = dict(line.split(":", 1) for line in lines)
+    names = {"resident": "VmRSS", "anonymous": "RssAnon", "peak": "VmHWM"}
+    return {name: int(values[field].split()[0]) << 10 for name, field in names.items()}
+
+
+def transformers_model(form: str, directory: Path) -> Generate:
+    """Return a function that generates with transformers' loop."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    options: dict[str, Any] = {}
+    if form == "compiled":
+        import torch._inductor.config as inductor
+
+        inductor.freezing = True
+        model.forward = torch.compile(model.forward, dynamic=None)
+        options = {"cache_implementation": "static", "disable_compile": True}
+    elif form != "eager":
+        from xruntime import optimize
+
+        inplace = form == "step"
+        passes = {"decode_step": False} if form == "linears" else None
+        model = optimize(model, inplace=inplace, passes=passes)
+
+    def generate(ids: list[list[int]], tokens: int) -> list[float]:
+        ends: list[float] = []
+
+        def note(sequences: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+            ends.append(time.perf_counter())
+            return torch.zeros(len(sequences), dtype=torch.bool)
+
+        tensor = torch.tensor(ids)
+        with torch.inference_mode():
+            model.generate(
+                tensor,
+                attention_mask=torch.ones_like(tensor),
+                do_sample=False,
+                min_new_tokens=tokens,
+                max_new_tokens=tokens,
+                stopping_criteria=[note],
+                **options,
+            )
+        return ends
+
+    return generate
+
+
+def model_of(form: str, directory: Path, threads: int) -> Generate:
+    """Load the model for a form."""
+    if form == "llama.cpp":
+        from benchmarks.generation.llama_cpp_model import LlamaCppModel
+
+        return LlamaCppModel(directory / "model.gguf", threads).generate
+    return transformers_model(form, directory)
+
+
+def measured(generate: Generate, request: dict[str, int]) -> dict[str, float]:
+    """Run conversations at once: seconds to the first token, and tokens a second after it of each sequence.
+
+    With several conversations: the latest first token, and the sum of their rates.
+    """
+    generator = torch.Generator().manual_seed(1)
+    shape = (request["batch"], request["prompt"])
+    ids: list[list[int]] = torch.randint(3, 1000, shape, generator=generator).tolist()
+    tokens = request["tokens"]
+    with concurrent.futures.ThreadPoolExecutor(request["conversations"]) as pool:
+        began = time.perf_counter()
+        running = [pool.submit(generate, ids, tokens) for _ in range(request["conversations"])]
+        found = [one.result() for one in running]
+    rate = sum((tokens - 1) / max(ends[-1] - ends[0], 1e-9) for ends in found)
+    return {"first_s": max(ends[0] for ends in found) - began, "rate": rate}
+
+
+class ReadLimit:
+    """Measures how fast memory is read, in bytes a second."""
+
+    def __init__(self, size: int) -> None:
+        from xruntime.generation.large_pages import collapse
+
+        self._values = torch.ones(size // 8, dtype=torch.int64)
+        weight = torch.ones(max(1, size // 2 // GEMV_INPUTS), GEMV_INPUTS).bfloat16()
+        self._weight = nn.Parameter(weight, requires_grad=False)
+        self._row = torch.ones(1, GEMV_INPUTS).bfloat16()
+        collapse((self._values, self._weight))
+
+    def measure(self) -> float:
+        """Return the best of a sum and of a linear of one row, of three calls each."""
+        from xruntime.generation.linear_rows import linear_rows
+
+        found = []
+        for _ in range(3):
+            for call, read in (
+                (self._values.sum, self._values.nbytes),
+                (lambda: linear_rows(self._row, self._weight, None), self._weight.nbytes),
+            ):
+                began = time.perf_counter()
+                call()
+                found.append(read / (time.perf_counter() - began))
+        return max(found)
+
+
+def main() -> int:
+    form, directory, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # for what libraries print
+
+    def say(values: dict[str, Any]) -> None:
+        print(json.dumps(values), file=out, flush=True)
+
+    if threads:
+        torch.set_num_threads(threads)
+    if form == "read limit":
+        limit = ReadLimit(READ_BYTES)
+        say({"threads": torch.get_num_threads()})
+        for _ in sys.stdin:
+            say({"bytes_per_s": limit.measure()})
+        return 0
+    from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401 - not part of loading
+
+    before = memory()
+    began = time.perf_counter()
+    generate = model_of(form, directory, threads or torch.get_num_threads())
+    load_s = time.perf_counter() - began
+    say(
+        {"load_s": load_s, "before": before, "loaded": memory(), "threads": torch.get_num_threads()}
+    )
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["prompt"] + request["tokens"] > POSITIONS:
+            raise ValueError(f"more than {POSITIONS} positions")
+        say({**measured(generate, request), "memory": memory()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
