@@ -35,7 +35,7 @@ PAGES = [
 NOT_RUN, INSIDE = "not run by the tests: ", "run inside: "
 TIMEOUT_S = 2400
 NUMBER = re.compile(r"\d+(\.\d+)?")
-SEARCH = re.compile(r"^xtune (?!list|report|export)(?:resume )?", re.MULTILINE)
+SEARCH = re.compile(r"^xtune (?!list|report|export|compare)(?:resume )?", re.MULTILINE)
 BUDGET = re.compile(r"--budget \S+ ?")
 SECONDS = re.compile(r"--seconds \d+")
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import click
 
 COMMANDS = {
+    "compare": "xtune.cli.compare",
     "completion": "xtune.cli.completion",
     "export": "xtune.cli.export",
     "list": "xtune.cli.listing",

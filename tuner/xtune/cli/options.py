@@ -54,6 +54,12 @@ def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any
     return click.option(*names.split(), metavar=metavar, help=help_text, **more)
 
 
+MIN_EFFECT = _option(
+    "--min-effect", None, f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
+    type=Percentage(), default=DEFAULT_MIN_EFFECT,
+)  # fmt: skip
+PREPARE = _option("--prepare", "COMMAND", "Command to run before each launch.")
+
 OBJECTIVE = [
     _option(
         "--metric", None, "Number to compare: 'images/s'. Default: wall.",
@@ -64,10 +70,7 @@ OBJECTIVE = [
         type=click.Choice(["maximize", "minimize"]), multiple=True,
     ),
     _option("--require", "BOUND", "Requirement: 'p99<=20ms', 'rss<=8GiB', 'last(loss)<=2'.", multiple=True),
-    _option(
-        "--min-effect", None, f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
-        type=Percentage(), default=DEFAULT_MIN_EFFECT,
-    ),
+    MIN_EFFECT,
     _option(
         "--work", f"{EACH}|{SHARED}", "shared: instances divide the work (default: each).",
         type=click.Choice([EACH, SHARED]), default=EACH,
@@ -81,7 +84,7 @@ SERVICE = [
         "--ready-timeout", None, f"Time to get ready. Default: {READY_TIMEOUT_S:g} s.",
         type=Parsed(POSITIVE_DURATION), default=READY_TIMEOUT_S,
     ),
-    _option("--prepare", "COMMAND", "Command to run before each launch."),
+    PREPARE,
     _option("--cleanup", "COMMAND", "Command to run after each launch."),
 ]  # fmt: skip
 
@@ -130,6 +133,24 @@ REPORTING = [
     FORCE,
     AS_JSON,
 ]
+
+RUNS = range(4, 61)
+"""Of each command: fewer prove nothing, and more would need another plan of the error."""
+
+COMPARED = [
+    _option(
+        "--metric", None, "Number that both print: 'images/s'. Default: wall time.",
+        type=Parsed(METRIC),
+    ),
+    _option(
+        "--goal", "maximize|minimize", "Default: maximize rates, minimize times.",
+        type=click.Choice(["maximize", "minimize"]),
+    ),
+    _option("--runs", None, "Maximum runs of each. Default: 12, and more of short ones.", type=Parsed(WHOLE_NUMBER)),
+    _option("--warmup", None, "Unmeasured runs before. Default: 1.", type=Parsed(WHOLE_NUMBER), default=1),
+    PREPARE,
+    MIN_EFFECT,
+]  # fmt: skip
 
 GROUPS: dict[str, Sequence[Any]] = {
     "Objective": OBJECTIVE,

@@ -173,7 +173,7 @@ def prepare(
             found = (told or [unknown])[0]._replace(requirements=requirements)
         objective = found
     else:
-        objective = Objective(metric, _goal(metric, asked.goals[:1]), requirements)
+        objective = Objective(metric, goal_of(metric, asked.goals[:1]), requirements)
     subject = Subject(*identities, made.space, objective)
     if launches and known is not None:
         difference = subject.difference(known)
@@ -242,12 +242,12 @@ def second_goal(asked: Asked) -> SecondGoal | None:
     if len(asked.metrics) < 2:
         return None
     try:
-        return SecondGoal(asked.metrics[1], _goal(asked.metrics[1], asked.goals[1:2]))
+        return SecondGoal(asked.metrics[1], goal_of(asked.metrics[1], asked.goals[1:2]))
     except ObjectiveError:
         return None  # neither a rate nor a time, and without --goal
 
 
-def _goal(metric: str, asked: Sequence[str]) -> Goal:
+def goal_of(metric: str, asked: Sequence[str]) -> Goal:
     if asked:
         return Goal(asked[0])
     if metric == WALL:

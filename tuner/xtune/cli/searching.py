@@ -87,7 +87,7 @@ REPEAT_S = 1.0
 """A signal so soon after the first is the same wish, as where a service manager and a shell both send one."""
 
 
-class _Signals:
+class Signals:
     """Raises `Interruption` for the first signal of `ENDING` during a search, and for repeated ones later on."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Signals:
         self._searching = True
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as under nohup
                 self._before[number] = signal.signal(number, self._take)
@@ -212,7 +212,7 @@ def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
 
 def run_search(begun: Begun, shown: Shown) -> int:
     """Search and print the verdict; return the exit code."""
-    with _Signals() as signals:
+    with Signals() as signals:
         with _screen(begun.task, shown) as screen:
             found = search(begun, screen, quiet=shown.quiet, check=signals.check)
             signals.search_ended()

@@ -69,6 +69,13 @@ class RatioInterval(NamedTuple):
     """The error on each side: 0.025 for a 95 % interval, less if corrected."""
     pairs: int
 
+    @property
+    def inverse(self) -> RatioInterval:
+        """The interval of the baseline's ratio to the candidate."""
+        low, high = (1.0 / one if one > 0.0 else math.inf for one in (self.high, self.low))
+        estimate, plain = 1.0 / self.estimate, 1.0 / self.plain
+        return self._replace(estimate=estimate, low=low, high=high, plain=plain)
+
 
 def log_ratio(candidate: float, baseline: float, goal: Goal) -> float:
     """The logarithm of how many times better the candidate's value is than the baseline's.

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xtune compare` as a user types it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tuner.cli.commands import Desk
+
+ITEMS = ("--metric", "items/s", "--warmup", "0")
+
+
+def test_the_better_of_two_rates_is_named_in_a_sentence(desk: Desk) -> None:
+    done = desk.xtune("compare", *ITEMS, "rate.py 2", "rate.py 3")
+    assert done.code == 0
+    assert done.err == ""
+    *_, sentence = done.out.splitlines()
+    assert sentence.startswith("B is 1.50 times as fast as A (95 % confidence interval: 1.50 to")
+
+
+def test_json_has_every_value_and_the_ratio_of_the_second(desk: Desk) -> None:
+    done = desk.xtune("compare", *ITEMS, "--json", "rate.py 4", "rate.py 2")
+    found = done.found
+    assert found["verdict"] == "first"
+    assert found["ratio"] == 0.5
+    assert found["interval"] == [0.5, 0.5]
+    assert found["commands"][0] == {
+        "command": "rate.py 4",
+        "median": 400.0,
+        "values": [400.0] * 4,
+    }
+
+
+def test_equal_rates_are_no_difference(desk: Desk) -> None:
+    done = desk.xtune("compare", *ITEMS, "rate.py 2", "rate.py 2")
+    assert "no difference of 1 % or more" in done.out
+
+
+def test_a_shell_runs_what_only_a_shell_understands(desk: Desk) -> None:
+    done = desk.xtune("compare", *ITEMS, "echo 2 items/s | cat", "echo '3 items/s;'")
+    assert "B is 1.50 times" in done.out
+
+
+def test_rates_of_several_instances_of_xlaunch_are_added(desk: Desk) -> None:
+    two = "xlaunch --instances 2 --ncores 1 --oversubscribe rate.py 2"
+    done = desk.xtune("compare", *ITEMS, "rate.py 2", two)
+    assert "B is 2.00 times" in done.out
+
+
+def test_wall_time_is_compared_without_a_metric(desk: Desk) -> None:
+    done = desk.xtune("compare", "--json", "nap.py 0", "nap.py 0.6")
+    assert done.found["verdict"] == "first"
+    assert done.found["metric"] == "wall"
+
+
+def test_times_are_compared_in_one_unit(desk: Desk) -> None:
+    options = ("--metric", "latency", "--warmup", "0")
+    done = desk.xtune("compare", *options, "echo latency 900 ms", "echo latency 1.8 s")
+    assert "A is 2.00 times as fast as B" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "takes two commands"),
+        (("true",), 2, "got 1"),
+        (("true", "true", "true"), 2, "got 3"),
+        (("true", " "), 2, "a command is empty"),
+        (("true", 'echo "a'), 2, "cannot be read"),
+        (("--runs", "3", "true", "true"), 2, "4 to 60"),
+        (("true", "no-such-program"), 127, "no-such-program"),
+        (("true", "false"), 125, "'false' cannot be compared: crashed"),
+        (("true", "no-such-program | cat; exit 4"), 125, "not found"),
+        ((*ITEMS, "rate.py 1", "echo hello"), 125, "'echo hello': no value of 'items/s'"),
+        (("--metric", "loss", "true", "true"), 2, "--goal"),
+        (("--metric", "latency", "echo latency 9", "echo latency 9 s"), 2, "without a unit"),
+        (("--metric", "x/s", "echo -1 x/s", "echo 1 x/s"), 2, "above 0"),
+        (("true", "xlaunch"), 2, "no program"),
+        (("true", "xlaunch --instances 100000 true"), 2, "100000 instances"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    desk: Desk, words: tuple[str, ...], code: int, message: str
+) -> None:
+    done = desk.xtune("compare", *words)
+    assert done.code == code
+    assert message in done.message
