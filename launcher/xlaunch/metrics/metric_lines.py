@@ -4,7 +4,7 @@
 sentences/s                 123.4 sentences/s    sentences/s: 123.4    {"sentences/s": 1.2e3}
 loss                        step 12 loss 0.25    loss=0.25
 'took ([0-9.]+) s a batch'  a regular expression, by its parenthesis; its group is the number
-latency:total               the kind comes first: rate, latency or value
+latency:total               the kind comes first: rate, latency (or time) or value
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ def _text(line: bytes) -> str:
 
 def _kind_said(text: str) -> tuple[MetricKind | None, str]:
     before, colon, after = text.partition(":")
-    for kind in MetricKind:
-        if colon and before == kind.value:
-            return kind, after
+    kinds = {kind.value: kind for kind in MetricKind} | {"time": MetricKind.TIME}
+    if colon and before in kinds:
+        return kinds[before], after
     return None, text
 
 

@@ -145,6 +145,10 @@ def test_kind_may_be_said(kind: MetricKind):
     assert metric.read("total: 4") == Value(4.0, None)
 
 
+def test_time_is_another_word_for_latency():
+    assert parse_metric("time:total") == parse_metric("latency:total")
+
+
 def test_other_words_before_a_colon_are_part_of_the_name():
     metric = parse_metric("train:loss")
     assert metric.name == "train:loss"
