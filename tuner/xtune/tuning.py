@@ -9,14 +9,13 @@ verdict is computed, is raised to the caller. `xtune.tune` is the library call.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from xtune.errors import BudgetError, StorageError
-from xtune.evidence.verdicts import undecided
+from xtune.evidence.verdicts import MoreBudget, undecided
 from xtune.launches.launch import Objective, Outcome
 from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
@@ -89,16 +88,16 @@ def next_step(
     if step := strategy.bare_command(records):
         return step
 
-    # A third of the budget is kept for the final. If the best is clearly ahead, each of its changes is
+    # A third of the budget is kept for the final, and always what the smallest one takes. If the best is clearly ahead, each of its changes is
     # left out once before that, to tell what mattered and to drop what does nothing.
     size = strategy.size_of_final(records, allowance)
     if size is not None:
-        spare = allowance.left - size.launches
-        if spare <= 0:
-            return strategy.first_of_final(records, size)
+        spare = allowance.left - strategy.cost_of_final(records, size, allowance)
         if spare <= strategy.checks_left(records):
-            step = strategy.check(records)
-            return step or strategy.first_of_final(records, size.with_rest(allowance.left))
+            step = strategy.check(records) if spare > 0 else None
+            step = step or strategy.first_of_final(records, size.with_rest(allowance.left))
+            if step is not None:
+                return step
 
     # The search itself. The bare command is repeated now and then to see noise and drift.
     step = (
@@ -238,8 +237,20 @@ class Search:
         if step.stage is Stage.BASELINE:
             require_baseline(launch, self._objective)
         self._observer.launched(record, self._progress(self._allowance(), step.stage))
+        if len(self._walls) == 1 and final_size(self._allowance().total, self._earlier) is None:
+            needed = self._needed_for_final(self._earlier)
+            self._observer.budget_too_small(self._allowance().total, needed)
         if type(self._observer) is not Observer:  # somebody listens
             self._tell(step)
+
+    def _needed_for_final(self, earlier: int) -> MoreBudget:
+        """The launches that a final takes, after `earlier` without one."""
+        needed = min_launches_for_final(earlier)
+        launch_s = self._elapsed_s() / max(1, len(self._walls))
+        return MoreBudget(0, needed, needed * launch_s)
+
+    def _elapsed_s(self) -> float:
+        return self._measurer.now_s() - self._began_s
 
     def _suspend(self) -> None:
         """Stop this process until the shell continues it; the time does not count."""
@@ -296,17 +307,15 @@ class Search:
                 self._observer.resolution_known(found)
 
     def _allowance(self) -> Allowance:
-        made = len(self._walls)
-        left = self._budget.left(
-            made,
-            self._measurer.now_s() - self._began_s,
-            statistics.fmean(self._walls) if self._walls else None,
-        )
-        return Allowance(left, made + left, self._since, self._earlier)
+        made, elapsed_s = len(self._walls), self._elapsed_s()
+        # With what xtune itself does between launches.
+        launch_s = elapsed_s / made if made else None
+        left = self._budget.left(made, elapsed_s, launch_s)
+        limited_s = launch_s if self._budget.time_s is not None else None
+        return Allowance(left, made + left, self._since, self._earlier, limited_s)
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
-        elapsed_s = self._measurer.now_s() - self._began_s
-        return Progress(len(self._walls), allowance.left, elapsed_s, stage)
+        return Progress(len(self._walls), allowance.left, self._elapsed_s(), stage)
 
     def _limit(self) -> float | None:
         if self._limit_s is not None:
@@ -320,7 +329,11 @@ class Search:
 
     def _conclude(self, ended: Ended) -> SearchOutcome:
         final = self._strategy.final(self._records)
-        verdict = undecided(BARE, self._no_final(ended)) if final is None else final.verdict()
+        if final is not None:
+            verdict = final.verdict()
+        else:
+            reason, more = self._no_final(ended)
+            verdict = undecided(BARE, reason)._replace(more=more)
         return SearchOutcome(
             verdict,
             self._strategy.favourite(self._records),
@@ -332,20 +345,26 @@ class Search:
             self._trouble,
         )
 
-    def _no_final(self, ended: Ended) -> str:
+    def _no_final(self, ended: Ended) -> tuple[str, MoreBudget | None]:
+        """Why there was none, and the launches for one if the budget was too small."""
         if ended is Ended.STORAGE:
-            return f"it ended before the final: {self._trouble}"
+            return f"it ended before the final: {self._trouble}", None
         if ended is Ended.INTERRUPTED:
-            return "it was interrupted before the final"
+            return "it was interrupted before the final", None
         allowance = self._allowance()
+        needed = self._needed_for_final(_without_final(self._records))
         if ended is Ended.DONE:  # a control launch may come before what is left, a final
-            had_room, more = allowance.left >= MIN_FINAL.launches, MIN_FINAL.launches + 1
+            had_room = allowance.left >= MIN_FINAL.launches
+            needed = needed._replace(launches=MIN_FINAL.launches + 1)
         else:
             had_room = final_size(allowance.total, self._earlier) is not None
-            more = min_launches_for_final(_without_final(self._records))
         if had_room:
-            return self._nothing_to_compare()
-        return f"the budget was too small for a final; {more} more launches are enough for one"
+            return self._nothing_to_compare(), None
+        more = needed.launches
+        return (
+            f"the budget was too small for a final; {more} more launches are enough for one",
+            needed,
+        )
 
     def _nothing_to_compare(self) -> str:
         """The reason why there was no finalist."""

@@ -56,6 +56,7 @@ class ScriptedMeasurer:
         noise: float = 0.01,
         seed: int = 0,
         launch_s: float = 10.0,
+        bare_s: float | None = None,
         goal: Goal = Goal.MAXIMIZE,
         plan: Callable[[Configuration], str | None] = repr,
         outcomes: Callable[[Configuration], Outcome] = lambda _: Outcome.MEASURED,
@@ -70,6 +71,7 @@ class ScriptedMeasurer:
         self._noise = noise
         self._random = random.Random(seed)
         self._launch_s = launch_s
+        self._bare_s = launch_s if bare_s is None else bare_s
         self._sign = 1.0 if goal is Goal.MAXIMIZE else -1.0
         self._plan = plan
         self._outcomes = outcomes
@@ -98,7 +100,8 @@ class ScriptedMeasurer:
         self.cuts.append(cut_at)
         self.limits.append(limit_s)
         began_s = self.clock_s
-        self.clock_s += self._launch_s
+        took_s = self._bare_s if configuration == BARE else self._launch_s
+        self.clock_s += took_s
         outcome = self._outcomes(configuration)
         log = self._sign * (self._speed(configuration) + self._random.gauss(0.0, self._noise))
         value = 100.0 * math.exp(log) if outcome is Outcome.MEASURED else None
@@ -110,7 +113,7 @@ class ScriptedMeasurer:
             outcome,
             value,
             began_s,
-            secondary=Secondary(self._launch_s, peak_rss_bytes=1 << 20),
+            secondary=Secondary(took_s, peak_rss_bytes=1 << 20),
             exit_code=1 if outcome is Outcome.CRASHED else 0,
             stderr_tail="it cannot" if outcome is Outcome.CRASHED else "",
         )

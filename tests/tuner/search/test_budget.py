@@ -11,6 +11,7 @@ from xtune.errors import BudgetError
 from xtune.search.budget import (
     MAX_BLOCKS,
     MAX_BLOCKS_OF_REST,
+    MIN_FINAL,
     MIN_WITH_FINAL,
     SHARE_OF_FINAL,
     Budget,
@@ -82,7 +83,7 @@ def test_a_final_takes_its_share_and_no_more() -> None:
     for total in (*range(MIN_WITH_FINAL, 200), math.inf):
         size = final_size(total)
         assert size is not None, total
-        assert size.launches <= SHARE_OF_FINAL * total
+        assert size.launches <= max(SHARE_OF_FINAL * total, MIN_FINAL.launches)
         assert 4 <= size.blocks <= MAX_BLOCKS
         assert 1 <= size.finalists <= 3
 

@@ -24,7 +24,7 @@ from tests.tuner.search.scripted import (
 )
 
 from xtune.errors import BudgetError, MetricNotSeenError, ObjectiveError, StorageError, TunerError
-from xtune.evidence.verdicts import VerdictKind
+from xtune.evidence.verdicts import MIN_PAIRS, MoreBudget, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement
 from xtune.launches.suspension import Suspended
 from xtune.search.budget import MIN_WITH_FINAL, Budget, FinalSize
@@ -140,7 +140,7 @@ def test_no_more_is_launched_than_allowed(launches: int) -> None:
         assert "too small for a final" in result.verdict.reason
 
 
-@pytest.mark.parametrize(("launches", "more"), [(2, 22), (6, 18), (8, 9)])
+@pytest.mark.parametrize(("launches", "more"), [(2, 8), (6, 8), (8, 9)])
 def test_what_would_be_enough_for_a_final_is_told(launches: int, more: int) -> None:
     """Of two configurations one crashes: after three launches a final is all that is left."""
     space = Space([SPACE.parameter("smt")])
@@ -158,7 +158,7 @@ def finals(result: SearchOutcome) -> int:
     return sum(record.step.stage is Stage.FINAL for record in result.records)
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, 22), (20, 8), (9, 40)])
+@pytest.mark.parametrize(("first", "second"), [(6, 8), (9, 8), (7, 40)])
 def test_a_resumed_search_concludes_from_what_was_launched_before(first: int, second: int) -> None:
     measurer, store = ScriptedMeasurer(noise=0.02), MemoryStore()
     before = search(measurer, Budget(launches=first), store=store)
@@ -208,10 +208,46 @@ def test_time_is_a_budget_too() -> None:
     assert result.final is not None
 
 
-@pytest.mark.parametrize(("launches", "time_s", "most"), [(30, 100.0, 10), (8, 1000.0, 8)])
+@pytest.mark.parametrize(("launches", "time_s", "most"), [(30, 100.0, 10), (9, 1000.0, 9)])
 def test_whichever_budget_ends_first_ends_it(launches: int, time_s: float, most: int) -> None:
     measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
     assert search(measurer, Budget(launches, time_s)).launches == most
+
+
+@pytest.mark.parametrize("bare_s", [9.0, 11.8, 20.0, 23.9])
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_a_time_that_allows_ten_launches_gives_every_pair_that_a_verdict_needs(
+    bare_s: float, share: float
+) -> None:
+    """The bare command takes longest: a final takes longer than as many other launches."""
+    measurer = ScriptedMeasurer(
+        lambda one: 0.0 if one == BARE else 0.5, launch_s=share * bare_s, bare_s=bare_s
+    )
+    result = search(measurer, Budget(time_s=240.0))
+    assert result.final is not None
+    assert result.final.blocks >= MIN_PAIRS
+    assert result.verdict.kind is VerdictKind.GAIN
+
+
+class Told(Observer):
+    """Keeps what is told about the budget."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, MoreBudget]] = []
+
+    def budget_too_small(self, made: float, more: MoreBudget) -> None:
+        self.told.append((made, more))
+
+
+def test_a_budget_too_small_for_a_verdict_is_told_after_the_first_launch() -> None:
+    told = Told()
+    measurer, store = ScriptedMeasurer(launch_s=30.0), MemoryStore()
+    before = search(measurer, Budget(time_s=240.0), store=store, observer=told)
+    assert told.told == [(8.0, MoreBudget(0, 10, 300.0))]
+    assert before.verdict.more is not None
+    after = search(measurer, Budget(launches=before.verdict.more.launches), store=store)
+    assert after.final is not None
+    assert after.final.blocks >= MIN_PAIRS
 
 
 def test_a_search_without_an_end_is_refused() -> None:

@@ -314,7 +314,7 @@ def test_a_final_may_use_what_a_small_space_did_not_need() -> None:
     assert len(records) <= 100
 
 
-@pytest.mark.parametrize(("total", "blocks"), [(10, 0), (15, 4), (20, 7)])
+@pytest.mark.parametrize(("total", "blocks"), [(9, 0), (15, 4), (20, 7)])
 def test_a_budget_too_small_for_a_final_is_enough_where_nothing_else_is_left(
     total: int, blocks: int
 ) -> None:
@@ -424,7 +424,7 @@ def test_the_noise_says_which_gains_a_budget_shows() -> None:
     seen = one.resolution(records, allowance)
     assert seen.degrees == 3
     assert seen.gain == smallest_gain(seen.spread, 6, finalists=1)
-    assert one.resolution(records, Allowance(10.0, 10.0)) is None, "no final"
+    assert one.resolution(records, Allowance(9.0, 9.0)) is None, "no final"
     larger = one.resolution(records, Allowance(200.0, 200.0))
     assert larger.gain < seen.gain
     whole = follow(one, measurer, 40, total=40.0, records=records)

@@ -307,15 +307,17 @@ class Final:
 
     def _more_budget(self, verdict: Verdict) -> MoreBudget | None:
         """The continuation that should settle the final; None if unknown."""
-        if self._ended or verdict.interval is None:
+        if self._ended:
             return None
-        count = len(self.plan.finalists)
-        blocks = settling_blocks(
-            verdict.interval,
-            lambda more: self.plan.level(self.blocks + more) / count,
-            self.plan.rule,
-            finalists=count,
-        )
+        count, interval = len(self.plan.finalists), verdict.interval
+        blocks: int | None = MIN_PAIRS - (0 if interval is None else interval.pairs)
+        if interval is not None and interval.pairs >= MIN_PAIRS:
+            blocks = settling_blocks(
+                interval,
+                lambda more: self.plan.level(self.blocks + more) / count,
+                self.plan.rule,
+                finalists=count,
+            )
         if blocks is None:
             return None
         active = [n for n in range(len(self.plan.configurations)) if self._is_in(n)]

@@ -15,8 +15,8 @@ UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 SHARE_OF_FINAL = 1 / 3
 """Maximum share of all launches that the final may have."""
 
-MIN_WITH_FINAL = round(2 * MIN_PAIRS / SHARE_OF_FINAL)
-"""Minimum launches for a final with one finalist and enough pairs for a first look."""
+MIN_LAUNCHES = 2
+"""The bare command and one configuration: the minimum of a search, and before a final."""
 
 MIN_BLOCKS = {3: 10, 2: 7, 1: MIN_PAIRS}
 """Minimum blocks for each number of finalists. A few blocks cannot separate finalists that the search
@@ -26,9 +26,6 @@ MAX_BLOCKS = 12
 
 MAX_BLOCKS_OF_REST = 60
 """The same if nothing else is left to launch."""
-
-MIN_LAUNCHES = 2
-"""The bare command and one configuration."""
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])(?![a-z])")
 _LAUNCHES = re.compile(r"(\d+)\s*(?:launch(?:es)?)?")
@@ -109,20 +106,28 @@ class FinalSize(NamedTuple):
 
 
 MIN_FINAL = FinalSize(1, MIN_PAIRS)
+"""One finalist, and enough pairs for a first look."""
+
+MIN_WITH_FINAL = MIN_LAUNCHES + MIN_FINAL.launches
 
 
 def final_size(total: float, earlier: int = 0) -> FinalSize | None:
     """The final for a search of `total` launches; None if there are too few.
 
+    The smallest one may exceed its share: a search without a final proves nothing.
+
     earlier
         Launches of earlier searches without a final: they count as this search's.
     """
-    room = math.floor(min((total + earlier) * SHARE_OF_FINAL, total, 1e6))
+    if total < min_launches_for_final(earlier):
+        return None
+    share = max((total + earlier) * SHARE_OF_FINAL, MIN_FINAL.launches)
+    room = math.floor(min(share, total, 1e6))
     for finalists, minimum in MIN_BLOCKS.items():
         blocks = min(room // (finalists + 1), MAX_BLOCKS)
         if blocks >= minimum:
             return FinalSize(finalists, blocks)
-    return None
+    raise AssertionError("there is room for MIN_FINAL")
 
 
 def min_launches_for_final(earlier: int) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from xtune.errors import MetricNotSeenError, TunerError
 from xtune.evidence.finals import Final
 from xtune.evidence.ratios import log_ratio
-from xtune.evidence.verdicts import Verdict
+from xtune.evidence.verdicts import MoreBudget, Verdict
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.records import NextLaunch, Record, Stage
@@ -35,6 +35,8 @@ class Allowance(NamedTuple):
     """Records with lower numbers belong to earlier searches of the study."""
     earlier: int = 0
     """Launches of earlier searches since the last final."""
+    launch_s: float | None = None
+    """Mean time of a launch if time is limited."""
 
 
 class Resolution(NamedTuple):
@@ -144,6 +146,9 @@ class Observer:
 
     def resolution_known(self, resolution: Resolution) -> None:
         """The gains that the budget can show: once the noise is known, and again before the final."""
+
+    def budget_too_small(self, made: float, more: MoreBudget) -> None:
+        """After the first launch: the budget allows about `made` launches; a verdict takes `more`."""
 
     def suspending(self) -> None:
         """Ctrl-Z has ended the running launch, and is about to stop this process."""

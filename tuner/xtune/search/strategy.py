@@ -264,6 +264,22 @@ class Strategy:
         )
         return size if needed is None else size.with_blocks(needed)
 
+    def cost_of_final(
+        self, records: Sequence[Record], size: FinalSize, allowance: Allowance
+    ) -> float:
+        """The launches to reserve for a final: if time is limited, those that take as long as it.
+
+        The bare command may take longer than the launches so far.
+        """
+        bare = [
+            record.launch.secondary.wall_s
+            for record in records
+            if record.launch is not None and record.step.configuration == BARE
+        ]
+        if not allowance.launch_s or not bare:
+            return size.launches
+        return size.blocks * (size.finalists + max(1.0, max(bare) / allowance.launch_s)) + 1.0
+
     def _finalists(self, records: Sequence[Record], count: int) -> list[Configuration]:
         """The best, and its lean form if there is room for both, or in its place."""
         # A check with one lucky launch must not become a finalist.

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from xlaunch.text import number
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import front_of
-from xtune.evidence.verdicts import VerdictKind
+from xtune.evidence.verdicts import MIN_PAIRS, VerdictKind
 from xtune.launches.launch import Outcome
-from xtune.search.budget import MIN_LAUNCHES
+from xtune.search.budget import MIN_LAUNCHES, MIN_WITH_FINAL
 from xtune.show.results import HEADLINES, SearchResult
 from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
@@ -91,8 +91,8 @@ def describe_interval(interval: RatioInterval, unit: str = "") -> str:
 
 def advice(result: SearchResult) -> str:
     """The purpose of the resume command."""
-    more = result.verdict.more
-    if more is None:
+    more, interval = result.verdict.more, result.verdict.interval
+    if more is None or interval is None or interval.pairs < MIN_PAIRS:
         return "to continue"
     if not _is_affordable(result):
         return (
@@ -115,8 +115,8 @@ def resume_command(result: SearchResult) -> str:
 
 
 def _is_affordable(result: SearchResult) -> bool:
-    more = result.verdict.more
-    return more is not None and more.launches <= MAX_MORE * len(result.launches)
+    more, made = result.verdict.more, len(result.launches)
+    return more is not None and more.launches <= max(MAX_MORE * made, MIN_WITH_FINAL)
 
 
 def _storage_option(result: SearchResult) -> str:

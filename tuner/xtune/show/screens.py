@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from xtune.evidence.verdicts import MoreBudget
 from xtune.launches.launch import Objective, Outcome
 from xtune.launches.summaries import with_unit
 from xtune.search.budget import Budget
@@ -125,6 +126,12 @@ class PlainScreen(Observer):
 
     def resolution_known(self, resolution: Resolution) -> None:
         self._say(describe_resolution(resolution, self._budget))
+
+    def budget_too_small(self, made: float, more: MoreBudget) -> None:
+        self._say(
+            f"this budget allows about {launches(made)}, and a verdict takes at least"
+            f" {launches(more.launches)} (about {duration(more.seconds)}): see --budget"
+        )
 
     def resumed(self) -> None:
         self._say(RESUMED)
