@@ -25,7 +25,8 @@ from xtune.show.words import (
     unmet,
 )
 from xtune.space.offers import LeftOut
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.spaces import Space
 
 PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, stage=Stage.SEARCH)
 
@@ -58,17 +59,17 @@ def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
     return recorded([one])[0]._replace(number=number)
 
 
-def test_what_is_left_out_takes_one_line_unless_it_is_asked_for() -> None:
-    left_out = [LeftOut("smt", "no siblings"), LeftOut("omp=gnu", "the same as auto here")]
-    (line,) = list(describe_space(SPACE, left_out))[2:]
-    assert line == "  left out: smt, omp=gnu (-v gives the reasons)"
-    (line,) = list(describe_space(SPACE, [*left_out, LeftOut("omp=llvm", "not found")]))[2:]
-    assert line == "  left out: smt, 2 values of omp (-v gives the reasons)"
-    assert list(describe_space(SPACE, left_out, verbose=True))[2:] == [
-        "  left out: smt: no siblings",
-        "  left out: omp=gnu: the same as auto here",
-    ]
-    assert len(list(describe_space(SPACE, []))) == 2
+def test_what_is_searched_takes_two_lines_and_details_on_request() -> None:
+    many = Parameter("huge", tuple("abcdef"), "a", Where.OPTION)
+    space = Space([*SPACE.parameters, many])
+    counted, names = describe_space(space, [LeftOut("smt", "no siblings")])
+    assert counted.endswith(" configurations (-v lists all values, and what is left out)")
+    first = SPACE.parameters[0]
+    assert names.startswith(f"  {first.name}={'|'.join(map(str, first.values))}, ")
+    assert names.endswith(", huge (6 values)")
+    shown = list(describe_space(space, [LeftOut("smt", "no siblings")], verbose=True))
+    assert shown[-2].split() == ["huge", *"abcdef"]
+    assert shown[-1] == "  left out: smt: no siblings"
 
 
 def test_settings_are_told_by_what_differs() -> None:

@@ -29,6 +29,8 @@ from xtune.launches.services import Service, with_ports
 DEFAULT_BUDGET = "40 launches"
 DEFAULT_MIN_EFFECT = "1%"
 READY_TIMEOUT_S = 120.0
+AUTO = "auto"
+"""The --metric that is the rate that the program prints."""
 EACH, SHARED = "each", "shared"
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -62,7 +64,7 @@ PREPARE = _option("--prepare", "COMMAND", "Command to run before each launch.")
 
 OBJECTIVE = [
     _option(
-        "--metric", None, "Number to compare: 'images/s'. Default: wall.",
+        "--metric", None, "Number to compare: 'images/s', or auto. Default: wall.",
         type=Parsed(METRIC), multiple=True,
     ),
     _option(

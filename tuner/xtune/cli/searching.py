@@ -19,9 +19,10 @@ import click
 
 from xlaunch.console import terminal_width
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine import read_machine
 from xlaunch.text import folded
 from xtune.cli import EXIT_INTERRUPTED, say
-from xtune.cli.options import DEFAULT_BUDGET, Asked, parse_search
+from xtune.cli.options import AUTO, DEFAULT_BUDGET, Asked, parse_search
 from xtune.cli.output_files import write_best
 from xtune.cli.preparation import (
     SearchTask,
@@ -34,9 +35,10 @@ from xtune.cli.preparation import (
 from xtune.cli.studies import open_named, say_damaged
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
-from xtune.launches.launch import Launch
+from xtune.launches.launch import WALL, Goal, Launch, Objective
+from xtune.launches.runner import Runner
 from xtune.search.budget import Budget, parse_budget
-from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed
+from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed, require_baseline
 from xtune.search.records import NextLaunch, Stage, changed_variables, outdated, shown_records
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
@@ -48,6 +50,9 @@ from xtune.show.screens import RESUMED, WAITING, PlainScreen
 from xtune.show.words import aim, describe_space, launches, settings
 from xtune.space.identities import identify_program
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+from xtune.space.user_parameters import parse_parameters
 from xtune.tuning import Search
 
 COMMAND_LINE = re.compile(r"(run it|to try it|preset): |: xtune re(port|sume)\b")
@@ -152,6 +157,10 @@ def begin(
     """
     if asked.budget is not None:
         parse_budget(asked.budget)
+    if asked.metrics[:1] == (AUTO,):
+        asked = asked._replace(metrics=(_metric_printed(asked), *asked.metrics[1:]))
+        if not quiet:
+            say(f"--metric auto: {asked.metrics[0]}")
     storage = functools.cache(
         lambda: open_named(asked.storage, create=True)
     )  # opened by the first use
@@ -172,6 +181,20 @@ def begin(
     if tried:  # so that resuming does not need the files
         study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in tried])
     return Begun(task, asked, budget, study, tried)
+
+
+def _metric_printed(asked: Asked) -> str:
+    """The rate that the bare command prints in a launch that does not count; wall time if none."""
+    objective = Objective(WALL, Goal.MINIMIZE)
+    if asked.service is not None:
+        raise UsageError("--metric auto: of a service, name what its load generator prints")
+    space = Space(parse_parameters(asked.param, asked.request))
+    resolver = Resolver(space, asked.request, os.environ, read_machine())
+    resolver.command(BARE)  # raises if the program is missing
+    runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
+    with HostTurn(runtime_directory(os.environ))():
+        require_baseline(runner.measure(BARE, limit_s=asked.timeout_s), objective)
+    return runner.printed_rate or WALL
 
 
 def stored_presets(study: Study) -> list[Seed]:
@@ -254,6 +277,9 @@ def search(
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
         check()
+        rate, task.runner.printed_rate = task.runner.printed_rate, None
+        if rate is not None and not asked.metrics:
+            screen.rate_printed(rate)
         with host_turn():
             content = identify_program(task.request).content
             if content not in ("", store.made.content):

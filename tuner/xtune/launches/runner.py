@@ -29,6 +29,7 @@ from xtune.launches.announcements import MARK, Announced, Announcement, read_ann
 from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
 from xtune.launches.meters import EnergyMeter, MemoryWatch
+from xtune.launches.printed_rates import rate_in
 from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
 from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
@@ -162,6 +163,9 @@ class Runner:
         """See `printed_units`."""
         self.announcements: tuple[Announcement, ...] = ()
         """The announcements of the last launch."""
+        self.printed_rate: str | None = None
+        """A rate in the output of the first bare command whose wall time was measured."""
+        self._is_output_read = service is None and objective.metric == WALL
 
     @property
     def objective(self) -> Objective:
@@ -283,7 +287,9 @@ class Runner:
         self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
     ) -> Launch:
         memory, meter = MemoryWatch(self._root), EnergyMeter(self._root)
-        with Tail(copy_to=2 if self._show_output else None) as tail:
+        copy_to = 2 if self._show_output else None
+        is_read = self._is_output_read and launch.configuration == BARE
+        with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
             mark = MARK if MARK in self._metrics else None
             with confined(cpus_of_bare(command.plan, self._machine, self._kept_free)):
@@ -292,12 +298,13 @@ class Runner:
                     command.program,
                     command.run,
                     environment=command.inherited,
-                    stdout=2 if self._show_output else subprocess.DEVNULL,
+                    stdout=printed.writer if is_read else copy_to or subprocess.DEVNULL,
                     stderr=tail.writer,
                     mark=self._service.awaited_line if self._service else mark,
                 )
             with run:
                 tail.given_away()
+                printed.given_away()
                 load: Load | None = None
                 if self._service is not None:
                     deadline = None if limit_s is None else started + limit_s
@@ -311,7 +318,7 @@ class Runner:
                     load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()
                     limit_s = None
-                watched = watch(run, tail, meter, limit_s=limit_s, race=race)
+                watched = watch(run, (tail, printed), meter, limit_s=limit_s, race=race)
                 joules = meter.joules()
                 try:
                     report = run.report()
@@ -321,6 +328,8 @@ class Runner:
                     # It was ended before it could report.
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
             said = tail.text()
+            if is_read and watched.ended_as is None:
+                self.printed_rate, self._is_output_read = rate_in(printed.text()), False
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
         shared = [text for text in notes if kind_of(text) is WarningKind.SHARED_CPUS]
         launch = launch._replace(

@@ -179,19 +179,19 @@ class Watched(NamedTuple):
 
 def watch(
     run: RunningLaunch,
-    tail: Tail,
+    tails: Sequence[Tail],
     meter: EnergyMeter,
     *,
     limit_s: float | None = None,
     race: Race | None = None,
 ) -> Watched:
-    """Wait for the end of all processes. Reads `tail` and samples `meter` meanwhile."""
-    return _Watch(run, tail, meter).until_the_end(limit_s, race)
+    """Wait for the end of all processes. Reads `tails` and samples `meter` meanwhile."""
+    return _Watch(run, tails, meter).until_the_end(limit_s, race)
 
 
 class _Watch:
-    def __init__(self, run: RunningLaunch, tail: Tail, meter: EnergyMeter) -> None:
-        self._run, self._tail, self._meter = run, tail, meter
+    def __init__(self, run: RunningLaunch, tails: Sequence[Tail], meter: EnergyMeter) -> None:
+        self._run, self._tails, self._meter = run, tails, meter
         self._limit_s: float | None = None
         self._race: Race | None = None
         self._started = time.monotonic()
@@ -212,16 +212,21 @@ class _Watch:
             # select.select fails for descriptors from 1,024 on.
             poll = select.poll()
             poll.register(self._run.fileno(), select.POLLIN)
-            if not self._tail.ended:
-                poll.register(self._tail.fileno(), select.POLLIN)
+            for tail in self._tails:
+                if not tail.ended:
+                    poll.register(tail.fileno(), select.POLLIN)
             timeout_s = max(0.0, self._next_at() - time.monotonic())
             poll.poll(None if math.isinf(timeout_s) else math.ceil(1000.0 * timeout_s))
-            self._tail.take()
+            self._take_output()
             self._check(time.monotonic())
-        self._tail.take()
+        self._take_output()
         self._take_live()
         began = self._started if self._began is None else self._began
         return Watched(began, tuple(self._lines), self._ended_as, self._reason)
+
+    def _take_output(self) -> None:
+        for tail in self._tails:
+            tail.take()
 
     def _next_at(self) -> float:
         """The next deadline."""

@@ -150,6 +150,9 @@ class Observer:
     def budget_too_small(self, made: float, more: MoreBudget) -> None:
         """After the first launch: the budget allows about `made` launches; a verdict takes `more`."""
 
+    def rate_printed(self, name: str) -> None:
+        """Wall time is compared, and the program prints a rate, which --metric can name."""
+
     def suspending(self) -> None:
         """Ctrl-Z has ended the running launch, and is about to stop this process."""
 

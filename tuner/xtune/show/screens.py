@@ -133,6 +133,12 @@ class PlainScreen(Observer):
             f" {launches(more.launches)} (about {duration(more.seconds)}): see --budget"
         )
 
+    def rate_printed(self, name: str) -> None:
+        self._say(
+            f"it prints {name}: with --metric {name}, or --metric auto, that is compared, and layouts of"
+            " several instances are searched, too"
+        )
+
     def resumed(self) -> None:
         self._say(RESUMED)
 

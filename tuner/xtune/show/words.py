@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
 from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.offers import LeftOut
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 
 NOTHING = "\N{EN DASH}"
@@ -169,7 +168,8 @@ STAGES = {
 """The purpose of a launch."""
 
 MAX_VALUES = 8
-"""Values of a parameter that are listed."""
+MAX_VALUES_OF_OURS = 4
+"""Values that are listed of one of the program's parameters, and of another."""
 
 MAX_GAIN_SHOWN = 10.0
 """Larger bounds of what a budget detects are numbers without meaning: the noise is too high."""
@@ -198,25 +198,29 @@ def settings(configuration: Configuration, space: Space) -> str:
 def describe_space(
     space: Space, left_out: Sequence[LeftOut], *, verbose: bool = False
 ) -> Iterator[str]:
-    """The parameters and their values; what is left out, with reasons if `verbose`."""
+    """The parameters; with all values, and what is left out, with reasons, if `verbose`."""
     more = "" if space.is_counted else "more than "
-    yield f"to search: {more}{counted(space.size, 'configuration')}"
-    width = max(len(parameter.name) for parameter in space.parameters)
-    for parameter in space.parameters:
-        values = [str(value) for value in parameter.values]
-        if len(values) > MAX_VALUES:
-            values = [*values[: MAX_VALUES - 2], "...", values[-1]]
-        reason = f"  ({parameter.reason})" if parameter.reason else ""
-        yield f"  {parameter.name:<{width}}  {' '.join(values)}{reason}"
+    hint = "" if verbose else " (-v lists all values, and what is left out)"
+    yield f"to search: {more}{counted(space.size, 'configuration')}{hint}"
+    if verbose:
+        width = max(len(parameter.name) for parameter in space.parameters)
+        for one in space.parameters:
+            reason = f"  ({one.reason})" if one.reason else ""
+            yield f"  {one.name:<{width}}  {' '.join(map(str, one.values))}{reason}"
+    else:
+        yield f"  {', '.join(map(_short, space.parameters))}"
     for condition in space.conditions:
         yield f"  when {condition.text}"
     if verbose:
         yield from (f"  left out: {one.name}: {one.reason}" for one in left_out)
-    elif left_out:
-        counts = Counter(one.name.partition("=")[0] for one in left_out if "=" in one.name)
-        several = {name: f"{count} values of {name}" for name, count in counts.items() if count > 1}
-        names = dict.fromkeys(several.get(one.name.partition("=")[0], one.name) for one in left_out)
-        yield f"  left out: {', '.join(names)} (-v gives the reasons)"
+
+
+def _short(parameter: Parameter) -> str:
+    """**Ex.:** ``thp=auto|always|never``, ``allocator (7 values)``."""
+    limit = MAX_VALUES if parameter.where is Where.PROGRAM else MAX_VALUES_OF_OURS
+    if len(parameter.values) > limit:
+        return f"{parameter.name} ({len(parameter.values)} values)"
+    return f"{parameter.name}={'|'.join(map(str, parameter.values))}"
 
 
 def describe_outline(outline: Outline) -> str:
