@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import MetricKind
-from xlaunch.planning import Mode, Request, plan
+from xlaunch.planning import Request, plan
 from xtune.cli import say
 from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
@@ -37,17 +36,15 @@ from xtune.space.identities import (
 )
 from xtune.space.launch_options import (
     ALL_CORES,
-    BY_NODE,
     INSTANCES,
     LAYOUT,
     NCORES,
     WORDS,
-    Layout,
     with_option,
 )
 from xtune.space.machine_space import MadeSpace, make_space
 from xtune.space.offers import Offers, read_offers
-from xtune.space.parameters import BARE, Configuration, Parameter
+from xtune.space.parameters import BARE, Parameter
 from xtune.space.resolution import Resolver, starting_point
 from xtune.space.spaces import Derived, Space
 from xtune.space.user_parameters import parse_parameters
@@ -216,24 +213,6 @@ def presets_to_try(task: SearchTask, asked: Asked, *, quiet: bool = False) -> li
                 f"note: {path} is tried without options that are not searched: {', '.join(point.left_out)}"
             )
         found.append(Seed(f"preset {os.path.basename(path)}", point.configuration))
-    return found
-
-
-def seeds(task: SearchTask) -> list[Seed]:
-    """The layouts of xlaunch's --mode that the space contains."""
-    found = []
-    layouts = {p.name: p.values for p in task.space.parameters}.get(LAYOUT, ())
-    for mode in Mode:
-        try:
-            made = plan(task.request.replace(mode=mode).layout, task.machine)
-        except UsageError:
-            continue  # does not fit, or the layout is fixed
-        text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
-        candidates = (BY_NODE, text) if mode is Mode.THROUGHPUT else (text,)
-        for candidate in candidates:
-            if candidate in layouts:
-                found.append(Seed(f"--mode {mode.value}", Configuration({LAYOUT: candidate})))
-                break
     return found
 
 

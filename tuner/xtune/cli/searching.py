@@ -30,7 +30,6 @@ from xtune.cli.preparation import (
     prepare,
     presets_to_try,
     second_goal,
-    seeds,
 )
 from xtune.cli.studies import open_named, say_damaged
 from xtune.errors import StorageError
@@ -270,7 +269,7 @@ def search(
     if task.probe is not None:
         _keep_probe(task, store, task.probe)
     task.runner.learn([record.launch for record in store.records() if record.launch is not None])
-    first = [*tried, *seeds(task), *earlier_winners(study.storage, task.subject)]
+    first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
     host_turn = HostTurn(runtime_directory(os.environ), screen.waiting)
 

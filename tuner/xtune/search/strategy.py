@@ -19,15 +19,15 @@ from xtune.search.encoding import decode_final_plan, encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
 from xtune.search.records import NextLaunch, Record, ScoreScale, Stage, unscore
-from xtune.space.parameters import BARE, Configuration, Value, Where
+from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
 CONTROL_EVERY = 11
 """Launches between two controls."""
 
-FIRST_CONTROLS = (4, 4, 25)
-"""The distances of the first controls: two come early, to estimate the noise soon; the third comes
-late."""
+FIRST_CONTROLS = (6, 4, 25)
+"""The distances of the first controls: two come early, to estimate the noise soon, but after the first
+configurations; the third comes late."""
 
 LAUNCHES_EACH = 2
 """Once every plan was launched, the best are repeated until there are so many launches for each plan."""
@@ -70,7 +70,7 @@ class Strategy:
         self._seed = seed
         self._proposer = Proposer(space, plan_hash, seed)
         default = Seed("xlaunch", space.default)
-        self._seeds = self._distinct([default, *seeds, *_other_end(space)])
+        self._seeds = self._distinct([default, *seeds])
 
     @property
     def plans(self) -> int | None:
@@ -101,7 +101,7 @@ class Strategy:
         return self._step(Stage.CONTROL, BARE, key, "the bare command")
 
     def starting_point(self, records: Sequence[Record]) -> NextLaunch | None:
-        """Xlaunch's defaults, presets, earlier winners and the like, each once."""
+        """Xlaunch's defaults, presets and earlier winners, each once."""
         known = {record.step.plan_hash for record in records}
         for seed in self._seeds:
             plan_hash = self._hash(seed.configuration)
@@ -384,19 +384,3 @@ def _without_checks(records: Sequence[Record]) -> list[Record]:
     """The records without plans that were only launched as ablations."""
     others = {r.step.plan_hash for r in records if r.step.stage is not Stage.ABLATION}
     return [record for record in records if record.step.plan_hash in others]
-
-
-def _other_end(space: Space) -> list[Seed]:
-    """The default with each ordered parameter of the program at the other end of its range.
-
-    Users who give a range of batch sizes usually expect the best at its other end.
-    """
-    changes: dict[str, Value] = {}
-    for parameter in space.parameters:
-        if parameter.where is Where.PROGRAM and parameter.ordered:
-            values = parameter.values
-            is_low = 2 * values.index(parameter.default) < len(values)
-            changes[parameter.name] = values[-1] if is_low else values[0]
-    if not changes:
-        return []
-    return [Seed(f"the other end of {', '.join(changes)}", space.complete(changes))]
