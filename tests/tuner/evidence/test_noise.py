@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from xtune.evidence.noise import noise_cautions, outliers, pooled_spread
+from xtune.evidence.noise import (
+    Disturbance,
+    disturbance_of,
+    noise_cautions,
+    outliers,
+    pooled_spread,
+)
 from xtune.evidence.ratios import NoRatioError
+from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.space.parameters import BARE
 
 
 def test_a_value_without_a_logarithm_is_refused() -> None:
@@ -64,3 +73,21 @@ def test_a_caution_states_the_fact_and_the_remedy_in_a_line(
         assert caution.startswith(beginning)
         assert ";" in caution
         assert "\n" not in caution
+
+
+def waiting(*shares: float | None) -> list[Launch]:
+    return [
+        Launch(BARE, "", Outcome.MEASURED, 1.0, 0.0, secondary=Secondary(1.0, waited=share))
+        for share in shares
+    ]
+
+
+def test_pairs_in_which_one_waited_longer_are_disturbed() -> None:
+    found = disturbance_of(itertools.pairwise(waiting(0.0, 0.3, 0.05, 0.06, None, 0.9)))
+    assert found == Disturbance(disturbed=2, pairs=3)
+    assert found.caution.startswith("not known: in 2 of 3 pairs of launches one waited much longer")
+
+
+@pytest.mark.parametrize("shares", [(), (0.5,), (0.5, 0.5, 0.55), (0.0, 0.9, 0.9), (None, None)])
+def test_where_most_pairs_waited_alike_nothing_is_said(shares: tuple[float | None, ...]) -> None:
+    assert disturbance_of(itertools.pairwise(waiting(*shares))).caution == ""

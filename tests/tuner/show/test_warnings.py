@@ -34,7 +34,7 @@ def counting(change: Callable[[int, float], float]) -> Callable[[Launch], Launch
 
 
 def test_a_calm_study_warns_of_nothing() -> None:
-    found = findings(60, noise=0.003)
+    found = findings(50, noise=0.003)
     assert abouts(found) == []
     assert "None: the machine did not drift" in read_page(found).by_id("warnings").words
 

@@ -29,6 +29,7 @@ from xtune.cli.preparation import goal_of
 from xtune.cli.searching import Signals
 from xtune.errors import MetricNotSeenError, ObjectiveError, TunerError
 from xtune.evidence.comparisons import Comparison, Pair, Result
+from xtune.evidence.noise import disturbance_of
 from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import ClaimRule
 from xtune.launches.launch import WALL, Launch, Objective, Outcome
@@ -188,6 +189,9 @@ def _print(comparison: Comparison, commands: Sequence[str], objective: Objective
             seen = " to ".join(amount(one, shown) for one in (low, high))
             click.echo(f"   median {amount(median, shown)} ({counted(len(values), 'run')}: {seen})")
     click.echo(_sentence(comparison, objective))
+    caution = disturbance_of(comparison.pairs).caution
+    if caution:
+        click.echo(f"whether the commands themselves differ is {caution}")
 
 
 def _sentence(comparison: Comparison, objective: Objective) -> str:

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from xlaunch.text import counted
 from xtune.evidence.ratios import NoRatioError, has_ratio
+from xtune.launches.launch import Launch
 
 OUTLIER_Z = 3.5
 """The modified z-score that Iglewicz and Hoaglin (1993) call an outlier."""
@@ -104,6 +106,35 @@ def _logs(values: Sequence[float]) -> list[float]:
         if not has_ratio(value):
             raise NoRatioError(f"a measured value is {value:g}; the spread needs values above 0")
     return [math.log(value) for value in values]
+
+
+MAX_WAIT_DIFFERENCE = 0.1
+"""A pair of launches is disturbed if one waited longer for other programs by more than this share."""
+
+
+class Disturbance(NamedTuple):
+    """The pairs of launches in which the scheduler may have made the difference."""
+
+    disturbed: int
+    pairs: int
+
+    @property
+    def caution(self) -> str:
+        """What to say in place of effects if most pairs are disturbed; else empty."""
+        if 2 * self.disturbed <= self.pairs:
+            return ""
+        return (
+            f"not known: in {self.disturbed} of {counted(self.pairs, 'pair')} of launches one waited"
+            f" much longer (by over {MAX_WAIT_DIFFERENCE:.0%} of the time) for CPUs that other programs"
+            " used; end these, or give CPUs of their own by --cpus"
+        )
+
+
+def disturbance_of(pairs: Iterable[tuple[Launch, Launch]]) -> Disturbance:
+    """Count the disturbed pairs among those whose waiting is known."""
+    waits = [(one.secondary.waited, other.secondary.waited) for one, other in pairs]
+    known = [abs(a - b) for a, b in waits if a is not None and b is not None]
+    return Disturbance(sum(one > MAX_WAIT_DIFFERENCE for one in known), len(known))
 
 
 MIN_CONTROLS = 5

@@ -64,6 +64,8 @@ class Secondary(NamedTuple):
     minor_faults: int | None = None
     major_faults: int | None = None
     energy_j: float | None = None
+    waited: float | None = None
+    """Share of the time in which a thread waited for a CPU that other programs used, 0 to 1."""
 
 
 class Launch(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secondary readings during a launch: energy, and the kernel's counters of exhausted memory.
+"""Secondary readings during a launch: energy, waiting for CPUs, and counters of exhausted memory.
 
 The kernel's powercap tree counts microjoules (Documentation/power/powercap/powercap.rst); since
 CVE-2020-8694 only root may read them. Packages and their memory are summed; a package includes its
@@ -8,10 +8,13 @@ cores and graphics. The counters include other processes.
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from typing import NamedTuple
 
 from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.machine.tree import Tree, number
 
 POWERCAP = "/sys/class/powercap"
@@ -76,6 +79,42 @@ class EnergyMeter:
             if kind == CONTROL_TYPE and (is_package or label == "dram") and range_uj is not None:
                 found.append((f"{POWERCAP}/{name}", range_uj))
         return found
+
+
+class CpuWait:
+    """Measures since its creation how long tasks waited for CPUs that other programs used.
+
+    The pressure of this process's control group, or of the system, is the time in which some task
+    waited for a CPU (Documentation/accounting/psi.rst). Threads of the launch also wait for each
+    other, so no more counts than others ran on the allowed CPUs, time stolen by a host included.
+    """
+
+    def __init__(self, root: str = "/") -> None:
+        """`root`: root of the file tree to read."""
+        self._tree = Tree(root)
+        groups = [levels[0] for levels in ControlGroups(self._tree).enclosing("cpu") if levels]
+        paths = [f"{group.directory}/cpu.pressure" for group in groups if group.version == 2]
+        self._paths = (*paths, "/proc/pressure/cpu")
+        self._names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        self._before = self._now()
+
+    def share(self, cpu_s: float | None) -> float | None:
+        """The share of the time, 0 to 1; None if unknown. `cpu_s`: what the launch itself used."""
+        before, after = self._before, self._now()
+        if before is None or after is None or cpu_s is None or after[0] <= before[0]:
+            return None
+        time_s, waited_s, busy_s = (now - then for now, then in zip(after, before, strict=True))
+        return min(max(0.0, min(waited_s, busy_s - cpu_s)) / time_s, 1.0)
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """The time, the time with a waiting task, and that of the CPUs that was not idle."""
+        texts = (self._tree.read(path) for path in self._paths)
+        some = re.search(r"^some .*total=(\d+)", next(filter(None, texts), ""))
+        rows = [line.split() for line in (self._tree.read("/proc/stat") or "").splitlines()]
+        busy = [sum(map(int, row[1:4] + row[6:9])) for row in rows if row and row[0] in self._names]
+        if some is None or not busy:
+            return None
+        return time.monotonic(), int(some[1]) / 1e6, sum(busy) / TICKS_PER_SECOND
 
 
 class _Counter(NamedTuple):

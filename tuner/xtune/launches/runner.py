@@ -28,7 +28,7 @@ from xtune.errors import ObjectiveError, SpaceError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
-from xtune.launches.meters import EnergyMeter, MemoryWatch
+from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
 from xtune.launches.printed_rates import rate_in
 from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
 from xtune.launches.requirements import check, metrics_to_read
@@ -287,6 +287,7 @@ class Runner:
         self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
     ) -> Launch:
         memory, meter = MemoryWatch(self._root), EnergyMeter(self._root)
+        cpu_wait = CpuWait(self._root)
         copy_to = 2 if self._show_output else None
         is_read = self._is_output_read and launch.configuration == BARE
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
@@ -332,8 +333,11 @@ class Runner:
                 self.printed_rate, self._is_output_read = rate_in(printed.text()), False
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
         shared = [text for text in notes if kind_of(text) is WarningKind.SHARED_CPUS]
+        secondary = secondary_of(report, joules)
+        if load is None:  # a load generator is no other program
+            secondary = secondary._replace(waited=cpu_wait.share(secondary.cpu_s))
         launch = launch._replace(
-            secondary=secondary_of(report, joules),
+            secondary=secondary,
             exit_code=report.exit_code if report.instances else None,
             shared_cpus=tuple(shared),
         )

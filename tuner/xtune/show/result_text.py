@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections import Counter
 from collections.abc import Iterator
 
 from xlaunch.text import number
+from xtune.evidence.noise import disturbance_of
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import MIN_PAIRS, VerdictKind
@@ -163,6 +165,10 @@ def _lead(result: SearchResult) -> Iterator[str]:
 
 def _mattered(result: SearchResult) -> Iterator[str]:
     """The settings that mattered; for a small space the median of each configuration."""
+    caution = disturbance_of(itertools.pairwise(result.launches)).caution
+    if caution:
+        yield f"  what mattered: {caution}"
+        return
     importance, lines = result.importance, list[str]()
     for left_out in result.ablations:
         ratio, low, high = ratios(left_out.ratio, left_out.low, left_out.high)
