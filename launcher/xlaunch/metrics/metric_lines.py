@@ -4,6 +4,7 @@
 sentences/s                 123.4 sentences/s    sentences/s: 123.4    {"sentences/s": 1.2e3}
 loss                        step 12 loss 0.25    loss=0.25
 'took ([0-9.]+) s a batch'  a regular expression, by its parenthesis; its group is the number
+'step=took ([0-9.]+) s'      the same with a name
 latency:total               the kind comes first: rate, latency (or time) or value
 """
 
@@ -52,6 +53,10 @@ _RATE = re.compile(
     r"|\b(fps|qps|rps|tps|throughput)\b"
 )
 _TIME_WORDS = frozenset(("latency", "duration", "time", "elapsed"))
+
+
+_NAMED_EXPRESSION = re.compile(r"(\w(?:[\w %/.-]*[\w%])?)=(\w.*)")
+"""``NAME=REGEX``. In ``loss=([0-9.]+)`` and ``loss=\\s*([0-9.]+)`` all is the regular expression."""
 
 
 class MetricKind(enum.Enum):
@@ -120,15 +125,20 @@ def parse_metric(text: str) -> Metric:
     if not re.search(r"(?<!\\)\(", name):
         kind = kind or kind_of(name)
         return Metric(name, kind, tuple(_patterns(name, kind)), named=True)
+    expression = name
+    if found := _NAMED_EXPRESSION.fullmatch(name):
+        name, expression = found.groups()
     try:
-        pattern = re.compile(name)
+        pattern = re.compile(expression)
     except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
             f"{text!r} has a parenthesis, so it is a regular expression, and not a valid one: {error}"
         ) from None
     if not pattern.groups:
         raise UsageError(f"{text!r}: put a group around the number: ([0-9.]+)")
-    return Metric(name, kind or kind_of(name), (pattern,), named=False)
+    if kind is None and (kind := kind_of(name)) is MetricKind.VALUE:
+        kind = kind_of(expression)
+    return Metric(name, kind, (pattern,), named=False)
 
 
 def kind_of(name: str) -> MetricKind:

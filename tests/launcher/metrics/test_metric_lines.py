@@ -145,6 +145,30 @@ def test_kind_may_be_said(kind: MetricKind):
     assert metric.read("total: 4") == Value(4.0, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        ("step=took ([0-9.]+) s a", "took 2.5 s a step", ("step", MetricKind.TIME, 2.5)),
+        ("images/s=did ([0-9]+) images", "did 12 images", ("images/s", MetricKind.RATE, 12.0)),
+        ("value:a b=x=([0-9]+)", "x=3", ("a b", MetricKind.VALUE, 3.0)),
+    ],
+)
+def test_a_regular_expression_may_have_a_name(
+    text: str, line: str, expected: tuple[str, MetricKind, float]
+):
+    metric = parse_metric(text)
+    assert (metric.name, metric.kind, metric.read(line).number) == expected
+
+
+@pytest.mark.parametrize(
+    "text", [r"loss=([0-9.]+)", r"loss=\s*([0-9.]+)", "loss= ([0-9.]+)", "=a(.)"]
+)
+def test_an_expression_that_only_has_a_name_before_its_group_is_used_whole(text: str):
+    metric = parse_metric(text)
+    assert metric.name == text
+    assert metric.read("acc=7") is None
+
+
 def test_time_is_another_word_for_latency():
     assert parse_metric("time:total") == parse_metric("latency:total")
 

@@ -180,6 +180,14 @@ def test_metric_that_is_not_printed_names_the_lines_that_were(make_runner: MakeR
     assert launch.notes[0].startswith("no value was announced by '@hypertune'")
 
 
+def test_a_metric_in_other_case_is_named(make_runner: MakeRunner):
+    launch = make_runner("tell('5 Images/s')", "images/s").measure(DEFAULT)
+    assert_unmeasured(launch, Outcome.NO_METRIC)
+    assert launch.notes[0] == (
+        "no value of 'images/s' was found, but of 'Images/s': write --metric Images/s"
+    )
+
+
 def test_program_that_prints_no_number(make_runner: MakeRunner):
     launch = make_runner("tell('done'); print('odd', file=sys.stderr)").measure(DEFAULT)
     assert_unmeasured(launch, Outcome.NO_METRIC)

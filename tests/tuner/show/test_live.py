@@ -8,7 +8,7 @@ import re
 
 import pytest
 from rich.console import Console
-from tests.tuner.show.made_up import FOUR, RATE, SPACE, launch, recorded
+from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 
 from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress
@@ -69,13 +69,15 @@ def test_stage_best_and_what_is_left_are_drawn(
         screen.started(outline(budget))
         (record,) = recorded([launch(FOUR, 400.0)])
         screen.launched(record, LATER)
-        screen.favourite_changed(Favourite(FOUR, 400.0, 4.0))
+        screen.favourite_changed(Favourite(FOUR, 400.0, 4.0, second=TWO))
         screen.stage_changed(Stage.SEARCH)
     drawn = shown(terminal)
     assert "xtune: n=4: 400 items/s; a launch took 2.0 s" in drawn
     assert said in drawn
     assert "stage searching" in drawn
     assert "best n=4: 400 items/s, 4.00 times the bare command" in drawn
+    assert "second n=2" in drawn
+    assert "last n=4: 400 items/s" in drawn
 
 
 def test_failures_stay_above_and_progress_is_only_drawn(terminal: Console) -> None:
@@ -85,6 +87,7 @@ def test_failures_stay_above_and_progress_is_only_drawn(terminal: Console) -> No
         for record in recorded(launches):
             screen.launched(record, LATER)
     assert shown(terminal).count("xtune: n=4: crashed: no room") == 1
+    assert "last n=4: crashed: no room; 2 launches failed so far" in shown(terminal)
     assert "up to 30 left" not in shown(terminal)
 
 

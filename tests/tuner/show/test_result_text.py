@@ -12,7 +12,7 @@ from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 from xlaunch.planning import Request
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import SecondGoal
-from xtune.evidence.verdicts import MoreBudget, Verdict, VerdictKind, undecided
+from xtune.evidence.verdicts import Contender, MoreBudget, Standing, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Ended, Favourite, Resolution
@@ -67,6 +67,24 @@ def test_a_gain() -> None:
         "  run it: xlaunch echo 4",
         DETAILS,
     ]
+
+
+def test_a_better_median_that_the_final_did_not_compare_is_named() -> None:
+    lucky = (*LAUNCHES, launch(TWO, 500.0))
+    assert (
+        "  not compared in the final: n=2, whose median is 500 items/s (1 launch)"
+        in result_lines(concluded(GAIN, lucky))
+    )
+    assert not any("not compared" in line for line in result_lines(concluded(GAIN)))
+
+
+def test_the_best_finalist_is_named_where_another_is_preferred() -> None:
+    rows = [
+        Standing(Contender(one, 1, (1.0,)), interval(4.0, 3.9, 4.1), 0.1, (), True, False)
+        for one in (TWO, FOUR)
+    ]
+    told = list(result_lines(concluded(GAIN._replace(standings=tuple(rows)))))
+    assert any(line.startswith("  preferred to n=2, which is not clearly better") for line in told)
 
 
 def test_a_preset_and_a_storage_are_part_of_the_commands() -> None:

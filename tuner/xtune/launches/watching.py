@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
+import shlex
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -370,4 +372,8 @@ def describe_unseen(metric: str, report: Report) -> str:
         wanted = f"no value of {metric!r} was found"
     if not report.lines_seen:
         return f"{wanted}; nothing with a number was printed or reported"
-    return f"{wanted}; the last lines with numbers: {' | '.join(report.lines_seen)}"
+    lines = " | ".join(report.lines_seen)
+    other = re.search(re.escape(metric), lines, re.IGNORECASE)
+    if other is not None and other[0] != metric:
+        return f"{wanted}, but of {other[0]!r}: write --metric {shlex.quote(other[0])}"
+    return f"{wanted}; the last lines with numbers: {lines}"

@@ -61,6 +61,8 @@ class Favourite(NamedTuple):
     """Estimated by the model, in the unit of the metric."""
     ratio: float | None
     """Ratio to the bare command, above 1 is better."""
+    second: Configuration | None = None
+    """The second best; None if only one was measured."""
 
 
 class Outline(NamedTuple):

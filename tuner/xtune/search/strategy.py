@@ -314,12 +314,12 @@ class Strategy:
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """The configuration that is probably best so far; None before anything was measured."""
         scale = ScoreScale(records, self._objective)
-        found = self._favourites(scale, 1)
+        found = self._favourites(scale, 2)
         if not found:
             return None
         mean = float(self._belief(scale).of(found)[0][0])
         ratio = None if scale.bare is None else math.exp(mean - scale.bare)
-        return Favourite(found[0], unscore(mean, self._objective), ratio)
+        return Favourite(found[0], unscore(mean, self._objective), ratio, *found[1:])
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""

@@ -58,6 +58,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
         if result.values(BARE) and result.values(verdict.best):
             best, bare = _medians(result, verdict.best), _medians(result, BARE)
             yield f"  median: {best}; bare command: {bare}"
+        yield from _passed_over(result)
     else:
         yield f"  {verdict.reason}"
     if verdict.kind is VerdictKind.INCONCLUSIVE:
@@ -134,6 +135,26 @@ def _claim(interval: RatioInterval) -> Iterator[str]:
         yield f"  95 % confidence interval: {describe_interval(interval)} ({pairs})"
     else:
         yield f"  {pairs}: too few for a confidence interval"
+
+
+def _passed_over(result: SearchResult) -> Iterator[str]:
+    """Why a configuration that looks better than the winner is not recommended."""
+    verdict, goal = result.verdict, result.objective.sign
+    compared = [row.contender.configuration for row in verdict.standings]
+    if compared and compared[0] != verdict.best:
+        yield (
+            f"  preferred to {settings(compared[0], result.space)}, which is not clearly better, and changes"
+            " more or takes more memory"
+        )
+    others = {one.configuration for one in result.launches} - {*compared, verdict.best, BARE}
+    medians = {one: result.median(one) for one in others if not result.broke(one)}
+    known = {one: median * goal for one, median in medians.items() if median is not None}
+    best, own = max(known, key=known.__getitem__, default=None), result.median(verdict.best)
+    if best is not None and own is not None and known[best] > own * goal:
+        yield (
+            f"  not compared in the final: {settings(best, result.space)}, whose median is"
+            f" {_medians(result, best)}"
+        )
 
 
 def _medians(result: SearchResult, configuration: Configuration) -> str:

@@ -25,6 +25,7 @@ from xtune.show.words import (
     describe_step,
     duration,
     launches,
+    settings,
     time_left,
 )
 from xtune.space.spaces import Space
@@ -193,6 +194,9 @@ class LiveScreen(PlainScreen):
         self._progress: Progress | None = None
         self._step: NextLaunch | None = None
         self._stage = ""
+        self._last = ""
+        """The launch that ended last."""
+        self._failed = 0
         self._since = time.monotonic()
         self._live = Live(
             console=place,
@@ -226,6 +230,9 @@ class LiveScreen(PlainScreen):
     def launched(self, record: Record, progress: Progress) -> None:
         self._progress, self._since = progress, time.monotonic()
         super().launched(record, progress)
+        self._last = describe_launch(record, self._space, self._objective)
+        if record.launch is not None:
+            self._failed += record.launch.outcome not in (Outcome.MEASURED, Outcome.CUT)
 
     def _report_progress(self, progress: Progress) -> None:
         """Do nothing: progress is on the screen."""
@@ -247,9 +254,14 @@ class LiveScreen(PlainScreen):
         if self._step is not None:
             text = describe_step(self._step, self._space)
             rows.add_row("running", Text(f"{text}, for {duration(time.monotonic() - self._since)}"))
+        if self._last:
+            failed = f"; {launches(self._failed)} failed so far" if self._failed else ""
+            rows.add_row("last", Text(self._last + failed))
         if self._favourite is not None:
             text = describe_favourite(self._favourite, self._space, self._objective)
             rows.add_row("best", Text(text))
+            if self._favourite.second is not None:
+                rows.add_row("second", Text(settings(self._favourite.second, self._space)))
         drawn = rows if self._progress is None else Group(self._bar(self._progress), rows)
         return Constrain(drawn, self._console.width - len("^C"))
 
