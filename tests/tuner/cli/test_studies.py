@@ -59,7 +59,7 @@ def warnings_of(told: str) -> list[str]:
 def test_a_study_is_gone_on_with_and_an_edit_between_is_told(desk: Desk) -> None:
     first = desk.search("rate.py", budget="2")
     assert first.out.startswith("inconclusive: neither a gain nor its absence is established\n")
-    assert "to continue: xtune resume --budget '8 launches' 'rate.py" in first.out
+    assert "to continue: xtune resume --budget '11 launches' 'rate.py" in first.out
     assert not warnings_of(first.err)
     unchanged = desk.search("rate.py", budget="2").err
     assert "continuing study 'rate.py" in unchanged

@@ -16,7 +16,10 @@ SHARE_OF_FINAL = 1 / 3
 """Maximum share of all launches that the final may have."""
 
 MIN_LAUNCHES = 2
-"""The bare command and one configuration: the minimum of a search, and before a final."""
+"""The bare command and one configuration."""
+
+MIN_SEARCHED = 5
+"""Minimum launches before a final: with fewer, what it compares is seldom worth it."""
 
 MIN_BLOCKS = {3: 10, 2: 7, 1: MIN_PAIRS}
 """Minimum blocks for each number of finalists. A few blocks cannot separate finalists that the search
@@ -108,7 +111,7 @@ class FinalSize(NamedTuple):
 MIN_FINAL = FinalSize(1, MIN_PAIRS)
 """One finalist, and enough pairs for a first look."""
 
-MIN_WITH_FINAL = MIN_LAUNCHES + MIN_FINAL.launches
+MIN_WITH_FINAL = MIN_SEARCHED + MIN_FINAL.launches
 
 
 def final_size(total: float, earlier: int = 0) -> FinalSize | None:
