@@ -105,11 +105,8 @@ def _compare(
     measures: Sequence[Callable[[], Launch]], objective: Objective, options: Mapping[str, Any]
 ) -> Comparison:
     """Run the commands in turns until the result is known; Ctrl-C ends it with what is known."""
-    quiet, runs, rule = (
-        options["quiet"],
-        options["runs"],
-        ClaimRule(min_effect=options["min_effect"]),
-    )
+    quiet, runs = options["quiet"], options["runs"]
+    rule = ClaimRule(min_effect=options["min_effect"])
 
     def waiting(holder: str) -> None:
         if not quiet:
@@ -163,9 +160,12 @@ def _pair(measures: Sequence[Callable[[], Launch]], order: Sequence[int]) -> Pai
 def _show_progress(comparison: Comparison, pair_s: float) -> None:
     made, planned = len(comparison.pairs), comparison.plan.planned
     interval = comparison.finding(in_full=False).interval
-    so_far = "" if interval is None else f"; B is {ratios(interval.estimate)[0]} times as good as A"
+    assert interval is not None
     left = duration((planned - made) * pair_s)
-    _rewrite(f"xtune: {made} of up to {planned} runs of each, up to {left} left{so_far}")
+    _rewrite(
+        f"xtune: {made} of up to {planned} runs of each, up to {left} left;"
+        f" B is {ratios(interval.estimate)[0]} times as good as A"
+    )
 
 
 def _rewrite(text: str) -> None:
