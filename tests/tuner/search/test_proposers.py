@@ -11,7 +11,7 @@ import pytest
 from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
 from tests.tuner.search.scripted import SPACE, gain
 
-from xtune.search.proposer import MAX_HELD, REACH, REPEAT_EVERY, Belief
+from xtune.search.proposer import MAX_HELD, REPEAT_EVERY, Belief
 from xtune.search.proposer import Proposer as Process
 from xtune.search.records import Rating
 from xtune.space.parameters import Configuration, Parameter, Where
@@ -153,7 +153,7 @@ def test_settings_that_failed_are_tried_late() -> None:
 
 
 def test_beliefs_are_the_posterior_of_a_gaussian_process() -> None:
-    """Two plans by hand; the third differs from one of them in two parameters, from the other in one."""
+    """Two plans by hand: similarity 1/2 (1/2 + 0) where one of two parameters agrees."""
     space = Space([SPACE.parameter("omp"), SPACE.parameter("smt")])
     process = Process(space, repr)
     one, other = space.default, space.complete({"smt": True})
@@ -162,9 +162,8 @@ def test_beliefs_are_the_posterior_of_a_gaussian_process() -> None:
     means, deviations = Belief(process, ratings, 1e-6).of([one, other, far])
     assert means[:2] == pytest.approx([0.0, 0.2], abs=1e-6)
     assert deviations[:2] == pytest.approx([0.0, 0.0], abs=1e-3)
-    alike = np.exp(-1.0 / REACH)
-    assert means[2] == pytest.approx(0.1 + 0.1 * alike)
-    assert deviations[2] == pytest.approx(0.2 * np.sqrt(1.0 - alike**2))
+    assert means[2] == pytest.approx(0.1 + 0.1 * 0.25 / (1.0 - 0.25))
+    assert deviations[2] == pytest.approx(0.2 * np.sqrt(1.0 - 0.0625 / (1.0 - 0.0625)))
 
 
 @pytest.mark.parametrize("space", [SPACE, LARGE], ids=["small", "large"])

@@ -6,23 +6,13 @@ cancel (Kalibera and Jones 2013 recommend an interval of this ratio; Chen and Re
 interleaving). All computations use logarithms: speed-ups and noise multiply, and 2x and 0.5x are
 equally far from 1. A ratio above 1 is better for either goal.
 
-There are two kinds of interval. They were chosen by the rate of false claims and the power for gains of
-5, 10 and 30 %, with three finalists and 8 to 20 blocks, under log-normal, heavy-tailed, drifting and
-two-valued noise, and with occasional launches that are 30 % slower:
+Below 10 pairs it is the t interval, which keeps its level for any mixture of normals, also for heavy tails and
+unequal noise, if the error is below 4 % a side (Bakirov and Szekely 2005; used from 2 values up by Ibragimov and
+Mueller 2010). From 10 pairs on it is that of the 10 % trimmed mean (Tukey and McLaughlin 1963), which finds more
+gains where a few launches are much slower; with fewer pairs, trimming costs more than outliers do.
 
-t interval, below 10 pairs
-    It keeps its level for any mixture of normals, also for heavy tails and unequal noise: the error is
-    at most the nominal one at levels below 4 % a side (Bakirov and Szekely 2005; used from 2 values up
-    by Ibragimov and Mueller 2010).
-t interval of the 10 % trimmed mean, from 10 pairs
-    (Tukey and McLaughlin 1963). If 3 launches in 100 lose 30 %, it finds a 5 % gain in 88 of 100
-    finals of 12 blocks, the plain t interval in 66; under normal noise in 75 instead of 82. Below 10
-    pairs, trimming two of them costs more than outliers do.
-
-Distribution-free intervals cost too much: the sign-flip test (Fisher 1935; Hartigan 1969) has no level
-below 1/2**n with n pairs, and the signed-rank interval (Hodges and Lehmann 1963) loses significance
-with one bad pair in twelve. So every verdict gives the exact probability of the sign-flip test beside
-its t interval.
+Distribution-free intervals cost too much: the sign-flip test (Fisher 1935) has no level below 1/2**n with n
+pairs, so every verdict gives its exact probability beside the interval.
 """
 
 from __future__ import annotations
