@@ -23,7 +23,7 @@ from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.options.commands import launch_command, resolved_options
 from xlaunch.options.definitions import RESERVED
 from xlaunch.options.precedence import request_from
-from xtune.cli import say
+from xtune.cli import HELP, say
 from xtune.cli.options import RUNS
 from xtune.cli.preparation import goal_of
 from xtune.cli.searching import Signals
@@ -47,6 +47,9 @@ from xtune.space.spaces import Space
 USUAL_RUNS = 12
 USUAL_S = 10.0
 """Default number of runs of each command; more of short ones, until they take this time."""
+
+RUN_BY_XLAUNCH = ("dry_run", "nnodes", "nproc_per_node")
+"""Options that start something else than instances of the program: xlaunch is then run like any command."""
 
 SHELL = re.compile(r"[|&;<>()`$*?\n]|^\s*\w+=|(?:^|\s)~")
 """What only a shell understands, outside of single quotes."""
@@ -79,10 +82,11 @@ def _measure_of(text: str, objective: Objective, prepare: str | None) -> Callabl
     if SHELL.search(re.sub(r"'[^']*'", "", text)):
         words = ["/bin/sh", "-c", text]
     values: Mapping[str, Any] = {"program": tuple(words)}
-    if os.path.basename(words[0]) == "xlaunch" and not RESERVED.intersection(words[1:2]):
-        configuration = Configuration({})
+    if os.path.basename(words[0]) == "xlaunch" and not (HELP | RESERVED).intersection(words[1:2]):
         parser = launch_command(program_required=True)(lambda _: None)
-        values = resolved_options(parser.make_context("xlaunch", words[1:]).params).values
+        asked = resolved_options(parser.make_context("xlaunch", words[1:]).params).values
+        if asked.keys().isdisjoint(RUN_BY_XLAUNCH):
+            configuration, values = Configuration({}), asked
     resolver = Resolver(Space([]), request_from(values), os.environ, read_machine())
     resolver.command(BARE)
     if configuration != BARE:

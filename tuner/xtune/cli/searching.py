@@ -191,6 +191,7 @@ def _metric_printed(asked: Asked) -> str:
     resolver = Resolver(space, asked.request, os.environ, read_machine())
     resolver.command(BARE)  # raises if the program is missing
     runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
+    runner.reads_output = True
     with HostTurn(runtime_directory(os.environ))():
         require_baseline(runner.measure(BARE, limit_s=asked.timeout_s), objective)
     return runner.printed_rate or WALL
@@ -268,6 +269,7 @@ def search(
     store = open_store(task, study, quiet=quiet)
     if task.probe is not None:
         _keep_probe(task, store, task.probe)
+    task.runner.reads_output = task.objective.metric == WALL and not asked.metrics
     task.runner.learn([record.launch for record in store.records() if record.launch is not None])
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
@@ -277,7 +279,7 @@ def search(
     def turn() -> Iterator[None]:
         check()
         rate, task.runner.printed_rate = task.runner.printed_rate, None
-        if rate is not None and not asked.metrics:
+        if rate is not None:
             screen.rate_printed(rate)
         with host_turn():
             content = identify_program(task.request).content

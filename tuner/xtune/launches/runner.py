@@ -163,9 +163,9 @@ class Runner:
         """See `printed_units`."""
         self.announcements: tuple[Announcement, ...] = ()
         """The announcements of the last launch."""
+        self.reads_output = False
+        """Look for `printed_rate` in the output of the next bare command."""
         self.printed_rate: str | None = None
-        """A rate in the output of the first bare command whose wall time was measured."""
-        self._is_output_read = service is None and objective.metric == WALL
 
     @property
     def objective(self) -> Objective:
@@ -289,7 +289,7 @@ class Runner:
         memory, meter = MemoryWatch(self._root), EnergyMeter(self._root)
         cpu_wait = CpuWait(self._root)
         copy_to = 2 if self._show_output else None
-        is_read = self._is_output_read and launch.configuration == BARE
+        is_read = self.reads_output and launch.configuration == BARE
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
             mark = MARK if MARK in self._metrics else None
@@ -330,7 +330,7 @@ class Runner:
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
             said = tail.text()
             if is_read and watched.ended_as is None:
-                self.printed_rate, self._is_output_read = rate_in(printed.text()), False
+                self.printed_rate, self.reads_output = rate_in(printed.text()), False
         notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
         shared = [text for text in notes if kind_of(text) is WarningKind.SHARED_CPUS]
         secondary = secondary_of(report, joules)
