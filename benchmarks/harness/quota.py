@@ -16,6 +16,7 @@ from xlaunch.machine.tree import Tree
 
 PERIOD_US = 100_000
 ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+MAX_REMOVAL_S = 5.0
 LEFT_S = 0.05
 """Pause between two looks for what is left in a group."""
 
@@ -54,7 +55,16 @@ class QuotaGroup(NamedTuple):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(LEFT_S)
-        self.directory.rmdir()
+        deadline = time.monotonic() + MAX_REMOVAL_S
+        while True:  # what was ended counts until its parent has read its exit status
+            try:
+                self.directory.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LEFT_S)
+            else:
+                return
 
 
 def make_group(quota: float) -> QuotaGroup | None:
