@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
 
@@ -19,6 +20,8 @@ from xruntime import native
 from xruntime.errors import OperatorError
 from xruntime.generation.cached_layers import CacheView, InUse, growing
 from xruntime.generation.decoders import LayerParts, UndescribedError, described
+from xruntime.generation.linear_rows import linears_of_torch
+from xruntime.generation.speed import Speed
 from xruntime.threads.torch_modes import transformed
 
 TOLERANCES: Final = {torch.bfloat16: 3e-2, torch.float32: 1e-3}
@@ -139,33 +142,47 @@ class DecodeStep:
         The class of the model in transformers.
     say
         Is called with a line when the step is dropped.
+    tell
+        Is called with a line when the speed of tokens is known.
 
     Raises UndescribedError for a model that fits no description.
     """
 
-    def __init__(self, model: nn.Module, kind: type[nn.Module], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: type[nn.Module],
+        say: Callable[[str], None],
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._model: Any = model
         self._kind = kind
         self._say = say
+        self._tell = tell
         self._lock = threading.Lock()
         self._proved: set[tuple[int, int]] = set()
         self.dropped: str | None = None
         """Why the modules compute everything from now on."""
 
         self._plan = _Plan(model, kind)
+        self.speed = Speed()
 
     def __call__(
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return what `plain(*args, **kwargs)`, the call of the modules, would return."""
-        call = None
+        call, began = None, time.perf_counter()
         if not args and self.dropped is None:
             try:
                 call = self._call(kwargs)
             except Exception as error:  # noqa: BLE001 - the modules know what is wrong, if anything is
                 self.drop(f"{type(error).__name__}: {error}")
         if call is None:
-            return plain(*args, **kwargs)
+            outputs = plain(*args, **kwargs)
+            tokens = kwargs.get("input_ids")
+            if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and tokens.shape[1] > 1:
+                self.speed.add_prompt(tokens.shape[1], time.perf_counter() - began)
+            return outputs
         with InUse(call.view.layers[0], call.view.positions):
             capacities = {layer.room().keys.shape[2] for layer in call.view.layers}
             key = (call.view.batch, max(capacities))
@@ -174,10 +191,13 @@ class DecodeStep:
             except Exception as error:  # noqa: BLE001 - nothing has been changed
                 self.drop(f"{type(error).__name__}: {error}")
                 return plain(*args, **kwargs)
-            if key not in self._proved:
+            if key not in self._proved or self.speed.needs_modules(call.view.batch):
                 return self._compared(call, logits, key, plain, kwargs)
             for layer in call.view.layers:
                 _extend(layer)
+        made, elapsed_s = call.plan.description, time.perf_counter() - began
+        if self.speed.add_step(call.view.batch, elapsed_s, made.head, made.bytes_a_token()):
+            self._tell(self.speed.line or "")
         return self._outputs(logits, call.cache)
 
     def __reduce__(self) -> Any:
@@ -201,7 +221,10 @@ class DecodeStep:
         rooms = [layer.room() for layer in call.view.layers]
         ours = [logits[:, 0]]
         ours += [one[:, :, room.end].clone() for room in rooms for one in (room.keys, room.values)]
-        outputs = plain(**kwargs)
+        began = time.perf_counter()
+        with linears_of_torch():
+            outputs = plain(**kwargs)
+        self.speed.add_modules(call.view.batch, time.perf_counter() - began)
         theirs = [outputs.logits[:, -1]]
         for layer in call.view.layers:
             theirs += [layer.keys[:, :, -1], layer.values[:, :, -1]]

@@ -79,6 +79,10 @@ class Description(NamedTuple):
         found += [one for layer in self.layers for one in layer if one is not None]
         return found
 
+    def bytes_a_token(self) -> int:
+        """Return the bytes of all weights but the embedding's, of which a token needs one row."""
+        return sum(one.nbytes for one in self.parameters()[1:])
+
 
 def transformers_problem() -> str | None:
     """Why the installed transformers has no descriptions; None if it has."""

@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 import types
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -33,6 +36,23 @@ native.declare(
         *(_INT64, _INT64, _ADDRESS),
     ),
 )
+
+
+class _Thread(threading.local):
+    torch_only = False
+
+
+_thread: Final = _Thread()
+
+
+@contextlib.contextmanager
+def linears_of_torch() -> Iterator[None]:
+    """Let torch compute all linears that this thread calls."""
+    _thread.torch_only = True
+    try:
+        yield
+    finally:
+        _thread.torch_only = False
 
 
 def available() -> bool:
@@ -83,6 +103,8 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
     bfloat16, too, as those of `lowered_class` do.
     """
     weight, bias = linear.weight, linear.bias
+    if _thread.torch_only:
+        return None
     if type(value) is not torch.Tensor or type(weight) is not nn.Parameter:
         return None
     if torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then

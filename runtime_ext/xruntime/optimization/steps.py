@@ -12,6 +12,7 @@ from torch import nn
 
 from xruntime.compilation.accuracy import Difference
 from xruntime.errors import OptimizationError
+from xruntime.generation.decode_step import DecodeStep
 from xruntime.optimization.aside import CompiledAside
 
 
@@ -135,6 +136,11 @@ def explain(model: nn.Module) -> Explanation:
             f"this {type(model).__name__} was not returned by xruntime.optimize: explain() the module that"
             " optimize() returned"
         )
+    native = getattr(vars(model).get("_xruntime_optimized"), "step", None)
+    if isinstance(native, DecodeStep) and native.speed.line is not None:
+        step = found.step("decode_step")
+        told = step._replace(reason=f"{step.reason}; {native.speed.line}")
+        return found._replace(steps=tuple([told if one is step else one for one in found.steps]))
     if aside is None:
         return found
     outcome = PassOutcome.APPLIED if aside.refusal is None else PassOutcome.SKIPPED

@@ -239,7 +239,8 @@ class Interception:
         with contextlib.suppress(
             Exception
         ):  # an UndescribedError, or what the program's model raises
-            made = DecodeStep(module, kind, partial(self._report, kind.__name__))
+            report = partial(self._report, kind.__name__)
+            made = DecodeStep(module, kind, report, report)
             vars(module)[STEP_ATTRIBUTE] = made
             step = "each token is one native call; "
         dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}

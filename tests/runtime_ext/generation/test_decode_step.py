@@ -389,6 +389,33 @@ def test_a_step_that_fails_leaves_the_call_to_the_modules(monkeypatch: pytest.Mo
         assert torch.equal(found, model.generate(**given, **OPTIONS))
 
 
+def test_the_speed_is_told() -> None:
+    optimized = optimize(decoder("llama-tied"))
+    assert "tokens/s" not in str(explain(optimized))
+    optimized.generate(**prompt(2), **OPTIONS)
+    weights = sum(one.nbytes for one in optimized.parameters())
+    reason = explain(optimized).step("decode_step").reason
+    assert " in calls of 2; " in reason
+    assert f"; {weights / 1e6:.0f} MB of weights a token, read at " in reason
+    assert reason.endswith(" s after a prompt of 9")
+
+
+def test_the_modules_are_timed_with_linears_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = torch.nn.functional.linear
+
+    def counting(value: Any, *weights: Any) -> Any:
+        calls.append(value.shape)
+        return original(value, *weights)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counting)
+    # Layers of a size that native code computes.
+    optimized = optimize(decoder("llama", hidden_size=144, intermediate_size=160))
+    optimized.generate(**prompt(1), **OPTIONS)
+    last_linears = [shape for shape in calls if shape == (1, 1, 160)]
+    assert len(last_linears) == 2 * 3  # of two steps, in each of three layers
+
+
 def test_threads_with_a_cache_each() -> None:
     model = decoder("qwen2")
     optimized = optimize(model)

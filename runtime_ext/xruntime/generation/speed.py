@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast the tokens of a model come, found while a program generates them."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Final
+
+import torch
+
+from xruntime.generation.linear_rows import linear_rows
+
+MODULE_CALLS: Final = 2
+"""So many calls are timed in the modules: the first one also prepares things, so the quickest counts."""
+
+STEPS: Final = 16
+"""So many native steps are timed; the median counts."""
+
+READS: Final = 3
+
+
+class Speed:
+    """The times of a model's first calls, all of the batch size that came first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: tuple[int, float] | None = None
+        self._batch = 0
+        self._modules: list[float] = []
+        self._steps: list[float] = []
+        self.line: str | None = None
+        """What was found; None before `STEPS` steps."""
+
+    def add_prompt(self, tokens: int, seconds: float) -> None:
+        """Keep the time of the first call with several tokens of a sequence: its result is the first token."""
+        if self._first is None:
+            self._first = tokens, seconds
+
+    def needs_modules(self, batch: int) -> bool:
+        """Whether the modules are to compute a call of that size, so that their time is known."""
+        return self._batch in (0, batch) and len(self._modules) < MODULE_CALLS
+
+    def add_modules(self, batch: int, seconds: float) -> None:
+        """Keep the time of a call of the modules with torch's own linears."""
+        with self._lock:
+            if self.needs_modules(batch):
+                self._batch = batch
+                self._modules.append(seconds)
+
+    def add_step(self, batch: int, seconds: float, head: torch.Tensor, weight_bytes: int) -> bool:
+        """Keep the time of a native step; return whether `line` was found just now.
+
+        head
+            The weights of the last linear, (vocabulary, hidden), which are read alone to see how fast memory is.
+        weight_bytes
+            The bytes of weights that a token reads.
+        """
+        with self._lock:
+            if self.line is not None or batch != self._batch:
+                return False
+            self._steps.append(seconds)
+            if len(self._steps) < STEPS:
+                return False
+            self.line = self._described(head.detach(), weight_bytes)
+            return True
+
+    def _described(self, head: torch.Tensor, weight_bytes: int) -> str:
+        step_s, modules_s = statistics.median(self._steps), min(self._modules)
+        share = weight_bytes / step_s / _read_rate(head)
+        first = ""
+        if self._first is not None:
+            first = f"; first token {self._first[1]:.3g} s after a prompt of {self._first[0]}"
+        return (
+            f"{self._batch / step_s:.3g} tokens/s, {self._batch / modules_s:.3g} by the modules, in calls of"
+            f" {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
+            f" of the output layer alone{first}"
+        )
+
+
+def _read_rate(head: torch.Tensor) -> float:
+    """Bytes a second at which a product of one row reads these weights."""
+    row = head.new_zeros((1, head.shape[1]))
+    times = []
+    for _ in range(READS):
+        began = time.perf_counter()
+        linear_rows(row, head, None)
+        times.append(time.perf_counter() - began)
+    return head.nbytes / max(min(times), 1e-9)
