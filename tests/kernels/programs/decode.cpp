@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decode steps and linears of few rows, of sizes that fit no vector, in arrays that end with the
+// last element: for a library whose accesses to memory are checked. Says how many calls it has
+// made.
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <memory>
+#include <vector>
+
+#include "xkernels.h"
+
+namespace {
+
+int calls = 0;
+
+void fail(const char* what, int32_t code) {
+  fprintf(stderr, "%s: %d\n", what, code);
+  exit(1);
+}
+
+// Elements of one type, with small values; the memory has no byte more.
+class Values {
+ public:
+  Values(int64_t count, int32_t type)
+      : width_(type == XK_FLOAT32 ? 4 : 2), bytes_(new unsigned char[count * width_]) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float value = static_cast<float>((i * 37 + 11) % 29 - 14) / 64;
+      const unsigned char* const from = reinterpret_cast<const unsigned char*>(&value);
+      for (int b = 0; b < width_; ++b) bytes_[i * width_ + b] = from[4 - width_ + b];
+    }
+  }
+  void* data() const { return bytes_.get(); }
+
+ private:
+  int width_;
+  std::unique_ptr<unsigned char[]> bytes_;
+};
+
+// The arrays of a step live as long as this.
+std::vector<std::unique_ptr<Values>> kept;
+
+void* values(int64_t count, int32_t type) {
+  kept.emplace_back(new Values(count, type));
+  return kept.back()->data();
+}
+
+struct Sizes {
+  int64_t hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
+};
+
+xk_decode_layer layer_of(const Sizes& s, int64_t batch, int64_t capacity, int32_t type, bool more) {
+  const int64_t queries = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  xk_decode_layer layer = {};
+  layer.input_norm = values(s.hidden, type);
+  layer.attention_norm = values(s.hidden, type);
+  layer.query = values(queries * s.hidden, type);
+  layer.key = values(kv * s.hidden, type);
+  layer.value = values(kv * s.hidden, type);
+  layer.output = values(s.hidden * queries, type);
+  layer.gate = values(s.intermediate * s.hidden, type);
+  layer.up = values(s.intermediate * s.hidden, type);
+  layer.down = values(s.hidden * s.intermediate, type);
+  if (more) {
+    layer.query_norm = values(s.head_dim, type);
+    layer.key_norm = values(s.head_dim, type);
+    layer.query_bias = values(queries, type);
+    layer.key_bias = values(kv, type);
+    layer.value_bias = values(kv, type);
+    layer.output_bias = values(s.hidden, type);
+    layer.gate_bias = values(s.intermediate, type);
+    layer.up_bias = values(s.intermediate, type);
+    layer.down_bias = values(s.hidden, type);
+    layer.window = 3;
+  }
+  layer.keys = values(batch * kv * capacity, type);
+  layer.values = values(batch * kv * capacity, type);
+  layer.head_stride = capacity * s.head_dim;
+  layer.batch_stride = kv * capacity;
+  return layer;
+}
+
+// Fills a cache to its last position.
+void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
+  constexpr int64_t kCapacity = 19;
+  xk_decode_layer layers[2] = {layer_of(s, batch, kCapacity, type, more),
+                               layer_of(s, batch, kCapacity, type, false)};
+  xk_decode step = {};
+  step.layers = layers;
+  step.layer_count = 2;
+  step.batch = batch;
+  step.hidden = s.hidden;
+  step.heads = s.heads;
+  step.kv_heads = s.kv_heads;
+  step.head_dim = s.head_dim;
+  step.intermediate = s.intermediate;
+  step.vocabulary = s.vocabulary;
+  step.weight_type = step.norm_type = step.cache_type = step.logits_type = type;
+  step.epsilon = 1e-6F;
+  step.scale = 0.25F;
+  step.embedding = values(s.vocabulary * s.hidden, type);
+  step.head = values(s.vocabulary * s.hidden, type);
+  step.norm = values(s.hidden, type);
+  step.cosines = static_cast<float*>(values(batch * s.head_dim, XK_FLOAT32));
+  step.sines = static_cast<float*>(values(batch * s.head_dim, XK_FLOAT32));
+  step.logits = values(batch * s.vocabulary, type);
+  const std::vector<int64_t> tokens(batch, s.vocabulary - 1);
+  std::vector<int64_t> starts(batch, 0);
+  step.tokens = tokens.data();
+  for (int64_t position = 0; position < kCapacity; ++position) {
+    starts[batch - 1] = position / 2;
+    step.starts = starts.data();
+    step.positions = layers[0].position = layers[1].position = position;
+    if (const int32_t problem = xk_decode_step(&step)) fail("xk_decode_step", problem);
+    ++calls;
+    for (int64_t i = 0; type == XK_FLOAT32 && i < batch * s.vocabulary; ++i) {
+      if (!isfinite(static_cast<const float*>(step.logits)[i])) fail("a logit is not finite", 0);
+    }
+  }
+  kept.clear();
+}
+
+void multiply(int64_t rows, int64_t inputs, int64_t outputs, int32_t type) {
+  const void* const bias = outputs % 2 ? values(outputs, type) : nullptr;
+  const int32_t problem = xk_linear_rows(values(rows * inputs, type), rows, inputs, type,
+                                         values(outputs * inputs, type), bias, type, inputs,
+                                         outputs, values(rows * outputs, type));
+  if (problem) fail("xk_linear_rows", problem);
+  ++calls;
+  kept.clear();
+}
+
+void run() {
+  for (const int32_t type : {XK_FLOAT32, XK_BFLOAT16}) {
+    for (const int64_t batch : {1, 2, 3, 8}) {
+      decode({72, 6, 2, 12, 101, 301}, batch, type, true);
+      decode({33, 3, 1, 34, 18, 7}, batch, type, false);
+    }
+    for (const int64_t rows : {1, 2, 3}) {
+      for (const int64_t inputs : {1, 15, 33, 257}) {
+        for (const int64_t outputs : {1, 6, 301}) multiply(rows, inputs, outputs, type);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int threads = 1; threads <= 3; threads += 2) {
+    omp_set_num_threads(threads);
+    run();
+  }
+  printf("%s: %d calls\n", xk_isa_name(), calls);
+  return 0;
+}
