@@ -29,7 +29,6 @@ from typing import Any, Final
 
 import torch
 
-from xruntime.compilation.accuracy import Difference, difference, tolerance_for
 from xruntime.compilation.call_shapes import CallShape, form_of
 from xruntime.compilation.inductor import (
     NotPermittedError,
@@ -42,6 +41,7 @@ from xruntime.compilation.inductor import (
     may_compile,
     permitted,
 )
+from xruntime.compilation.judge import Difference, difference, tolerance_for
 from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
 from xruntime.threads.torch_modes import Autocast, under_autocast
@@ -71,7 +71,7 @@ class CompiledCode:
         Wrap the code in C++, which releases the GIL, rather than in Python.
     tolerance
         The largest difference from the eager module, relative to an output's largest value; None: what
-        the precision in use explains, see `xruntime.compilation.accuracy`.
+        the precision in use explains, see `xruntime.compilation.judge`.
     forward
         What is compiled, called with the model first; None: the model's call, with its hooks.
     advice

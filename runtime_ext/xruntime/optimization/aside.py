@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import threading
 import time
@@ -25,8 +24,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
+from xruntime.compilation.judge import Trial, difference
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Sizes, flat_call
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
@@ -50,7 +49,6 @@ from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.turn import turn
 from xruntime.optimization.outputs import are_equal, comparable
 from xruntime.optimization.runner import CallRunner
-from xruntime.optimization.trial import Trial
 from xruntime.threads.team import can_resize_team, team_of
 
 START_AFTER_S: Final = 0.5
@@ -69,19 +67,6 @@ MAX_RUNNERS: Final = 16
 MAX_COMPARED_SIZES: Final = 4
 """Maximum number of sizes for which a call is compared with the modules."""
 
-OUTLIERS: Final = 4.0
-"""See `accuracy.Difference`: the modules, which the code is compared with, have an error of their own."""
-
-PLAINLY_FASTER: Final = 0.7
-"""Code whose one warm call takes this share of the modules' time is not timed again: it is faster on a busy
-machine, too."""
-
-MIN_TURNS: Final = 3
-MAX_TURNS: Final = 20
-MAX_TRIAL_S: Final = 1.0
-"""Code that seems slower has so many turns, or so long: on a machine with more threads than CPUs the
-shortest of a few times may be a long one."""
-
 WRITES: Final = "a call changes its arguments"
 
 MAX_SIZES: Final = 4096
@@ -94,7 +79,7 @@ class CompiledAside:
     """The calls of one model.
 
     tolerance
-        The largest difference from the modules' outputs, see `xruntime.compilation.accuracy`.
+        The largest difference from the modules' outputs, see `xruntime.compilation.judge`.
     wait
         Compile at the first call of each kind, and wait.
     """
@@ -431,9 +416,7 @@ class _Lane(Lane):
             first = served.outputs is None
             before = _copies(call.leaves)
             given = _code_tensors(call, before)
-            began = time.perf_counter()
             expected = aside.plain(call.args, call.kwargs)
-            modules_s = time.perf_counter() - began
             if sizes in served.compared or served not in self.libraries:
                 return expected  # another thread has compared it, or left it
             if not are_equal(before, call.leaves):
@@ -441,15 +424,12 @@ class _Lane(Lane):
                 return expected
             if first and aside.runner.is_changed(thorough=True):
                 return expected
-            outputs, code_s = Nest.like(expected), math.inf
+            outputs = Nest.like(expected)
             try:
                 tensors = served.code(given)
                 problem = outputs.refusal or self._problem(outputs, expected, tensors)
                 if problem is None and first:
-                    began = time.perf_counter()
-                    again = served.code(given)
-                    code_s = time.perf_counter() - began
-                    problem = own_memory_problem(tensors, again)
+                    problem = own_memory_problem(tensors, served.code(given))
             except PackageInputError:
                 self._chosen[sizes] = None
                 return expected
@@ -461,10 +441,7 @@ class _Lane(Lane):
             served.outputs = outputs
             served.compared.add(sizes)
             if first:
-                trial = Trial("modules", "code", calls=MAX_TURNS, seconds=MAX_TRIAL_S)
-                trial.note("modules", modules_s)
-                trial.note("code", code_s)
-                self._trials[served] = sizes, trial
+                self._trials[served] = sizes, (trial := Trial("modules", "code"))
                 self._decide(served, trial)
         return expected
 
@@ -485,7 +462,7 @@ class _Lane(Lane):
 
     def _decide(self, served: LoadedLibrary, trial: Trial) -> None:
         """Let the code take over if it is faster, leave it if it is not, and go on with the trial otherwise."""
-        faster = self._is_faster(served, trial)
+        faster = trial.is_faster
         if faster is None or self._trials.pop(served, None) is None:
             return
         if not faster:
@@ -505,29 +482,10 @@ class _Lane(Lane):
             return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
         made = self.aside.runner.modes.result(outputs.rebuilt(tensors))
         try:
-            found = difference(
-                comparable(expected), comparable(made), self.aside.tolerance, outliers=OUTLIERS
-            )
+            found = difference(comparable(expected), comparable(made), self.aside.tolerance)
         except CompilationError as error:
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"
-
-    def _is_faster(self, served: LoadedLibrary, trial: Trial) -> bool | None:
-        """Whether the code is faster; None while that is open.
-
-        The time of the modules' first call, which was compared, may be that of a cold call after a wait: they have
-        a turn. Of code that an earlier process has kept, one time is enough: a short program would spend more on
-        the others than the code saves.
-        """
-        if not trial.calls:
-            return None
-        share = 1.0 if served.kept else PLAINLY_FASTER
-        if trial.times["code"] < share * trial.times["modules"]:
-            return True
-        faster = trial.times["code"] < trial.times["modules"]
-        if trial.is_over or (faster and trial.calls >= 2 * MIN_TURNS):
-            return faster
-        return None
 
 
 def _copies(leaves: list[Any]) -> list[Any]:

@@ -96,7 +96,7 @@ def optimize(
         Switches by the names of passes, for example {"join_linears": False}.
     tolerance
         The largest allowed difference from the model's outputs, relative to the largest value of each;
-        None: what the precision in use explains, see `xruntime.compilation.accuracy`.
+        None: what the precision in use explains, see `xruntime.compilation.judge`.
     keep_weights
         Keep the weights that passes replace, for state_dict(). They are the input's tensors, not copies.
 

@@ -18,6 +18,7 @@ from torch import nn
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.inductor import first_line
+from xruntime.compilation.judge import MIN_GAIN
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
 from xruntime.kept.making import CAN_FORK
@@ -58,10 +59,6 @@ GENERATION_PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     "decode_step": use_decode_step,
 }
 """Those of models with transformers' generate(): a joined linear would read as many weights."""
-
-MIN_GAIN: Final = 1.05
-"""A model that is not compiled is returned unchanged if its optimized form is slower by this
-factor."""
 
 ROUNDS: Final = 7
 MIN_ROUND_S: Final = 0.02

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from xruntime.compilation.accuracy import Difference, difference, tolerance_for
 from xruntime.compilation.inductor import compiling, first_line
+from xruntime.compilation.judge import Difference, difference, tolerance_for
 from xruntime.errors import CompilationError, OptimizationError
 from xruntime.kept.model_libraries import weight_bytes
 from xruntime.kept.watched_state import WatchedState

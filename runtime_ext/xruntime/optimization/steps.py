@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from xruntime.compilation.accuracy import Difference
+from xruntime.compilation.judge import Difference
 from xruntime.errors import OptimizationError
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.optimization.aside import CompiledAside

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from xruntime.compilation.accuracy import TOLERANCES, tolerance_for
+from xruntime.compilation.judge import TOLERANCES, tolerance_for
 from xruntime.devices import cpu_bf16_flags
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.language_models import called_by_generate, generates

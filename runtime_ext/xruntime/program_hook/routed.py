@@ -12,13 +12,11 @@ from typing import Any, Final
 import torch
 
 from xlaunch.errors import XLaunchError
-from xruntime.compilation.accuracy import Difference, difference
+from xruntime.compilation.judge import MIN_GAIN, Difference, Trial, difference
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.aside import compiled_aside
-from xruntime.optimization.inference import MIN_GAIN
 from xruntime.optimization.run import Known
 from xruntime.optimization.steps import explain
-from xruntime.optimization.trial import Trial
 from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
@@ -36,13 +34,6 @@ from xruntime.threads.torch_modes import transformed
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""
 
-LATER_OUTLIERS: Final = 2.0
-"""See `accuracy.Difference`, after the first call: the largest of more differences is larger."""
-
-MAX_TURNS: Final = 5
-MAX_TRIAL_S: Final = 0.1
-"""The module and its form have so many turns, or so long, in the program's calls after the first."""
-
 OF_THE_FORM: Final = (RuntimeError, TypeError, AttributeError, NotImplementedError, XLaunchError)
 """Errors that replaced layers and weights in another precision may cause. Others are the program's own."""
 
@@ -54,7 +45,7 @@ class Routed:
     """Calls the optimized form of `module` where its results agree with the module's.
 
     Made for a call, which `prepare` runs and compares; `tolerance` is for that, as in
-    `xruntime.compilation.accuracy`. `run` calls the program's module. Raises UnfitError for arguments
+    `xruntime.compilation.judge`. `run` calls the program's module. Raises UnfitError for arguments
     that a call may change, and for a module whose changes cannot be followed.
     """
 
@@ -121,7 +112,7 @@ class Routed:
                     self._note_dtypes(expected)
             self._check_unchanged("optimizing it changed it")
             self._form_state = WatchedState(self.optimized)
-            self._trial = Trial("module", "form", calls=MAX_TURNS, seconds=MAX_TRIAL_S)
+            self._trial = Trial("module", "form")
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
             self.optimized = None
@@ -161,7 +152,7 @@ class Routed:
                 outputs = self._run(module, *args, **kwargs)
             else:
                 outputs = self._form_call(module, args, kwargs)
-        if trial.is_over:
+        if trial.is_faster is not None:
             self._end_trial(trial)
         return outputs
 
@@ -202,7 +193,7 @@ class Routed:
                 raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
             self._check_unchanged("a call changes it")
             outputs = self._restored(self.optimized(*before[0], **before[1]), ())
-            self._compare(expected, outputs, outliers=LATER_OUTLIERS)
+            self._compare(expected, outputs)
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
             self.failure = error
@@ -217,9 +208,9 @@ class Routed:
             aside.speedup = trial.ratio
         if aside is not None and aside.compiled:
             return  # the code was timed on its own
-        # What is not compiled is left, too, if it is plainly slower.
-        limit = 1.0 if self._must_be_faster else 1 / MIN_GAIN if aside is None else 0.0
-        if trial.ratio < limit:
+        # Modules that are to be compiled may be no faster until then.
+        limit = 1.0 if self._must_be_faster else 0.0 if aside is not None else 1 / MIN_GAIN
+        if not trial.is_faster and trial.ratio < limit:
             self.failure = SlowerError(f"a call takes {1 / trial.ratio:.2f} times as long")
 
     def _check_first_call(
@@ -238,12 +229,12 @@ class Routed:
         if change is not None:
             raise NotYetError(f"a call changes it ({change})")
 
-    def _compare(self, expected: Any, outputs: Any, *, outliers: float = 1.0) -> Difference:
+    def _compare(self, expected: Any, outputs: Any) -> Difference:
         if type(expected) is not type(outputs):
             raise UnfitError(
                 f"its optimized form returns {type(outputs).__name__}, not {type(expected).__name__}"
             )
-        found = difference(expected, outputs, self._tolerance, outliers=outliers)
+        found = difference(expected, outputs, self._tolerance)
         if not found.allowed:
             raise DifferentError(f"its optimized form computes something else: {found}")
         self._note_dtypes(expected)

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import inference_mode, is_inference_mode_enabled
 
-from xruntime.compilation.accuracy import difference
 from xruntime.compilation.inductor import first_line
+from xruntime.compilation.judge import difference
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
 from xruntime.pytrees import constant_key, entries, leaves, rebuilt, tensor_leaves

@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 
 from xlaunch.text import counted
-from xruntime.compilation.accuracy import Difference
 from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.gil import CallableKind
 from xruntime.compilation.inductor import first_line
+from xruntime.compilation.judge import Difference
 from xruntime.compilation.samples import (
     Sample,
     check_threads,
@@ -238,7 +238,7 @@ def compile_for_streams(
         More settings of Inductor, as torch.compile takes them, for example {"max_autotune": True}.
     tolerance
         The largest allowed difference from the eager module, relative to the largest value of each
-        output. None: what the precision in use explains, see `xruntime.compilation.accuracy`.
+        output. None: what the precision in use explains, see `xruntime.compilation.judge`.
         Infinity: any.
 
     The calling thread waits, and its thread counts are `threads` meanwhile; the process's do not change.

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from xruntime.compilation.accuracy import difference, tolerance_for
 from xruntime.compilation.gil import CallableKind, kind_of
+from xruntime.compilation.judge import difference, tolerance_for
 from xruntime.errors import BatchError, CompilationError
 from xruntime.pytrees import entries, rebuilt, tensor_leaves
 from xruntime.streams.compiled_module import CompiledForStreams

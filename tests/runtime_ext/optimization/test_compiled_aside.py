@@ -13,7 +13,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +25,8 @@ from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import Background
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
-from xruntime.optimization.aside import MAX_TRIAL_S, MAX_TURNS, _Lane, compiled_aside
+from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.runner import CallRunner
-from xruntime.optimization.trial import Trial
 from xruntime.threads.team import team_of
 
 WAIT_S = 300.0
@@ -66,7 +64,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # On a busy machine a child of low priority may take minutes.
     monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
     # What is measured here is no reason to leave the code that a test is about.
-    monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
+    monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
     return path
 
 
@@ -230,7 +228,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory, native: None) -> tuple[nn
     original = Model()
     with pytest.MonkeyPatch.context() as patch, team_of(1):
         patch.setenv(stores.VARIABLE, str(path))
-        patch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: True)
+        patch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
         optimize(original, sample_input=SAMPLE, wait=True)
     return original, path
 
@@ -338,7 +336,7 @@ def test_code_that_computes_something_else_is_removed(
 def test_code_that_is_slower_is_left_and_stays_kept(
     store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xruntime.optimization.aside._Lane._is_faster", lambda *_: False)
+    monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", False)
     model = optimize(kept, sample_input=SAMPLE)
     agree(model, kept, 8)
     assert "times as fast as they are" in graph(model)
@@ -372,44 +370,6 @@ def test_calls_that_write_their_arguments_run_as_modules(store: Path, strided: b
             torch.testing.assert_close(seen, original(SAMPLE, expected))
         torch.testing.assert_close(given, expected)
     assert "not compiled: a call changes its arguments" in graph(model)
-
-
-def decision(kept: bool, modules_s: Callable[[int], float], code_s: Callable[[int], float]) -> Any:
-    """Let the two take turns, at times by the number of the turn, until one is chosen.
-
-    Returns the choice and the number of turns.
-    """
-    trial = Trial("modules", "code", calls=MAX_TURNS, seconds=MAX_TRIAL_S)
-    trial.note("modules", 5.0)  # cold
-    trial.note("code", code_s(0))
-    lane: Any = SimpleNamespace()
-    served: Any = SimpleNamespace(kept=kept)
-    with pytest.MonkeyPatch.context() as patch:
-        now_s = [0.0]
-        clock = SimpleNamespace(perf_counter=lambda: now_s[0])
-        patch.setattr("xruntime.optimization.trial.time", clock)
-        while (chosen := _Lane._is_faster(lane, served, trial)) is None:
-            with trial.timed() as turn:
-                now_s[0] += (modules_s if turn == "modules" else code_s)(trial.calls)
-    return chosen, trial.calls
-
-
-@pytest.mark.parametrize(("kept", "turns"), [(True, 1), (False, 6)])
-def test_kept_code_is_timed_once(kept: bool, turns: int) -> None:
-    """Code that takes 0.9 of the modules' time; new code is timed again, since that may be chance."""
-    assert decision(kept, lambda _: 0.01, lambda _: 0.009) == (True, turns)
-
-
-@pytest.mark.parametrize(
-    ("plain_s", "late_s", "turns"), [(0.02, 0.004, 14), (0.02, 0.03, 38), (0.2, 0.3, 4)]
-)
-def test_code_that_seems_slower_is_timed_longer(plain_s: float, late_s: float, turns: int) -> None:
-    """On a busy machine: six times the code takes twice as long as the modules, and then `late_s`."""
-    chosen, seen = decision(
-        True, lambda _: plain_s, lambda turn: late_s if turn > 12 else 2 * plain_s
-    )
-    assert chosen == (late_s < plain_s)
-    assert seen == turns
 
 
 def fingerprint_of(original: nn.Module, *others: Any) -> Fingerprint:
@@ -525,12 +485,13 @@ import sys, time
 import torch
 sys.path.insert(0, sys.argv[1])
 from program_model import Model
+import xruntime.compilation.judge as judge
 import xruntime.optimization.aside as aside
 from xruntime import optimize
 from xruntime.optimization import explain
 
 aside.START_AFTER_S = 0.0
-aside._Lane._is_faster = lambda *_: True
+judge.Trial.is_faster = True
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = optimize(Model(), sample_input=torch.ones(8, 64))
@@ -565,10 +526,11 @@ PACKING = """
 import torch
 from torch import nn
 from torch.backends import mkldnn
+import xruntime.compilation.judge as judge
 import xruntime.optimization.aside as aside
 from xruntime import optimize
 
-aside._Lane._is_faster = lambda *_: True
+judge.Trial.is_faster = True
 torch.set_num_threads(2)
 sample = torch.randn(1, 1152, 1, 1)
 model = nn.Sequential(nn.Conv2d(1152, 48, 1), nn.SiLU(), nn.Conv2d(48, 1152, 1)).eval()

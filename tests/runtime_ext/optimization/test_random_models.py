@@ -16,7 +16,7 @@ from tests.runtime_ext.optimization import random_models as models
 from tests.runtime_ext.optimization.random_models import Call, Spec
 from torch import Tensor
 
-from xruntime.compilation.accuracy import TOLERANCES
+from xruntime.compilation.judge import TOLERANCES
 from xruntime.errors import OptimizationError
 from xruntime.optimization import SlowCallWarning, optimize
 from xruntime.program_hook.interception import Interception

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference between outputs of a compiled and of the eager module, and the tolerance for it.
+"""Judges another form of a model: whether it computes the same as the modules, and which of the two is faster.
 
-Compiled code adds in another order, folds batch norms into weights, and keeps in fp32 what the eager
+**The same**: one tolerance for each precision. Compiled code adds in another order, folds batch norms into weights, and keeps in fp32 what the eager
 module rounds after each operator. Both are right; they differ by rounding errors.
 
 - fp32 sums are rounded in fp32: n terms in another order differ by about sqrt(n) roundings of 2**-24
@@ -22,14 +22,19 @@ values: small values can be the result of cancellation.
 Where both sides are rounded, single values may differ by more although both sides are right: in MiniLM in
 bf16 the outputs for padding, which nobody uses, by 0.02 to 0.11 of the largest value, as far as stock modules
 differ from fp32 there. The root mean square of all differences is 0.01 of that of the values in each batch. A
-scaling of 2.2 instead of 2 makes both 0.1. So the comparison may allow outliers, as long as the root mean
-square keeps the tolerance.
+scaling of 2.2 instead of 2 makes both 0.1. So single values may differ by four tolerances if the root mean
+square is at most half of one.
+
+**Faster**: the two forms take turns in calls that are made anyway, see `Trial`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -46,6 +51,23 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float64: 1e-9,
 }
 """Tolerance by precision in use, the coarsest first."""
+
+
+MAX_OUTLIER: Final = 4.0
+"""Largest difference of a single value in tolerances, see the module's text."""
+
+MAX_TYPICAL: Final = 0.5
+"""Largest root mean square in tolerances of an output that has outliers."""
+
+MIN_GAIN: Final = 1.03
+"""How many times as fast a form must be to take over."""
+
+MIN_PAIRS: Final = 5
+"""The range of five values includes the median with a probability of 94 %; that of four with 88 %."""
+
+MAX_CALLS: Final = 40
+MAX_TRIAL_S: Final = 1.0
+CONFIDENCE: Final = 0.9
 
 
 class Difference(NamedTuple):
@@ -67,9 +89,6 @@ class Difference(NamedTuple):
     typical: float = 0.0
     """The root mean square of the differences, divided by that of the values."""
 
-    outliers: float = 1.0
-    """Factor on the tolerance for single values, if `typical` keeps the tolerance."""
-
     other_dtypes: str = ""
     """The outputs that have another floating-point precision in the compiled module; empty if none."""
 
@@ -77,7 +96,8 @@ class Difference(NamedTuple):
     def allowed(self) -> bool:
         if self.relative <= self.tolerance:
             return True
-        return self.relative <= self.outliers * self.tolerance and self.typical <= self.tolerance
+        few = self.typical <= MAX_TYPICAL * self.tolerance
+        return few and self.relative <= MAX_OUTLIER * self.tolerance
 
     def __str__(self) -> str:
         if self.relative == 0:
@@ -100,10 +120,9 @@ def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> 
     return next((TOLERANCES[dtype] for dtype in TOLERANCES if dtype in used), 1e-3)
 
 
-def difference(expected: Any, seen: Any, tolerance: float, *, outliers: float = 1.0) -> Difference:
+def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
     """Return the largest difference between the tensors of two outputs, of those that are not allowed if any.
 
-    `outliers`: see `Difference`.
     Raises CompilationError if their forms, shapes or dtypes differ, except floating-point precisions,
     which autocast chooses and `other_dtypes` names.
     """
@@ -136,7 +155,7 @@ def difference(expected: Any, seen: Any, tolerance: float, *, outliers: float = 
                 )
             absolute, relative, typical = _distance(value, other)
             where = place(path)
-            found.append(Difference(absolute, relative, tolerance, where, typical, outliers))
+            found.append(Difference(absolute, relative, tolerance, where, typical))
     largest = max(found, key=lambda one: (not one.allowed, one.relative))
     return largest._replace(other_dtypes=", ".join(other_dtypes))
 
@@ -161,3 +180,71 @@ def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float, fl
     if not gap:
         return 0.0, 0.0, 0.0
     return gap, gap / largest, (gaps.norm() / values.norm()).item()
+
+
+class Trial:
+    """Times two forms by calls that alternate between them, each of which one form computes.
+
+    **Ex.:** ``Trial("modules", "code")``
+
+    Two calls one after the other are a pair, and its ratio says how many times as fast the second form was. The
+    median of the ratios has an interval between two of them, whatever the distribution of times is: on a machine
+    with other work single calls may take many times as long.
+    """
+
+    def __init__(self, one: str, other: str) -> None:
+        self.names = (one, other)
+        self.calls = 0
+        self._ratios: list[float] = []
+        self._one_s = 0.0
+        self._spent_s = 0.0
+
+    @property
+    def turn(self) -> str:
+        """The form whose turn is next."""
+        return self.names[self.calls % 2]
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[str]:
+        """Take a turn: time the block, which calls the form of the name that it gets."""
+        name, began = self.turn, time.perf_counter()
+        yield name
+        self.note(time.perf_counter() - began)
+
+    def note(self, seconds: float) -> None:
+        """Take a turn that was timed."""
+        self._spent_s += seconds
+        if self.calls % 2:
+            self._ratios.append(self._one_s / max(seconds, 1e-9))
+        self._one_s = seconds
+        self.calls += 1
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the second form is: the median of the pairs."""
+        return statistics.median(self._ratios) if self._ratios else 1.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval that includes the ratio with a probability of at least 90 %; unlimited before five pairs."""
+        ratios, count = sorted(self._ratios), len(self._ratios)
+        if count < MIN_PAIRS:
+            return 0.0, math.inf
+        # Of so many values, the probability that fewer than `outside` + 1 are on one side of the median.
+        outside, tail = 0, 0.5**count
+        while True:
+            tail += math.comb(count, outside + 1) * 0.5**count
+            if 2 * tail > 1 - CONFIDENCE:
+                return ratios[outside], ratios[count - 1 - outside]
+            outside += 1
+
+    @property
+    def is_faster(self) -> bool | None:
+        """Whether the second form takes over; None while that is open."""
+        low, high = self.interval
+        if low >= MIN_GAIN:
+            return True
+        if high < MIN_GAIN:
+            return False
+        over = self.calls >= MAX_CALLS or self._spent_s >= MAX_TRIAL_S
+        return False if over and len(self._ratios) >= MIN_PAIRS else None

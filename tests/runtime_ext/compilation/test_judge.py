@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far two outputs are apart, and what is no matter of rounding."""
+"""How far two outputs are apart, what is no matter of rounding, and which of two forms is faster."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
 from tests.runtime_ext.tiny_models import Images
 
-from xruntime.compilation.accuracy import TOLERANCES, difference, tolerance_for
+from xruntime.compilation.judge import (
+    MAX_CALLS,
+    MIN_PAIRS,
+    TOLERANCES,
+    Trial,
+    difference,
+    tolerance_for,
+)
 from xruntime.errors import CompilationError
 from xruntime.threads.torch_modes import Autocast
 
@@ -88,15 +96,66 @@ def test_outliers_are_allowed_where_the_root_mean_square_is_small() -> None:
     largest = values.abs().max()
     padding = values.clone()
     padding[3, 20] += 0.1 * largest
-    seen = difference(values, padding, 0.05, outliers=4.0)
+    seen = difference(values, padding, 0.05)
     assert (seen.allowed, seen.relative) == (True, pytest.approx(0.1, rel=1e-4))
-    assert 0 < seen.typical < 0.05
-    assert not difference(values, padding, 0.05).allowed
-    assert not difference(values, padding, 0.05, outliers=1.5).allowed
+    assert 0 < seen.typical < 0.025
+    assert not difference(values, padding, 0.02).allowed
+    # More than half of the tolerance everywhere leaves no room for outliers.
+    assert difference(values, 1.04 * values, 0.05).allowed
+    assert not difference(values, 1.04 * padding, 0.05).allowed
     # Another scale, and another row, are no outliers, and the output that is wrong is the one that is named.
-    assert not difference(values, 1.1 * values, 0.05, outliers=4.0).allowed
+    assert not difference(values, 1.1 * values, 0.05).allowed
     swapped = values.clone()
     swapped[3] = 1.2 * values[4]
-    assert not difference(values, swapped, 0.05, outliers=4.0).allowed
-    wrong = difference([values, values], [padding, 1.06 * values], 0.05, outliers=4.0)
+    assert not difference(values, swapped, 0.05).allowed
+    wrong = difference([values, values], [padding, 1.06 * values], 0.05)
     assert (wrong.allowed, wrong.where) == (False, "output[1]")
+
+
+def test_another_temperature_is_no_outlier() -> None:
+    logits = torch.randn(8, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert not difference(logits / 2.0, logits / 2.2, TOLERANCES[torch.bfloat16]).allowed
+
+
+def judged(modules_s: list[float], code_s: list[float]) -> Trial:
+    """Let the forms take turns of these times, again and again, until one is chosen."""
+    trial = Trial("modules", "code")
+    while trial.is_faster is None:
+        times = modules_s if trial.turn == "modules" else code_s
+        trial.note(times[trial.calls // 2 % len(times)])
+    return trial
+
+
+@pytest.mark.parametrize(
+    ("code_s", "faster"), [(0.0009, True), (0.00099, False), (0.001, False), (0.002, False)]
+)
+def test_a_form_takes_over_if_it_is_three_percent_faster(code_s: float, faster: bool) -> None:
+    trial = judged([0.001], [code_s])
+    assert (trial.is_faster, trial.calls) == (faster, 2 * MIN_PAIRS)
+    assert trial.ratio == pytest.approx(0.001 / code_s)
+
+
+def test_calls_that_other_work_delays_decide_nothing() -> None:
+    delayed = judged(
+        [0.0010, 0.0011, 0.0010, 0.0012], [0.0005, 0.0006, 0.0005, 0.0006, 0.05, 0.0005]
+    )
+    assert delayed.is_faster
+    assert 1.03 <= delayed.interval[0] <= delayed.ratio <= delayed.interval[1]
+
+
+def test_what_no_trial_shows_is_no_gain() -> None:
+    noise = judged([0.001, 0.002], [0.002, 0.0009])
+    assert (noise.is_faster, noise.calls) == (False, MAX_CALLS)
+    # Long calls end it as soon as there is an interval.
+    assert judged([0.3, 0.6], [0.6, 0.29]).calls == 2 * MIN_PAIRS
+
+
+def test_the_interval_includes_the_median_nine_times_in_ten() -> None:
+    generator, hits = random.Random(0), 0
+    for _ in range(2000):
+        trial = Trial("modules", "code")
+        for _ in range(MAX_CALLS):
+            trial.note(generator.lognormvariate(0.0 if trial.turn == "modules" else -0.2, 0.3))
+        low, high = trial.interval
+        hits += low <= math.exp(0.2) <= high
+    assert 0.89 < hits / 2000 < 0.97
