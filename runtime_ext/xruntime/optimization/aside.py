@@ -111,6 +111,7 @@ class CompiledAside:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs."""
+        began = time.perf_counter()
         call = flat_call(args, kwargs)
         if call is None:
             return self.plain(args, kwargs)
@@ -121,7 +122,7 @@ class CompiledAside:
             changed = self.fingerprint.changed()
             if changed is not None:
                 return self._outdated(changed, args, kwargs)
-        return lane(call)
+        return lane(call, began)
 
     def _lane(self, call: FlatCall) -> _Lane | None:
         """Return the lane of a call like this one; None if there would be too many."""
@@ -178,6 +179,11 @@ class CompiledAside:
     def compiled(self) -> bool:
         """Whether there is code for some calls."""
         return any(lane.libraries for lane in self._lanes.values())
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether the modules and code take turns."""
+        return any(lane.trials for lane in self._lanes.values())
 
     @property
     def refusal(self) -> str | None:
@@ -255,7 +261,7 @@ class _Lane(Lane):
         super().__init__(key, lambda: aside.fingerprint, runners, aside.note)
         self.aside = aside
         self._chosen: dict[Sizes, LoadedLibrary | None] = {}
-        self._trials: dict[LoadedLibrary, tuple[Sizes, Trial]] = {}
+        self.trials: dict[LoadedLibrary, tuple[Sizes, Trial]] = {}
         """Code that is timed by calls of these sizes."""
         self._seen: dict[Sizes, None] = {}
         """Sizes of calls without code, the latest last."""
@@ -278,7 +284,7 @@ class _Lane(Lane):
         self.over = reason
         self.aside.note(f"not compiled: {reason}")
 
-    def __call__(self, call: FlatCall) -> Any:
+    def __call__(self, call: FlatCall, began: float) -> Any:
         sizes = call.sizes
         served = self._code_for(sizes)
         if served is None and self.aside.wait and self.over is None:
@@ -290,8 +296,8 @@ class _Lane(Lane):
             return self._modules(call)
         if sizes not in served.compared and len(served.compared) < MAX_COMPARED_SIZES:
             return self._compared(served, call)
-        if served in self._trials and self._trials[served][0] == sizes:
-            return self._tried(served, call)
+        if served in self.trials and self.trials[served][0] == sizes:
+            return self._tried(served, call, began)
         return self._computed(served, call)
 
     def _computed(self, served: LoadedLibrary, call: FlatCall) -> Any:
@@ -441,29 +447,38 @@ class _Lane(Lane):
             served.outputs = outputs
             served.compared.add(sizes)
             if first:
-                self._trials[served] = sizes, (trial := Trial("modules", "code"))
+                self.trials[served] = sizes, (trial := Trial("modules", "code"))
                 self._decide(served, trial)
         return expected
 
-    def _tried(self, served: LoadedLibrary, call: FlatCall) -> Any:
-        """Compute a call by the form whose turn it is, and decide which is faster once that is known."""
+    def _tried(self, served: LoadedLibrary, call: FlatCall, began: float) -> Any:
+        """Compute a call by the form whose turn it is, and decide which is faster once that is known.
+
+        The time of the code is from `began` on, with all that finds and checks it.
+        """
+        entered = time.perf_counter()
         with self._changing:
-            found = self._trials.get(served)
+            found = self.trials.get(served)
             if found is None:  # another thread has decided
                 return self._computed(served, call)
             _, trial = found
-            with trial.timed() as turn_of:
-                if turn_of == "code":
-                    outputs = self._computed(served, call)
-                else:
-                    outputs = self.aside.plain(call.args, call.kwargs)
+            of_code = trial.turn == "code"
+            finding_s = (
+                entered - began if of_code else 0.0
+            )  # and none of the time in which this thread waited
+            entered = time.perf_counter()
+            if of_code:
+                outputs = self._computed(served, call)
+            else:
+                outputs = self.aside.plain(call.args, call.kwargs)
+            trial.note(finding_s + time.perf_counter() - entered)
             self._decide(served, trial)
         return outputs
 
     def _decide(self, served: LoadedLibrary, trial: Trial) -> None:
         """Let the code take over if it is faster, leave it if it is not, and go on with the trial otherwise."""
         faster = trial.is_faster
-        if faster is None or self._trials.pop(served, None) is None:
+        if faster is None or self.trials.pop(served, None) is None:
             return
         if not faster:
             reason = f"the code is {trial.ratio:.2f} times as fast as they are"

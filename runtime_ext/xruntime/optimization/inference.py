@@ -158,7 +158,8 @@ class _Inference(Run):
         compiled = None if reason is not None else self._compiled()
         if reason is not None:
             self._skip_graph(PassOutcome.SKIPPED, reason)
-        if original is not None and (request.measure or compiled is None):
+        in_process = isinstance(compiled, CompiledGraph)
+        if original is not None and (request.measure or not in_process):
             compiled, timings = self._fastest(original, compiled)
         self.runner.compiled = compiled
         if not isinstance(compiled, CompiledAside):  # which compares by itself
@@ -353,15 +354,21 @@ class _Inference(Run):
             graph = "compile_cpp" if graph == "auto" else graph
             candidates[graph] = called(compiled)
         with undoing_calls(self.model), self.as_returned():
+            while isinstance(compiled, CompiledAside) and compiled.is_timing:
+                candidates[graph]()  # calls would be those of the modules, too
             times = median_times(candidates)
         chosen = min(times, key=lambda name: times[name])
-        if not self.request.measure and times[chosen] * MIN_GAIN > times["none"]:
-            chosen = "none"
+        if not self.request.measure:
+            rest = [name for name in times if name != graph or compiled is None]
+            slower = [name for name in rest if times[name] < MIN_GAIN * times[chosen]]
+            if slower and (chosen == graph or "none" in slower):
+                chosen = "none" if "none" in slower else slower[0]
         if chosen != graph and compiled is not None:
             kept = isinstance(compiled, CompiledAside)
             made = () if kept else ("graph", "prepack", "join_linears")
             self.steps = [step for step in self.steps if step.name not in made]
-            reason = f"{graph}: {GRAPHS['auto' if kept else graph]}; slower than {chosen!r}"
+            what = "compiled code" if kept else f"{graph}: {GRAPHS[graph]}"
+            reason = f"{what}; slower than {chosen!r}, or not at least 3 % faster"
             (self._skip_graph if kept else self._not_compiled)(PassOutcome.UNDONE, reason)
             compiled = None
         if chosen == "input":
