@@ -406,6 +406,7 @@ class _Lane(Lane):
             if served not in self.libraries:
                 return
             self.libraries.remove(served)
+            self.trials.pop(served, None)
             self._chosen.clear()
             self.over = reason
         if remove:

@@ -354,8 +354,10 @@ class _Inference(Run):
             graph = "compile_cpp" if graph == "auto" else graph
             candidates[graph] = called(compiled)
         with undoing_calls(self.model), self.as_returned():
-            while isinstance(compiled, CompiledAside) and compiled.is_timing:
-                candidates[graph]()  # calls would be those of the modules, too
+            for _ in range(MAX_CALLS):
+                if not isinstance(compiled, CompiledAside) or not compiled.is_timing:
+                    break
+                candidates[graph]()  # the modules compute some of these
             times = median_times(candidates)
         chosen = min(times, key=lambda name: times[name])
         if not self.request.measure:
