@@ -134,7 +134,9 @@ class Call(NamedTuple):
 class FileFacts:
     """What one file holds."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, directory: str = "") -> None:
+        self.directory = directory
+        """Where the file is, and the modules that stand beside it."""
         self.module = Scope(tree, None)
         self.calls: list[Call] = []
         """In the order of the source."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL05x: what has been replaced. For removed and deprecated calls of torch in general there is TorchFix."""
+"""XL05x: what has been replaced."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ _AMP = {
     for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
 }
 
+_EXTENSION_WORDS = frozenset(("ipex", "intel", "installed", "spec"))
+_VERSION_WORDS = frozenset(("version", "hasattr", "greater", "ge", "gte", "lt", "least"))
+"""Parts of names in a condition that asks for what is installed, or for its version."""
+
 
 def check_replaced(facts: FileFacts) -> Iterator[Problem]:
     """Imports and names with a successor."""
@@ -28,7 +32,7 @@ def _archived_extension(facts: FileFacts) -> Iterator[Problem]:
         if name.partition(".")[0] != "intel_extension_for_pytorch" or node in seen:
             continue
         seen.add(node)
-        if not _is_optional(block, ("ipex", "intel", "available", "installed")):
+        if not _is_optional(block, _EXTENSION_WORDS):
             yield (
                 node,
                 "XL050",
@@ -39,10 +43,9 @@ def _archived_extension(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _old_autocast(facts: FileFacts) -> Iterator[Problem]:
-    versions = ("version", "hasattr", "greater", "is_torch", "_ge_", "gte", "lt_")
     seen = set()
     for name, node, block in facts.imports:
-        if name in _AMP and node not in seen and not _is_optional(block, versions):
+        if name in _AMP and node not in seen and not _is_optional(block, _VERSION_WORDS):
             seen.add(node)
             yield node, "XL051", _use(name)
     for attribute, parent, block in facts.attributes:
@@ -52,7 +55,7 @@ def _old_autocast(facts: FileFacts) -> Iterator[Problem]:
         if attribute.attr not in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"):
             continue
         full = facts.full(attribute, block.scope)
-        if full in _AMP and not _is_optional(block, versions):
+        if full in _AMP and not _is_optional(block, _VERSION_WORDS):
             yield attribute, "XL051", _use(full)
 
 
@@ -65,7 +68,7 @@ def _use(name: str) -> str:
     )
 
 
-def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
+def _is_optional(block: Block, words: frozenset[str]) -> bool:
     """Whether code runs only where something is installed, or in some versions."""
     for around in block.ancestors():
         if isinstance(around.node, ast.Try | ast.TryStar) and around.part in ("body", "handlers"):
@@ -76,10 +79,10 @@ def _is_optional(block: Block, words: tuple[str, ...]) -> bool:
                 word in caught for word in ("ImportError", "ModuleNotFound", "Exception", "Attr")
             ):
                 return True
-        if isinstance(around.node, ast.If | ast.IfExp):
-            test = ast.unparse(around.node.test).lower()
-            if any(word in test for word in words):
-                return True
+        if isinstance(around.node, ast.If | ast.IfExp) and words & set(
+            re.findall(r"[a-z]+", ast.unparse(around.node.test).lower())
+        ):
+            return True
         # The other branch has the successor already.
         if isinstance(around.node, ast.If | ast.IfExp | ast.Try) and re.search(
             r"torch\.amp\b", ast.unparse(around.node)

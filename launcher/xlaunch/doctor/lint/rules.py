@@ -40,6 +40,13 @@ for x, y in train_loader:
     optimizer.step()
 """
 
+_EVALUATION = f"""\
+{_TRAINING.replace("nn.Linear(8, 2)", "nn.Sequential(nn.Linear(8, 2), nn.Dropout())")}
+correct = 0
+for x, y in test_loader:
+    correct += (model(x.to(device)).argmax(1) == y.to(device)).sum()
+"""
+
 RULES = (
     Rule(
         "XL000",
@@ -95,6 +102,15 @@ RULES = (
         "Modules move in place; tensors do not: the tensor stays where it was.",
         'import torch\n\nx = torch.ones(8)\nx.to("cuda")\n',
         'import torch\n\nx = torch.ones(8)\nx = x.to("cuda")\n',
+    ),
+    Rule(
+        "XL025",
+        "evaluation-in-training-mode",
+        "A model with Dropout or BatchNorm is evaluated, and no `eval()` comes before.",
+        "Dropout leaves out outputs and BatchNorm uses the statistics of the batch: the accuracy that "
+        "is printed is not that of the model, and BatchNorm learns from the test data.",
+        _EVALUATION,
+        _EVALUATION.replace("correct = 0", "correct = 0\nmodel.eval()"),
     ),
     Rule(
         "XL030",

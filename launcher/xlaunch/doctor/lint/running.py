@@ -24,12 +24,13 @@ from xlaunch.doctor.lint.source import (
 )
 from xlaunch.doctor.lint.tensors import check_hints, check_tensors
 from xlaunch.doctor.lint.threads import check_threads
+from xlaunch.doctor.lint.training import check_evaluation
 from xlaunch.errors import UsageError
 from xlaunch.options.settings_files import parse_project, project_files
 from xlaunch.text import did_you_mean
 
 CHECKS = (check_arguments, check_threads, check_replaced)
-TORCH_CHECKS = (check_tensors, check_hints)
+TORCH_CHECKS = (check_tensors, check_evaluation, check_hints)
 
 _SUBJECTS = re.compile(
     r"\b(torch|torchvision|timm|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch"
@@ -153,7 +154,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     text = "\n".join(source.lines)
     if not _SUBJECTS.search(text):
         return [], 0, ""
-    facts = FileFacts(source.tree)
+    facts = FileFacts(source.tree, os.path.dirname(path))
     checks = CHECKS + TORCH_CHECKS if facts.modules() & {"torch", "torchvision", "timm"} else CHECKS
     problems = [problem for check in checks for problem in check(facts)]
     if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):

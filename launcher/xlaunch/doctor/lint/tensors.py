@@ -199,20 +199,25 @@ def _steps(facts: FileFacts) -> list[Block]:
 
 
 def _reads(facts: FileFacts, step: Block) -> Iterator[Problem]:
-    """The reads of a step, one a line."""
-    lines = set()
+    """The reads of a step: one finding, at the first, that names the lines of the others."""
+    reads: dict[int, tuple[Call, str]] = {}
     for call in facts.within[step.scope]:
-        if not call.block.is_within(step) or call.line in lines or _is_conditional(call, step):
+        if not call.block.is_within(step) or call.line in reads or _is_conditional(call, step):
             continue
         shown = _shown_read(call, step)
         if shown is not None:
-            lines.add(call.line)
-            yield (
-                call.node,
-                "XL030",
-                f"{shown} at every step waits for the device; keep the tensor (detach()) and read it "
-                f"every hundredth step or after the loop",
-            )
+            reads[call.line] = (call, shown)
+    if not reads:
+        return
+    (call, shown), *others = (reads[line] for line in sorted(reads))
+    lines = ", ".join(str(other.line) for other, _ in others)
+    also = f" (and so does line {lines})" if len(others) == 1 else f" (and so do lines {lines})"
+    yield (
+        call.node,
+        "XL030",
+        f"{shown} at every step waits for the device{also if others else ''}; keep the tensor "
+        f"(detach()) and read it every hundredth step or after the loop",
+    )
 
 
 def _is_conditional(call: Call, step: Block) -> bool:
@@ -289,6 +294,8 @@ def check_hints(facts: FileFacts) -> Iterator[Problem]:
             or (call.node.args and isinstance(call.node.args[0], ast.List))  # a few tensors
         ):
             continue
+        if "sparse" in facts.words:  # fused updates refuse sparse gradients
+            return
         yield (
             call.node,
             "XL106",

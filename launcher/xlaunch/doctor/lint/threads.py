@@ -8,22 +8,20 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Block, FileFacts, Problem, dotted
 
-VARIABLES = frozenset(
-    (
-        "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES",
-        "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY", "OMP_WAIT_POLICY",
-        "NUMEXPR_NUM_THREADS", "OMP_DYNAMIC", "OMP_SCHEDULE", "BLIS_NUM_THREADS",
-    )
-)  # fmt: skip
-"""Read once, when the library is loaded."""
-
-_LOADING = frozenset(
-    (
-        "torch", "numpy", "scipy", "sklearn", "pandas", "torchvision", "torchaudio", "transformers",
-        "tensorflow", "jax", "cv2", "xgboost", "lightgbm", "numexpr",
-    )
-)  # fmt: skip
-"""Modules that load an OpenMP or BLAS library when they are imported."""
+_TORCH = frozenset(("torch", "torchvision", "torchaudio"))
+_NUMPY = frozenset(("numpy", "scipy", "sklearn", "pandas"))
+READERS = {
+    "MKL_NUM_THREADS": _TORCH,
+    "OMP_DYNAMIC": _TORCH,
+    "OMP_NUM_THREADS": _TORCH | _NUMPY,
+    "OMP_PLACES": _TORCH,
+    "OMP_PROC_BIND": _TORCH,
+    "OMP_SCHEDULE": _TORCH,
+    "GOMP_CPU_AFFINITY": _TORCH,
+    "OPENBLAS_NUM_THREADS": _TORCH | _NUMPY,
+}
+"""Variables, and the modules whose import reads them: as built for PyPI, torch has GNU's OpenMP and
+MKL, and imports numpy, which has OpenBLAS. No variable of Intel's OpenMP (KMP_...) is read by either."""
 
 _STARTING = frozenset(("subprocess", "multiprocessing", "joblib", "ray", "dask", "concurrent"))
 """Calls that start other programs: variables that are set before them may be for those."""
@@ -41,20 +39,22 @@ def _set_late(facts: FileFacts) -> Iterator[Problem]:
         facts.words
         & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes", "set_num_threads"}
     )
-    if starts_others or not facts.texts & VARIABLES:
+    if starts_others or not (facts.texts | facts.words) & READERS.keys():
         return
     loaded = [
         (node.lineno, name.partition(".")[0])
         for name, node, block in facts.imports
-        if block.scope is facts.module and name.partition(".")[0] in _LOADING and not _typing(block)
+        if block.scope is facts.module
+        and name.partition(".")[0] in _NUMPY | _TORCH
+        and not _typing(block)
     ]
     for node, variable, block in _settings(facts):
         # A function runs after the imports at the top, wherever it stands.
-        before = [
-            library
-            for line, library in loaded
-            if block.scope is not facts.module or line < node.lineno
-        ]
+        inside = block.scope is not facts.module
+        readers = [one for one in loaded if one[1] in READERS[variable]]
+        before = [library for line, library in readers if inside or line < node.lineno]
+        if len(before) < len(readers):  # the last one still reads it
+            continue
         if before:
             yield (
                 node,
@@ -69,15 +69,27 @@ def _settings(facts: FileFacts) -> Iterator[tuple[ast.expr | ast.stmt, str, Bloc
     for target, _, block in facts.assignments:
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
             variable = target.slice.value
-            if variable in VARIABLES and facts.full(target.value, block.scope) == "os.environ":
+            if variable in READERS and facts.full(target.value, block.scope) == "os.environ":
                 yield target, str(variable), block
     for method in ("setdefault", "putenv"):
         for call in facts.called.get(method, ()):
             first = call.node.args[0] if call.node.args else None
             full = facts.full(call.node.func, call.scope)
             sets = full in ("os.environ.setdefault", "os.putenv")
-            if sets and isinstance(first, ast.Constant) and first.value in VARIABLES:
+            if sets and isinstance(first, ast.Constant) and first.value in READERS:
                 yield call.node, str(first.value), call.block
+    for call in facts.called.get("update", ()):
+        if facts.full(call.node.func, call.scope) == "os.environ.update":
+            yield from ((call.node, name, call.block) for name in sorted(_updated(call.node)))
+
+
+def _updated(node: ast.Call) -> set[str]:
+    """The variables that ``os.environ.update(...)`` sets."""
+    names = {option.arg for option in node.keywords}
+    for argument in node.args:
+        keys = argument.keys if isinstance(argument, ast.Dict) else ()
+        names |= {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+    return {name for name in names if name in READERS and name is not None}
 
 
 def _fixed(facts: FileFacts) -> Iterator[Problem]:

@@ -82,6 +82,12 @@ FOUND = {
         "import torch\ndef f(x: torch.Tensor):\n    x.half()",
         MODEL + "for parameter in Net().parameters():\n    parameter.to('cuda')",
     ],
+    "XL025": [
+        WHOLE.replace("model.eval()", "correct = 0").replace("output = model", "loss = model"),
+        WHOLE.replace("    model.eval()", "    #model.eval()").replace(
+            "output = model(x.to(device))", "correct = model(x.to(device)).argmax(1)"
+        ),
+    ],
     "XL030": [
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(loss)\n"),
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(f'{loss}')\n"),
@@ -91,21 +97,36 @@ FOUND = {
         "    return loss.detach()\nfor x in data:\n    print(step(x).item())\n",
     ],
     "XL040": [
-        "import numpy as np\nimport os\nos.environ.setdefault('MKL_NUM_THREADS', '2')",
+        "import numpy as np\nimport os\nos.environ.setdefault('OPENBLAS_NUM_THREADS', '2')",
+        "import os, torch\nos.environ.update(OMP_NUM_THREADS='2')",
+        "import os, torch\nos.environ.update({'MKL_NUM_THREADS': '2'})",
         "import os, torch\ndef main():\n    os.environ['OMP_NUM_THREADS'] = '1'\nmain()",
     ],
     "XL041": ["from torch import set_num_threads\nset_num_threads(4)"],
     "XL050": [
         "from intel_extension_for_pytorch import optimize",
+        "if args.intelligent:\n    import intel_extension_for_pytorch",
         "import intel_extension_for_pytorch",
     ],
     "XL051": [
         "from torch.cuda.amp import autocast, GradScaler",
+        "from torch.cuda import amp\nif options.image_generator:\n    amp.autocast()",
         "import torch\n@torch.cuda.amp.custom_fwd\ndef f(): ...",
         "from torch import cuda\nscaler = cuda.amp.GradScaler()",
     ],
 }
 LEFT_ALONE = {
+    "the caller sets the mode": WHOLE.replace("    model.eval()\n", "").replace(
+        "    test(model", "    model.eval()\n    test(model"
+    ).replace("output = model", "loss = model"),
+    "no layer that the mode changes": WHOLE.replace("model.eval()", "correct = 0")
+    .replace("output = model", "loss = model")
+    .replace("nn.Dropout()", "nn.ReLU()"),
+    "no library reads it": "import os, numpy\nos.environ['KMP_AFFINITY'] = 'compact'",
+    "not read by numpy": "import os, numpy\nos.environ['MKL_NUM_THREADS'] = '2'",
+    "still read by torch": "import os, numpy\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch",
+    "sparse gradients": "import torch\ne = torch.nn.Embedding(9, 9, sparse=True)\n"
+    "torch.optim.SGD(e.parameters(), lr=1)",
     "jsonargparse": "from jsonargparse import ArgumentParser\nArgumentParser().add_argument('--x', type=bool)",
     "another bool": "from values import bool\n" + PARSER + "parser.add_argument('--x', type=bool)",
     "click reads bool": "import click\n@click.option('--x', type=bool)\ndef f(x): ...",

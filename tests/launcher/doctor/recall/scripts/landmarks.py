@@ -49,7 +49,7 @@ class Experiment:
         errors = []
         with torch.no_grad():
             for images, points in self.valid_data:
-                predicted = self.net(images.to(self.device))
+                predicted = self.net(images.to(self.device))  # expect: XL025
                 errors.append(normalized_error(predicted.cpu(), points))
         return np.mean(errors)
 
