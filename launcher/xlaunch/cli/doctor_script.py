@@ -84,7 +84,7 @@ _PROPERTY = _MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 def _annotation(finding: ScriptFinding) -> str:
     """A workflow command of GitHub Actions, escaped as its toolkit does."""
     values = {
-        "file": finding.path,
+        "file": finding.path.partition(":cell ")[0],
         "line": finding.line,
         "col": finding.column,
         "endLine": finding.end_line,

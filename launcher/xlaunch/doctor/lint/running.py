@@ -109,8 +109,6 @@ def check_paths(
         hidden += more_hints
         if problem:
             skipped[problem] = skipped.get(problem, 0) + 1
-    order = {path: number for number, path in enumerate(files.paths)}
-    findings.sort(key=lambda one: (order[one.path], one.line, one.column, one.code))
     unread = sum(skipped.values()) - sum(files.skipped.values())
     return LintResult(tuple(findings), len(tasks) - unread, skipped, hidden)
 
@@ -161,7 +159,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
-    wanted = [one for one in loud if selection.takes(one.code, hints=hints)]
+    wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]
     hidden = 0
     if not hints and not selection.select:
         hidden = sum(selection.takes(one.code, hints=True) for one in loud) - len(wanted)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sys
@@ -17,10 +18,16 @@ from xlaunch.files import open_input
 MAX_FILE_BYTES = 1 << 20
 """Longer files are skipped: they are tables of data, or generated."""
 
+MAX_NOTEBOOK_BYTES = 16 << 20
+"""Notebooks hold the images that they printed."""
+
 LEFT_OUT = frozenset(("__pycache__", "build", "dist", "node_modules", "site-packages", "venv"))
 """Directories that hold copies, or the code of others."""
 
 _SILENCED = re.compile(r"#\s*noqa(?::\s*(?P<codes>[A-Z]+\d+(?:[,\s]+[A-Z]+\d+)*))?", re.IGNORECASE)
+
+_MAGIC = re.compile(r"\s*(%%?[A-Za-z]|[!?]|[\w.]+\?{1,2}\s*$|\w[\w, ]*=\s*[!%])")
+"""A line of IPython. **Ex.:** ``%pip install torch``, ``!ls``, ``files = !ls``, ``model?``."""
 
 
 class ScriptFinding(NamedTuple):
@@ -55,6 +62,8 @@ class Source(NamedTuple):
     path: str
     lines: list[str]
     tree: ast.Module
+    cells: Sequence[tuple[int, int]] = ()
+    """Notebooks: the cell of each line, counted from 1, and the line in that cell."""
 
     def finding(self, node: ast.expr | ast.stmt, code: str, message: str) -> ScriptFinding:
         """A finding at `node`."""
@@ -77,6 +86,10 @@ class Source(NamedTuple):
                     return True
         return False
 
+    def placed(self, finding: ScriptFinding) -> ScriptFinding:
+        """A finding as it is shown: in a notebook, with its cell and the line there."""
+        return place_in_cell(finding, self.cells) if self.cells else finding
+
     def _column(self, line: int, offset: int) -> int:
         """The column in characters; `ast` counts bytes of UTF-8."""
         text = self.lines[line - 1]
@@ -89,13 +102,18 @@ def read_source(path: str) -> Source:
     Raises `SyntaxError`, with the line and offset if known, for what is not Python, and
     `SkippedError` for what is not text, is too long, or cannot be read.
     """
+    is_notebook = path.endswith(".ipynb")
+    limit = MAX_NOTEBOOK_BYTES if is_notebook else MAX_FILE_BYTES
     try:
         with open_input(path) as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+            data = stream.read(limit + 1)
     except OSError as error:
         raise SkippedError(f"cannot be read ({error.strerror})") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise SkippedError("larger than 1 MiB")
+    if len(data) > limit:
+        raise SkippedError(f"larger than {limit >> 20} MiB")
+    cells: list[tuple[int, int]] = []
+    if is_notebook:
+        data, cells = _code_of_notebook(data)
     if b"\0" in data:
         raise SkippedError("not text")
     try:
@@ -106,7 +124,53 @@ def read_source(path: str) -> Source:
         raise SkippedError("nested too deeply") from None
     except ValueError as error:
         raise SyntaxError(str(error)) from None
-    return Source(path, _lines(data), tree)
+    except SyntaxError as error:
+        if cells and error.lineno:
+            cell, error.lineno = cells[min(error.lineno, len(cells)) - 1]
+            error.filename = f"{path}:cell {cell}"
+        raise
+    return Source(path, _lines(data), tree, cells)
+
+
+def place_in_cell(finding: ScriptFinding, cells: Sequence[tuple[int, int]]) -> ScriptFinding:
+    """**Ex.:** ``train.ipynb:cell 3``, line 2, for line 41 of all code of a notebook."""
+    cell, line = cells[finding.line - 1]
+    return finding._replace(
+        path=f"{finding.path}:cell {cell}",
+        line=line,
+        end_line=line + finding.end_line - finding.line,
+    )
+
+
+def _code_of_notebook(data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
+    """The code of a notebook as one script, and the cell and line of each of its lines.
+
+    Lines of IPython (``%pip``, ``!ls``, ``name?``) become ``pass``, and so do cells of another
+    language (``%%bash``). Raises `SkippedError` for what is not a notebook of Python.
+    """
+    try:
+        notebook = json.loads(data)
+        if notebook["metadata"].get("kernelspec", {}).get("language", "python") != "python":
+            raise SkippedError("a notebook of another language")
+        sources = [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]]
+        texts = [(kind, text if isinstance(text, str) else "".join(text)) for kind, text in sources]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise SkippedError("not a notebook that can be read") from None
+    lines: list[str] = []
+    cells: list[tuple[int, int]] = []
+    for number, (kind, text) in enumerate(texts, start=1):
+        if kind != "code" or re.match(r"\s*%%(?!time|capture)", text):
+            continue
+        continued, indent = False, ""
+        for line_number, line in enumerate(text.splitlines(), start=1):
+            continued_before = continued
+            is_magic = continued or _MAGIC.match(line) is not None
+            continued = is_magic and line.rstrip().endswith("\\")
+            if not continued_before:
+                indent = line[: len(line) - len(line.lstrip())]
+            lines.append(indent + "pass" if is_magic else line)
+            cells.append((number, line_number))
+    return "\n".join(lines).encode(errors="replace"), cells
 
 
 def syntax_finding(path: str, error: SyntaxError) -> ScriptFinding:
@@ -115,7 +179,8 @@ def syntax_finding(path: str, error: SyntaxError) -> ScriptFinding:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     reason = " ".join((error.msg or "invalid syntax").split())
     message = f"not Python {version}: {reason}; nothing else in this file was checked"
-    return ScriptFinding(path, line, column, line, column, "XL000", message)
+    place = error.filename if error.filename and ":cell " in error.filename else path
+    return ScriptFinding(place, line, column, line, column, "XL000", message)
 
 
 def find_files(words: Sequence[str]) -> Files:
@@ -129,18 +194,10 @@ def find_files(words: Sequence[str]) -> Files:
     skipped: dict[str, int] = {}
     for word in words:
         if os.path.isdir(word):
-            notebooks = skipped.get("a notebook", 0)
             found = list(_walk(word, skipped))
             if not found:
-                others = skipped.get("a notebook", 0) - notebooks
-                why = f", only {others} notebooks, which are not read" if others else ""
-                raise UsageError(f"the directory {word!r} holds no Python files{why}")
+                raise UsageError(f"the directory {word!r} holds no Python files")
         elif os.path.isfile(word):
-            if word.endswith(".ipynb"):
-                raise UsageError(
-                    f"{word!r} is a notebook, and those are not read; make it a script with "
-                    f"'jupyter nbconvert --to script'"
-                )
             found = [word]
         else:
             missing = "does not exist" if not os.path.lexists(word) else "is not a file"
@@ -161,9 +218,7 @@ def _walk(top: str, skipped: dict[str, int]) -> Iterator[str]:
         names[:] = sorted(name for name in names if _is_own(directory, name))
         for name in sorted(files):
             path = os.path.join(directory, name)
-            if name.endswith(".ipynb"):
-                skipped["a notebook"] = skipped.get("a notebook", 0) + 1
-            elif not os.path.isfile(path) or not _is_python(path, name):
+            if not os.path.isfile(path) or not _is_python(path, name):
                 continue
             elif os.path.islink(path) and not _is_within(path, top):
                 skipped["a link out"] = skipped.get("a link out", 0) + 1
@@ -184,9 +239,9 @@ def _is_within(path: str, top: str) -> bool:
 
 
 def _is_python(path: str, name: str) -> bool:
-    """Whether the name ends in .py, or a first line ``#!`` names python."""
+    """Whether the name ends in .py or .ipynb, or a first line ``#!`` names python."""
     if "." in name:
-        return name.endswith(".py") and not name.startswith(".")
+        return name.endswith((".py", ".ipynb")) and not name.startswith(".")
     try:
         with open(path, "rb") as stream:
             first = stream.readline(128)

@@ -69,7 +69,37 @@ def test_directories(tmp_path: Path):
         "./tool",
         "./package/inner/one.py",
     ]
-    assert "1 file skipped: a link out; 1 file skipped: a notebook" in done.err
+    assert "1 file skipped: a link out; 1 file skipped: not a notebook that can be read" in done.err
+
+
+def test_notebooks(tmp_path: Path):
+    """Findings name the cell, counted from 1 over all cells, and the line in it."""
+    texts = [
+        ("markdown", "# Training"),
+        (
+            "code",
+            "%pip install torch\n!ls \\\n    -l\nimport argparse\nfiles = !ls\nif files:\n    !pwd",
+        ),
+        ("code", "%%bash\necho 'neither Python"),
+        (
+            "code",
+            "parser = argparse.ArgumentParser()\nparser.add_argument('--x', type=bool)\nparser?",
+        ),
+        ("code", "print('%d'\n      % (1))\n%matplotlib inline\n%%timeit"),
+    ]
+    cells = [{"cell_type": kind, "source": text.splitlines(True)} for kind, text in texts]
+    path = tmp_path / "train.ipynb"
+    path.write_text(json.dumps({"metadata": {}, "cells": cells}))
+    done = ask("doctor", ".", cwd=tmp_path)
+    assert done.out.decode().startswith("./train.ipynb:cell 4:2:33: XL001 type=bool")
+    assert "1 finding in 1 file" in done.err
+    done = ask("doctor", "--output-format", "github", "train.ipynb", cwd=tmp_path)
+    assert done.out.decode().startswith("::error file=train.ipynb,line=2,")
+    cells.append({"cell_type": "code", "source": "x = 1\ny = ("})
+    path.write_text(json.dumps({"metadata": {}, "cells": cells}))
+    assert (
+        "train.ipynb:cell 6:2:5: XL000" in ask("doctor", "train.ipynb", cwd=tmp_path).out.decode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +107,6 @@ def test_directories(tmp_path: Path):
     [
         ("gone.py", "'gone.py' does not exist"),
         ("empty", "'empty' holds no Python files"),
-        ("a.ipynb", "nbconvert"),
         ("pipe", "'pipe' is not a file"),
         ("--select XL112 a.py", "--select: there is no rule 'XL112'; did you mean"),
         ("--ignore E501 a.py", "--ignore: there is no rule 'E501'"),
@@ -90,7 +119,6 @@ def test_directories(tmp_path: Path):
 def test_bad_input(words: str, told: str, tmp_path: Path):
     write(tmp_path, a=FAULT)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "a.ipynb").write_text("{}")
     os.mkfifo(tmp_path / "pipe")
     assert told in ask("doctor", *words.split(), cwd=tmp_path).refused(2)
 
