@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import (
@@ -172,12 +173,16 @@ def _is_loader(facts: FileFacts, node: ast.expr, scope: Scope) -> bool:
         made = [one.node for one in scope.find_bindings(text) if isinstance(one.node, ast.expr)]
         if not made:  # a parameter
             return text.endswith("loader") and not facts.modules() & _OTHER_BATCHES
-    return all(
-        isinstance(one, ast.Call)
-        and facts.full(one.func, scope) == "torch.utils.data.DataLoader"
-        and not any(option.arg in ("collate_fn", None) for option in one.keywords)
-        for one in made
-    )
+    return all(isinstance(one, ast.Call) and _returns_loader(facts, one, scope) for one in made)
+
+
+def _returns_loader(facts: FileFacts, node: ast.Call, scope: Scope) -> bool:
+    """Whether a call is of `DataLoader`, or of a function that is named after it."""
+    full = facts.full(node.func, scope)
+    if full == "torch.utils.data.DataLoader":
+        return not any(option.arg in ("collate_fn", None) for option in node.keywords)
+    named = re.search(r"(^|_)(data_?)?loader$", (dotted(node.func) or "").rpartition(".")[2])
+    return named is not None and not facts.modules() & _OTHER_BATCHES
 
 
 def _steps(facts: FileFacts) -> list[Block]:

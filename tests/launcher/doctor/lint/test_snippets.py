@@ -77,6 +77,7 @@ FOUND = {
         "import os\nx = bool(os.environ.get('USE_FP16'))",
     ],
     "XL010": [
+        "import torch\nfrom data import get_loader\nloader = get_loader()\nfor x, y in loader:\n    x.cuda()",
         "import torch as t\nx = t.zeros(3)\nx.cuda()",
         MODEL + "for x, y in DataLoader(data):\n    x.to('cuda')",
         "import torch\ndef f(x: torch.Tensor):\n    x.half()",
