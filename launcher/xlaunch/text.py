@@ -21,14 +21,35 @@ def plural(number: int, noun: str) -> str:
 
 
 def did_you_mean(word: str, known: Collection[str], *, count: int = 3, form: str = "{}") -> str:
-    """The end of a message about an unknown word: similar words, each in `form`; empty if none is.
+    """The end of a message about an unknown word: the nearest known words, each in `form`.
 
-    **Ex.:** ``; did you mean latency or throughput?``
+    They are at most two typing mistakes away, one for words of fewer than six letters, or begin
+    with the word. Empty if none does. **Ex.:** ``; did you mean cache or caches?``
     """
-    import difflib  # only messages about mistakes need it
+    letters = len(word.lstrip("-"))
+    limit = 2 if letters >= 6 else 1
+    distances = {
+        one: 0 if letters >= 3 and one.startswith(f"{word}-") else mistakes(word, one)
+        for one in known
+    }
+    near = sorted([one for one in known if distances[one] <= limit], key=distances.__getitem__)
+    shown = [form.format(one) for one in near[:count]]
+    return f"; did you mean {' or '.join(shown)}?" if shown else ""
 
-    near = [form.format(one) for one in difflib.get_close_matches(word, known, n=count)]
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+def mistakes(one: str, other: str) -> int:
+    """The fewest letters to insert, drop, replace or swap with the next that turn one word into the other."""
+    if abs(len(one) - len(other)) > 2:
+        return 3  # further away than any caller looks
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        earlier, before, row = before, row, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (a != b)))
+            if i > 1 and j > 1 and (a, b) == (other[j - 2], one[i - 2]):
+                row[j] = min(row[j], earlier[j - 2] + 1)
+    return row[-1]
 
 
 def printable(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from xlaunch.text import did_you_mean, fit, folded
+from xlaunch.text import did_you_mean, fit, folded, mistakes
 
 ROWS = [("name", "size", "where", "use"), ("a", "10", "here", "x"), ("bb", "9", "there", "y")]
 
@@ -45,10 +45,27 @@ def test_rows_are_stacked_where_no_table_fits():
 
 
 def test_similar_words_are_named_each_in_its_form():
-    known = ["latency", "throughput", "lateness"]
-    assert did_you_mean("latenc", known) == "; did you mean latency or lateness?"
+    known = ["latency", "throughput", "latent"]
+    assert did_you_mean("latenc", known) == "; did you mean latency or latent?"
     assert did_you_mean("latenc", known, count=1, form="--{}") == "; did you mean --latency?"
     assert did_you_mean("zebra", known) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "near"),
+    [
+        ("--port", "--report", False),  # two mistakes in a word of four letters
+        ("--shell", "--help", False),
+        ("--haed", "--head", True),
+        ("--instnaces", "--instances", True),
+        ("--reserve", "--reserve-cores", True),
+        ("--frobnicate", "--explain", False),
+        ("", "", True),
+    ],
+)
+def test_only_near_words_are_named(word: str, known: str, near: bool):
+    assert bool(did_you_mean(word, [known])) == near
+    assert mistakes(word, known) == mistakes(known, word)
 
 
 def test_a_line_is_folded_at_spaces_below_its_own_indentation():

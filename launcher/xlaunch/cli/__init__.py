@@ -16,6 +16,19 @@ from xlaunch.errors import UsageError
 if TYPE_CHECKING:
     import click
 
+FIRST_STEPS = """\
+xlaunch runs a program pinned to cores and NUMA nodes:
+
+  xlaunch train.py                           one process on all cores
+  xlaunch --instances 4 --ncores 4 infer.py  four, each on cores of its own
+  xlaunch --optimize auto infer.py           with a faster form of its models
+  xlaunch plan --instances 4                 what would run where; runs nothing
+  xlaunch topology                           this machine
+  xlaunch doctor                             what slows programs down here
+  xlaunch --help                             all options and commands
+"""
+"""What `xlaunch` alone prints."""
+
 COMPLETE = "_XLAUNCH_COMPLETE"
 """The variable by which a shell asks what may follow; see `xlaunch.options.completion`."""
 
@@ -53,14 +66,19 @@ def _dispatch(arguments: list[str]) -> int:
         from xlaunch.options.completion import complete
 
         return complete("xlaunch", os.environ[COMPLETE], COMMANDS, _command)
+    if not arguments:
+        sys.stderr.write(FIRST_STEPS)
+        return UsageError.exit_code
     if word in COMMANDS:
         return run_click(_command(word), f"xlaunch {word}", arguments[1:])
     if word == "help":
         return _dispatch(words_for_help(arguments[1:], COMMANDS, "xlaunch"))
     if word in RESERVED:
+        from xlaunch.options.suggestions import command_hint
+
+        hint = command_hint(word, COMMANDS, "xlaunch")
         raise UsageError(
-            f"the command {word!r} is not in this version; to run a program of that name write "
-            f"'xlaunch -- {word}' or a path"
+            f"there is no command {word!r}{hint}; for a program of that name: xlaunch -- {word}"
         )
     return run_launch(_command(""), arguments, COMMANDS)
 

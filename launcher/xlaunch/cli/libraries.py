@@ -16,7 +16,7 @@ from xlaunch.environment.preload import Judged, judge, preloaded, prove_entries
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.options.commands import CONTEXT
-from xlaunch.text import fit
+from xlaunch.text import folded
 
 
 @click.command(context_settings=CONTEXT)
@@ -42,27 +42,22 @@ def command(*, as_json: bool, python: str | None) -> None:
         if inherited:
             refused = dict(prove_entries(os.environ, interpreter).refused)
             lines += [f"LD_PRELOAD: {it} ({refused.get(it, 'kept')})" for it in inherited]
-        click.echo("\n".join(lines))
+        width = terminal_width(1)
+        click.echo("\n".join([piece for line in lines for piece in folded(line, width)]))
     for note in notes:
         click.echo(f"note: {note}", err=True)
 
 
 def _table(judged: Iterable[Judged]) -> list[str]:
-    return fit(
-        [("name", "version", "where", "file", "verdict")]
-        + [
-            (
-                entry.library.name,
-                entry.library.version or "-",
-                entry.library.origin,
-                entry.library.path,
-                entry.verdict,
-            )
-            for entry in judged
-        ],
-        width=terminal_width(1),
-        optional=("where",),
-    )
+    """Two lines for each library, of which the second is its file."""
+    return [
+        line
+        for library, verdict in [(entry.library, entry.verdict) for entry in judged]
+        for line in (
+            f"{' '.join(filter(None, (library.name, library.version)))}: {verdict}",
+            f"  {library.path} ({library.origin})",
+        )
+    ]
 
 
 def _absent(judged: Sequence[Judged]) -> list[str]:

@@ -77,7 +77,7 @@ def print_plan(found: PreparedLaunch, asked: ResolvedOptions) -> None:
 
 
 def _as_json(made: Plan, environment: Environment | None) -> str:
-    import json
+    from xlaunch.machine.description import format_json
 
     values = plan_to_dict(made)
     if environment is not None:
@@ -89,7 +89,7 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
             instance["environment"] = {setting.name: setting.value for setting in settings}
             if program != environment.program:
                 instance["program"] = _printable(program.argv)
-    return json.dumps(values, indent=1)
+    return format_json(values)
 
 
 def describe(found: PreparedLaunch, asked: ResolvedOptions) -> str:

@@ -22,6 +22,7 @@ from xlaunch.environment.python_environment import (
 from xlaunch.environment.wrappers import assignments, executed_commands
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
 from xlaunch.planning.request import ProgramRequest
+from xlaunch.text import did_you_mean
 
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz")
 
@@ -278,7 +279,7 @@ def _check_file(path: str, *, must_execute: bool) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise ProgramNotFoundError(f"program {path!r} does not exist") from None
+        raise ProgramNotFoundError(f"program {path!r} does not exist{_meant(path)}") from None
     except OSError as error:
         raise ProgramNotExecutableError(f"program {path!r}: {error.strerror}") from None
     except ValueError:  # an embedded null byte
@@ -313,4 +314,22 @@ def _search_path(name: str, environment: Mapping[str, str]) -> str:
         hint = f"; to run a program with a variable: xlaunch --env {name} PROGRAM"
     if name == "-":
         hint = "; to run a script from standard input write 'python -' as the program"
-    raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint}")
+    raise ProgramNotFoundError(f"program {name!r} is not on PATH{hint or _meant(name)}")
+
+
+def _meant(path: str) -> str:
+    """The words within quotes, or scripts that are spelt like `path`; empty if there are none."""
+    import shutil  # only this message needs it
+
+    words = path.split()
+    if len(words) > 1 and (os.path.isfile(words[0]) or shutil.which(words[0]) is not None):
+        return f"; did you mean {path}, without quotes?"
+    directory, name = os.path.split(path)
+    try:
+        scripts = [file for file in sorted(os.listdir(directory or ".")) if file.endswith(".py")]
+    except (OSError, ValueError):
+        return ""
+    if f"{name}.py" in scripts:
+        name += ".py"
+    known = scripts if directory else ["python", *scripts]
+    return did_you_mean(name, known, form=os.path.join(directory, "{}"))

@@ -29,7 +29,7 @@ from xlaunch.options.precedence import (
     variables_layer,
 )
 from xlaunch.options.settings_files import file_layers
-from xlaunch.text import check_passable, did_you_mean
+from xlaunch.text import check_passable
 
 Command = Callable[..., Any]
 
@@ -46,9 +46,6 @@ CONTEXT = {
     "max_content_width": 100,
 }
 """What follows the program's name is the program's, byte for byte."""
-
-MIN_LIKENESS = 0.75
-"""Minimum similarity of the options that are suggested for a misspelt one."""
 
 
 class Parsed(ParamType):
@@ -306,9 +303,10 @@ def words_for_help(words: Sequence[str], commands: Collection[str], program: str
 
 def no_command(word: str, commands: Collection[str], program: str) -> UsageError:
     """The error for a word that is not one of the commands."""
+    from xlaunch.options.suggestions import command_hint
+
     hint = (
-        _near_command(word, commands, program)
-        or f"; the commands are {', '.join(sorted(commands))}"
+        command_hint(word, commands, program) or f"; the commands are {', '.join(sorted(commands))}"
     )
     return UsageError(f"there is no command {word!r}{hint}")
 
@@ -322,12 +320,10 @@ def run_launch(
     try:
         return run_click(command, program, arguments, program)
     except ProgramNotFoundError as error:
-        near = _near_command(arguments[0], commands, program)
+        from xlaunch.options.suggestions import command_hint
+
+        near = command_hint(arguments[0], commands, program)
         raise ProgramNotFoundError(f"{error}{near}") from None
-
-
-def _near_command(word: str, commands: Collection[str], program: str) -> str:
-    return did_you_mean(word, sorted(commands), count=1, form=f"'{program} {{}}'")
 
 
 def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:
@@ -347,9 +343,11 @@ def run_click(command: object, name: str, arguments: list[str], program: str = "
     except click.Abort:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
+        from xlaunch.options.suggestions import option_hint
+
         context = getattr(error, "ctx", None)
         where = name if context is None else context.command_path
-        hint = _meant(error) or f"; '{where} --help' lists the options"
+        hint = option_hint(error, arguments) or f"; '{where} --help' lists the options"
         say(f"error: {_explain(error)}{hint}", program)
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
@@ -360,34 +358,3 @@ def _explain(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         return f"there is no option {error.option_name}"
     return error.format_message().rstrip(".")
-
-
-def _meant(error: click.ClickException) -> str:
-    """Options of the command that the user may have meant by an unknown one: of the same meaning,
-    else of similar spelling.
-    """
-    if not isinstance(error, click.NoSuchOption):
-        return ""
-    from difflib import SequenceMatcher
-
-    from xlaunch.options.migration import SYNONYMS
-
-    offered = (
-        set() if error.ctx is None else {it for p in error.ctx.command.params for it in p.opts}
-    )
-    if error.option_name == "-c" and "--module" in offered:
-        return "; to run code write 'python -c CODE' as the program"
-    word = error.option_name.lstrip("-").replace("_", "-")
-    for option, names in SYNONYMS.items():
-        if word in names and option.split()[0] in offered:
-            return f"; did you mean {option}?"
-    # --no-smt and the like are near to every option that begins with n.
-    opposite = error.option_name.startswith("--no-")
-    near = [
-        it
-        for it in error.possibilities or ()
-        if it != "--force"  # only who knows it should use it
-        and (opposite or not it.startswith("--no-"))
-        and SequenceMatcher(None, error.option_name, it).ratio() >= MIN_LIKENESS
-    ]
-    return f"; did you mean {' or '.join(sorted(near))}?" if near else ""

@@ -13,7 +13,13 @@ from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning.request import MAX, Max
 
-SECONDS_PER_UNIT = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SECONDS_PER_UNIT = {
+    **dict.fromkeys(("", "s", "sec"), 1.0),
+    **dict.fromkeys(("m", "min"), 60.0),
+    "ms": 0.001,
+    "h": 3600.0,
+    "d": 86400.0,
+}
 BYTES_PER_UNIT = {
     "": 1,
     "b": 1,
@@ -74,7 +80,7 @@ def parse_number_list(text: str) -> CPUs:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, or a number with a unit: ``90``, ``1.5s``, ``10m``, ``2h``, ``250ms``."""
+    """Seconds, or a number with a unit: ``90``, ``1.5s``, ``10m``, ``5min``, ``2h``."""
     seconds = _scaled(text, SECONDS_PER_UNIT)
     if seconds is None:
         raise UsageError(

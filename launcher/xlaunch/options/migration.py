@@ -107,28 +107,6 @@ together."""
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 
-SYNONYMS = {
-    "--instances": ("np", "n-procs", "nproc", "processes", "replicas", "workers", "num-instances"),
-    "--ncores": ("cores", "cores-per-instance", "threads", "nthreads", "num-threads", "num-cores"),
-    "--cpus": ("affinity", "cpu", "cpu-list", "cpu-set", "cpuset", "physcpubind", "taskset"),
-    "--numa-nodes": ("cpunodebind", "node", "nodes", "numa", "numa-node", "nodeset"),
-    "--numa-nodes LIST --mem-policy bind": ("membind",),
-    "--mem-policy interleave": ("interleave",),
-    "--mem-policy local": ("localalloc",),
-    "--mem-policy preferred": ("preferred",),
-    "--allocator": ("malloc", "jemalloc", "tcmalloc", "mimalloc"),
-    "--omp": ("openmp", "iomp", "libomp"),
-    "--thp": ("huge-pages", "hugepages", "transparent-hugepages"),
-    "--smt": ("hyperthreads", "hyperthreading", "ht", "logical"),
-    "--log-dir": ("log", "logs", "logdir", "output", "output-dir"),
-    "--on-failure restart": ("restart", "restarts"),
-    "--dry-run": ("dryrun", "print-only"),
-    "--optimize bf16": ("bf16", "bfloat16", "amp"),
-    "--verify-device": ("gpu", "gpus"),
-}
-"""Options of xlaunch, and the unknown options for which they are suggested."""
-
-
 OF_LAYOUT = (
     *("instances", "ncores", "cpus", "numa-nodes", "ecores", "reserve-cores"),
     *("gpus-per-instance", "nproc-per-node", "nnodes"),

@@ -107,7 +107,9 @@ def render_metrics(report: Report) -> list[str]:
         for metric in instance.metrics[position : position + 1]
     ]
     headings = ("metric", "instance", "values", "last", "mean")
-    lines = align([headings, *rows], right=range(1, len(headings))) if rows else []
+    lines = align([headings, *rows], right=range(1, len(headings)))
+    if not any(metric.count for metric in report.metrics):
+        lines = []
     return [*lines, *map(describe_total, report.metrics)]
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,9 +55,9 @@ OF_PYTHON = (
 """Command lines that only a caller within Python can give."""
 
 UNKNOWN = {
-    "--nocores": "--ecores or --ncores",
+    "--nocores": "--ncores or --ecores",
     "--instance": "--instance-index or --instances",
-    "--core": "--ecores or --ncores",
+    "--core": "--ncores",
     "--time-out": "--timeout",
     "--logdir": "--log-dir",
     "--explian": "--explain",
@@ -68,8 +70,46 @@ UNKNOWN = {
     "--physcpubind": "--cpus",
     "--nproc": "--instances",
     "--num_threads": "--ncores",
+    "--gpus": "--gpus-per-instance",
+    "--disable-numa": "--mem-policy none",
+    "-C": "--cpus",
+    "-e": "--env",
+    "--doctor": "'xlaunch doctor'",
+    "--topology": "'xlaunch topology'",
+    # A wrong guess is worse than none:
+    "--shell": "",
+    "--port": "",
     "--frobnicate": "",
 }
+
+ANSWERS = {
+    "--optimize hi.py": "write --optimize auto hi.py",
+    "-np 2 hi.py": "-np is written -n N",
+    "-c 0-1 hi.py": "did you mean --cpus?",
+    "--cores=0-1 hi.py": "did you mean --cpus?",
+    "--rdzv-backend c10d hi.py": "did you mean --rendezvous?",
+    "--int8 hi.py": "xruntime.quantization",
+    "--bind-to core hi.py": "xlaunch binds by itself",
+    "--trials 10 hi.py": "xtune PROGRAM",
+    "--port 80 hi.py": "--substitute PROGRAM --port {8000+index}",
+    "run hi.py": "leave the word out: xlaunch PROGRAM",
+    "plan --trials 10": "xtune PROGRAM",
+    "topology --cpunodebind 0": "did you mean --numa-nodes?",
+}
+"""Mistakes that have an answer of their own, and a part of it."""
+
+NOT_FOUND = {
+    "list": "'xlaunch ps' shows what runs",
+    "status": "'xlaunch ps' shows what runs",
+    "tune hi.py": "'xtune PROGRAM' is the tuner",
+    "hi.yp": "did you mean hi.py?",
+    "h.py": "did you mean hi.py?",
+    "hi": "did you mean hi.py?",
+    "./hi.pyy": "did you mean ./hi.py?",
+    "'python hi.py'": "did you mean python hi.py, without quotes?",
+    "gone/hi.py": "does not exist",
+}
+"""The same, of programs that do not exist."""
 
 Refused = Callable[..., str]
 
@@ -128,6 +168,26 @@ def test_unknown_option_gets_the_nearest_name(refused: Refused, wrong: str, righ
         assert line.partition("; did you mean ")[2] == (right and f"{right}?")
 
 
+def test_known_mistakes_are_answered(refused: Refused, tmp_path: Path, monkeypatch):
+    (tmp_path / "hi.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for words, part in ANSWERS.items():
+        assert part in refused(tuple(shlex.split(words))), words
+    for words, part in NOT_FOUND.items():
+        assert part in refused(tuple(shlex.split(words)), 127), words
+
+
+def test_xlaunch_alone_shows_what_to_type(capfd: pytest.CaptureFixture[str]):
+    assert run(()) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    for words in ("xlaunch train.py", "xlaunch doctor", "xlaunch --help"):
+        assert f"\n  {words}  " in err
+    assert max(map(len, err.splitlines())) <= 80
+
+
 def test_what_is_no_option_flag_or_value(refused: Refused):
     for wrong in ("--", "---x", "-x", "-qx", "-m7", "--\n", "--é", "--=1", "-é"):
         refused((wrong,))
@@ -136,7 +196,7 @@ def test_what_is_no_option_flag_or_value(refused: Refused):
     for option in ("--instances", "--cpus", "--env", "--report", "--timeout"):
         assert option in refused((option,))
         assert option in refused(("plan", option))
-    for words in ((), ("--",), ("-m",), ("--smt",), ("--ncores", "1", "--")):
+    for words in (("--",), ("-m",), ("--smt",), ("--ncores", "1", "--")):
         assert "usage: xlaunch" in refused(words)
 
 

@@ -49,8 +49,9 @@ def test_refused_libraries_are_listed_with_the_reason(tmp_path: Path):
     assert verdicts[str(unsafe)] == f"refused: every user may write {unsafe}"
     env = clean_environment(LD_LIBRARY_PATH=path, XDG_CACHE_HOME=str(tmp_path))
     table = ask("libraries", env=env).out.decode()
-    rows = [" ".join(line.split()) for line in table.splitlines()]
-    assert f"llvm - LD_LIBRARY_PATH {unsafe} refused: every user may write {unsafe}" in rows
+    rows = table.splitlines()
+    verdict = f"llvm: refused: every user may write {unsafe}"
+    assert rows[rows.index(verdict) + 1] == f"  {unsafe} (LD_LIBRARY_PATH)"
 
 
 def test_python_option_and_active_environment(tmp_path: Path):
@@ -67,10 +68,9 @@ def test_python_option_and_active_environment(tmp_path: Path):
 
 def test_table_begins_with_whose_libraries_they_are(tmp_path: Path):
     env = clean_environment(XDG_CACHE_HOME=str(tmp_path), LD_PRELOAD="")
-    first, heading, *rows = ask("libraries", env=env).out.decode().splitlines()
+    first, *rows = ask("libraries", env=env).out.decode().splitlines()
     assert first == f"for {sys.executable} (the interpreter that xlaunch runs on)"
-    assert heading.split() == ["name", "version", "where", "file", "verdict"]
-    assert {row.split()[0].rstrip(":") for row in rows} == set(NAMES)
+    assert {row.split()[0].rstrip(":") for row in rows if not row.startswith(" ")} == set(NAMES)
 
 
 def test_library_that_is_absent_comes_with_a_way_to_get_it(monkeypatch, capsys):
