@@ -12,6 +12,7 @@ import click
 from xlaunch.console import say, terminal_width
 from xlaunch.environment import Environment
 from xlaunch.environment.variables import VariableSetting
+from xlaunch.errors import UsageError
 from xlaunch.launching import PreparedLaunch, prepare
 from xlaunch.machine import read_machine
 from xlaunch.options.commands import launch_command
@@ -33,6 +34,11 @@ OF_A_RUN = (
     program_required=False,
     without=(*OF_TORCHRUN, "wait"),
     hidden=(*OF_A_RUN, "dry-run", "verbose"),
+    own=[
+        click.option(
+            "--svg", is_flag=True, default=None, help="Print a picture of the plan as SVG."
+        )
+    ],
 )
 def command(asked: ResolvedOptions) -> None:
     """Show which instance would run where, and run nothing.
@@ -70,7 +76,13 @@ def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaun
 
 def print_plan(found: PreparedLaunch, asked: ResolvedOptions) -> None:
     """Print a plan on standard output, as text or JSON."""
-    if asked.values.get("json"):
+    if asked.values.get("svg"):
+        if asked.values.get("json") or asked.values.get("explain"):
+            raise UsageError("--svg prints a picture alone; leave out --json and --explain")
+        from xlaunch.planning.svg import draw_svg
+
+        click.echo(draw_svg(found.machine, found.plan))
+    elif asked.values.get("json"):
         click.echo(_as_json(found.plan, found.environment))
     else:
         click.echo(describe(found, asked))

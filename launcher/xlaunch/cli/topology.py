@@ -29,6 +29,7 @@ from xlaunch.planning.request import Request
 @with_options(
     [
         click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON."),
+        click.option("--svg", is_flag=True, help="Print a picture as SVG."),
         click.option(
             "--capture",
             metavar="FILE",
@@ -40,7 +41,7 @@ from xlaunch.planning.request import Request
     ],
     click_options(OptionGroup.LAYOUT),
 )
-def command(*, as_json: bool, capture: str | None, force: bool, **typed: Any) -> None:
+def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typed: Any) -> None:
     """Show packages, NUMA nodes, L3 caches and cores.
 
     CPUs that may not be used here are marked. With --instances, --ncores or another layout option:
@@ -52,8 +53,10 @@ def command(*, as_json: bool, capture: str | None, force: bool, **typed: Any) ->
     options = resolve([Layer(COMMAND_LINE, given), variables._replace(values=inherited)]).values
     request = request_from(options)
     sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
+    if as_json and svg:
+        raise UsageError("--json and --svg: print one of them")
     if capture is not None:
-        if as_json or sysroot is not None or synthetic is not None or request != Request():
+        if as_json or svg or sysroot is not None or synthetic is not None or request != Request():
             raise UsageError("--capture writes this machine to a file; give it alone")
         _capture(capture, force=force)
         return
@@ -65,6 +68,10 @@ def command(*, as_json: bool, capture: str | None, force: bool, **typed: Any) ->
         from xlaunch.machine.description import describe_machine, format_json
 
         click.echo(format_json(describe_machine(machine)))
+    elif svg:
+        from xlaunch.planning.svg import draw_svg
+
+        click.echo(draw_svg(machine, made))
     else:
         notes = dict.fromkeys((*machine.notes, *(made.warnings if made is not None else ())))
         show(draw_machine(machine, made), tuple(notes))

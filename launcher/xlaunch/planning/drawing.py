@@ -51,7 +51,7 @@ class Drawing(NamedTuple):
             yield Text.assemble(*((s.text, s.style) for s in line), no_wrap=True, overflow="ignore")
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """One way in which cores are grouped, such as packages."""
 
     name: str
@@ -63,7 +63,7 @@ class _Level(NamedTuple):
 
 def draw_machine(machine: Machine, plan: Plan | None = None, *, width: int = WIDTH) -> Drawing:
     """The machine, with the place of each instance of `plan`."""
-    artist = _Artist(machine, plan, width)
+    artist = Artist(machine, plan, width)
     return Drawing(
         tuple(
             line
@@ -73,7 +73,7 @@ def draw_machine(machine: Machine, plan: Plan | None = None, *, width: int = WID
     )
 
 
-class _Artist:
+class Artist:
     """Draws one machine."""
 
     def __init__(self, machine: Machine, plan: Plan | None, width: int) -> None:
@@ -88,7 +88,7 @@ class _Artist:
             for instance in plan.instances:
                 for cpu in instance.cpus:
                     self._instances.setdefault(cpu, []).append(instance.index)
-        self._kind_of = {
+        self.kind_of = {
             cpu: name
             for kind, name in zip(
                 self._topology.core_kinds, _kind_names(len(self._topology.core_kinds)), strict=True
@@ -113,11 +113,16 @@ class _Artist:
             for kind, name in zip(topology.core_kinds, names, strict=True):
                 facts = ", ".join(f"{key} {value}" for key, value in kind.attributes)
                 yield from self._wrapped(
-                    f"{name}-cores: ", [Segment(_numbers(kind.cpus)), Segment(f"({facts})")]
+                    f"{name}-cores: ", [Segment(numbers(kind.cpus)), Segment(f"({facts})")]
                 )
 
-    def cores(self) -> Iterator[Line]:
-        """The cores, nested in the domains that they share."""
+    def facts(self) -> Iterator[Drawing]:
+        """All lines but those of the cores."""
+        for part in (self.summary(), self.others(), self.limits()):
+            yield from [Drawing((line,)) for line in part]
+
+    def levels(self) -> list[Level]:
+        """The domains that cores share, the outer ones first."""
         topology = self._topology
         nodes = [node for node in topology.numa_nodes if node.cpus]
         levels = [
@@ -132,23 +137,26 @@ class _Artist:
         ]
         # Levels with fewer groups are outside: a node may hold several packages, or the reverse.
         # A level with one core per group is left out.
-        used = [
+        return [
             level
             for level in sorted(levels, key=lambda level: len(level.labels))
             if level.labels and not (len(level.labels) == len(topology.cores) > 1)
         ]
-        yield from self._nested(topology.cores, used, 0)
 
-    def _nested(self, cores: tuple[CPUs, ...], levels: list[_Level], depth: int) -> Iterator[Line]:
+    def cores(self) -> Iterator[Line]:
+        """The cores, nested in the domains that they share."""
+        yield from self._nested(self._topology.cores, self.levels(), 0)
+
+    def _nested(self, cores: tuple[CPUs, ...], levels: list[Level], depth: int) -> Iterator[Line]:
         indent = "  " * depth
         if not levels:
             yield from self._wrapped(indent, self._runs(cores))
             return
-        for group, members in _split(cores, levels[0]):
+        for group, members in split(cores, levels[0]):
             names = [f"{levels[0].name}{levels[0].labels[group]}"] if group is not None else []
             inner = levels[1:]
             # A level that does not divide this group is on the same line.
-            while inner and len(parts := _split(members, inner[0])) == 1:
+            while inner and len(parts := split(members, inner[0])) == 1:
                 if (only := parts[0][0]) is not None:
                     names.append(f"{inner[0].name}{inner[0].labels[only]}")
                 inner = inner[1:]
@@ -183,7 +191,7 @@ class _Artist:
         """The properties that must be equal for cores to be drawn as one run."""
         return (
             tuple(cpu in self._allowed for cpu in core),
-            self._kind_of.get(core[0]),
+            self.kind_of.get(core[0]),
             self._instances_on(core),
         )
 
@@ -192,7 +200,7 @@ class _Artist:
 
     def _run(self, run: list[CPUs]) -> Iterator[Segment]:
         first = run[0]
-        what = f"{self._kind_of[first[0]]}-core" if first[0] in self._kind_of else "core"
+        what = f"{self.kind_of[first[0]]}-core" if first[0] in self.kind_of else "core"
         count = counted(len(run), what) + (f" x{len(first)}" if len(first) > 1 else "")
         states = [cpu in self._allowed for cpu in first]
         every = [cpu for core in run for cpu in core]
@@ -218,15 +226,15 @@ class _Artist:
             yield from self._wrapped(heading, segments, HEADING)
         for node in self._topology.numa_nodes:
             if not node.cpus:
-                near = f", near {_numbers(node.local_cpus)}" if node.local_cpus else ""
+                near = f", near {numbers(node.local_cpus)}" if node.local_cpus else ""
                 yield from self._wrapped(
                     f"node{self._node_label(node)}: ", [Segment(f"no CPUs{near}")], HEADING
                 )
         if self._topology.offline_cpus:
-            listed = Segment(f"({_numbers(self._topology.offline_cpus)})", DIM)
+            listed = Segment(f"({numbers(self._topology.offline_cpus)})", DIM)
             yield from self._wrapped("offline: ", [listed])
         if self._topology.isolated_cpus:
-            listed = Segment(f"{_numbers(self._topology.isolated_cpus)} by isolcpus=")
+            listed = Segment(f"{numbers(self._topology.isolated_cpus)} by isolcpus=")
             yield from self._wrapped("isolated: ", [listed])
 
     def _gpus(self) -> Iterator[tuple[str, list[Segment]]]:
@@ -258,7 +266,7 @@ class _Artist:
             where = "marked # on their cores" if self._plan.bound else "not bound to cores"
             yield (Segment(f"plan: {counted(len(self._plan.instances), 'instance')}, {where}"),)
         if limits.narrowed_by:
-            allowed = Segment(f"{_numbers(limits.allowed_cpus)}", ALLOWED)
+            allowed = Segment(f"{numbers(limits.allowed_cpus)}", ALLOWED)
             yield from self._wrapped("allowed: ", [allowed])
             for reason in limits.narrowed_by:
                 yield from self._wrapped("  others (in parentheses) by ", [Segment(reason)])
@@ -313,12 +321,12 @@ def _cut(segments: Iterable[Segment], width: int) -> Iterator[Segment]:
         yield Segment(text, segment.style)
 
 
-def _level(name: str, groups: Iterable[CPUs], labels: list[str]) -> _Level:
+def _level(name: str, groups: Iterable[CPUs], labels: list[str]) -> Level:
     group_of = {cpu: number for number, cpus in enumerate(groups) for cpu in cpus}
-    return _Level(name, tuple(labels), group_of)
+    return Level(name, tuple(labels), group_of)
 
 
-def _split(cores: tuple[CPUs, ...], level: _Level) -> list[tuple[int | None, tuple[CPUs, ...]]]:
+def split(cores: tuple[CPUs, ...], level: Level) -> list[tuple[int | None, tuple[CPUs, ...]]]:
     """The cores of each group at `level`, ordered by their first core."""
     members: dict[int | None, list[CPUs]] = {}
     for core in cores:
@@ -345,7 +353,7 @@ def _progression(numbers: list[int]) -> str:
     return f"{numbers[0]}-{numbers[-1]}" + (f":{step}" if step > 1 else "")
 
 
-def _numbers(cpus: CPUs) -> str:
+def numbers(cpus: CPUs) -> str:
     """A list of CPUs in its shorter form."""
     steps = {b - a for a, b in pairwise(cpus)}
     return _progression(list(cpus)) if len(steps) == 1 else format_cpu_list(cpus)
