@@ -37,6 +37,25 @@ def test_one_version() -> None:
     assert f"\nversion: {PROJECT['project']['version']}\n" in citation
 
 
+def test_addresses_are_those_of_pyproject() -> None:
+    urls = PROJECT["project"]["urls"]
+    lines = (ROOT / "mkdocs.yml").read_text().splitlines()
+    assert f"site_url: {urls['Documentation']}" in lines
+    assert f"repo_url: {urls['Repository']}" in lines
+    citation = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"repository-code: {urls['Repository']}" in citation
+    assert f"url: {urls['Homepage']}" in citation
+    assert f"]({urls['Repository']})" in (ROOT / "SECURITY.md").read_text()
+
+
+def test_everything_for_users_is_without_what_only_examples_need() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    wanted = set(everything.removeprefix("xlaunch[").removesuffix("]").split(","))
+    assert not wanted & {"examples", "docs", "test", "full"}
+    assert {"gpu", "int8", "report"} <= wanted
+
+
 @pytest.mark.parametrize("name", ["bug_report", "performance"])
 def test_an_issue_asks_for_the_machine(name) -> None:
     yaml = pytest.importorskip("yaml")
@@ -100,3 +119,17 @@ def test_importing_everything_of_xlaunch_brings_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"
+
+
+def test_workflows_run_the_scripts_that_anyone_can_run() -> None:
+    """What they prove and build is written once, in .ci/ and in pyproject.toml."""
+    yaml = pytest.importorskip("yaml")
+    commands = {}
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text())["jobs"].values()
+        steps = [step for job in jobs for step in job["steps"]]
+        commands[path.stem] = [step["run"] for step in steps if "run" in step]
+    assert commands == {
+        "ci": ['sudo -E env "PATH=$PATH" .ci/run'],
+        "release": ['.ci/release "${GITHUB_REF_NAME#v}"', "pipx run cibuildwheel"],
+    }

@@ -78,6 +78,14 @@ def test_it_stops_at_what_does_not_agree(checkout, needs) -> None:
         done = release(checkout, "9.9.9")
         assert done.returncode == 1
         assert done.stderr.strip() == f".ci/release: {problem}"
+    # Every other file agrees; addresses are still to come.
+    replace(checkout / "CITATION.cff", f"version: {VERSION}", "version: 9.9.9")
+    commit(checkout)
+    git(checkout, "tag", "--force", "v9.9.9")
+    done = release(checkout, "9.9.9")
+    assert done.returncode == 1
+    assert "placeholders stand for addresses" in done.stderr
+    assert "pyproject.toml" in done.stderr
     (checkout / "new.txt").write_text("not committed")
     assert "changes that are not committed" in release(checkout, "9.9.9").stderr
 
