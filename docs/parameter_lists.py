@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters in docstrings, each a name above an indented text, as lists of the site."""
+"""Docstrings as the site shows them: parameters, each a name above an indented text, as lists, and
+examples as sessions of Python.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,17 @@ from griffe import Extension, Object
 PARAMETER = re.compile(r"^([\w*]+(?:, [\w*]+)*)\n((?: {4}.*(?:\n|\Z))+)", re.MULTILINE)
 
 
+EXAMPLE = re.compile(r"^(?:(?:>>>|\.\.\.) .*(?:\n|\Z))+", re.MULTILINE)
+
+
 class ParameterLists(Extension):
     """Rewrites each docstring that is read."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrite one docstring."""
         if obj.docstring is not None:
-            obj.docstring.value = PARAMETER.sub(_item, obj.docstring.value)
+            text = PARAMETER.sub(_item, obj.docstring.value)
+            obj.docstring.value = EXAMPLE.sub(lambda it: f"```pycon\n{it[0].rstrip()}\n```\n", text)
 
 
 def _item(found: re.Match[str]) -> str:

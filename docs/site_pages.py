@@ -8,10 +8,11 @@ the examples, and the files beside docs/ that its pages link to.
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import os
 import posixpath
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -92,6 +93,24 @@ def command_page(
         if command:
             yield f"## `{program} {command}`\n"
         yield f"```text\n{shown.getvalue()}```\n"
+        if not command:
+            yield from option_sections(program)
+
+
+def option_sections(program: str) -> Iterator[str]:
+    """The options of a program, each with an anchor: ``xlaunch.html#ncores``."""
+    if program == "xlaunch":
+        from xlaunch.cli import _command
+    elif program == "xtune":
+        from xtune.cli import _command
+    else:
+        return
+    yield f"## Options of `{program}`\n"
+    for parameter in _command("").params:
+        names = [name for name in parameter.opts if name.startswith("--")]
+        if names and not getattr(parameter, "hidden", False):
+            words = " ".join([f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts)])
+            yield f"#### {words} {{#{names[0][2:]}}}\n\n{getattr(parameter, 'help', '')}\n"
 
 
 def module_page(name: str) -> str:
@@ -144,10 +163,23 @@ def place_in_site(path: str, anchor: str) -> tuple[str, str]:
     return COPIED.get(path, path.removeprefix("docs/")), anchor
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version at the foot of each page. Called by mkdocs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.copyright = f"xlaunch {project['version']}"
+    return config
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the pages. Called by mkdocs."""
     from mkdocs.structure.files import File
 
+    if importlib.util.find_spec("torch") is None:
+        from mkdocs.exceptions import PluginError
+
+        raise PluginError(
+            "the site reads xruntime, which needs torch: pip install '.[docs,runtime,tune]'"
+        )
     # Help is wrapped for 80 columns, wherever the site is built.
     os.environ["COLUMNS"] = "80"
     for path, text in pages():
