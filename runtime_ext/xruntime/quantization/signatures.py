@@ -52,7 +52,11 @@ class Input(NamedTuple):
             for fixed, size in zip(self.shape, sizes, strict=True)
         ):
             wanted = ", ".join("any" if size is None else str(size) for size in self.shape)
-            return f"{self.name} has the shape {sizes}, and ({wanted}) is expected"
+            said = f"{self.name} has the shape {sizes}, and ({wanted}) is expected"
+            other_sizes = (
+                "; for other sizes give dynamic_shapes='auto' to xruntime.quantization.prepare"
+            )
+            return said + (other_sizes if len(sizes) == len(self.shape) else "")
         return None
 
 

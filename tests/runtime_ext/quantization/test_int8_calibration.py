@@ -582,3 +582,19 @@ for Blocked.name, call in (
     assert absent.startswith("QuantizationError torchao ")
     assert "cannot be imported with torch" in absent
     assert "ModuleNotFoundError: No module named 'torchao.quantization.pt2e.quantizer" in absent
+
+
+def test_other_sizes_than_calibrated_are_refused_with_the_remedy_which_works():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    ).eval()
+    small, large = torch.rand(2, 3, 32, 32), torch.rand(2, 3, 40, 40)
+    for shapes in (None, "auto"):
+        observed = prepare(model, QuantConf(), small, dynamic_shapes=shapes)
+        observed(small)
+        converted = convert(observed)
+        if shapes is None:
+            with pytest.raises(QuantizationError, match="give dynamic_shapes='auto' to"):
+                converted(large)
+        else:
+            assert converted(large).shape == (2, 4)
