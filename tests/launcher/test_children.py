@@ -51,6 +51,7 @@ FLAGS = {
     ("launcher/xlaunch/environment/preload.py", "_try"): "with -I",
     ("launcher/xlaunch/environment/program.py", "resolve_program"): "the user's -m, for a program",
     ("launcher/xlaunch/supervision/keeper_client.py", "__init__"): "with -P, as above",
+    ("tuner/xtune/cli/comparing.py", "_measure_of"): "of a shell, for the user's command",
 }
 """The functions that pass -c or -m to a Python, and why they may."""
 

@@ -115,4 +115,4 @@ def test_names_of_commands_are_names_of_other_things_too(tmp_path: Path):
         after_options = ask("--smt", name, env=env, cwd=tmp_path).refused()
         assert f"'-- {name}'" in after_options
     assert xlaunch("--", "plan", "plan", env=env).out == b"program plan plan\n"
-    assert "not in this version" in ask("explain").refused()
+    assert "there is no command 'explain'" in ask("explain").refused()

@@ -584,6 +584,7 @@ for Blocked.name, call in (
     assert "ModuleNotFoundError: No module named 'torchao.quantization.pt2e.quantizer" in absent
 
 
+@pytest.mark.long
 def test_other_sizes_than_calibrated_are_refused_with_the_remedy_which_works():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
