@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -152,6 +152,8 @@ class Search:
         self._observer = observer or Observer()
         self._limit_s = limit_s
         self._turn = turn
+        self._held_turn: contextlib.ExitStack | None = None
+        """Holds the turn of this host; None outside of it."""
         self._sleep = sleep
         self._walls: list[float] = []
         self._began_s = measurer.now_s()
@@ -193,7 +195,7 @@ class Search:
         )
         while True:
             try:
-                with self._turn():
+                with self._my_turn():
                     self._records = tuple(self._patiently(self._store.records))
                     allowance = self._allowance()
                     step = next_step(self._strategy, self._records, allowance)
@@ -280,8 +282,27 @@ class Search:
                 if pause_s is None:
                     raise
                 self._observer.storage_trouble(str(error), pause_s)
-                self._sleep(pause_s)
+                self._pause(pause_s)
         raise AssertionError("the last attempt returns or raises")
+
+    @contextlib.contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        with contextlib.ExitStack() as turn:
+            turn.enter_context(self._turn())
+            self._held_turn = turn
+            try:
+                yield
+            finally:
+                self._held_turn = None
+
+    def _pause(self, pause_s: float) -> None:
+        """Sleep while other searches on this host may launch."""
+        held = self._held_turn
+        if held is not None:
+            held.close()
+        self._sleep(pause_s)
+        if held is not None:
+            held.enter_context(self._turn())
 
     def _change_stage(self, stage: Stage) -> None:
         if stage not in (self._stage, Stage.CONTROL):

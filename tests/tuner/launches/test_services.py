@@ -227,6 +227,16 @@ def test_a_generator_that_uses_up_its_cpus_measures_nothing(
 # What goes wrong is one clear line, and nothing is left running (see the fixture).
 
 
+def test_a_preparation_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    text = f"sh -c 'sleep 300 & echo $! $$ > {note}; wait'"
+    told = services.run_command(text, "--prepare", 2.0)
+    assert told == f"--prepare {text!r} did not end within 2 s and was killed"
+    left = [pid for pid in map(int, note.read_text().split()) if psutil.pid_exists(pid)]
+    running = [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    assert running == []
+
+
 @pytest.mark.parametrize(
     ("options", "outcome", "said"),
     [

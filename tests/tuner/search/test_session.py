@@ -522,6 +522,25 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(method: str) -> None:
     assert "trouble, again in 1 s" in diary.lines
 
 
+@pytest.mark.parametrize("method", ["records", "claim", "finish"])
+def test_others_on_the_host_may_launch_while_the_storage_is_away(method: str) -> None:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        events.append("taken")
+        yield
+        events.append("left")
+
+    store = Failing(method, first=4, times=2)
+    options = {"store": store, "turn": turn, "sleep": lambda _: events.append("pause")}
+    search(ScriptedMeasurer(), Budget(launches=6), **options)
+    assert events.count("pause") == 2
+    for position in [index for index, event in enumerate(events) if event == "pause"]:
+        assert events[position - 1 : position + 2] == ["left", "pause", "taken"]
+    assert events.count("taken") == events.count("left")
+
+
 def test_a_storage_that_stays_away_ends_the_search_with_a_verdict() -> None:
     store = Failing("finish", first=4, times=math.inf)
     pauses: list[float] = []

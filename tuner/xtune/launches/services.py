@@ -18,6 +18,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -33,6 +34,7 @@ from xlaunch.environment.substitution import own_program, own_variables, substit
 from xlaunch.environment.variables import split_inherited
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.processes import descendants
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.metrics.live import LiveLine
 from xlaunch.planning import (
@@ -94,6 +96,9 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.25
 
 ANSWER_S = 2.0
 """Time limit of an attempt."""
+
+COMMAND_LIMIT_S = 600.0
+"""Time limit of the commands of --prepare and --cleanup."""
 
 ENDED_UNDER_LOAD = "the service ended while it was measured"
 
@@ -233,19 +238,35 @@ def confined(cpus: CPUs) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def run_command(text: str, option: str) -> str:
-    """Run the command of --prepare or --cleanup; return why it failed, or an empty text."""
-    try:
-        done = subprocess.run(
-            _words(text, option), stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-    except OSError as error:
-        return f"{option} {text!r} cannot be run: {error.strerror}"
-    said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-    last = f": {said[-1]}" if said else ""
-    return f"{option} {text!r} failed with exit code {done.returncode}{last}" * bool(
-        done.returncode
-    )
+def run_command(text: str, option: str, limit_s: float = COMMAND_LIMIT_S) -> str:
+    """Run the command of --prepare or --cleanup; return why it failed, or an empty text.
+
+    After `limit_s` it is killed with the processes that it has started.
+    """
+    with (
+        tempfile.TemporaryFile() as output
+    ):  # not a pipe, which a process in the background would keep open
+        try:
+            process = subprocess.Popen(
+                _words(text, option), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        except OSError as error:
+            return f"{option} {text!r} cannot be run: {error.strerror}"
+        try:
+            code = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"{option} {text!r} did not end within {limit_s:g} s and was killed"
+        finally:
+            if process.poll() is None:  # interrupted, or too late
+                for pid in (*descendants(process.pid), process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                process.wait()
+        if code == 0:
+            return ""
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip().splitlines()
+    return f"{option} {text!r} failed with exit code {code}" + (f": {said[-1]}" if said else "")
 
 
 class Running(NamedTuple):
