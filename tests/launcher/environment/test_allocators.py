@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -115,6 +116,7 @@ def test_auto_is_an_installed_tcmalloc_for_torch_and_else_tuned_glibc(needs):
     assert preload_of("/bin/sh") == ("", True)
     assert preload_of(sys.executable, "-c", "import json") == ("", True)
     needs(library, "tcmalloc (Debian: libtcmalloc-minimal4)")
+    needs(importlib.util.find_spec("torch"), "torch")
     name = os.path.basename(library.path)
     assert preload_of(*LOADS_TORCH) == (name, False)
     assert preload_of(*LOADS_TORCH, GLIBC_TUNABLES="glibc.malloc.arena_max=3") == ("", True)
