@@ -100,7 +100,7 @@ def test_each_preload_is_in_the_process(tmp_path, needs) -> None:
     file = tmp_path / "carried_tcmalloc.so"
     file.write_bytes(Path(found.path).read_bytes())
     script = tmp_path / "script.py"
-    script.write_text(PRINT_ALLOCATORS)
+    script.write_text(f"def uses() -> None:\n    import torch\n\n\n{PRINT_ALLOCATORS}")
     (tmp_path / "peers").mkdir()
     peers = Peers(asked(tcmalloc=file), tmp_path / "peers")
     loaded = {}
