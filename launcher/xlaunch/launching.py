@@ -91,8 +91,8 @@ def launch(
     where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
+    from xlaunch.supervision.job import Job
     from xlaunch.supervision.keeper_client import KeeperProcess
-    from xlaunch.supervision.supervisor import Job
 
     run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
@@ -136,8 +136,8 @@ def start(
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
+    from xlaunch.supervision.job import Job
     from xlaunch.supervision.keeper_client import start_in_background
-    from xlaunch.supervision.supervisor import Job
 
     run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
@@ -183,8 +183,8 @@ def run_plan(
         for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)
         execute(environment.programs[0], environment.variables[0])
+    from xlaunch.supervision.job import Job
     from xlaunch.supervision.keeper import keep
-    from xlaunch.supervision.supervisor import Job
 
     with _enough_descriptors(plan, run):
         return keep(

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from resource import RUSAGE_SELF, getrusage, struct_rusage
-from typing import TYPE_CHECKING
 
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND
@@ -15,9 +14,6 @@ from xlaunch.report import InstanceReport
 from xlaunch.supervision.instance_start import Child
 from xlaunch.supervision.sampling import Samples
 from xlaunch.supervision.signalling import group_exists, signal_name
-
-if TYPE_CHECKING:
-    from xlaunch.metrics.collector import InstanceMetric
 
 
 class InstanceRun:
@@ -118,17 +114,15 @@ class InstanceRun:
         return f"instance {index} failed with exit code {self.exit_code}{by}"
 
 
-def reports_of(
-    ended: Iterable[InstanceRun], metrics: Mapping[int, tuple[InstanceMetric, ...]]
-) -> tuple[InstanceReport, ...]:
-    """The report of each instance, in the order of their numbers. `metrics`: by those numbers."""
+def reports_of(ended: Iterable[InstanceRun]) -> tuple[InstanceReport, ...]:
+    """The report of each instance, in the order of their numbers."""
     runs: dict[int, list[InstanceRun]] = {}
     for running in ended:
         runs.setdefault(running.instance.index, []).append(running)
-    return tuple([_report_of(runs[index], metrics.get(index, ())) for index in sorted(runs)])
+    return tuple([_report_of(runs[index]) for index in sorted(runs)])
 
 
-def _report_of(runs: Sequence[InstanceRun], metrics: tuple[InstanceMetric, ...]) -> InstanceReport:
+def _report_of(runs: Sequence[InstanceRun]) -> InstanceReport:
     """The report of one instance: sums over its runs; exit code and PID of the last."""
     last = runs[-1]
     wall_s = sum(run.wall_s for run in runs)
@@ -150,7 +144,6 @@ def _report_of(runs: Sequence[InstanceRun], metrics: tuple[InstanceMetric, ...])
         context_switches=sum(run.context_switches for run in runs),
         migrations=sum(moved) if moved else None,
         leftover_processes=sum(len(run.leftovers) for run in runs),
-        metrics=metrics,
         restarts=len(runs) - 1,
         minor_faults=sum(run.minor_faults for run in runs),
         major_faults=sum(run.major_faults for run in runs),

@@ -25,9 +25,10 @@ from xlaunch.errors import XLaunchError
 from xlaunch.files import remove_dead, remove_temporary, temporary_places
 from xlaunch.leases import Lease
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
+from xlaunch.supervision.job import Job
 from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
-from xlaunch.supervision.supervisor import ENDING, Job
+from xlaunch.supervision.supervisor import ENDING
 from xlaunch.supervision.supervisor_process import supervise
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
 

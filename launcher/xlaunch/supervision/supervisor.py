@@ -11,37 +11,23 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
 
-from xlaunch.claims import record_details
-from xlaunch.environment import Environment
 from xlaunch.errors import XLaunchError
-from xlaunch.machine.processes import (
-    TICKS_PER_SECOND,
-    descendants,
-    has_job_control,
-    proc_is_ours,
-)
-from xlaunch.output.logs import last_lines, log_path
-from xlaunch.output.relay import Chunk, Relay
-from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import OnFailure, RunRequest
+from xlaunch.machine.processes import has_job_control, proc_is_ours
+from xlaunch.output.logs import log_path
+from xlaunch.output.relay import Chunk
+from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
 from xlaunch.supervision.instance_start import NOT_BOUND, exec_failure, fork_instance, place_of
+from xlaunch.supervision.job import Job
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.memory_kills import MemoryKills
-from xlaunch.supervision.other_work import Occupancy, StolenTime
-from xlaunch.supervision.restarts import Restarts
-from xlaunch.supervision.sampling import Sampler
-from xlaunch.supervision.signalling import (
-    PASSED_ON,
-    deliver,
-    kill_descendants,
-    send,
-    signal_name,
-)
+from xlaunch.supervision.other_work import StolenTime
+from xlaunch.supervision.part import Part
+from xlaunch.supervision.run_state import RunState
+from xlaunch.supervision.signalling import PASSED_ON, deliver, kill_descendants, send, signal_name
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
     TABLE,
@@ -53,19 +39,14 @@ from xlaunch.supervision.states import (
 )
 from xlaunch.supervision.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
 from xlaunch.supervision.terminal import CtrlC, Terminal
+from xlaunch.supervision.watches import make_watches
 from xlaunch.text import counted
-
-if TYPE_CHECKING:
-    from xlaunch.leases import Lease
-    from xlaunch.metrics.live import LiveWriter
-    from xlaunch.metrics.measuring import Measuring
-    from xlaunch.report.device_watch import DeviceWatch
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 TIMED_OUT = 124
-LEASE_INTERVAL_S = 1.0
-"""Minimum time between updates of the record that `xlaunch ps` shows."""
+MAX_WAIT_S = 60.0
+"""Longest wait for an event, where nothing is due."""
 DRAIN_AFTER_KILL_S = 1.0
 """Maximum time for writing the remaining output once everything was killed."""
 
@@ -74,26 +55,6 @@ UNSEEN = (
     "/proc does not show the processes of this PID namespace (unshare has --mount-proc): nothing is "
     "sampled, and processes that leave the process group of their instance may survive the run"
 )
-
-
-class Job(NamedTuple):
-    """One launch, as the keeper hands it to the supervisor."""
-
-    plan: Plan
-    environment: Environment
-    run: RunRequest
-    table: bool
-    """Print warnings, and the report as a table."""
-    explain: bool = False
-    """Explain the columns of the table."""
-    live_line: bool = False
-    """Show on a terminal what sampled devices do."""
-    live: LiveWriter | None = None
-    """Receives metric values as they come in."""
-    report_descriptor: int | None = None
-    """Where the pickled report goes."""
-    lease: Lease | None = None
-    """The record of this launch, where the command line has made one."""
 
 
 class Supervisor:
@@ -119,16 +80,11 @@ class Supervisor:
         self._environment = job.environment
         self._commands = commands
         self._signal_mask = signal_mask
-        self._quiet = not job.table
         self._keeper = os.getppid()
-        self._state = State.RUNNING
-        self._started = time.monotonic()
-        self._poll = select.poll()
+        self._run = RunState(job)
+        self._poll, self._relay = self._run.poll, self._run.relay
+        self.messages = self._run.messages
         self._signals = SignalQueue({*PASSED_ON, signal.SIGCHLD})
-        self._relay = Relay(plan, run, self._poll)
-        self._running: dict[int, InstanceRun] = {}
-        self._ended: list[InstanceRun] = []
-        self._restarts = Restarts(run.max_restarts)
         self._leftovers = Leftovers(plan.count, run.grace_s)
         self._last_signal: int = signal.SIGTERM
         self._ending_signal: int = signal.SIGTERM
@@ -142,34 +98,12 @@ class Supervisor:
         self.exit_code = 0
         """The exit code of the first failure."""
         self._reason: str | None = None
-        self._warnings = [*plan.warnings, *job.environment.warnings]
         alone = len(plan.instances) == 1
-        self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else None
+        self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else Terminal(None)
         self._ctrl_c = CtrlC(self._terminal, run.grace_s)
-        self._sampler = Sampler()
         self._memory_kills = MemoryKills()
-        cpus = {cpu for instance in plan.instances for cpu in instance.cpus}
-        self._stolen = StolenTime(cpus)
-        self._occupancy: Occupancy | None = None
-        if others_run:
-            self._occupancy = Occupancy(
-                cpus, self._started, bound=plan.bound, others=plan.idle_cpus
-            )
-        self._measuring: Measuring | None = None
-        if run.metric or job.live is not None:
-            from xlaunch.metrics.measuring import Measuring
-
-            self._measuring = Measuring(plan, run, fifo_directory, job.live, self._poll)
-        self._live_line = job.live_line
-        self._lease, self._lease_due = job.lease, self._started
-        self._devices: DeviceWatch | None = None
-        if run.verify_device:
-            from xlaunch.report.device_watch import DeviceWatch
-
-            variables = dict(next(iter(job.environment.variables), {}))
-            if own := [gpu for instance in plan.instances for gpu in instance.gpus]:
-                variables[own[0].variable] = ",".join([gpu.name for gpu in own])
-            self._devices = DeviceWatch(self._started, len(cpus), variables)
+        self._stolen = StolenTime({cpu for instance in plan.instances for cpu in instance.cpus})
+        self._parts = make_watches(job, self._run, fifo_directory, others_run=others_run)
         self.ended_by_ctrl_c = False
         """Whether Ctrl-C ended the instance, which had the terminal."""
 
@@ -179,65 +113,35 @@ class Supervisor:
         """Start every instance, wait for the last process, and report."""
         become_subreaper()
         if not proc_is_ours():
-            self.warn(UNSEEN)
+            self.messages.warn(UNSEEN)
         self._poll.register(self._commands, select.POLLIN)
         self._poll.register(self._signals.descriptor, select.POLLIN)
-        if self._measuring is not None:
-            self.warn(self._measuring.problem)
         for position in range(len(self._plan.instances)):
             if not self._try_to_start(position):
                 break
         if self._asked.timeout_s is not None:
-            self._timeout_at = self._started + self._asked.timeout_s
+            self._timeout_at = self._run.started + self._asked.timeout_s
         while not self._finished():
             self._wait()
             self._check_clock()
-        if self._occupancy is not None:
-            self._look_for_others(self._occupancy, at_end=True)
-            self._occupancy = None
-        self._measure(self._relay.finish())
-        if self._measuring is not None:
-            self.warn(self._measuring.finish())
-        if self._terminal is not None:
-            self._terminal.take_back()
+        self._feed(self._relay.finish())
+        parts, self._parts = self._parts, []
+        for part in parts:
+            part.finish()
+        self._terminal.take_back()
         self._timeout_at = self._grace_at = None  # they were for the instances
         self._relay.hide_live()
         self.flush()
-        self._report_lost_output()
-        return self._make_report()
-
-    def _report_lost_output(self) -> None:
-        """Print why output was lost, if it was: then the run has failed."""
-        self._warnings += self._relay.lost_logs  # printed when they were lost
-        problem = self._relay.output_problem
-        if problem is not None:
-            text = f"standard output cannot be written: {problem}"
-            self._warnings.append(text)
-            self.say(f"error: {text}")
-        if self._reason is None and (problem is not None or self._relay.lost_logs):
+        if self.messages.report_lost_output() and self._reason is None:
             self.exit_code, self._reason = XLaunchError.exit_code, "output was lost"
-
-    def say(self, text: str) -> None:
-        """Print a line of the launcher's own on standard error, never inside another line."""
-        self.say_block(f"xlaunch: {text}")
-
-    def say_block(self, text: str) -> None:
-        """Print lines on standard error that no other output separates."""
-        self._relay.say(text)
-
-    def warn(self, text: str | None) -> None:
-        """Add a warning, if there is one, to the report, and print it, once."""
-        if text is not None and text not in self._warnings:
-            self._warnings.append(text)
-            if not self._quiet:
-                self.say(f"warning: {text}")
+        return self._make_report(parts)
 
     def flush(self) -> None:
         """Write the pending output, until a signal ends the wait for its readers."""
         self._flushing = True
         give_up_at = time.monotonic() + DRAIN_AFTER_KILL_S
         while self._relay.pending:
-            if self._state is State.KILLING and time.monotonic() > give_up_at:
+            if self._run.state is State.KILLING and time.monotonic() > give_up_at:
                 self._relay.drop_pending()
             else:
                 self._wait()
@@ -257,15 +161,15 @@ class Supervisor:
     def _cannot_start(self, index: int, error: Exception) -> None:
         code = error.exit_code if isinstance(error, XLaunchError) else XLaunchError.exit_code
         self._fail(code, f"instance {index} could not be started")
-        self.say(f"error: instance {index}: {error}")
+        self.messages.say(f"error: instance {index}: {error}")
 
     def _start(self, position: int) -> None:
         """Start the instance at `position` of the plan."""
         instance = self._plan.instances[position]
         variables = self._environment.variables[position]
-        if self._measuring is not None:
-            variables = variables | self._measuring.variables(instance.index)
-        first = all(run.position != position for run in self._ended)
+        for part in self._parts:
+            variables = variables | part.variables(instance.index)
+        first = all(run.position != position for run in self._run.ended)
         started = time.monotonic()
         with (
             self._relay.open_streams(instance, first=first) as streams,
@@ -276,22 +180,22 @@ class Supervisor:
             child = fork_instance(
                 self._environment.programs[position], variables, streams, self._signal_mask
             )
-        if self._terminal is not None:
-            self._terminal.lend_to(child.pid)
+        self._terminal.lend_to(child.pid)
         os.close(child.go)
         for note in notes:
-            self.warn(note)
-        samples = self._sampler.add(child.pid)
-        self._running[child.pid] = InstanceRun(instance, position, child, started, samples)
-        if self._measuring is not None:
-            self._measuring.started(instance.index, started)
+            self.messages.warn(note)
+        samples = self._run.sampler.add(child.pid)
+        run = InstanceRun(instance, position, child, started, samples)
+        self._run.running[child.pid] = run
+        for part in self._parts:
+            part.started(run)
 
     # Waiting.
 
     def _finished(self) -> bool:
-        if self._running or self._restarts.waiting:
+        if self._run.running or self._run.restarts.waiting:
             return False
-        if self._leftovers.remain(self._ended):
+        if self._leftovers.remain(self._run.ended):
             self._end_leftovers()
             return False
         return True
@@ -304,31 +208,25 @@ class Supervisor:
             elif descriptor == self._signals.descriptor:
                 for info in self._signals.read():
                     self._handle_signal(info)
-            elif self._measuring is not None and self._measuring.owns(descriptor):
-                self._measuring.read(descriptor)
+            elif owners := [part for part in self._parts if part.owns(descriptor)]:
+                owners[0].handle(descriptor)
             else:
-                self._measure(self._relay.handle(descriptor))
+                self._feed(self._relay.handle(descriptor))
 
     def _poll_timeout_ms(self) -> float:
         now = time.monotonic()
         if self._is_reaping:
             return 0.0
         timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
-        deadlines = [at for at in timers if at is not None]
-        if self._running:
-            deadlines.append(self._sampler.due)
-            if self._measuring is not None:
-                deadlines.append(self._measuring.due)
-            if self._occupancy is not None:
-                deadlines.append(self._occupancy.due)
-            if self._devices is not None:
-                deadlines.append(self._devices.due)
+        deadlines = [at for at in timers if at is not None] + [part.due for part in self._parts]
+        if self._run.running:
+            deadlines.append(self._run.sampler.due)
         if self._expects(Event.RESTART_DUE):
-            deadlines.append(self._restarts.next_at)
-        at_end = not self._running and not self._restarts.waiting
-        if self._ended and (self._leftovers.waiting or at_end):
+            deadlines.append(self._run.restarts.next_at)
+        at_end = not self._run.running and not self._run.restarts.waiting
+        if self._run.ended and (self._leftovers.waiting or at_end):
             deadlines.append(now + LEFTOVER_INTERVAL_S)
-        return max(0.0, 1000 * (min(deadlines, default=now + 1.0) - now))
+        return max(0.0, 1000 * (min(*deadlines, now + MAX_WAIT_S) - now))
 
     def _check_clock(self) -> None:
         """Do everything that is due."""
@@ -343,54 +241,20 @@ class Supervisor:
             self._handle(Event.SECOND_CTRL_C)
         if self._is_reaping:
             self._reap()
-        if self._running and now >= self._sampler.due:
-            self._sampler.look()
-        if self._occupancy is not None and now >= self._occupancy.due:
-            self._look_for_others(self._occupancy)
-        if self._running and self._devices is not None and now >= self._devices.due:
-            self._look_at_devices(self._devices, now)
+        if self._run.running and now >= self._run.sampler.due:
+            self._run.sampler.look()
+        for part in self._parts:
+            if now >= part.due:
+                part.look(now)
         if self._leftovers.waiting:
             self._end_leftovers()
-        if self._running and self._measuring is not None:
-            self.warn(self._measuring.look())
-            self._show_metric(self._measuring, now)
-        if now >= self._restarts.next_at and self._expects(Event.RESTART_DUE):
+        if now >= self._run.restarts.next_at and self._expects(Event.RESTART_DUE):
             self._restart_those_due(now)
 
-    def _show_metric(self, measuring: Measuring, now: float) -> None:
-        """Write the last values into the record of this launch, for `xlaunch ps`."""
-        if self._lease is None or now < self._lease_due or not (latest := measuring.latest()):
-            return
-        self._lease_due = now + LEASE_INTERVAL_S
-        if latest != self._lease.metric:
-            self._lease = self._lease._replace(metric=latest)
-            record_details(self._lease)
-
-    def _look_for_others(self, occupancy: Occupancy, *, at_end: bool = False) -> None:
-        """Warn about CPUs that other processes keep busy: what the run did not use itself."""
-        self._sampler.look()
-        # Where the supervisor ran is not known: count it on every CPU.
-        supervisor = round(time.process_time() * TICKS_PER_SECOND)
-        runs = self._runs()
-        own = {cpu: supervisor + sum(run.ticks_on(cpu) for run in runs) for cpu in occupancy.cpus}
-        pids = {self._keeper, os.getpid(), *descendants(os.getpid())}
-        self.warn(occupancy.look(time.monotonic(), own, pids, at_end=at_end))
-
-    def _look_at_devices(self, devices: DeviceWatch, now: float) -> None:
-        """Sample the devices. While the run is suspended nothing counts, and the shell has the terminal."""
-        if self._state is State.STOPPED:
-            devices.skip(now)
-            return
-        devices.look(now, descendants(os.getpid()))
-        if self._live_line:
-            self._relay.show_live(f"xlaunch: {devices.live_line()}")
-
-    def _measure(self, chunks: Sequence[Chunk]) -> None:
+    def _feed(self, chunks: Iterable[Chunk]) -> None:
         for chunk in chunks:
-            if self._measuring is not None:
-                self._measuring.feed(*chunk)
-            if self._devices is not None and chunk.stream == "err":
-                self._devices.messages.feed(chunk.index, chunk.data)
+            for part in self._parts:
+                part.feed(chunk)
 
     # Signals.
 
@@ -406,7 +270,7 @@ class Supervisor:
         number = info.number
         if number == signal.SIGCHLD:
             self._reap()
-        elif self._terminal is None:
+        elif not self._terminal.exists:
             self._handle_outer_signal(number)
         elif number == signal.SIGINT and info.code == SI_KERNEL:
             self._ctrl_c.press()
@@ -417,9 +281,9 @@ class Supervisor:
 
     def _handle_outer_signal(self, number: int) -> None:
         """Handle a signal that was sent to the launcher."""
-        if number == signal.SIGCONT and self._terminal is not None:
+        if number == signal.SIGCONT:
             self._terminal.lend_again()
-        before, self._last_signal = self._state, number
+        before, self._last_signal = self._run.state, number
         if number in ENDING:
             self._ending_signal = number
         if self._flushing and number in ENDING:
@@ -429,43 +293,43 @@ class Supervisor:
             self._relay.drop_pending()
             return
         self._handle(EVENT_OF_SIGNAL.get(number, Event.OTHER_SIGNAL))
-        if self._state is State.ENDING and before is not State.ENDING and self._running:
+        if self._run.state is State.ENDING and before is not State.ENDING and self._run.running:
             again = "; Ctrl-C again: now" if number == signal.SIGINT else ""
-            self.say(
-                f"{signal_name(number)} sent to {counted(len(self._running), 'instance')}; "
+            self.messages.say(
+                f"{signal_name(number)} sent to {counted(len(self._run.running), 'instance')}; "
                 f"SIGKILL in {self._asked.grace_s:g} s (--grace){again}"
             )
 
     # The state table.
 
     def _expects(self, event: Event) -> bool:
-        return (self._state, event) in TABLE
+        return (self._run.state, event) in TABLE
 
     def _handle(self, event: Event) -> None:
         """Do what the state table says for `event`."""
-        action = act(self._state, event, self._last_signal)
+        action = act(self._run.state, event, self._last_signal)
         if event is Event.WINDOW:
             self._relay.resize_terminals()
-        self._state = action.next
+        self._run.state = action.next
         if action.start_grace and self._grace_at is None:
             self._grace_at = time.monotonic() + self._asked.grace_s
         self._signal(action)
         if action.stop_keeper:
             os.kill(self._keeper, signal.SIGSTOP)
-        if self._state in (State.ENDING, State.KILLING):
+        if self._run.state in (State.ENDING, State.KILLING):
             self._drop_restarts()
-            if self._measuring is not None:
-                self._measuring.release()  # after the signal, so that instances act on that first
-        elif self._restarts.waiting and not self._running and event is not Event.ALL_WAIT:
+            for part in self._parts:
+                part.release()  # after the signal, so that instances act on that first
+        elif self._run.restarts.waiting and not self._run.running and event is not Event.ALL_WAIT:
             self._handle(Event.ALL_WAIT)
 
     def _signal(self, action: Action) -> None:
         if action.target is SignalTarget.EVERYTHING:
             self._kill_everything()
             return
-        for pid in deliver(action, self._running):
-            self.warn(
-                f"instance {self._running[pid].instance.index} (PID {pid}) runs as another user: it "
+        for pid in deliver(action, self._run.running):
+            self.messages.warn(
+                f"instance {self._run.running[pid].instance.index} (PID {pid}) runs as another user: it "
                 "cannot be signalled, and xlaunch waits for its end"
             )
 
@@ -474,7 +338,7 @@ class Supervisor:
         kill_descendants()
         if proc_is_ours():
             return
-        self._leftovers.end(self._runs(), kill=True)
+        self._leftovers.end(self._run.all_runs(), kill=True)
         if self._keeper == 1:  # every other process of the namespace descends from it
             send(-1, signal.SIGKILL)
 
@@ -502,24 +366,24 @@ class Supervisor:
             if found.si_code == os.CLD_STOPPED:
                 os.waitid(os.P_PID, found.si_pid, os.WSTOPPED | os.WNOHANG)
                 self._note_stop(found.si_pid, found.si_status)
-            elif found.si_pid in self._running:
+            elif found.si_pid in self._run.running:
                 self._reap_instance(found.si_pid)
             else:
-                self._leftovers.reap(found.si_pid, self._runs())
+                self._leftovers.reap(found.si_pid, self._run.all_runs())
 
     def _reap_instance(self, pid: int) -> None:
-        run = self._running.pop(pid)
+        run = self._run.running.pop(pid)
         run.samples.look_at_zombie()
-        self._sampler.remove(pid)
+        self._run.sampler.remove(pid)
         _, status, usage = os.wait4(pid, 0)
         run.end(status, usage, time.monotonic())
         if run.exit_code == 128 + signal.SIGKILL:  # also where a shell says so of its child
             run.killer = self._memory_kills.attribute()
-        self._ended.append(run)
-        if self._measuring is not None or self._devices is not None:
-            self._measure(self._relay.drain(run.instance.index))
-        if self._measuring is not None:
-            self._measuring.ended(run.instance.index)
+        self._run.ended.append(run)
+        if any(part.reads_output for part in self._parts):
+            self._feed(self._relay.drain(run.instance.index))
+        for part in self._parts:
+            part.ended(run)
         self._end_leftovers()
         problem = exec_failure(self._environment.program, run.exec_result)
         if problem is not None:
@@ -535,10 +399,10 @@ class Supervisor:
 
     def _fail_with(self, run: InstanceRun) -> None:
         """Handle the failure of an instance that is not restarted."""
-        shown = self._quiet or self._asked.tee
+        shown = self.messages.quiet or self._asked.tee
         if self._reason is None and self._asked.log_dir is not None and not shown:
-            self._show_log(log_path(self._asked.log_dir, run.instance.index, "err"))
-        restarts = self._restarts.count(run.position)
+            self.messages.show_end_of(log_path(self._asked.log_dir, run.instance.index, "err"))
+        restarts = self._run.restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
         go_on = self._asked.on_failure is OnFailure.CONTINUE
         self._fail(
@@ -547,34 +411,24 @@ class Supervisor:
             Event.INSTANCE_DONE if go_on else Event.INSTANCE_FAILED,
         )
 
-    def _show_log(self, path: str) -> None:
-        """Show the end of the log of the first instance that failed."""
-        lines = last_lines(path)
-        what = f"xlaunch: the end of {path}:" if lines else f"xlaunch: {path} is empty"
-        self.say_block("\n".join([what, *[f"  {line}" for line in lines]]))
-
     def _note_stop(self, pid: int, number: int) -> None:
         """Handle a stopped instance."""
-        if pid not in self._running or number == signal.SIGSTOP:
+        if pid not in self._run.running or number == signal.SIGSTOP:
             return
-        if self._terminal and number == signal.SIGTSTP and not has_job_control(self._keeper):
+        if self._terminal.exists and number == signal.SIGTSTP and not has_job_control(self._keeper):
             send(pid, signal.SIGCONT, group=True)  # no shell would continue it
-        elif self._terminal is not None or len(self._plan.instances) == 1:
+        elif self._terminal.exists or len(self._plan.instances) == 1:
             self._handle(Event.INSTANCE_SUSPENDED)
         elif number in (signal.SIGTTIN, signal.SIGTTOU):
-            index = self._running[pid].instance.index
-            self.say(
+            index = self._run.running[pid].instance.index
+            self.messages.say(
                 f"instance {index} is stopped: it uses the terminal, which several instances cannot"
             )
 
-    def _runs(self) -> list[InstanceRun]:
-        """All runs of all instances: those that run, then those that have ended."""
-        return [*self._running.values(), *self._ended]
-
     def _end_leftovers(self) -> None:
         began = time.monotonic()
-        kill = self._state is State.KILLING
-        self._leftovers.end(self._runs(), kill=kill)
+        kill = self._run.state is State.KILLING
+        self._leftovers.end(self._run.all_runs(), kill=kill)
         if kill:
             self._kill_everything()
         self._look_s = time.monotonic() - began
@@ -587,28 +441,29 @@ class Supervisor:
             return False
         if self._asked.on_failure is not OnFailure.RESTART:
             return False
-        restart = self._restarts.grant(run.position, ran_s=run.wall_s, now=time.monotonic())
+        restart = self._run.restarts.grant(run.position, ran_s=run.wall_s, now=time.monotonic())
         if restart is None:
             return False
-        self.say(f"{run.describe_failure()}; {restart.describe()}")
-        if self._terminal is not None:
-            self._terminal.take_back()  # a Ctrl-C in the meantime is for the launcher
+        self.messages.say(f"{run.describe_failure()}; {restart.describe()}")
+        self._terminal.take_back()  # a Ctrl-C in the meantime is for the launcher
         self._handle(Event.INSTANCE_RESTARTS)
         return True
 
     def _restart_those_due(self, now: float) -> None:
-        for position in self._restarts.due(now):
-            if self._leftovers.waiting_of(run for run in self._ended if run.position == position):
+        for position in self._run.restarts.due(now):
+            if self._leftovers.waiting_of(
+                run for run in self._run.ended if run.position == position
+            ):
                 # They may hold what the instance needs, such as a port.
-                self._restarts.postpone(position, now + LEFTOVER_INTERVAL_S)
+                self._run.restarts.postpone(position, now + LEFTOVER_INTERVAL_S)
                 continue
-            self._restarts.take(position)
+            self._run.restarts.take(position)
             if not self._try_to_start(position):
                 return
             self._handle(Event.RESTART_DUE)
 
     def _drop_restarts(self) -> None:
-        dropped = self._restarts.cancel()
+        dropped = self._run.restarts.cancel()
         if dropped and self._reason is None:
             index = self._plan.instances[dropped[0]].index
             number = self._ending_signal
@@ -619,26 +474,22 @@ class Supervisor:
 
     # The end.
 
-    def _make_report(self) -> Report:
-        measured = None if self._measuring is None else self._measuring.results()
-        instances = reports_of(self._ended, measured.by_instance if measured else {})
-        bound = self._plan.bound and not any(it.startswith(NOT_BOUND) for it in self._warnings)
+    def _make_report(self, parts: Iterable[Part]) -> Report:
+        instances = reports_of(self._run.ended)
+        warnings = self.messages.warnings
+        bound = self._plan.bound and not any(it.startswith(NOT_BOUND) for it in warnings)
         for instance in instances if bound else ():
-            self.warn(describe_escape(instance))
-        self.warn(self._stolen.describe())
+            self.messages.warn(describe_escape(instance))
+        self.messages.warn(self._stolen.describe())
         report = Report(
             exit_code=self.exit_code,
             reason=self._reason or f"{counted(len(instances), 'instance')} succeeded",
-            wall_s=time.monotonic() - self._started,
+            wall_s=time.monotonic() - self._run.started,
             count=self._plan.count,
             instances=instances,
-            warnings=tuple(self._warnings),
+            warnings=tuple(warnings),
             argv=self._environment.program.argv,
         )
-        if self._devices is not None:
-            report = report._replace(devices=self._devices.report())
-        if measured is None:
-            return report
-        return report._replace(
-            metrics=measured.totals, series=measured.series, lines_seen=measured.lines_seen
-        )
+        for part in parts:
+            report = part.add_to(report)
+        return report

@@ -14,7 +14,8 @@ from xlaunch.files import is_special_file
 from xlaunch.report import Report
 from xlaunch.report.json_file import files_of_run, write_report_or_complain
 from xlaunch.report.run_table import render_report
-from xlaunch.supervision.supervisor import ENDING, Job, Supervisor
+from xlaunch.supervision.job import Job
+from xlaunch.supervision.supervisor import ENDING, Supervisor
 
 STDERR = 2
 
@@ -45,7 +46,7 @@ def supervise(
     report = report._replace(caches=caches, compilation=compilation)
     if job.table:
         width = terminal_width(STDERR)
-        supervisor.say_block(render_report(report, explain=job.explain, width=width))
+        supervisor.messages.say_block(render_report(report, explain=job.explain, width=width))
     supervisor.flush()
     if job.report_descriptor is not None:
         _send(report, job.report_descriptor)

@@ -19,17 +19,19 @@ PROMPT_S = 0.1
 class Terminal:
     """A terminal on descriptor 0, and the process group of the launcher's job on it."""
 
-    def __init__(self, job: int) -> None:
+    def __init__(self, job: int | None) -> None:
+        """`job`: that group. None: there is no terminal to lend, and the methods do nothing."""
         self._job = job
         self._group: int | None = None
+        self.exists = job is not None
 
     @classmethod
-    def find(cls, job: int) -> Terminal | None:
+    def find(cls, job: int) -> Terminal:
         """The controlling terminal, if standard input is it."""
         try:
             os.tcgetpgrp(0)
         except OSError:
-            return None
+            return cls(None)
         return cls(job)
 
     def lend_to(self, group: int) -> None:
@@ -37,6 +39,8 @@ class Terminal:
 
         A background job of a shell has no terminal to give, until the shell's `fg`.
         """
+        if not self.exists:
+            return
         self._group = group
         self.lend_again()
         with contextlib.suppress(OSError):  # it has ended already
@@ -49,6 +53,8 @@ class Terminal:
 
     def take_back(self) -> None:
         """Give the terminal back to the job, unless another group has it by now."""
+        if self._job is None:
+            return
         if self._group is not None and self._foreground() == self._group:
             self._set_foreground(self._job)
         with contextlib.suppress(OSError):
@@ -77,8 +83,8 @@ class Terminal:
 class CtrlC:
     """Distinguishes a second Ctrl-C in an instance's terminal from a key at its prompt."""
 
-    def __init__(self, terminal: Terminal | None, grace_s: float) -> None:
-        """`grace_s`: maximum time between the two. Without a terminal there is no second one."""
+    def __init__(self, terminal: Terminal, grace_s: float) -> None:
+        """`grace_s`: maximum time between the two."""
         self._terminal = terminal
         self._grace_s = grace_s
         self._first: float | None = None
@@ -97,7 +103,6 @@ class CtrlC:
 
     def press(self) -> None:
         """Note a Ctrl-C."""
-        assert self._terminal is not None
         now = time.monotonic()
         first, self._first = self._first, now
         if not self._terminal.line_by_line:
@@ -107,7 +112,7 @@ class CtrlC:
 
     def is_second(self, now: float) -> bool:
         """Whether the second Ctrl-C is confirmed now. True once."""
-        if self._terminal is None or self.second_at is None or now < self.second_at:
+        if self.second_at is None or now < self.second_at:
             return False
         self.second_at = None
         if self._terminal.line_by_line:

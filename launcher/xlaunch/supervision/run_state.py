@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the supervisor and its parts share: the instances, the state of the run, and its output."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import Any
+
+from xlaunch.claims import record_details
+from xlaunch.output.messages import Messages
+from xlaunch.output.relay import Relay
+from xlaunch.supervision.instance_run import InstanceRun
+from xlaunch.supervision.job import Job
+from xlaunch.supervision.restarts import Restarts
+from xlaunch.supervision.sampling import Sampler
+from xlaunch.supervision.states import State
+
+
+class RunState:
+    """One run of a plan."""
+
+    def __init__(self, job: Job) -> None:
+        self.plan = job.plan
+        self.asked = job.run
+        self.poll = select.poll()
+        self.relay = Relay(job.plan, job.run, self.poll)
+        warnings = (*job.plan.warnings, *job.environment.warnings)
+        self.messages = Messages(self.relay, warnings, quiet=not job.table)
+        self.sampler = Sampler()
+        self.state = State.RUNNING
+        self.started = time.monotonic()
+        self.running: dict[int, InstanceRun] = {}
+        """By PID."""
+        self.ended: list[InstanceRun] = []
+        """In the order of their ends."""
+        self.restarts = Restarts(job.run.max_restarts)
+        self.lease = job.lease
+        """The record of the launch, if it has one."""
+
+    def all_runs(self) -> list[InstanceRun]:
+        """All runs of all instances: those that run, then those that have ended."""
+        return [*self.running.values(), *self.ended]
+
+    def record(self, **details: Any) -> None:
+        """Write details of the launch into its record, for `xlaunch ps`."""
+        if self.lease is not None and (changed := self.lease._replace(**details)) != self.lease:
+            self.lease = changed
+            record_details(changed)
