@@ -40,6 +40,7 @@ typedef struct xk_decode {
                             layer has dropped */
   void* logits;          /* (batch, vocabulary), of logits_type */
   int32_t logits_type;
+  int32_t threads; /* how many of the team compute, the others sleep; 0: all */
 } xk_decode;
 
 /* Computes the logits of the next token of each sequence, and adds this token to the cache.

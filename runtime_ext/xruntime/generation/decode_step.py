@@ -22,6 +22,7 @@ from xruntime.generation.cached_layers import CacheView, InUse, growing
 from xruntime.generation.decoders import LayerParts, UndescribedError, described
 from xruntime.generation.linear_rows import linears_of_torch
 from xruntime.generation.speed import Speed
+from xruntime.generation.team_size import TeamSizes
 from xruntime.threads.torch_modes import transformed
 
 TOLERANCES: Final = {torch.bfloat16: 3e-2, torch.float32: 1e-3}
@@ -56,7 +57,7 @@ class _Step(ctypes.Structure):
         (_ADDRESS, "embedding norm head tokens cosines sines starts"),
         (_INT64, "positions"),
         (_ADDRESS, "logits"),
-        (_INT32, "logits_type"),
+        (_INT32, "logits_type threads"),
     )
 
 
@@ -166,6 +167,7 @@ class DecodeStep:
 
         self._plan = _Plan(model, kind)
         self.speed = Speed()
+        self._team_sizes = TeamSizes()
 
     def __call__(
         self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -183,20 +185,25 @@ class DecodeStep:
             if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and tokens.shape[1] > 1:
                 self.speed.add_prompt(tokens.shape[1], time.perf_counter() - began)
             return outputs
+        batch = call.view.batch
         with InUse(call.view.layers[0], call.view.positions):
-            capacities = {layer.room().keys.shape[2] for layer in call.view.layers}
-            key = (call.view.batch, max(capacities))
+            capacity = max(layer.room().keys.shape[2] for layer in call.view.layers)
+            key = (batch, capacity)
             try:
-                logits = self._computed(call)
+                with self._team_sizes.chosen(batch, capacity) as (threads, search):
+                    logits = self._computed(call, threads)
             except Exception as error:  # noqa: BLE001 - nothing has been changed
                 self.drop(f"{type(error).__name__}: {error}")
                 return plain(*args, **kwargs)
-            if key not in self._proved or self.speed.needs_modules(call.view.batch):
+            if key not in self._proved or self.speed.needs_modules(batch):
                 return self._compared(call, logits, key, plain, kwargs)
             for layer in call.view.layers:
                 _extend(layer)
         made, elapsed_s = call.plan.description, time.perf_counter() - began
-        if self.speed.add_step(call.view.batch, elapsed_s, made.head, made.bytes_a_token()):
+        search.add(threads, elapsed_s)
+        if threads == search.best and self.speed.add_step(
+            batch, elapsed_s, made.head, made.bytes_a_token()
+        ):
             self._tell(self.speed.line or "")
         return self._outputs(logits, call.cache)
 
@@ -306,8 +313,8 @@ class DecodeStep:
             return None
         return _Call(plan, tokens.contiguous(), positions, starts, cache, view)
 
-    def _computed(self, call: _Call) -> torch.Tensor:
-        """Write the next position into the cache's room, and return logits."""
+    def _computed(self, call: _Call, threads: int) -> torch.Tensor:
+        """Write the next position into the cache's room, and return logits, by so many threads of the team."""
         made, view = call.plan.description, call.view
         turns: Any = made.rotary
         with torch.autocast("cpu", enabled=False):
@@ -351,6 +358,7 @@ class DecodeStep:
             positions=view.positions,
             logits=logits.data_ptr(),
             logits_type=_TYPES[logits.dtype],
+            threads=threads,
         )
         native.check(
             native.library().xk_decode_step(ctypes.byref(step)),

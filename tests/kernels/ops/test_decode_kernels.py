@@ -56,6 +56,7 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
         ({"position": 4}, ArgumentProblem.INVALID_SIZE),
         ({"head_stride": 7}, ArgumentProblem.INVALID_SIZE),
         ({"window": -1}, ArgumentProblem.INVALID_SIZE),
+        ({"threads": -1}, ArgumentProblem.INVALID_SIZE),
         ({"layers": None}, ArgumentProblem.INVALID_POINTER),
         ({"up": None}, ArgumentProblem.INVALID_POINTER),
         ({"query_bias": MEMORY.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),

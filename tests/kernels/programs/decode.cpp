@@ -113,6 +113,7 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
   for (int64_t position = 0; position < kCapacity; ++position) {
     starts[batch - 1] = position / 2;
     step.starts = starts.data();
+    step.threads = static_cast<int32_t>(position % 4);  // of a team of 1 or 3; 0: all
     step.positions = layers[0].position = layers[1].position = position;
     if (const int32_t problem = xk_decode_step(&step)) fail("xk_decode_step", problem);
     ++calls;

@@ -31,9 +31,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     original = decode_step.DecodeStep._computed
 
-    def counting(self: Any, call: Any) -> Any:
+    def counting(self: Any, call: Any, threads: int) -> Any:
         found.append(call.view.batch)
-        return original(self, call)
+        return original(self, call, threads)
 
     monkeypatch.setattr(decode_step.DecodeStep, "_computed", counting)
     return found
@@ -357,9 +357,9 @@ def test_a_wrong_step_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     original = decode_step.DecodeStep._computed
     computed: list[int] = []
 
-    def wrong(self: Any, call: Any) -> Any:
+    def wrong(self: Any, call: Any, threads: int) -> Any:
         computed.append(1)
-        logits = original(self, call)
+        logits = original(self, call, threads)
         logits[0, 0, 7] += 1
         return logits
 

@@ -56,7 +56,7 @@ int32_t problem_of(const xk_decode& of) {
       !is_size(of.heads) || !is_size(of.kv_heads) || of.heads % of.kv_heads != 0 ||
       !is_size(of.head_dim) || of.head_dim % 2 != 0 || !is_size(of.heads * of.head_dim) ||
       !is_size(of.intermediate) || !is_size(of.vocabulary) || of.positions < 0 ||
-      of.positions > kMaxSize)
+      of.positions > kMaxSize || of.threads < 0)
     return XK_INVALID_SIZE;
   const int weight = xkernels::width_of(of.weight_type);
   if (of.layers == nullptr || !usable(of.embedding, weight) || !usable(of.head, weight) ||
@@ -100,12 +100,17 @@ int32_t xk_decode_step(const xk_decode* step) {
                          cutter.take<float>(padded_size(of.batch * 4))};
   };
   const xkernels::ThreadMemory shared(1, cut_state);
-  const xkernels::ThreadMemory own(omp_get_max_threads(), cut_scratch);
+  const int64_t team = omp_get_max_threads();
+  const xkernels::ThreadMemory own(of.threads > 0 && of.threads < team ? of.threads : team,
+                                   cut_scratch);
   if (!shared.allocated() || !own.allocated()) return XK_REFUSED;
   const DecodeKernels* kernels = xkernels::kernels<DecodeKernels>();
   const DecodeState state = shared.of_thread(0);
+  xkernels::Barrier within, last;
   xkernels::run_on_team(true, [&](int64_t thread, int64_t threads) {
-    kernels->step(of, state, own.of_thread(thread), thread, threads);
+    const int64_t working = of.threads > 0 && of.threads < threads ? of.threads : threads;
+    if (thread < working) kernels->step(of, state, own.of_thread(thread), &within, thread, working);
+    if (working < threads) last.wait(threads);  // the others sleep until the end
   });
   return 0;
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "dispatch/isa.h"
+#include "ops/barrier.h"
 #include "xkernels/decode.h"
 
 namespace xkernels {
@@ -36,9 +37,9 @@ struct DecodeScratch {
 };
 
 struct DecodeKernels {
-  // The part of thread number `thread`; all threads of the region call it.
+  // The part of thread number `thread` of `threads`, which all call it and wait at the barrier.
   void (*step)(const xk_decode& of, const DecodeState& state, const DecodeScratch& scratch,
-               int64_t thread, int64_t threads);
+               Barrier* barrier, int64_t thread, int64_t threads);
 };
 
 XK_DECLARE_KERNELS(DecodeKernels)

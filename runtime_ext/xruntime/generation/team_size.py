@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many threads of the calling thread's team compute a step.
+
+Not more than there are CPUs for: of its mask, of a quota, and beside the conversations of other threads. Of these as
+many as are useful, which is found from the times of the first steps: memory may be busy with fewer, and small
+layers end sooner than threads can wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from xlaunch import read_machine
+from xruntime import native
+from xruntime.threads.team import team_size
+
+TRIALS: Final = 5
+"""So many steps of each of two numbers of threads are timed, by turns; the medians are compared."""
+
+MIN_GAIN: Final = 0.03
+"""A smaller number is used if it is this much faster."""
+
+HOPELESS: Final = 1.2
+"""A number whose first two steps take so many times as long is not tried further."""
+
+MEMORY: Final = 4
+"""A thread counts as computing tokens until so many times its last step have passed since."""
+
+MIN_MEMORY_S: Final = 0.02
+QUOTA_S: Final = 10
+"""Seconds until the quota is read again."""
+
+
+class _Steps:
+    """The threads of the process that compute tokens now, in the sense of `MEMORY`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: dict[int, tuple[float, frozenset[int]]] = {}
+        """Of each thread: until when it counts, and its mask."""
+
+    @contextlib.contextmanager
+    def one(self, cpus: frozenset[int]) -> Iterator[tuple[int, int]]:
+        """Count the calling thread; give how many compute, and how many of these share CPUs with it."""
+        name, began = threading.get_ident(), time.perf_counter()
+        with self._lock:
+            self._threads[name] = (float("inf"), cpus)
+            self._threads = {at: it for at, it in self._threads.items() if it[0] > began}
+            sharing = sum(not cpus.isdisjoint(mask) for _, mask in self._threads.values())
+            counts = len(self._threads), sharing
+        try:
+            yield counts
+        finally:
+            ended = time.perf_counter()
+            until = ended + max(MIN_MEMORY_S, MEMORY * (ended - began))
+            with self._lock:
+                self._threads[name] = (until, cpus)
+
+
+_steps: Final = _Steps()
+
+
+class Search:
+    """Finds the useful number of threads, at most `most`: halves while that is faster, then tries three quarters."""
+
+    def __init__(self, most: int) -> None:
+        self.best = most
+        self._other = most // 2
+        """The number that is compared with `best`; 0: there is none any more."""
+
+        self._halving = True
+        self._times: dict[int, list[float]] = {}
+        self._lock = threading.Lock()
+
+    def is_over(self) -> bool:
+        return self._other == 0
+
+    def threads(self) -> int:
+        """Return the number for the next step."""
+        with self._lock:
+            best, other = (len(self._times.get(one, ())) for one in (self.best, self._other))
+            return self._other if self._other and other < best else self.best
+
+    def add(self, threads: int, seconds: float) -> None:
+        """Keep the time of a step."""
+        with self._lock:
+            self._times.setdefault(threads, []).append(seconds)
+            best, other = (self._times.get(one, []) for one in (self.best, self._other))
+            timed = min(len(best), len(other))
+            if self._other == 0 or timed < 2:
+                return
+            usual_s = statistics.median(best)
+            if timed < TRIALS and min(other) < HOPELESS * usual_s:
+                return
+            if statistics.median(other) < (1 - MIN_GAIN) * usual_s:
+                self.best = self._other
+                self._other = self.best // 2 if self._halving else 0
+            else:
+                last, half = self.best * 3 // 4, self._other
+                self._other = last if self._halving and last > half else 0
+                self._halving = False
+
+
+class TeamSizes:
+    """The searches of one model, by what the time of a step depends on."""
+
+    def __init__(self) -> None:
+        self._searches: dict[tuple[int, ...], Search] = {}
+
+    @contextlib.contextmanager
+    def chosen(self, batch: int, capacity: int) -> Iterator[tuple[int, Search]]:
+        """Give the number of threads for a step, and the search that its time is for.
+
+        capacity
+            Positions that there is room for in the cache: when it has doubled, there is a new search.
+        """
+        mask = frozenset(os.sched_getaffinity(0))
+        with _steps.one(mask) as (computing, sharing):
+            # Of the mask that the team was made in: OMP_PROC_BIND leaves this thread one CPU of it.
+            cpus: int = native.library().omp_get_num_procs()
+            limits = [team_size(), cpus // sharing]
+            quota = _quota(int(time.monotonic()) // QUOTA_S)
+            if quota is not None:
+                limits.append(int(quota / computing))
+            most = max(1, min(limits))
+            search = self._searches.setdefault((batch, capacity, most), Search(most))
+            yield search.threads(), search
+
+
+@functools.lru_cache(maxsize=1)
+def _quota(_period: int) -> float | None:
+    """The CPUs that a quota leaves this process; None without one."""
+    return read_machine().limits.cpu_quota

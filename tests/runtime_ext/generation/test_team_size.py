@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The number of threads that compute a step: what limits it, and how it is found."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.runtime_ext.generation.decoder_models import decoder  # noqa: E402
+
+from xruntime import optimize  # noqa: E402
+from xruntime.generation import decode_step, team_size  # noqa: E402
+from xruntime.generation.team_size import TRIALS, Search, TeamSizes  # noqa: E402
+from xruntime.threads.team import team_of  # noqa: E402
+
+
+def memory_bound(threads: int) -> float:
+    return 1 / threads
+
+
+def saturated_at_six(threads: int) -> float:
+    """More threads than six only wait longer for each other."""
+    return 1 / min(threads, 6) + threads / 100
+
+
+def small(threads: int) -> float:
+    return 1 + threads / 10
+
+
+@pytest.mark.parametrize(
+    ("most", "seconds", "best"),
+    [
+        (16, memory_bound, 16),
+        (16, saturated_at_six, 6),
+        (16, small, 1),
+        (2, memory_bound, 2),
+        (3, small, 1),
+        (1, memory_bound, 1),
+    ],
+)
+def test_what_a_search_finds(most: int, seconds: Callable[[int], float], best: int) -> None:
+    search, steps = Search(most), 0
+    while not search.is_over():
+        threads = search.threads()
+        # Every third step is disturbed.
+        search.add(threads, seconds(threads) * (3 if steps % 3 == 2 else 1))
+        steps += 1
+    assert (search.best, search.threads()) == (best, best)
+    assert steps <= 2 * TRIALS * most.bit_length()
+
+
+def test_a_hopeless_number_is_tried_twice() -> None:
+    search, tried = Search(16), []
+    while not search.is_over():
+        tried.append(search.threads())
+        search.add(tried[-1], memory_bound(tried[-1]))
+    assert tried == [16, 8, 16, 8, 12, 12]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine of 16 CPUs, with a team on all of them."""
+    made = SimpleNamespace(quota=None, team=16, cpus=16, mask={0})
+    library = SimpleNamespace(omp_get_num_procs=lambda: made.cpus)
+    monkeypatch.setattr(team_size, "native", SimpleNamespace(library=lambda: library))
+    monkeypatch.setattr(team_size, "team_size", lambda: made.team)
+    monkeypatch.setattr(team_size, "_quota", lambda _: made.quota)
+    monkeypatch.setattr(team_size, "_steps", team_size._Steps())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: made.mask)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("facts", "threads"),
+    [
+        ({}, 16),
+        ({"team": 4}, 4),
+        ({"team": 64}, 16),
+        ({"quota": 4.0}, 4),
+        ({"quota": 1.5}, 1),
+        ({"quota": 0.5}, 1),
+        ({"cpus": 2}, 2),
+    ],
+)
+def test_limits(facts: dict[str, Any], threads: int, machine: Any) -> None:
+    vars(machine).update(facts)
+    with TeamSizes().chosen(1, 64) as (found, search):
+        assert (found, search.best) == (threads, threads)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "quota", "threads"),
+    [
+        ({0}, {0}, None, 8),
+        ({0, 1}, {2, 3}, None, 16),
+        ({0, 1}, {2, 3}, 4.0, 2),
+    ],
+)
+def test_conversations_at_once(
+    own: set[int], other: set[int], quota: float | None, threads: int, machine: Any
+) -> None:
+    machine.quota = quota
+    running, ending = threading.Event(), threading.Event()
+
+    def run() -> None:
+        with TeamSizes().chosen(1, 64):
+            running.set()
+            ending.wait(60)
+
+    machine.mask = other
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert running.wait(60)
+    machine.mask = own
+    with TeamSizes().chosen(1, 64) as (found, _):
+        assert found == threads
+    ending.set()
+    thread.join()
+
+
+def test_a_thread_counts_until_its_next_step_would_have_come(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(perf_counter=lambda: clock.now, monotonic=lambda: 0.0, now=100.0)
+    monkeypatch.setattr(team_size, "time", clock)
+
+    def run() -> None:
+        with TeamSizes().chosen(1, 64):
+            clock.now += 0.5
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for later, threads in ((0.1, 8), (2.0, 16)):
+        clock.now += later
+        with TeamSizes().chosen(1, 64) as (found, _):
+            assert found == threads
+
+
+def test_a_quota_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = SimpleNamespace(cpu_quota=2.5)
+    monkeypatch.setattr(team_size, "read_machine", lambda: SimpleNamespace(limits=limits))
+    team_size._quota.cache_clear()
+    assert team_size._quota(1) == 2.5
+    limits.cpu_quota = None
+    assert team_size._quota(1) == 2.5
+    assert team_size._quota(2) is None
+    team_size._quota.cache_clear()
+
+
+def test_tokens_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("qwen3")
+    options = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False}
+    expected = model.generate(torch.arange(3, 9)[None], **options)
+    used: list[int] = []
+    original = decode_step.DecodeStep._computed
+
+    def with_any_number(self: Any, call: Any, _: int) -> Any:
+        used.append(len(used) % 5)  # 0 and more than the team: all
+        return original(self, call, used[-1])
+
+    monkeypatch.setattr(decode_step.DecodeStep, "_computed", with_any_number)
+    with team_of(3):
+        assert torch.equal(optimize(model).generate(torch.arange(3, 9)[None], **options), expected)
+    assert set(used) == set(range(5))
