@@ -13,6 +13,8 @@ from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, Scope, dotted, h
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
 )
+_SHOWS = ("format", "join", "print", "info", "str", "Path")
+"""Calls that take text."""
 
 
 def check_arguments(facts: FileFacts) -> Iterator[Problem]:
@@ -23,17 +25,31 @@ def check_arguments(facts: FileFacts) -> Iterator[Problem]:
         yield from _argparse_options(facts)
     if "click" in imported or "typer" in imported:
         yield from _decorated_options(facts)
+    if "fire" in imported:
+        yield from _fire_options(facts)
+    if "absl" in imported:
+        yield from _text_as_truth(facts, [*facts.calls_named("absl.flags.DEFINE_string")])
     for call in facts.called.get("bool", ()):
         if len(call.node.args) == 1 and facts.full(call.node.func, call.scope) == "bool":
-            yield from _bool_of_environment(facts, call)
+            yield from _truth_of_environment(facts, call.node, call.node.args[0], call.scope)
+    for test, block in facts.tests:
+        # Without a default, a script may ask whether the variable is set.
+        if isinstance(test, ast.Call) and len([*test.args, *test.keywords]) > 1:
+            yield from _truth_of_environment(facts, test, test, block.scope)
 
 
 def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
+    names = ["add_argument", *(("add", "add_arg") if "configargparse" in facts.modules() else ())]
     added = [
         call
-        for call in facts.called.get("add_argument", ())
+        for call in facts.named(*names)
         if call.receiver is not None and _option_strings(call.node)
     ]
+    yield from _text_as_truth(facts, added)
+    yield from _unread(facts, added)
+    reads_bool = any(
+        [dotted(one) for one in call.node.args[1:2]] == ["bool"] for call in facts.named("register")
+    )
     changers: dict[str, set[str]] = defaultdict(set)
     for call in added:
         changers[_destination(call.node)].add(_action(call.node))
@@ -47,14 +63,25 @@ def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
         options, action = _option_strings(call.node), _action(call.node)
         option = next((one for one in options if one.startswith("--")), options[0])
         default, kind = keyword(call.node, "default"), keyword(call.node, "type")
-        if not action and _is_bool_call(facts, kind, call.scope):
+        if not action and not reads_bool and _is_bool_call(facts, kind, call.scope):
             off = option.lstrip("-")
             yield (
                 kind or call.node,
                 "XL001",
                 f'type=bool: bool("False") is True, so "{option} False" turns {off} on; '
-                f"use action=argparse.BooleanOptionalAction",
+                f"{_instead_of_bool(facts)}",
             )
+        elif not action and kind is not None:
+            name = facts.full(kind, call.scope)
+            if name in ("list", "tuple", "set", "dict"):
+                makes = (
+                    "fails for every text" if name == "dict" else "makes one item of each letter"
+                )
+                yield (
+                    kind,
+                    "XL005",
+                    f"type={name} {makes}; give the type of one item, with nargs='+'",
+                )
         stored = action == "store_true"
         if action in ("store_true", "store_false") and _is_constant(default, stored):
             if len(changers[_destination(call.node)]) == 1:
@@ -66,7 +93,8 @@ def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
                 )
         elif kind is None and not action and option.startswith("-"):
             problem = _untyped_default(call.node, option, default)
-            if problem is not None and _destination(call.node) not in converted:
+            dest = _destination(call.node)
+            if problem is not None and dest not in converted and not _is_only_shown(facts, dest):
                 yield call.node, "XL003", problem
 
 
@@ -100,6 +128,8 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> s
             f'text "False", which is true; use action=argparse.BooleanOptionalAction'
         )
     elif default is not None and (kind := _number_type([default])):
+        if re.search(r"rate|ratio|(^|\W)lr|decay|momentum|thresh|eps(ilon)?$|alpha|beta", option):
+            kind = "float"  # 0 and 1 as well
         return (
             f'{option} has a number as default and no type, so "{option} 1" gives the text "1"; '
             f"add type={kind}"
@@ -130,19 +160,21 @@ def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
             yield (
                 call.node,
                 "XL002",
-                f"{longest} is on by default, and nothing turns it off; write "
-                f'"{longest}/{_opposite(longest)}"',
+                f"{longest} is on by default; up to click 8.2 {longest} turns it off, and from 8.3 "
+                f'nothing does; write "{longest}/{_opposite(longest)}"',
             )
 
 
-def _bool_of_environment(facts: FileFacts, call: Call) -> Iterator[Problem]:
-    read = call.node.args[0]
+def _truth_of_environment(
+    facts: FileFacts, node: ast.Call, read: ast.expr, scope: Scope
+) -> Iterator[Problem]:
+    """A variable of the environment, or ``bool()`` of one, that is used as a truth value."""
     default: ast.expr | None = None
     name: ast.expr | None = None
     sure = False
-    if isinstance(read, ast.Subscript) and facts.full(read.value, call.scope) == "os.environ":
+    if isinstance(read, ast.Subscript) and facts.full(read.value, scope) == "os.environ":
         name, sure = read.slice, True
-    elif facts.call_name(read, call.scope) in ("os.environ.get", "os.getenv"):
+    elif facts.call_name(read, scope) in ("os.environ.get", "os.getenv"):
         assert isinstance(read, ast.Call)
         name = read.args[0] if read.args else None
         default = read.args[1] if len(read.args) > 1 else keyword(read, "default")
@@ -153,13 +185,136 @@ def _bool_of_environment(facts: FileFacts, call: Call) -> Iterator[Problem]:
     if name is None:
         return
     shown = str(name.value) if isinstance(name, ast.Constant) else "the variable"
+    if isinstance(default, ast.Constant) and default.value in ("", None, False):
+        return  # whether it is set
     if sure or (default is None and _BOOLEAN_NAME.search(shown)):
         yield (
-            call.node,
+            node,
             "XL004",
-            f"bool() of {shown} is true for every text that is not empty, also for 0 and False; "
+            f"{shown} as a truth value is true for every text that is not empty, also for 0 and False; "
             f'compare it: os.environ.get(...) in ("1", "true")',
         )
+
+
+def _instead_of_bool(facts: FileFacts) -> str:
+    if "parse_known_args" in facts.words:  # which would drop the word after a flag
+        return 'convert it: type=lambda text: text.lower() in ("1", "true", "yes")'
+    return "use action=argparse.BooleanOptionalAction"
+
+
+def _text_as_truth(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
+    """Options that are text, with "False" or the like as default, and are tested as they are."""
+    tested = {one.attr for one, _ in facts.tests if isinstance(one, ast.Attribute)}
+    for call in options:
+        default = keyword(call.node, "default")
+        kind = keyword(call.node, "type")
+        if default is None and call.name == "DEFINE_string" and len(call.node.args) > 1:
+            default = call.node.args[1]
+        word = str(default.value) if isinstance(default, ast.Constant) else ""
+        is_text = isinstance(default, ast.Constant) and isinstance(default.value, str)
+        if (
+            is_text
+            and word.lower() in ("0", "false", "no", "true", "yes")
+            and (kind is None or facts.full(kind, call.scope) == "str")
+            and not _action(call.node)
+            and _destination(call.node) in tested
+        ):
+            name = _option_strings(call.node)[-1].lstrip("-")
+            yield (
+                call.node,
+                "XL003",
+                f"{name} is text, {word!r} by default, and its truth is tested: every text is true; "
+                f"declare it as a flag",
+            )
+
+
+def _fire_options(facts: FileFacts) -> Iterator[Problem]:
+    """Parameters of functions given to fire that expect text, and get a number."""
+    text_only = {
+        one.id
+        for target, one, block in facts.assignments
+        if isinstance(one, ast.Name)
+        and isinstance(target, ast.Subscript)
+        and facts.full(target.value, block.scope) == "os.environ"
+    } | {dotted(call.receiver) for call in facts.named("split") if call.receiver is not None}
+    for call in facts.calls_named("fire.Fire"):
+        name = dotted(call.node.args[0]) if call.node.args else None
+        functions = [one.node for one in call.scope.find_bindings(name)] if name else []
+        for function in (one for one in functions if isinstance(one, ast.FunctionDef)):
+            values = function.args.defaults
+            named = zip(
+                function.args.args[len(function.args.args) - len(values) :], values, strict=True
+            )
+            for argument, value in named:
+                text = value.value if isinstance(value, ast.Constant) else None
+                if argument.arg in text_only and re.fullmatch(r"'[\d,]+'", repr(text)):
+                    yield (
+                        value,
+                        "XL003",
+                        f'fire makes a number of "--{argument.arg} 1" and a tuple of "0,1", and this '
+                        f"function needs text; take str({argument.arg})",
+                    )
+
+
+def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
+    """Options that nothing reads, in a file that reads most of its options and keeps them to itself."""
+    if facts.words & {
+        "vars",
+        "__dict__",
+        "locals",
+        "globals",
+        "exec",
+        "set_defaults",
+        "add_subparsers",
+    }:
+        return
+    names = {
+        target.id
+        for target, value, _ in facts.assignments
+        if isinstance(target, ast.Name)
+        and isinstance(value, ast.Call)
+        and (dotted(value.func) or "").endswith(".parse_args")
+    }
+    read = {one.attr for one, _, _ in facts.attributes} | facts.words | facts.texts
+    known = [call for call in options if not has_stars(call.node)]
+    missing = [call for call in known if _destination(call.node) not in read]
+    if not names or len(known) != len(options) or len(missing) * 3 > len(known):
+        return
+    if any(_escapes(facts, call, names) for call in facts.calls) or any(
+        isinstance(value, ast.Name) and value.id in names for _, value, _ in facts.assignments
+    ):
+        return
+    for call in missing:
+        text = ast.unparse(call.node)
+        if not re.search(
+            r"SUPPRESS|unused|not used|deprecat|ignore|local[-_]rank|is_config_file|action='(help|version)",
+            text,
+            re.IGNORECASE,
+        ):
+            option = _option_strings(call.node)[-1]
+            yield (
+                call.node,
+                "XL006",
+                f"nothing in this file reads {option}: what is typed changes nothing; use "
+                f"{min(names)}.{_destination(call.node)}, or remove the option",
+            )
+
+
+def _escapes(facts: FileFacts, call: Call, names: set[str]) -> bool:
+    """Whether a call passes the options as a whole to code that is not in this file."""
+    given = [*call.node.args, *(one.value for one in call.node.keywords)]
+    passes = any(isinstance(one, ast.Name) and one.id in names for one in given)
+    return passes and call.name not in ("print", "info") and facts.definition(call) is None
+
+
+def _is_only_shown(facts: FileFacts, name: str) -> bool:
+    """Whether an option is text wherever it is read. **Ex.:** ``f"run-{args.seed}"``."""
+    uses = [parent for one, parent, _ in facts.attributes if one.attr == name]
+    return bool(uses) and all(
+        isinstance(one, ast.FormattedValue)
+        or (isinstance(one, ast.Call) and (dotted(one.func) or "").split(".")[-1] in _SHOWS)
+        for one in uses
+    )
 
 
 def _converted_attributes(facts: FileFacts) -> set[str]:

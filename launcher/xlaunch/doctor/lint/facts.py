@@ -154,6 +154,11 @@ class FileFacts:
         """All names, attributes and keywords."""
         self.texts: set[str] = set()
         """All short string constants."""
+        self.tests: list[tuple[ast.expr, Block]] = []
+        """The conditions of ``if``, ``while`` and conditional expressions, and their operands."""
+        self.last_read: dict[tuple[Scope, str], int] = {}
+        """The last line of a function that reads a name."""
+        self.classes: dict[ast.AST, Scope] = {}
         self._walk(tree)
 
     def modules(self) -> set[str]:
@@ -176,7 +181,9 @@ class FileFacts:
         first, dot, rest = text.partition(".")
         bound = scope.find_bindings(first)
         if not bound:
-            return text
+            module = _STARRED.get(text, "")
+            stars = [one.text for one in self.module.bindings.get("*", ())]
+            return f"{module}.{text}" if f"{module}.*" in stars else text
         imported = {binding.text for binding in bound if binding.how == "import"}
         others = [b.node for b in bound if b.how != "import"]
         if len(imported) == 1 and all(isinstance(b, ast.Constant) and not b.value for b in others):
@@ -195,7 +202,30 @@ class FileFacts:
 
     def calls_of(self, function: Function) -> list[Call]:
         """The calls of a function of this file."""
-        return [call for call in self.named(function.name) if _definition(call) is function]
+        return [call for call in self.named(function.name) if self.definition(call) is function]
+
+    def definition(self, call: Call) -> ast.AST | None:
+        """The function of this file that a call by name, or as a method of its class, runs."""
+        func, bindings = call.node.func, []
+        if isinstance(func, ast.Name):
+            bindings = call.scope.find_bindings(func.id)
+        elif (owner := self._class_of(call)) is not None:
+            bindings = owner.bindings.get(call.name, [])
+        single = bindings[0] if len(bindings) == 1 else None
+        return single.node if single is not None and single.how == "function" else None
+
+    def _class_of(self, call: Call) -> Scope | None:
+        """The class of this file whose method a call runs. **Ex.:** of ``trainer = Trainer()``."""
+        text = dotted(call.receiver)
+        if text == "self":
+            return call.scope.enclosing_class
+        made = [one.node for one in call.scope.find_bindings(text)] if text is not None else []
+        if len(made) != 1 or not isinstance(made[0], ast.Call):
+            return None
+        name = dotted(made[0].func)
+        found = call.scope.find_bindings(name) if name is not None else []
+        node = found[0].node if len(found) == 1 else None
+        return self.classes.get(node) if node is not None else None
 
     def _walk(self, tree: ast.Module) -> None:
         # A list instead of recursion: expressions may be nested deeper than Python's stack.
@@ -214,6 +244,9 @@ class FileFacts:
         match node:
             case ast.Name(id=name):
                 self.words.add(name)
+                if isinstance(node.ctx, ast.Load):
+                    line = max(node.lineno, self.last_read.get((block.scope, name), 0))
+                    self.last_read[block.scope, name] = line
             case ast.Attribute(attr=name):
                 self.words.add(name)
                 if not isinstance(parent, ast.Attribute):
@@ -264,6 +297,8 @@ class FileFacts:
             return Block(node, part, block, block.scope)
 
         parts: list[tuple[Block, Sequence[ast.AST]]]
+        if isinstance(node, ast.If | ast.IfExp | ast.While):
+            self.tests += [(one, block) for one in _conditions(node.test)]
         match node:
             case ast.For() | ast.AsyncFor():
                 body = inner("loop")
@@ -309,7 +344,9 @@ class FileFacts:
             case ast.ClassDef():
                 self._bind(node.name, "class", node, block)
                 parts = [(block, [*node.decorator_list, *node.bases, *node.keywords])]
-                parts += [(self._open(node, block), node.body)]
+                own = self._open(node, block)
+                self.classes[node] = own.scope
+                parts += [(own, node.body)]
             case _:
                 raise AssertionError(node)
         return [(child, node, where) for where, children in parts for child in children]
@@ -349,15 +386,13 @@ class FileFacts:
                 owner.attributes[target.attr].append(binding)
 
 
-def _definition(call: Call) -> ast.AST | None:
-    """The function of this file that a call by name, or by ``self.name``, runs."""
-    func, bindings = call.node.func, []
-    if isinstance(func, ast.Name):
-        bindings = call.scope.find_bindings(func.id)
-    elif dotted(call.receiver) == "self" and call.scope.enclosing_class is not None:
-        bindings = call.scope.enclosing_class.bindings.get(call.name, [])
-    single = bindings[0] if len(bindings) == 1 else None
-    return single.node if single is not None and single.how == "function" else None
+def _conditions(test: ast.expr) -> list[ast.expr]:
+    """The operands of ``and``, ``or`` and ``not`` in a condition."""
+    if isinstance(test, ast.BoolOp):
+        return [part for value in test.values for part in _conditions(value)]
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _conditions(test.operand)
+    return [test]
 
 
 Child = tuple[ast.AST, ast.AST, Block]
@@ -434,6 +469,9 @@ def _parts(
             part,
         )
 
+
+_STARRED = {"DataLoader": "torch.utils.data"}
+"""Names that scripts take from ``from MODULE import *``, and the module."""
 
 _OPENING = (
     ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp,

@@ -47,6 +47,33 @@ for x, y in test_loader:
     correct += (model(x.to(device)).argmax(1) == y.to(device)).sum()
 """
 
+_PARSER = "import argparse\n\nparser = argparse.ArgumentParser()\n"
+_OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+_NEW_HEAD = "model[0] = torch.nn.Linear(8, 2)"
+_HEAD = """\
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 3))
+{first}
+{second}
+optimizer.step()
+"""
+_SCALED = """\
+import torch
+
+scaler = torch.amp.GradScaler("cuda"{})
+with torch.autocast("cuda", dtype=torch.bfloat16):
+    loss = model(x).sum()
+scaler.scale(loss).backward()
+"""
+_CAST = """\
+import torch
+
+model.to("xpu")
+with torch.autocast("{}", dtype=torch.bfloat16):
+    model(x)
+"""
+
 RULES = (
     Rule(
         "XL000",
@@ -62,7 +89,7 @@ RULES = (
         "An option converts what is typed with `bool`.",
         'Every text but the empty one is true, so `--cuda False` turns cuda on. A training then runs '
         "for hours on a device that its user thinks is off, or the reverse.",
-        'import argparse\n\nparser = argparse.ArgumentParser()\nparser.add_argument("--cuda", type=bool)\n',
+        f'{_PARSER}parser.add_argument("--cuda", type=bool)\n',
         "import argparse\n\nparser = argparse.ArgumentParser()\n"
         'parser.add_argument("--cuda", action=argparse.BooleanOptionalAction)\n',
     ),
@@ -96,12 +123,55 @@ RULES = (
         'import os\n\nuse_cuda = os.environ.get("USE_CUDA", "0") == "1"\n',
     ),
     Rule(
+        "XL005",
+        "collection-as-type",
+        "An option converts what is typed with `list`, `tuple`, `set` or `dict`.",
+        "A text is a sequence of letters: `--layers 64` gives `['6', '4']`. `dict` fails for every text.",
+        f'{_PARSER}parser.add_argument("--layers", type=list)\n',
+        f'{_PARSER}parser.add_argument("--layers", type=int, nargs="+")\n',
+    ),
+    Rule(
+        "XL006",
+        "option-never-read",
+        "A script reads most of its options, and this one nowhere.",
+        "What is typed changes nothing, and nobody is told.",
+        f'{_PARSER}parser.add_argument("--lr")\nparser.add_argument("--decay")\n'
+        'parser.add_argument("--data")\nargs = parser.parse_args()\nrun(args.lr, args.data)\n',
+        f'{_PARSER}parser.add_argument("--lr")\nparser.add_argument("--decay")\n'
+        'parser.add_argument("--data")\nargs = parser.parse_args()\nrun(args.lr, args.data, args.decay)\n',
+    ),
+    Rule(
         "XL010",
         "to-result-unused",
         "The result of `.to()`, `.cuda()` or a conversion of a tensor is thrown away.",
         "Modules move in place; tensors do not: the tensor stays where it was.",
         'import torch\n\nx = torch.ones(8)\nx.to("cuda")\n',
         'import torch\n\nx = torch.ones(8)\nx = x.to("cuda")\n',
+    ),
+    Rule(
+        "XL011",
+        "optimizer-of-replaced-model",
+        "An optimizer takes the parameters of a model or layer that is replaced before it is used.",
+        "The new parameters are in no optimizer: they keep their first values, and no error is raised.",
+        _HEAD.format(first=_OPTIMIZER, second=_NEW_HEAD),
+        _HEAD.format(first=_NEW_HEAD, second=_OPTIMIZER),
+    ),
+    Rule(
+        "XL012",
+        "needless-scaler",
+        "A `GradScaler` scales the loss of an autocast to bfloat16.",
+        "bfloat16 has the range of float32. The scaler checks all gradients for infinities at every step, "
+        "waits for the result, and skips steps while it looks for a factor.",
+        _SCALED.format(""),
+        _SCALED.format(", enabled=False"),
+    ),
+    Rule(
+        "XL013",
+        "autocast-of-another-device",
+        "An autocast is for a device to which the file moves nothing.",
+        "It has no effect where the model is: everything is computed in float32.",
+        _CAST.format("cuda"),
+        _CAST.format("xpu"),
     ),
     Rule(
         "XL025",
@@ -120,6 +190,15 @@ RULES = (
         "prepare the next step meanwhile.",
         f"{_TRAINING}    total += loss.item()\n",
         f"{_TRAINING}    total += loss.detach()\n",
+    ),
+    Rule(
+        "XL031",
+        "loader-built-each-epoch",
+        "A `DataLoader` with workers is built again in each epoch.",
+        "Its processes start and import everything again, and the device has no work meanwhile.",
+        f"{_TRAINING}for epoch in range(9):\n"
+        "    loader = torch.utils.data.DataLoader(data, num_workers=1, pin_memory=True)\n",
+        f"{_TRAINING}loader = torch.utils.data.DataLoader(data, num_workers=1, pin_memory=True)\n",
     ),
     Rule(
         "XL040",
@@ -157,6 +236,32 @@ RULES = (
         'import torch\n\nwith torch.amp.autocast("cuda"):\n    pass\n',
     ),
     Rule(
+        "XL101",
+        "evaluation-with-gradients",
+        "A model is evaluated, and neither `no_grad` nor `inference_mode` is around it.",
+        "What a backward pass would need stays in memory until the outputs are gone.",
+        _EVALUATION.replace("correct = 0", "correct = 0\nmodel.eval()"),
+        _EVALUATION.replace("correct = 0", "correct = 0\nmodel.eval()").replace(
+            "    correct +=", "    with torch.no_grad(): correct +="
+        ),
+    ),
+    Rule(
+        "XL102",
+        "constant-copied-each-step",
+        "Each step makes a constant tensor or a loss on the CPU, and copies it to the device.",
+        "The copy is from memory that is not pinned, so the step waits for it.",
+        f"{_TRAINING}    mask = torch.ones(8).to(device)\n",
+        f"{_TRAINING}    mask = torch.ones(8, device=device)\n",
+    ),
+    Rule(
+        "XL103",
+        "memory-not-pinned",
+        "The batches of a `DataLoader` without `pin_memory` are copied to a GPU.",
+        "Such copies go through a second buffer, and the CPU waits for each of them.",
+        f"{_TRAINING}loader = torch.utils.data.DataLoader(data)\n",
+        f"{_TRAINING}loader = torch.utils.data.DataLoader(data, pin_memory=True)\n",
+    ),
+    Rule(
         "XL104",
         "more-workers-than-cpus",
         "A `DataLoader` has more workers than the process has CPUs.",
@@ -172,6 +277,30 @@ RULES = (
         "The fused form reads and writes parameters, gradients and states once.",
         "import torch\n\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n",
         "import torch\n\noptimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)\n",
+    ),
+    Rule(
+        "XL107",
+        "device-fixed",
+        "Something is moved to `cuda` in a script that chose between a GPU and the CPU.",
+        "The script fails where there is no GPU, although it was written to run there.",
+        f"{_TRAINING}torch.ones(8).cuda()\n",
+        f"{_TRAINING}torch.ones(8).to(device)\n",
+    ),
+    Rule(
+        "XL108",
+        "load-without-map-location",
+        "`torch.load` of a checkpoint without `map_location`, in a script that can run on the CPU.",
+        "A checkpoint of a GPU cannot be read where there is none.",
+        f'{_TRAINING}model.load_state_dict(torch.load("model.pt"))\n',
+        f'{_TRAINING}model.load_state_dict(torch.load("model.pt", map_location=device))\n',
+    ),
+    Rule(
+        "XL109",
+        "anomaly-mode",
+        "`torch.autograd.set_detect_anomaly(True)` without a condition.",
+        "It keeps the stack of each operation and looks for NaN in each gradient: several times slower.",
+        "import torch\n\ntorch.autograd.set_detect_anomaly(True)\n",
+        "import torch\n\ntorch.autograd.set_detect_anomaly(options.debug)\n",
     ),
 )  # fmt: skip
 

@@ -11,7 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from xlaunch.doctor.lint.arguments import check_arguments
+from xlaunch.doctor.lint.devices import check_devices
 from xlaunch.doctor.lint.facts import FileFacts
+from xlaunch.doctor.lint.loaders import check_loaders
+from xlaunch.doctor.lint.optimizers import check_optimizers
 from xlaunch.doctor.lint.replaced import check_replaced
 from xlaunch.doctor.lint.rules import BY_CODE, RULES
 from xlaunch.doctor.lint.source import (
@@ -22,18 +25,21 @@ from xlaunch.doctor.lint.source import (
     syntax_finding,
     usable_cpus,
 )
-from xlaunch.doctor.lint.tensors import check_hints, check_tensors
+from xlaunch.doctor.lint.tensors import check_moves
 from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.training import check_evaluation
+from xlaunch.doctor.lint.waits import check_waits
 from xlaunch.errors import UsageError
 from xlaunch.options.settings_files import parse_project, project_files
 from xlaunch.text import did_you_mean
 
 CHECKS = (check_arguments, check_threads, check_replaced)
-TORCH_CHECKS = (check_tensors, check_evaluation, check_hints)
+TORCH_CHECKS = (
+    check_moves, check_waits, check_evaluation, check_optimizers, check_devices, check_loaders,
+)  # fmt: skip
 
 _SUBJECTS = re.compile(
-    r"\b(torch|torchvision|timm|argparse|click|typer|add_argument|environ|getenv)\b|_pytorch"
+    r"\b(torch|torchvision|timm|(config)?argparse|click|typer|absl|fire|add_argument|environ|getenv)\b|_pytorch"
 )
 """Files without any of these words have nothing that a rule looks for."""
 
@@ -42,6 +48,9 @@ _TESTS = re.compile(r"(unittest|pytest|torch\.testing)\b(?!\.mock)")
 """Modules that only tests and their helpers import."""
 _SPEED = ("XL1", "XL030", "XL041")
 """Rules about speed, which tests do not need."""
+
+MAX_HINTS = 3
+"""Hints of a kind that a file shows."""
 
 _FEW_FILES = 48
 """Up to this many files are checked in this process: starting others would take longer."""
@@ -159,11 +168,27 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
+    loud = _fold(loud)
     wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]
     hidden = 0
     if not hints and not selection.select:
         hidden = sum(selection.takes(one.code, hints=True) for one in loud) - len(wanted)
     return wanted, hidden, ""
+
+
+def _fold(findings: list[ScriptFinding]) -> list[ScriptFinding]:
+    """The findings with at most three hints of a kind; the third one names the lines of the others."""
+    of_kind: dict[str, list[ScriptFinding]] = {}
+    for one in findings:
+        of_kind.setdefault(one.code, []).append(one)
+    for code, same in of_kind.items():
+        if code.startswith("XL1") and len(same) > MAX_HINTS:
+            last, more = same[MAX_HINTS - 1], same[MAX_HINTS:]
+            lines = ", ".join(str(one.line) for one in more)
+            same[MAX_HINTS - 1 :] = [
+                last._replace(message=f"{last.message} (and {len(more)} more: line {lines})")
+            ]
+    return sorted(one for same in of_kind.values() for one in same)
 
 
 def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:

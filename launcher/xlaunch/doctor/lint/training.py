@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XL025: evaluations that run while Dropout and BatchNorm are in training mode."""
+"""Evaluations: while Dropout and BatchNorm are in training mode (XL025), and with gradients (XL101)."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from xlaunch.doctor.lint.facts import Block, Call, FileFacts, Function, Problem, Scope, dotted
 from xlaunch.doctor.lint.source import SkippedError, read_source
@@ -31,26 +31,33 @@ _DEPTH = 6
 
 
 def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
-    """Loops that evaluate the model of this file's training, which no `eval()` reaches."""
+    """Loops that evaluate the model of this file's training, which no `eval()` or `no_grad` reaches."""
     if facts.modules() & _OWN_MODES or not (facts.called["backward"] and facts.called["step"]):
         return
     layer = _layer(facts)
     models = _trained(facts)
-    if layer is None or not models:
-        return
     seen = set()
-    for call in facts.calls:
+    for call in facts.calls if models else ():
         loop = next((one for one in call.block.loops() if isinstance(one.node, ast.For)), None)
         name = dotted(call.node.func)
         if loop is None or id(loop) in seen or name is None or name.split(".")[-1] not in models:
             continue
-        if _evaluates(facts, loop) and not _mode_is_set(facts, call, _DEPTH):
-            seen.add(id(loop))
+        if not _evaluates(facts, loop):
+            continue
+        seen.add(id(loop))
+        if layer is not None and not _is_reached(facts, call, _mode_is_set, _DEPTH):
             yield (
                 call.node,
                 "XL025",
                 f"{name} is evaluated as in training: {layer} is active, and no eval() comes before "
                 f"this loop; write {name}.eval() above it, and {name}.train() before training goes on",
+            )
+        if not _is_reached(facts, call, _gradients_are_off, _DEPTH):
+            yield (
+                call.node,
+                "XL101",
+                f"{name} is evaluated with gradients: what backward() would need stays in memory; put "
+                f"the loop under with torch.no_grad()",
             )
 
 
@@ -69,7 +76,10 @@ def _layer(facts: FileFacts) -> str | None:
 
 
 def _layer_beside(directory: str, name: str) -> str | None:
-    """What a class of a file beside this one has. **Ex.:** `name` is ``models.Net``."""
+    """What a class of a file beside this one has, or what a function there may build.
+
+    **Ex.:** `name` is ``models.Net``, or ``models.build_net``.
+    """
     module, _, wanted = name.rpartition(".")
     path = os.path.join(directory, *module.split(".")) + ".py"
     if not os.path.isfile(path):
@@ -78,11 +88,13 @@ def _layer_beside(directory: str, name: str) -> str | None:
         tree = read_source(path).tree
     except (SkippedError, SyntaxError):
         return None
+    builds = any(isinstance(node, ast.FunctionDef) and node.name == wanted for node in tree.body)
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == wanted:
+        if isinstance(node, ast.ClassDef) and (builds or node.name == wanted):
             names = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
             last = [one.rpartition(".")[2] for one in names if one is not None]
-            return next((one for one in last if _LAYERS.match(one)), None)
+            if found := next((one for one in last if _LAYERS.match(one)), None):
+                return found
     return None
 
 
@@ -94,7 +106,14 @@ def _trained(facts: FileFacts) -> set[str]:
     names = {
         dotted(call.receiver) for call in facts.named("parameters", "named_parameters", "train")
     }
-    return {name.rpartition(".")[2] for name in names if name is not None} - {"self"}
+    models = {name.rpartition(".")[2] for name in names if name is not None} - {"self"}
+    for call in facts.calls:  # a function may call its model otherwise
+        passed = [dotted(one) or "" for one in call.node.args]
+        function = facts.definition(call) if models & set(passed) else None
+        if isinstance(function, Function):
+            named = [one.arg for one in function.args.args if one.arg != "self"]
+            models |= {own for own, one in zip(named, passed, strict=False) if one in models}
+    return models
 
 
 def _evaluates(facts: FileFacts, loop: Block) -> bool:
@@ -102,8 +121,11 @@ def _evaluates(facts: FileFacts, loop: Block) -> bool:
     assert isinstance(loop.node, ast.For)
     source = ast.unparse(loop.node.iter)
     function = loop.scope.node.name if isinstance(loop.scope.node, Function) else ""
+    takes_next = source.startswith("range(") and any(
+        call.name == "next" for call in facts.within[loop.scope] if call.block.is_within(loop)
+    )
     if (
-        not _EVALUATION_DATA.search(source)
+        not _EVALUATION_DATA.search(function.replace("_", " ") if takes_next else source)
         or "train" in source
         or re.search(
             r"bn|calib|dropout|uncertain|train|stat|find|adv|attack", function, re.IGNORECASE
@@ -131,23 +153,54 @@ def _calls_training(facts: FileFacts, calls: list[Call]) -> bool:
     return any(call.name in training for call in calls)
 
 
-def _mode_is_set(facts: FileFacts, call: Call, depth: int) -> bool:
-    """Whether the mode of the model may be set when a call runs: here, or where it is called from."""
+def _is_reached(
+    facts: FileFacts, call: Call, sets: Callable[[FileFacts, Call], bool], depth: int
+) -> bool:
+    """Whether `sets` holds where a call is made, or where the function around it may be called."""
     scope = call.scope
-    if any(_sets_mode(one) for one in facts.within[scope]) or _calls_setter(facts, scope):
+    if sets(facts, call):
         return True
     if not isinstance(scope.node, Function) or not depth:
         return False
     callers = [one for one in facts.named(scope.node.name) if one.scope is not scope]
     if not callers:
-        return any(_sets_mode(one) for one in facts.calls)
-    return any(_mode_is_set(facts, one, depth - 1) for one in callers)
+        return any(sets(facts, one) for one in facts.calls)
+    return any(_is_reached(facts, one, sets, depth - 1) for one in callers)
+
+
+def _mode_is_set(facts: FileFacts, call: Call) -> bool:
+    """Whether the function around a call sets the mode of a model."""
+    return any(_sets_mode(one) for one in facts.within[call.scope]) or _calls_setter(
+        facts, call.scope
+    )
+
+
+def _gradients_are_off(facts: FileFacts, call: Call) -> bool:
+    """**Ex.:** in ``with torch.no_grad():``, in a function with that decorator."""
+    around = [
+        item.context_expr
+        for one in call.block.ancestors()
+        if isinstance(one.node, ast.With)
+        for item in one.node.items
+    ]
+    decorators = [
+        decorator
+        for one in call.block.ancestors()
+        if isinstance(one.node, Function)
+        for decorator in one.node.decorator_list
+    ]
+    calls = [one.name for one in facts.within[call.scope]]
+    return any(
+        re.search(r"no_grad|inference_mode|grad_enabled", ast.unparse(one))
+        for one in (*around, *decorators)
+    ) or bool({"set_grad_enabled", "detach_", "requires_grad_"} & set(calls))
 
 
 def _sets_mode(call: Call) -> bool:
     """**Ex.:** ``model.eval()``, ``model.train(False)``, ``set_mode(model, "eval")``."""
     if call.name == "train" and call.receiver is not None:
-        return bool(call.node.args or call.node.keywords)
+        given = [*call.node.args, *(one.value for one in call.node.keywords)]
+        return bool(given) and not re.search(r"load|data|epoch|args|\d", ast.unparse(given[0]))
     named = _SETS_MODE.match(call.name) is not None
     return named and (call.receiver is not None or call.name != "eval")
 

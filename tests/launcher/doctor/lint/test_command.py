@@ -108,7 +108,7 @@ def test_notebooks(tmp_path: Path):
         ("gone.py", "'gone.py' does not exist"),
         ("empty", "'empty' holds no Python files"),
         ("pipe", "'pipe' is not a file"),
-        ("--select XL112 a.py", "--select: there is no rule 'XL112'; they are XL000, "),
+        ("--select XL777 a.py", "--select: there is no rule 'XL777'; they are XL000, "),
         ("--ignore E501 a.py", "--ignore: there is no rule 'E501'"),
         ("--select , a.py", "names no rule"),
         ("--select TOR101 a.py", "--select: there is no rule 'TOR101'"),

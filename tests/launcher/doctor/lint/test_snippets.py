@@ -52,11 +52,34 @@ for epoch in range(9):
 """
 WHOLE = MODEL + TRAIN + EVALUATE + SETUP + LOOP
 
+TRAIN_OF_CALLER = "import torch\nfrom torch.nn import functional as F\n" + TRAIN
+METHOD = """\
+import torch
+class Trainer:
+    def one(self, x):
+        loss = self.model(x.cuda())
+        loss.backward()
+        return loss.item()
+"""
+OPTIONS = PARSER + "".join(f"parser.add_argument('--{name}')\n" for name in ("a", "b", "unread"))
+STEP = "loss.backward()\n"
+IN_STEP = "loss.backward()\n        "
+TRAINING = MODEL + SETUP + TRAIN + LOOP.replace("    test(model, device, test_loader)\n", "")
+EPOCHS = "import torch\nfrom torch.utils.data import *\ndef train():\n    for epoch in range(9):\n"
+BUILT = "        for x in DataLoader(data, num_workers=2, pin_memory=True):\n            net(x).backward()\n"
+BF16 = "from torch import autocast\nwith autocast('cuda', dtype=torch.bfloat16):\n    x = scaler.scale(model(x))\n"
+CHOICE = "import torch\nd = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
 FOUND = {
     "XL001": [
         PARSER + "parser.add_argument('--x', type=bool, nargs='?', const=True)",
         PARSER + "g = parser.add_argument_group()\ng.add_argument('--x', type=bool, default=False)",
         PARSER + "parser.add_argument('--x', type=lambda v: bool(v))",
+        "import configargparse\np = configargparse.ArgParser()\np.add('--x', type=bool)",
+        PARSER + "parser.add_argument('--x', type=bool)\na, _ = parser.parse_known_args()",
+    ],
+    "XL005": [PARSER + f"parser.add_argument('--x', type={name})" for name in ("tuple", "dict")],
+    "XL006": [
+        OPTIONS + "def main(args):\n    run(args.a, args.b)\nargs = parser.parse_args()\nmain(args)"
     ],
     "XL002": [
         PARSER + "parser.add_argument('--no-x', dest='x', action='store_false', default=False)",
@@ -70,11 +93,16 @@ FOUND = {
         PARSER + "parser.add_argument('--x', default=True)",
         PARSER + "parser.add_argument('--x', default=1, choices=[1, 2])",
         PARSER + "parser.add_argument('--x', nargs='?', const=True, default=True)",
+        PARSER + "parser.add_argument('--x', type=str, default='False')\nif not args.x: ...",
+        "from absl import flags\nflags.DEFINE_string('gpu', 'False', 'help')\nif flags.FLAGS.gpu: ...",
+        "import fire, os\ndef main(gpus='0'):\n    os.environ['CUDA_VISIBLE_DEVICES'] = gpus\nfire.Fire(main)",
     ],
     "XL004": [
         "import os\nx = bool(os.environ['X'])",
         "from os import getenv\nx = bool(getenv('X', 'False'))",
         "import os\nx = bool(os.environ.get('USE_FP16'))",
+        "import os\nx = 'cuda' if os.getenv('USE_CUDA', '0') else 'cpu'",
+        "import os\nif fast and not os.environ.get('X', 'no'): ...",
     ],
     "XL010": [
         "import torch\nfrom data import get_loader\nloader = get_loader()\nfor x, y in loader:\n    x.cuda()",
@@ -82,12 +110,33 @@ FOUND = {
         MODEL + "for x, y in DataLoader(data):\n    x.to('cuda')",
         "import torch\ndef f(x: torch.Tensor):\n    x.half()",
         MODEL + "for parameter in Net().parameters():\n    parameter.to('cuda')",
+        "import torch\nfor batch in loader:\n    for k, v in batch.items():\n        v.to(d)",
+        "import torch\nfor v in batch.values():\n    v.cuda(non_blocking=True)",
+        "import torch\nfor t in targets:\n    t.to(d)",
+        "import torch\nx = torch.ones(2)\ntry:\n    x.cuda()\nexcept RuntimeError: ...\nprint(x)",
+    ],
+    "XL011": [
+        TRAINING.replace("train_loader, test", "model.layer = nn.Linear(8, 3)\ntrain_loader, test"),
+        TRAINING.replace("train_loader, test", "model = Net()\ntrain_loader, test"),
+        TRAINING.replace("train_loader, test", "model = torch.load('m')\ntrain_loader, test"),
+    ],
+    "XL012": ["import torch\nscaler = torch.cuda.amp.GradScaler()\n" + BF16],
+    "XL013": [
+        "import torch\nd = torch.device('mps')\nwith torch.autocast('cuda'):\n    model.to(d)",
+        "import torch\nwith torch.amp.autocast(device_type='cpu'):\n    model.cuda()",
     ],
     "XL025": [
         WHOLE.replace("model.eval()", "correct = 0").replace("output = model", "loss = model"),
         WHOLE.replace("    model.eval()", "    #model.eval()").replace(
             "output = model(x.to(device))", "correct = model(x.to(device)).argmax(1)"
         ),
+        WHOLE.replace("model.eval()", "b = iter(loader)").replace(
+            "x, y in loader:\n            output =",
+            "i in range(9):\n            x = next(b)\n            correct =",
+        ),
+        WHOLE.replace("def test(model", "def test(net")
+        .replace("model.eval()", "correct = 0")
+        .replace("output = model", "correct = net"),
     ],
     "XL030": [
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(loss)\n"),
@@ -96,6 +145,24 @@ FOUND = {
         MODEL
         + "model = Net().cuda()\ndef step(x):\n    loss = model(x).sum()\n    loss.backward()\n"
         "    return loss.detach()\nfor x in data:\n    print(step(x).item())\n",
+        WHOLE.replace(STEP, IN_STEP + "torch.cuda.synchronize()\n"),
+        WHOLE.replace(STEP, IN_STEP + "bar.set_postfix(loss=loss)\n"),
+        WHOLE.replace(STEP, IN_STEP + "print('%d %.3f' % (9, loss))\n"),
+        WHOLE.replace(STEP, IN_STEP + "if y: a = loss.item()\n        else: b = float(loss)\n"),
+        WHOLE.replace(STEP, IN_STEP + "try: a = loss.item()\n        finally: pass\n"),
+        TRAIN_OF_CALLER.replace(STEP, IN_STEP + "total += loss.item()\n"),
+        WHOLE.replace("backward()\n", "backward()\n        loss.item()\n").replace(
+            "loss.backward", "accelerator.backward(loss); loss.mean"
+        ),
+        "import torch\nfrom pytorch_lightning import LightningModule\nclass M(LightningModule):\n"
+        "    def training_step(self, batch, i):\n        loss = self(batch)\n        print(loss)\n",
+        METHOD + "trainer = Trainer()\nfor x in data:\n    total += trainer.one(x)\n",
+    ],
+    "XL031": [
+        EPOCHS + BUILT,
+        EPOCHS.replace("def train():\n    for epoch in range(9):\n", "def train():\n")
+        + BUILT.replace("        for", "    for")
+        + "for epoch in range(9):\n    train()\n",
     ],
     "XL040": [
         "import numpy as np\nimport os\nos.environ.setdefault('OPENBLAS_NUM_THREADS', '2')",
@@ -117,6 +184,34 @@ FOUND = {
     ],
 }
 LEFT_ALONE = {
+    "text that is converted by a registered bool": PARSER
+    + "parser.register('type', bool, parse_bool)\nparser.add_argument('--x', type=bool)",
+    "text that is only shown": PARSER
+    + "parser.add_argument('--x', default=1)\nprint(f'run {parser.parse_args().x}')",
+    "options that leave the file": OPTIONS + "args = parser.parse_args()\nrun(args, args.a, args.b)",
+    "options as a dictionary": OPTIONS + "args = parser.parse_args()\nrun(args.a, args.b, **vars(args))",
+    "options of another file": OPTIONS + "args = parser.parse_args()",
+    "text that is compared": PARSER
+    + "parser.add_argument('--x', type=str, default='False')\nif args.x == 'True': ...",
+    "fire with numbers": "import fire\ndef main(gpus='0'):\n    print(gpus)\nfire.Fire(main)",
+    "whether a variable is set, else empty": "import os\nif os.environ.get('X', ''): ...",
+    "modules of a dictionary": "import torch\nfor name, module in modules.items():\n    module.to('cuda')",
+    "tried and not used": "import torch\nx = torch.ones(2)\ntry:\n    x.cuda()\nexcept RuntimeError: ...",
+    "a model that wraps the first": TRAINING.replace(
+        "train_loader, test", "model = nn.DataParallel(model)\ntrain_loader, test"),
+    "a model for another training": TRAINING + "model = Net()\n",
+    "a scaler that is off": "import torch\nscaler = torch.amp.GradScaler(enabled=False)\n" + BF16,
+    "a scaler for float16": "import torch\nscaler = torch.amp.GradScaler()\n"
+    + BF16.replace("bfloat16", "float16"),
+    "autocast for the chosen device": CHOICE + "with torch.autocast('cuda'):\n    model.to(d)",
+    "a loader of each fold": EPOCHS.replace("epoch in", "fold in") + BUILT,
+    "a loader of each epoch's data": EPOCHS + BUILT.replace("(data,", "(Data(epoch),"),
+    "a loader without workers": EPOCHS + BUILT.replace("=2", "=0"),
+    "one branch reads": WHOLE.replace(STEP, IN_STEP + "if y: a = loss.item()\n        else: b = 2\n"),
+    "steps that are timed": WHOLE.replace(STEP, IN_STEP + "torch.cuda.synchronize(); time.time()\n"),
+    "a check for NaN": WHOLE.replace(STEP, IN_STEP + "v = loss.item()\n        if v != v: exit()\n"),
+    "an engine that reads nothing": TRAIN_OF_CALLER,
+    "a method that nothing calls": METHOD,
     "the caller sets the mode": WHOLE.replace("    model.eval()\n", "").replace(
         "    test(model", "    model.eval()\n    test(model"
     ).replace("output = model", "loss = model"),
@@ -189,6 +284,80 @@ def test_found(code: str, text: str, tmp_path: Path):
 @pytest.mark.parametrize("case", LEFT_ALONE)
 def test_left_alone(case: str, tmp_path: Path):
     assert codes_in(textwrap.dedent(LEFT_ALONE[case]), tmp_path) == []
+
+
+HINTS = {
+    "XL101": [
+        (WHOLE.replace("with torch.no_grad()", "if 1").replace("output", "correct"), WHOLE),
+        (
+            WHOLE.replace("with torch.no_grad()", "if 1").replace("output", "correct"),
+            WHOLE.replace("with torch.no_grad()", "if 1").replace(
+                "def test", "@torch.no_grad()\ndef test"
+            ),
+        ),
+    ],
+    "XL102": [
+        (
+            WHOLE.replace(STEP, IN_STEP + f"{made}.to(device)\n"),
+            WHOLE.replace(STEP, IN_STEP + other),
+        )
+        for made, other in (
+            ("torch.zeros(4)", "torch.zeros(4, device=device)\n"),
+            ("nn.L1Loss()", "x.to(device)\n"),
+        )
+    ],
+    "XL103": [(WHOLE, WHOLE.replace("_set)", "_set, pin_memory=True)"))],
+    "XL107": [
+        (CHOICE + "model.to('cuda:0')", CHOICE + "model.to(d)"),
+        (CHOICE + "x.cuda()", CHOICE + "if d == 'cuda':\n    x.cuda()"),
+        (CHOICE + "x.cuda()", "import torch\nx.cuda()"),
+    ],
+    "XL108": [
+        (CHOICE + "m = torch.load('model.pt')", CHOICE + "m = torch.load('model.pt', d)"),
+        (CHOICE + "m = torch.load('model.pt')", "import torch\nm = torch.load('model.pt')"),
+    ],
+    "XL109": [
+        (
+            "import torch\ntorch.autograd.set_detect_anomaly(True)",
+            "import torch\nif args.debug:\n    torch.autograd.set_detect_anomaly(True)",
+        ),
+        (
+            "from torch import autograd\nwith autograd.detect_anomaly(): ...",
+            "import torch\ntorch.autograd.set_detect_anomaly(False)",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "twin"), [(code, *pair) for code, pairs in HINTS.items() for pair in pairs]
+)
+def test_hints(code: str, text: str, twin: str, tmp_path: Path):
+    assert code in codes_in(text, tmp_path, hints=True)
+    assert code not in codes_in(twin, tmp_path, hints=True)
+
+
+def test_a_file_shows_three_hints_of_a_kind(tmp_path: Path):
+    text = CHOICE + "x.cuda()\n" * 5
+    found = findings_in(text, tmp_path, hints=True)
+    assert [(one.code, one.line) for one in found] == [("XL107", 3), ("XL107", 4), ("XL107", 5)]
+    assert found[2].message.endswith(" (and 2 more: line 6, 7)")
+
+
+def test_one_finding_a_step_names_the_cause(tmp_path: Path):
+    text = WHOLE.replace(STEP, IN_STEP + "a = loss.item()\n        torch.cuda.synchronize()\n")
+    (found,) = findings_in(text, tmp_path)
+    assert (
+        "torch.cuda.synchronize() at every step waits for the device (and so does line 18)"
+        in found.message
+    )
+
+
+def test_advice_for_parsers_that_drop_words(tmp_path: Path):
+    known = PARSER + "parser.add_argument('--x', type=bool)\na, _ = parser.parse_known_args()"
+    (found,) = findings_in(known, tmp_path)
+    assert "BooleanOptionalAction" not in found.message
+    assert "type=lambda text" in found.message
 
 
 def test_no_advice_on_a_few_tensors_and_on_unknown_counts(tmp_path: Path):

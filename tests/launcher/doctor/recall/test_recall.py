@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.launcher.doctor.recall.test_written import MARK
+from tests.launcher.doctor.recall.test_written import SCRIPTS as WRITTEN
 
 from xlaunch.doctor.lint.rules import RULES
 from xlaunch.doctor.lint.running import check_paths
@@ -29,4 +31,7 @@ def test_all_faults_are_found_and_nothing_else(script):
 
 def test_every_fault_is_in_some_script():
     seen = {code for script in SCRIPTS for _, code in expected_findings(script)}
+    seen |= {
+        match[2] for script in WRITTEN for match in MARK.finditer(script.read_text()) if match[2]
+    }
     assert seen == {rule.code for rule in RULES if not rule.is_hint} - {"XL000"}

@@ -21,7 +21,7 @@ group.add_argument("--epochs", type=int, default=30)
 group.add_argument("--margin", type=float, default=1.0)
 group.add_argument("--augment", type=str2bool, default=True)
 group.add_argument("--shuffle", type=bool, default=True, help="shuffle pairs")  # expect: XL001
-group.add_argument("--ngpu", default="1")
+group.add_argument("--ngpu", default="1")  # expect: XL006
 parser.add_argument("--betas", type=float, nargs=2, default=(0.9, 0.999))
 opt = parser.parse_args()
 

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Autocast (XL012, XL013), and what depends on the device: copies of constants, fixed devices."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, dotted, keyword
+from xlaunch.doctor.lint.waits import steps
+
+_DEVICE = re.compile(r"(cuda|xpu|mps|cpu)(:\d+)?$")
+_AUTOCAST = frozenset(("torch.autocast", "torch.amp.autocast"))
+_SCALERS = frozenset(("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.GradScaler"))
+_MAKERS = frozenset(
+    ("arange", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "zeros")
+)
+_CHECKPOINT = re.compile(
+    r"check_?point|ckpt|weight|model|\bnet|resume|state|\.pth|\.pt\b", re.IGNORECASE
+)
+
+
+def check_devices(facts: FileFacts) -> Iterator[Problem]:
+    """Faults of mixed precision, and hints about devices."""
+    yield from _scaler_with_bf16(facts)
+    yield from _other_device(facts)
+    yield from _made_each_step(facts)
+    yield from _no_cpu_path(facts)
+    for call in facts.named("set_detect_anomaly", "detect_anomaly"):
+        full = facts.full(call.node.func, call.scope) or ""
+        on = not call.node.args or ast.unparse(call.node.args[0]) == "True"
+        if full.startswith("torch.autograd.") and on and not _is_conditional(call):
+            yield (
+                call.node,
+                "XL109",
+                "anomaly mode checks every result of the backward pass; leave it out when the error is "
+                "found, or turn it on by an option",
+            )
+
+
+def _autocasts(facts: FileFacts) -> list[Call]:
+    full = _AUTOCAST | {f"torch.{device}.amp.autocast" for device in ("cuda", "cpu")}
+    return [
+        call for call in facts.named("autocast") if facts.full(call.node.func, call.scope) in full
+    ]
+
+
+def _scaler_with_bf16(facts: FileFacts) -> Iterator[Problem]:
+    types = {
+        ast.unparse(keyword(one.node, "dtype") or ast.Constant(0)) for one in _autocasts(facts)
+    }
+    if (
+        not types
+        or any(not one.endswith(".bfloat16") for one in types)
+        or "scale" not in facts.called
+    ):
+        return
+    for call in facts.named("GradScaler"):
+        if facts.full(call.node.func, call.scope) in _SCALERS and not keyword(call.node, "enabled"):
+            yield (
+                call.node,
+                "XL012",
+                "bfloat16 has the range of float32, so gradients need no scaler, which checks them all "
+                "for infinities and makes each step wait; leave it out, or pass enabled=False",
+            )
+
+
+def _other_device(facts: FileFacts) -> Iterator[Problem]:
+    cast = {id(one.node) for one in _autocasts(facts)}
+    used = {
+        match[1]
+        for call in facts.calls
+        if id(call.node) not in cast and call.name in ("device", "to", "Accelerator")
+        for one in [*call.node.args, *(option.value for option in call.node.keywords)]
+        for part in ast.walk(one)
+        if isinstance(part, ast.Constant) and (match := _DEVICE.match(str(part.value)))
+    }
+    used |= {name for name in ("cuda", "xpu", "mps") if name in facts.called}
+    if not used or any("is_available" in name for name in facts.words):
+        return
+    for call in _autocasts(facts):
+        first = call.node.args[0] if call.node.args else keyword(call.node, "device_type")
+        found = isinstance(first, ast.Constant) and _DEVICE.match(str(first.value))
+        if found and found[1] not in used:
+            others = " and ".join(sorted(used))
+            yield (
+                call.node,
+                "XL013",
+                f"autocast is for {found[1]}, and this file moves to {others}, where it has no effect; "
+                f"pass device_type=device.type",
+            )
+
+
+def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
+    for step in steps(facts):
+        for call in (call for one in step.regions for call in facts.within[one.scope]):
+            made = call.receiver if call.name in ("to", "cuda") else None
+            if not isinstance(made, ast.Call) or keyword(made, "device"):
+                continue
+            module, _, name = (facts.full(made.func, call.scope) or "").rpartition(".")
+            is_loss = module == "torch.nn" and name.endswith("Loss")
+            if not is_loss and not (module == "torch" and name in _MAKERS):
+                continue
+            if any(call.block.is_within(one) for one in step.regions):
+                remedy = (
+                    "make it once above the loop" if is_loss else "pass device= to make it there"
+                )
+                yield (
+                    call.node,
+                    "XL102",
+                    f"{name} is made on the CPU and copied to the device at every step; {remedy}",
+                )
+
+
+def _no_cpu_path(facts: FileFacts) -> Iterator[Problem]:
+    """Places that need a GPU, in a file that can otherwise do without."""
+    if "cpu" not in facts.texts or not any(
+        "is_available" in ast.unparse(test) for test, _ in facts.tests
+    ):
+        return
+    for call in facts.named("to", "cuda", "load"):
+        if _is_conditional(call):
+            continue
+        first = call.node.args[0] if call.node.args else None
+        fixed = isinstance(first, ast.Constant) and str(first.value).startswith("cuda")
+        if call.name == "load":
+            text = ast.unparse(call.parent if isinstance(call.parent, ast.Assign) else call.node)
+            is_load = facts.full(call.node.func, call.scope) == "torch.load"
+            mapped = keyword(call.node, "map_location") or len(call.node.args) > 1
+            if is_load and not mapped and _CHECKPOINT.search(text):
+                yield (
+                    call.node,
+                    "XL108",
+                    "without map_location, a checkpoint of a GPU cannot be read where there is none, as "
+                    "this script allows; pass map_location=device",
+                )
+        elif call.receiver is not None and (fixed or (call.name == "cuda" and first is None)):
+            yield (
+                call.node,
+                "XL107",
+                f"{dotted(call.receiver) or 'a tensor'} goes to cuda also where this script chose the "
+                f"CPU; use the device that it chose",
+            )
+
+
+def _is_conditional(call: Call) -> bool:
+    """Whether a condition, or an error that is caught, may keep a call from running."""
+    return any(isinstance(one.node, ast.If | ast.IfExp | ast.Try) for one in call.block.outwards())

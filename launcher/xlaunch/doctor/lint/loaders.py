@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders of data: built again in each epoch (XL031), not pinned (XL103), too many workers (XL104)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Block, Call, FileFacts, Function, Problem, has_stars, keyword
+from xlaunch.doctor.lint.source import usable_cpus
+from xlaunch.doctor.lint.waits import steps
+
+_LOADER = "torch.utils.data.DataLoader"
+_DEPTH = 4
+
+
+def check_loaders(facts: FileFacts) -> Iterator[Problem]:
+    """Faults and hints about ``DataLoader``."""
+    trains = steps(facts)
+    copies = any(
+        call.name in ("cuda", "to") and any(call.block.is_within(one) for one in step.regions)
+        for step in trains
+        for one in step.regions
+        for call in facts.within[one.scope]
+    )
+    cpus = usable_cpus()
+    for call in facts.calls_named(_LOADER):
+        workers = keyword(call.node, "num_workers")
+        count = workers.value if isinstance(workers, ast.Constant) else None
+        if trains and workers is not None and count != 0 and (loop := _epoch_of(facts, call)):
+            yield (
+                call.node,
+                "XL031",
+                f"the loop of line {loop.lineno} builds the same loader again and again, and its "
+                f"workers start each time; build it once above, with persistent_workers=True",
+            )
+        pinned = keyword(call.node, "pin_memory")
+        if copies and pinned is None and "cuda" in facts.words and not has_stars(call.node):
+            yield (
+                call.node,
+                "XL103",
+                "batches are copied to a GPU from memory that is not pinned; pass pin_memory=True, "
+                "and non_blocking=True to the copies",
+            )
+        if isinstance(count, int) and count > cpus:
+            yield (
+                call.node,
+                "XL104",
+                f"num_workers={count} is more than the {cpus} CPUs of this process; take "
+                f"len(os.sched_getaffinity(0))",
+            )
+
+
+def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | None:
+    """The loop over epochs that makes the same loader in each round."""
+    loops = [one for one in call.block.loops() if isinstance(one.node, ast.For)]
+    if loops:
+        loop = loops[-1]
+        assert isinstance(loop.node, ast.For)
+        head = f"{ast.unparse(loop.node.target)} {ast.unparse(loop.node.iter)}"
+        is_epoch = re.search(r"epoch|iter", head, re.IGNORECASE) is not None
+        return loop.node if is_epoch and not _depends_on(call, loop) else None
+    if not isinstance(call.scope.node, Function) or not depth:
+        return None
+    # The arguments of a function may differ from round to round.
+    if any(_is_parameter(call, name) for name in _names(call.node)):
+        return None
+    callers = facts.calls_of(call.scope.node)
+    found = [_epoch_of(facts, one, depth - 1) for one in callers if not one.node.args]
+    return next((one for one in found if one is not None), None)
+
+
+def _depends_on(call: Call, loop: Block) -> bool:
+    """Whether an argument has another value in each round of a loop."""
+    return any(
+        binding.block.is_within(loop)
+        for name in _names(call.node)
+        for binding in call.scope.bindings.get(name, ())
+    )
+
+
+def _is_parameter(call: Call, name: str) -> bool:
+    return any(
+        one.how == "parameter" for one in call.scope.bindings.get(name, ()) if name != "self"
+    )
+
+
+def _names(node: ast.Call) -> set[str]:
+    given = [*node.args, *(one.value for one in node.keywords)]
+    return {part.id for one in given for part in ast.walk(one) if isinstance(part, ast.Name)}

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers: of a model that is replaced afterwards (XL011), and not fused (XL106)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, dotted, has_stars, keyword
+
+_FUSED = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "Adagrad"))
+_LAYERS = frozenset(
+    ("Linear", "Sequential", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU", "Parameter",
+     "BatchNorm1d", "BatchNorm2d", "ModuleList", "LazyLinear", "ConvTranspose2d")
+)  # fmt: skip
+"""Classes of torch.nn with parameters."""
+
+
+def check_optimizers(facts: FileFacts) -> Iterator[Problem]:
+    """Faults and hints about the optimizers of torch."""
+    hinted = False
+    for call in facts.calls:
+        full = facts.full(call.node.func, call.scope) or ""
+        if not full.startswith("torch.optim.") or full.count(".") != 2:
+            continue
+        if (replaced := _replacement(facts, call)) is not None:
+            target, line = replaced
+            yield (
+                call.node,
+                "XL011",
+                f"the optimizer has the parameters of {target} as it is here, and line {line} replaces "
+                f"them: the new ones are never trained; build the optimizer below that line",
+            )
+        if full in _FUSED and not hinted and _may_be_fused(facts, call):
+            hinted = True  # once a file
+            yield (
+                call.node,
+                "XL106",
+                "fused=True updates all parameters in one pass over memory, on cpu, cuda, xpu and mps",
+            )
+
+
+def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
+    """What is replaced after an optimizer took its parameters and before it is used, and where."""
+    first = call.node.args[0] if call.node.args else keyword(call.node, "params")
+    if not isinstance(first, ast.Call) or not isinstance(first.func, ast.Attribute):
+        return None
+    model = dotted(first.func.value) if first.func.attr == "parameters" else None
+    optimizer = _assigned_name(call)
+    if model is None or optimizer is None:
+        return None
+    used = facts.last_read.get((call.scope, optimizer), 0)
+    again = max(getattr(one.node, "lineno", 0) for one in call.scope.bindings[optimizer])
+    for target, value, block in facts.assignments:
+        after = block.scope is call.scope and call.line < target.lineno < used
+        if after and again <= call.line and _replaces(facts, target, value, model, call):
+            return ast.unparse(target), target.lineno
+    return None
+
+
+def _assigned_name(call: Call) -> str | None:
+    if not isinstance(call.parent, ast.Assign) or len(call.parent.targets) != 1:
+        return None
+    target = call.parent.targets[0]
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _replaces(facts: FileFacts, target: ast.expr, value: ast.expr, model: str, call: Call) -> bool:
+    """Whether an assignment puts new parameters into a model, or another model in its place."""
+    if not isinstance(value, ast.Call):
+        return False
+    module, _, name = (facts.full(value.func, call.scope) or "").rpartition(".")
+    owner: ast.expr = target
+    while isinstance(owner, ast.Attribute | ast.Subscript) and dotted(owner) != model:
+        owner = owner.value
+    if dotted(owner) != model:
+        return False
+    if owner is not target:
+        return module == "torch.nn" and name in _LAYERS
+    names = {dotted(one) for one in ast.walk(value) if isinstance(one, ast.Name | ast.Attribute)}
+    return model not in names and _makes_same(facts, value, model, call)
+
+
+def _makes_same(facts: FileFacts, value: ast.Call, model: str, call: Call) -> bool:
+    """Whether a call makes a model: of the class that made the first one, or by ``torch.load``."""
+    if facts.full(value.func, call.scope) in ("torch.load", "copy.deepcopy"):
+        return True
+    made = [one.node for one in call.scope.find_bindings(model) if one.node is not value]
+    return _maker(value) in [_maker(one) for one in made]
+
+
+def _maker(node: ast.AST | None) -> str | None:
+    """**Ex.:** ``Net`` for ``Net().to(device)``."""
+    while isinstance(node, ast.Call):
+        if dotted(node.func) is not None:
+            return dotted(node.func)
+        node = node.func.value if isinstance(node.func, ast.Attribute) else None
+    return None
+
+
+def _may_be_fused(facts: FileFacts, call: Call) -> bool:
+    if "sparse" in facts.words:  # fused updates refuse sparse gradients
+        return False
+    chosen = keyword(call.node, "fused") or keyword(call.node, "foreach") or has_stars(call.node)
+    few = bool(call.node.args) and isinstance(call.node.args[0], ast.List)
+    return not chosen and not few
