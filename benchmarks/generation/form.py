@@ -40,8 +40,8 @@ def memory() -> dict[str, int]:
     return {name: int(values[field].split()[0]) << 10 for name, field in names.items()}
 
 
-def transformers_model(form: str, directory: Path) -> Generate:
-    """Return a function that generates with transformers' loop."""
+def transformers_model(form: str, directory: Path) -> tuple[Generate, Any]:
+    """Return a function that generates with transformers' loop, and the model."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
@@ -79,16 +79,25 @@ def transformers_model(form: str, directory: Path) -> Generate:
             )
         return ends
 
-    return generate
+    return generate, model
 
 
-def model_of(form: str, directory: Path, threads: int) -> Generate:
-    """Load the model for a form."""
+def model_of(form: str, directory: Path, threads: int) -> tuple[Generate, Any]:
+    """Load the model for a form; return what generates, and transformers' model if it is one."""
     if form == "llama.cpp":
         from benchmarks.generation.llama_cpp_model import LlamaCppModel
 
-        return LlamaCppModel(directory / "model.gguf", threads).generate
+        return LlamaCppModel(directory / "model.gguf", threads).generate, None
     return transformers_model(form, directory)
+
+
+def report_of(form: str, model: Any) -> str:
+    """What the decode step says of itself."""
+    if form not in ("step", "step-shared"):
+        return ""
+    from xruntime.optimization import explain
+
+    return explain(model).step("decode_step").reason
 
 
 def measured(generate: Generate, request: dict[str, int]) -> dict[str, float]:
@@ -156,7 +165,7 @@ def main() -> int:
 
     before = memory()
     began = time.perf_counter()
-    generate = model_of(form, directory, threads or torch.get_num_threads())
+    generate, model = model_of(form, directory, threads or torch.get_num_threads())
     load_s = time.perf_counter() - began
     say(
         {"load_s": load_s, "before": before, "loaded": memory(), "threads": torch.get_num_threads()}
@@ -165,7 +174,7 @@ def main() -> int:
         request = json.loads(line)
         if request["prompt"] + request["tokens"] > POSITIONS:
             raise ValueError(f"more than {POSITIONS} positions")
-        say({**measured(generate, request), "memory": memory()})
+        say({**measured(generate, request), "memory": memory(), "report": report_of(form, model)})
     return 0
 
 

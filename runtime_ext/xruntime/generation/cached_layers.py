@@ -131,16 +131,23 @@ class CacheView(NamedTuple):
     dtype: torch.dtype
 
 
+def other_kind(cache: Any) -> str | None:
+    """The name of a cache that is not transformers' plain DynamicCache; None for one that is."""
+    from transformers import cache_utils  # a program that has such a cache has imported it
+
+    if type(cache) is not cache_utils.DynamicCache:
+        return type(cache).__name__
+    return "offloaded DynamicCache" if getattr(cache, "offloading", False) else None
+
+
 def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
-    """Return the cache's layers, each able to grow; None for a cache that the decode step cannot use.
+    """Return a DynamicCache's layers, each able to grow; None for a state that the decode step cannot use.
 
     shape
         Numbers of layers, of heads of keys, and of features of a head.
     """
-    from transformers import cache_utils  # a program that has such a cache has imported it
+    from transformers import cache_utils
 
-    if type(cache) is not cache_utils.DynamicCache or getattr(cache, "offloading", False):
-        return None
     count, heads, width = shape
     layers: list[Any] = cache.layers
     kinds = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)

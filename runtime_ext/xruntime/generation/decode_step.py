@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.generation.cached_layers import CacheView, InUse, growing
+from xruntime.generation.cached_layers import CacheView, InUse, growing, other_kind
 from xruntime.generation.decoders import LayerParts, UndescribedError, described
 from xruntime.generation.linear_rows import linears_of_torch
 from xruntime.generation.speed import Speed
@@ -162,6 +163,9 @@ class DecodeStep:
         self._tell = tell
         self._lock = threading.Lock()
         self._proved: set[tuple[int, int]] = set()
+        self._other_kinds: set[str] = set()
+        """The names of other caches, each of which is reported once."""
+
         self.dropped: str | None = None
         """Why the modules compute everything from now on."""
 
@@ -174,14 +178,14 @@ class DecodeStep:
     ) -> Any:
         """Return what `plain(*args, **kwargs)`, the call of the modules, would return."""
         call, began = None, time.perf_counter()
-        if not args and self.dropped is None:
+        if self.dropped is None and (not args or (len(args) == 1 and "input_ids" not in kwargs)):
             try:
-                call = self._call(kwargs)
+                call = self._call({"input_ids": args[0], **kwargs} if args else kwargs)
             except Exception as error:  # noqa: BLE001 - the modules know what is wrong, if anything is
                 self.drop(f"{type(error).__name__}: {error}")
         if call is None:
             outputs = plain(*args, **kwargs)
-            tokens = kwargs.get("input_ids")
+            tokens = args[0] if args else kwargs.get("input_ids")
             if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and tokens.shape[1] > 1:
                 self.speed.add_prompt(tokens.shape[1], time.perf_counter() - began)
             return outputs
@@ -196,13 +200,13 @@ class DecodeStep:
                 self.drop(f"{type(error).__name__}: {error}")
                 return plain(*args, **kwargs)
             if key not in self._proved or self.speed.needs_modules(batch):
-                return self._compared(call, logits, key, plain, kwargs)
+                return self._compared(call, logits, key, partial(plain, *args, **kwargs))
             for layer in call.view.layers:
                 _extend(layer)
         made, elapsed_s = call.plan.description, time.perf_counter() - began
         search.add(threads, elapsed_s)
-        if threads == search.best and self.speed.add_step(
-            batch, elapsed_s, made.head, made.bytes_a_token()
+        if search.is_over() and self.speed.add_step(
+            batch, threads, elapsed_s, made.head, made.bytes_a_token()
         ):
             self._tell(self.speed.line or "")
         return self._outputs(logits, call.cache)
@@ -221,8 +225,7 @@ class DecodeStep:
         call: _Call,
         logits: torch.Tensor,
         key: tuple[int, int],
-        plain: Callable[..., Any],
-        kwargs: dict[str, Any],
+        plain: Callable[[], Any],
     ) -> Any:
         """Return the modules' outputs; remember whether ours agree."""
         rooms = [layer.room() for layer in call.view.layers]
@@ -230,7 +233,7 @@ class DecodeStep:
         ours += [one[:, :, room.end].clone() for room in rooms for one in (room.keys, room.values)]
         began = time.perf_counter()
         with linears_of_torch():
-            outputs = plain(**kwargs)
+            outputs = plain()
         self.speed.add_modules(call.view.batch, time.perf_counter() - began)
         theirs = [outputs.logits[:, -1]]
         for layer in call.view.layers:
@@ -298,6 +301,14 @@ class DecodeStep:
             weights = made.head.dtype
             if weights is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not weights:
                 return None
+        kind = other_kind(cache)
+        if kind is not None:
+            if kind not in self._other_kinds:
+                self._other_kinds.add(kind)
+                self._say(
+                    f"calls with a {kind} are not native: the decode step is for a DynamicCache"
+                )
+            return None
         view = growing(cache, (len(made.layers), made.kv_heads, made.head_dim))
         if view is None or view.batch != batch or view.dtype is not made.head.dtype:
             return None

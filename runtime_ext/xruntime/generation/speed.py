@@ -15,7 +15,7 @@ from xruntime.generation.linear_rows import linear_rows
 MODULE_CALLS: Final = 2
 """So many calls are timed in the modules: the first one also prepares things, so the quickest counts."""
 
-STEPS: Final = 16
+STEPS: Final = 8
 """So many native steps are timed; the median counts."""
 
 READS: Final = 3
@@ -49,8 +49,10 @@ class Speed:
                 self._batch = batch
                 self._modules.append(seconds)
 
-    def add_step(self, batch: int, seconds: float, head: torch.Tensor, weight_bytes: int) -> bool:
-        """Keep the time of a native step; return whether `line` was found just now.
+    def add_step(
+        self, batch: int, threads: int, seconds: float, head: torch.Tensor, weight_bytes: int
+    ) -> bool:
+        """Keep the time of a native step by so many threads; return whether `line` was found just now.
 
         head
             The weights of the last linear, (vocabulary, hidden), which are read alone to see how fast memory is.
@@ -63,18 +65,18 @@ class Speed:
             self._steps.append(seconds)
             if len(self._steps) < STEPS:
                 return False
-            self.line = self._described(head.detach(), weight_bytes)
+            self.line = self._described(threads, head.detach(), weight_bytes)
             return True
 
-    def _described(self, head: torch.Tensor, weight_bytes: int) -> str:
+    def _described(self, threads: int, head: torch.Tensor, weight_bytes: int) -> str:
         step_s, modules_s = statistics.median(self._steps), min(self._modules)
         share = weight_bytes / step_s / _read_rate(head)
         first = ""
         if self._first is not None:
             first = f"; first token {self._first[1]:.3g} s after a prompt of {self._first[0]}"
         return (
-            f"{self._batch / step_s:.3g} tokens/s, {self._batch / modules_s:.3g} by the modules, in calls of"
-            f" {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
+            f"{self._batch / step_s:.3g} tokens/s by {threads} threads, {self._batch / modules_s:.3g} by the modules,"
+            f" in calls of {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
             f" of the output layer alone{first}"
         )
 

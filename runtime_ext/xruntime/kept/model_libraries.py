@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xruntime import operator_library
 from xruntime.compilation.inductor import first_line
@@ -249,8 +250,12 @@ def settings() -> str:
 def weight_bytes(model: nn.Module) -> int:
     """Return the memory of parameters and buffers; memory that several share counts once."""
     storages = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and tensor.layout.__str__() == "torch.strided":
+    tensors: list[Any] = [*model.parameters(), *model.buffers()]
+    while tensors:
+        tensor = tensors.pop()
+        if is_traceable_wrapper_subclass(tensor):  # quantized weights: several tensors hold them
+            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        elif tensor.device.type == "cpu" and tensor.layout.__str__() == "torch.strided":
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

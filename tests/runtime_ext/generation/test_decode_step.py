@@ -249,6 +249,7 @@ def test_a_conversation_is_continued(steps: list[int]) -> None:
         ({"prompt_lookup_num_tokens": 3}, None),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*the decode step is for a DynamicCache")
 def test_ways_to_generate(options: dict[str, Any], native: bool | None, steps: list[int]) -> None:
     model = decoder("llama")
     model.set_attn_implementation("eager")
