@@ -76,6 +76,7 @@ def record_details(lease: Lease) -> None:
             "instances": lease.instances,
             "log_dir": lease.log_dir,
             "metric": lease.metric,
+            "socket": lease.socket,
         }
         with contextlib.suppress(OSError):
             write_whole(lease.path + DETAILS, _lines(fields), mode=0o600)

@@ -201,6 +201,14 @@ def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program] = (
         raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
     with _enough_descriptors(plan, run):
         pass
+    if run.max_restarts is not None:
+        from xlaunch.supervision.restarts import check_limit
+
+        check_limit(run.max_restarts)
+    if run.health is not None:
+        from xlaunch.supervision.health import targets_of
+
+        targets_of(plan, run.health)
     indices = [instance.index for instance in plan.instances]
     if run.report is not None:
         from xlaunch.report.json_file import check_report_path, files_of_run

@@ -93,6 +93,8 @@ class Lease(NamedTuple):
     job: int = 0
     """The process that started the ranks of its job; 0 if it is none. Ranks do not see each other."""
     log_dir: str = ""
+    socket: str = ""
+    """The socket that answers for the run, if it is supervised; see `report.run_client`."""
     metric: str = ""
     """The last values of its metrics. **Ex.:** ``"120 images/s"``."""
     gpus: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ def described(lease: Lease) -> Lease:
     perhaps, and terminals must not obey it.
     """
     lease = lease._replace(gpus=tuple(map(printable, lease.gpus)))
-    if lease.uid != os.geteuid():
+    if lease.uid != os.geteuid() and os.geteuid() != 0:
         return lease._replace(program=process_name(lease.pid) if lease.is_local else "")
     try:
         descriptor = _open_file(lease.path + DETAILS, lease.uid)
@@ -212,6 +214,7 @@ def described(lease: Lease) -> Lease:
             instances=int(fields["instances"]),
             log_dir=printable(fields["log_dir"]),
             metric=printable(fields["metric"]),
+            socket=fields.get("socket", ""),
         )
     except (OSError, KeyError, ValueError):
         return lease

@@ -107,7 +107,7 @@ def command(asked: ResolvedOptions) -> int:
             say(f"warning: {warning}")
     for text in placed.notes:
         note(text)
-    restarts = request.run.on_failure is OnFailure.RESTART
+    restarts = request.run.failure_rule is OnFailure.RESTART
     if not quiet and (misplaced := misplaced_options(request.program.words)):
         says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
         note(f"{says}, which does not mention it; xlaunch's options stand before the program")

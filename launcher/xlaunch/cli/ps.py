@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xlaunch ps`: the launches that run on this host, and the cores that they have taken."""
+"""`xlaunch ps`: the launches that run on this host, the cores that they have taken, and their instances."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
+from xlaunch.cli.runs import find_run, state_of
 from xlaunch.console import say, terminal_width
+from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.leases import Lease, described, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process, start_ticks
 from xlaunch.options.commands import CONTEXT
 from xlaunch.ownership import user_name
-from xlaunch.text import fit, size
+from xlaunch.text import fit, printable, size
 
 SCHEMA_VERSION = 1
 SAMPLE_S = 0.2
@@ -39,29 +42,38 @@ class LaunchUsage(NamedTuple):
     times."""
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
 @click.option("--json", "as_json", is_flag=True, help="Print the launches as JSON.")
 @click.option("--watch", is_flag=True, help=f"Show them again every {WATCH_S:.0f} seconds.")
-def command(*, as_json: bool, watch: bool) -> None:
-    """Show the launches that run on this host.
+@click.option("--ready", is_flag=True, help="Of a RUN: exit with 0 if it is ready, else with 1.")
+@click.argument("run", required=False, metavar="[RUN]")
+def command(*, as_json: bool, watch: bool, ready: bool, run: str | None) -> int | None:
+    """Show the launches that run on this host, or the instances of one.
 
     Each with its cores, program, uptime, CPU time, memory and last metric. Of other users' launches
     the program's process is named, without metric and logs. Launches in other containers are not shown.
+
+    RUN is the PID of a supervised launch, or self for the one of this container.
     """
+    if ready and run is None:
+        raise UsageError("--ready asks one launch: xlaunch ps RUN --ready")
+    if ready and (as_json or watch):
+        raise UsageError("--ready prints nothing: it goes without --json and --watch")
     if start_ticks(os.getpid()) is None:
         say(
             "warning: /proc does not show the processes of this PID namespace: launches are shown like"
             " those of other namespaces"
         )
+    if ready:
+        return 0 if state_of(find_run(run or ""))["ready"] else 1
     if as_json:
-        found = [_to_dict(one) for one in look()]
-        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "launches": found}, indent=1))
-        return
+        click.echo(json.dumps(_document(run), indent=1))
+        return None
     while True:
-        lines = table(look())
+        lines = table(look()) if run is None else instance_table(state_of(find_run(run)))
         if not watch:
             click.echo("\n".join(lines))
-            return
+            return None
         if sys.stdout.isatty():
             click.clear()
         click.echo("\n".join([time.strftime("%H:%M:%S"), *lines]))
@@ -119,6 +131,47 @@ def table(found: Sequence[LaunchUsage]) -> list[str]:
     return fit(rows, width=terminal_width(STDOUT), optional=("logs", "user"))
 
 
+def instance_table(state: dict[str, Any]) -> list[str]:
+    """The instances of a run as lines of text. `state`: see docs/supervision.md."""
+    found = state["instances"]
+    columns = [
+        ("instance", [str(one["index"]) for one in found]),
+        ("state", [one["state"] for one in found]),
+        ("pid", [str(one["pid"] or "-") for one in found]),
+        ("CPUs", [format_cpu_list(one["cpus"]) or "not bound" for one in found]),
+        ("uptime", ["-" if one["age_s"] is None else uptime(one["age_s"]) for one in found]),
+        ("CPU s", [f"{one['cpu_s']:.1f}" for one in found]),
+        ("memory", [size(one["rss_bytes"]) if one["pid"] else "-" for one in found]),
+        ("restarts", [str(one["restarts"]) for one in found]),
+        ("last probe", [printable(one["probe_problem"] or "") for one in found]),
+    ]
+    kept = [(name, cells) for name, cells in columns if any(cells)]
+    rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
+    lines = fit(rows, width=terminal_width(STDOUT), optional=("restarts", "memory"))
+    lines.append(f"{state['state']}, {'ready' if state['ready'] else 'not ready'}")
+    group = state["cgroup"]
+    if group is not None and group["cpu_limit"] is not None:
+        throttled = f"throttled for {group['throttled_s']:.1f} s in {group['throttled_periods']}"
+        lines.append(
+            f"limit of {group['cpu_limit']:g} CPUs: {throttled} of {group['periods']} periods ({group['path']})"
+        )
+    return lines
+
+
+def _document(run: str | None) -> dict[str, Any]:
+    if run is not None:
+        return state_of(find_run(run))
+    launches = [_to_dict(one) for one in look()]
+    return {"schema_version": SCHEMA_VERSION, "launches": launches}
+
+
+def _state(lease: Lease) -> dict[str, Any] | None:
+    """The state of a supervised launch that answers."""
+    with contextlib.suppress(XLaunchError):
+        return state_of(lease)
+    return None
+
+
 def _pid(lease: Lease) -> str:
     return str(lease.pid) if lease.is_local else f"{lease.pid} (other namespace)"
 
@@ -151,4 +204,5 @@ def _to_dict(one: LaunchUsage) -> dict[str, object]:
         "rss_bytes": one.rss_bytes,
         "metric": lease.metric or None,
         "log_dir": lease.log_dir or None,
+        "state": _state(lease),
     }

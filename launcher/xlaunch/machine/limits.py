@@ -131,21 +131,24 @@ def _status_list(tree: Tree, name: str) -> CPUs:
 
 def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
     """The CPU quotas of all levels, in CPUs, each with its group."""
-    quotas: list[tuple[float, str]] = []
-    for levels in groups.enclosing("cpu"):
-        for group in levels:
-            if group.version == 2:
-                fields = (tree.read(group.file("cpu", "max")) or "").split()
-            else:
-                fields = [
-                    tree.read(group.file("cpu", name)) or ""
-                    for name in ("cfs_quota_us", "cfs_period_us")
-                ]
-            # "max" and -1 are no limit; a period that is missing is the kernel's 100 ms.
-            if fields and fields[0].isdecimal() and int(fields[0]):
-                period = fields[1] if len(fields) > 1 and fields[1].isdecimal() else "100000"
-                quotas.append((int(fields[0]) / (int(period) or 100000), _describe(group)))
-    return quotas
+    levels = [group for found in groups.enclosing("cpu") for group in found]
+    quotas = [(read_cpu_quota(tree, group), _describe(group)) for group in levels]
+    return [(quota, where) for quota, where in quotas if quota is not None]
+
+
+def read_cpu_quota(tree: Tree, group: ControlGroup) -> float | None:
+    """The CPU quota of one control group, in CPUs; None if it has none."""
+    if group.version == 2:
+        fields = (tree.read(group.file("cpu", "max")) or "").split()
+    else:
+        fields = [
+            tree.read(group.file("cpu", name)) or "" for name in ("cfs_quota_us", "cfs_period_us")
+        ]
+    # "max" and -1 are no limit; a period that is missing is the kernel's 100 ms.
+    if not fields or not fields[0].isdecimal() or not int(fields[0]):
+        return None
+    period = fields[1] if len(fields) > 1 and fields[1].isdecimal() else "100000"
+    return int(fields[0]) / (int(period) or 100000)
 
 
 def _slurm_quota(topology: Topology, allowed: CPUs) -> list[tuple[float, str]]:

@@ -13,12 +13,14 @@ from xlaunch.options.kinds import (
     DURATION,
     FILE,
     FLAG,
+    HEALTH,
     METRIC,
     NAME_OR_FILE,
     NAMED_DIRECTORY,
     NUMBER_LIST,
     POSITIVE_DURATION,
     POSITIVE_NUMBER,
+    RESTARTS,
     TEXT,
     VARIABLE,
     VARIABLE_NAME,
@@ -41,7 +43,7 @@ from xlaunch.planning.request import (
 )
 
 COMMANDS = frozenset(
-    ("cache", "completion", "doctor", "env", "libraries", "plan", "ps", "topology")
+    ("cache", "completion", "doctor", "env", "libraries", "plan", "ps", "restart", "topology")
 )
 """Each is the object `command` in the module of the same name in `xlaunch.cli`."""
 
@@ -91,7 +93,13 @@ class Option(NamedTuple):
         return self.name.replace("-", "_")
 
 
-FIELDS = {"timeout": "timeout_s", "grace": "grace_s", "program": "words"}
+FIELDS = {
+    "program": "words",
+    **{
+        name: f"{name}_s"
+        for name in ("timeout", "grace", "health_interval", "health_timeout", "health_start")
+    },
+}
 """Options, and the program, whose field in a part of `Request` has another name."""
 
 _L, _H, _M, _E, _S, _O, _P = OptionGroup
@@ -141,7 +149,12 @@ OPTIONS = (
     Option("cache", one_of(Caches), _E, "Which caches (default auto); all: also JAX and PGO."),
     Option("no-cache", FLAG, _E, "Leave compile caches where they are."),
     Option("on-failure", one_of(OnFailure), _S, "Stop all (default), continue, restart."),
-    Option("max-restarts", COUNT, _S, "Restarts per instance; default 3."),
+    Option("max-restarts", RESTARTS, _S, "Restarts per instance, 5/10m or 5/all; default 3 in 10 min."),
+    Option("health", HEALTH, _S, "Probe each instance; restart those that fail."),
+    Option("health-interval", POSITIVE_DURATION, _S, "Time between probes; default 10s."),
+    Option("health-timeout", POSITIVE_DURATION, _S, "Of one probe; default 5s."),
+    Option("health-failures", POSITIVE_NUMBER, _S, "Failed probes in a row to be ended; default 3."),
+    Option("health-start", DURATION, _S, "For loading, while failures do not count; default 2m."),
     Option("timeout", POSITIVE_DURATION, _S, "Time limit: 90, 10m, 2h (default: none)."),
     Option("grace", DURATION, _S, "SIGTERM to SIGKILL; default 10s."),
     Option("supervise", FLAG, _S, "Keep a supervisor in any case."),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list, read_digits
 from xlaunch.machine.topology import CPUs
-from xlaunch.planning.request import MAX, Max
+from xlaunch.planning.request import MAX, Max, RestartLimit
 
 SECONDS_PER_UNIT = {
     **dict.fromkeys(("", "s", "sec"), 1.0),
@@ -53,6 +53,32 @@ def parse_count(text: str) -> int | Max:
             f"{text!r} is not a count; write a whole number from 1 to {MAX_NUMBER}, or max"
         )
     return number
+
+
+def parse_restarts(text: str) -> RestartLimit | Max:
+    """A number of restarts within a time: ``5/10m``; ``5`` within ten minutes; ``5/all``; ``max``."""
+    from xlaunch.supervision.restarts import check_limit
+
+    if text.lower() == MAX.value:
+        return MAX
+    restarts, slash, window = text.partition("/")
+    number = _digits(restarts)
+    window_s = math.inf if window.lower() == "all" else _scaled(window, SECONDS_PER_UNIT)
+    if not number or (slash and not window_s):
+        raise UsageError(
+            f"{text!r} is not a number of restarts; write 5/10m, 5 (within ten minutes), 5/all or max"
+        )
+    limit = RestartLimit(number, window_s) if slash and window_s else RestartLimit(number)
+    check_limit(limit)
+    return limit
+
+
+def parse_health(text: str) -> str:
+    """What a probe asks, with braces: a URL, a port, or ``exec:COMMAND``."""
+    from xlaunch.supervision.probes import check_form
+
+    check_form(text)
+    return text
 
 
 def parse_whole_number(text: str) -> int:
@@ -152,6 +178,8 @@ def parse_metric(text: str) -> str:
 
 
 COUNT = OptionKind("N|max", parse_count, 2)
+RESTARTS = OptionKind("N[/TIME]|max", parse_restarts, "5/10m", ("max",))
+HEALTH = OptionKind("URL|PORT|exec:COMMAND", parse_health, "{9000+index}")
 WHOLE_NUMBER = OptionKind("N", parse_whole_number, 1)
 POSITIVE_NUMBER = OptionKind("N", parse_positive_number, 2)
 NUMBER_LIST = OptionKind("LIST", parse_number_list, "0-3")
@@ -199,6 +227,8 @@ def plain(value: Any) -> Any:
         return value.value
     if isinstance(value, float):
         return int(value) if value.is_integer() and value < MAX_INTEGER else value
+    if isinstance(value, RestartLimit):
+        return str(value)
     if isinstance(value, tuple):
         return format_cpu_list(value)
     return value

@@ -16,6 +16,7 @@ from xlaunch.planning.request import (
     Place,
     ProgramRequest,
     Request,
+    RestartLimit,
     RunRequest,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "Plan",
     "ProgramRequest",
     "Request",
+    "RestartLimit",
     "RunRequest",
     "plan",
 ]

@@ -87,5 +87,6 @@ class Plan(NamedTuple):
             or run.log_dir is not None
             or run.timeout_s is not None
             or run.report is not None
-            or run.on_failure is OnFailure.RESTART
+            or run.failure_rule is OnFailure.RESTART
+            or run.health is not None
         )

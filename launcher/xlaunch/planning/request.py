@@ -2,6 +2,7 @@
 """A request: what the user wants, independent of the machine."""
 
 import enum
+import math
 from types import UnionType
 from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin
 
@@ -136,6 +137,24 @@ class OnFailure(enum.Enum):
     """Restart it on the same CPUs; after `max_restarts`, as `STOP`."""
 
 
+class RestartLimit(NamedTuple):
+    """How often one instance may be restarted. **Ex.:** ``5/10m``, ``5/all``."""
+
+    restarts: int
+    window_s: float = 600.0
+    """Within the last seconds; infinite: in its whole life."""
+
+    def window(self) -> str:
+        """**Ex.:** ``10m``, ``all``."""
+        for unit, unit_s in (("d", 86400), ("h", 3600), ("m", 60)):
+            if self.window_s % unit_s == 0:
+                return f"{self.window_s / unit_s:g}{unit}"
+        return "all" if self.window_s == math.inf else f"{self.window_s:g}s"
+
+    def __str__(self) -> str:
+        return f"{self.restarts}/{self.window()}"
+
+
 class LayoutRequest(NamedTuple):
     """What planning reads: how many instances, of which size, and where."""
 
@@ -206,9 +225,10 @@ class RunRequest(NamedTuple):
     """With `log_dir`: show the output as well."""
     tag: bool | None = None
     """Prefix each line with its instance's number; None: if there are several instances."""
-    on_failure: OnFailure = OnFailure.STOP
-    max_restarts: int | Max | None = None
-    """Maximum restarts of each instance with `OnFailure.RESTART`; None: 3."""
+    on_failure: OnFailure | None = None
+    """None: `RESTART` with `health`, else `STOP`."""
+    max_restarts: RestartLimit | int | Max | None = None
+    """Maximum restarts of each failed instance with `OnFailure.RESTART`; a number: in ten minutes. None: 3."""
     timeout_s: float | None = None
     grace_s: float = 10.0
     """Time between SIGTERM and SIGKILL."""
@@ -224,6 +244,20 @@ class RunRequest(NamedTuple):
     """Write the report of the run to this file as JSON."""
     force: bool = False
     """Let `report` replace a file that is not a report."""
+    health: str | None = None
+    """How to ask an instance whether it works: a URL, a port, or ``exec:COMMAND``, with braces."""
+    health_interval_s: float = 10.0
+    """Time between two probes of an instance."""
+    health_timeout_s: float = 5.0
+    health_failures: int = 3
+    """After as many failed probes in a row an instance is ended."""
+    health_start_s: float = 120.0
+    """Failures of an instance that never was well count only after this time."""
+
+    @property
+    def failure_rule(self) -> OnFailure:
+        """What to do after an instance fails."""
+        return self.on_failure or (OnFailure.STOP if self.health is None else OnFailure.RESTART)
 
 
 class Request(NamedTuple):

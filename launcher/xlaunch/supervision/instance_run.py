@@ -46,6 +46,18 @@ class InstanceRun:
         self.peak_rss_bytes = 0
         self.killer: str | None = None
         """What killed it, where that is known. **Ex.:** ``the kernel's out-of-memory killer``."""
+        self.ended_for: str | None = None
+        """Why the supervisor itself asks it to end. **Ex.:** ``a restart was requested``."""
+        self.is_replaced = False
+        """Whether it is then started again, uncounted and without a delay."""
+        self.is_ready: bool | None = None
+        """Whether it answered the last probe; None without `--health`."""
+        self.was_ready = False
+        """Whether it answered any."""
+        self.failed_probes = 0
+        """In a row."""
+        self.probe_problem = ""
+        """Why the last probe failed."""
         self.leftovers: set[int] = set()
         """Processes that it left running and that were ended."""
 
@@ -108,6 +120,8 @@ class InstanceRun:
     def describe_failure(self) -> str:
         """**Ex.:** ``"instance 1 failed with exit code 3"``."""
         index = self.instance.index
+        if self.ended_for is not None:
+            return f"instance {index} was ended: {self.ended_for}"
         by = "" if self.killer is None else f": killed by {self.killer}"
         if self.signal is not None:
             return f"instance {index} was ended by {signal_name(self.signal)}{by}"

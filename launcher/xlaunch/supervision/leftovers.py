@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import (
@@ -38,9 +39,12 @@ class Leftovers:
     Methods take `known`: all runs of all instances so far, those that still run first.
     """
 
-    def __init__(self, count: int, grace_s: float) -> None:
-        """`count`: instances of the plan. `grace_s`: between SIGTERM and SIGKILL."""
+    def __init__(self, count: int, grace_s: float, spared: AbstractSet[int] = frozenset()) -> None:
+        """`count`: instances of the plan. `grace_s`: between SIGTERM and SIGKILL. `spared`: children to
+        leave alone.
+        """
         self._count = count
+        self._spared = spared
         self._grace_s = grace_s
         self._asked: set[int] = set()
         self._unknown: dict[int, float] = {}
@@ -72,7 +76,12 @@ class Leftovers:
         instances = {run.pid for run in known if run.ended is None}
         for orphan in children(os.getpid()):
             status = read_process(orphan)
-            if orphan in instances or status is None or status.state == "Z":
+            if (
+                orphan in instances
+                or orphan in self._spared
+                or status is None
+                or status.state == "Z"
+            ):
                 continue
             owner = self._owner(orphan, known)
             if owner is None and instances and not kill:
@@ -97,7 +106,7 @@ class Leftovers:
     def remain(self, known: Sequence[InstanceRun]) -> bool:
         """Whether a process of the run is left, as far as it can be found, after the last instance."""
         if proc_is_ours():
-            return bool(children(os.getpid()))
+            return any(pid not in self._spared for pid in children(os.getpid()))
         return any(run.group_remains for run in known)
 
     def _end_groups(self, known: Sequence[InstanceRun], *, kill: bool) -> None:

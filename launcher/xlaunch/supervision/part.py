@@ -41,6 +41,9 @@ class Part:
     def handle(self, descriptor: int) -> None:
         """poll() has reported a descriptor of this part."""
 
+    def reap(self, pid: int) -> None:
+        """A child in `RunState.helpers` has ended; reap it if it is of this part."""
+
     def release(self) -> None:
         """The instances were asked to end; called again on each further signal."""
 

@@ -35,12 +35,19 @@ class RunState:
         self.ended: list[InstanceRun] = []
         """In the order of their ends."""
         self.restarts = Restarts(job.run.max_restarts)
+        self.helpers: set[int] = set()
+        """PIDs of children that are no instances: commands of probes, for example."""
         self.lease = job.lease
         """The record of the launch, if it has one."""
 
     def all_runs(self) -> list[InstanceRun]:
         """All runs of all instances: those that run, then those that have ended."""
         return [*self.running.values(), *self.ended]
+
+    def last_run(self, position: int) -> InstanceRun | None:
+        """The last run of the instance at `position` of the plan."""
+        runs = [*self.ended, *self.running.values()]
+        return next((run for run in reversed(runs) if run.position == position), None)
 
     def record(self, **details: Any) -> None:
         """Write details of the launch into its record, for `xlaunch ps`."""

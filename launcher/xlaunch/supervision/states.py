@@ -44,6 +44,7 @@ class Event(enum.Enum):
     INSTANCE_DONE = "instance ended with 0"
     INSTANCE_FAILED = "instance failed"
     INSTANCE_RESTARTS = "instance failed and will be restarted"
+    INSTANCE_REPLACED = "instance was ended to be started again"
     ALL_WAIT = "no instance runs any more, some wait for their restart"
     RESTART_DUE = "the delay of a restart is over"
     TIMEOUT = "--timeout is over"
@@ -113,6 +114,7 @@ TABLE: dict[tuple[State, Event], Action] = {
     # Under --on-failure continue a failure is handled as INSTANCE_DONE is.
     (S.RUNNING, E.INSTANCE_FAILED): _end(signal.SIGTERM),
     (S.RUNNING, E.INSTANCE_RESTARTS): Action(_NOBODY, None, S.RUNNING),
+    (S.RUNNING, E.INSTANCE_REPLACED): Action(_NOBODY, None, S.RUNNING),
     (S.RUNNING, E.ALL_WAIT): Action(_NOBODY, None, S.WAITING),
     (S.RUNNING, E.RESTART_DUE): Action(_NOBODY, None, S.RUNNING),
     # No instance runs. What would have ended the instances ends the run: there are no restarts
@@ -131,9 +133,11 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.STOPPED, E.INSTANCE_DONE): Action(_NOBODY, None, S.STOPPED),
     (S.STOPPED, E.INSTANCE_FAILED): _end(signal.SIGTERM),
     (S.STOPPED, E.INSTANCE_RESTARTS): Action(_NOBODY, None, S.STOPPED),
+    (S.STOPPED, E.INSTANCE_REPLACED): Action(_NOBODY, None, S.STOPPED),
     # A program may take SIGHUP for "reload" and SIGQUIT for "print your stacks". When one of the
     # instances ends, the others have to end as well; they got the signal already. An instance that
-    # fails now may have failed because of the signal, and is not restarted.
+    # fails now may have failed because of the signal, and is not restarted; one that the supervisor
+    # itself has ended is.
     (S.SIGNALLED, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.SIGNALLED),
     (S.SIGNALLED, E.QUIT): _pass_on(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
     (S.SIGNALLED, E.SUSPEND): Action(_GROUPS, signal.SIGTSTP, S.STOPPED, stop_keeper=True),
@@ -142,6 +146,7 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.SIGNALLED, E.SECOND_CTRL_C): _KILL,
     (S.SIGNALLED, E.INSTANCE_DONE): _GIVE_UP,
     (S.SIGNALLED, E.INSTANCE_FAILED): _GIVE_UP,
+    (S.SIGNALLED, E.INSTANCE_REPLACED): Action(_NOBODY, None, S.SIGNALLED),
     (S.SIGNALLED, E.ALL_WAIT): _GIVE_UP,
     (S.SIGNALLED, E.RESTART_DUE): Action(_NOBODY, None, S.SIGNALLED),
     # A second Ctrl-C kills at once; any other signal is passed on, and the grace period goes on.

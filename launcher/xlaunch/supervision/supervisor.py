@@ -26,7 +26,9 @@ from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.memory_kills import MemoryKills
 from xlaunch.supervision.other_work import StolenTime
 from xlaunch.supervision.part import Part
+from xlaunch.supervision.replacements import Replacements
 from xlaunch.supervision.run_state import RunState
+from xlaunch.supervision.service import LATE_S, make_health, make_late_parts
 from xlaunch.supervision.signalling import PASSED_ON, deliver, kill_descendants, send, signal_name
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
@@ -44,6 +46,7 @@ from xlaunch.text import counted
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
+REPLACED = Event.INSTANCE_REPLACED
 TIMED_OUT = 124
 MAX_WAIT_S = 60.0
 """Longest wait for an event, where nothing is due."""
@@ -85,7 +88,7 @@ class Supervisor:
         self._poll, self._relay = self._run.poll, self._run.relay
         self.messages = self._run.messages
         self._signals = SignalQueue({*PASSED_ON, signal.SIGCHLD})
-        self._leftovers = Leftovers(plan.count, run.grace_s)
+        self._leftovers = Leftovers(plan.count, run.grace_s, self._run.helpers)
         self._last_signal: int = signal.SIGTERM
         self._ending_signal: int = signal.SIGTERM
         self._grace_at: float | None = None
@@ -103,7 +106,10 @@ class Supervisor:
         self._ctrl_c = CtrlC(self._terminal, run.grace_s)
         self._memory_kills = MemoryKills()
         self._stolen = StolenTime({cpu for instance in plan.instances for cpu in instance.cpus})
+        self._replacements = Replacements(self._run)
         self._parts = make_watches(job, self._run, fifo_directory, others_run=others_run)
+        self._parts += [self._replacements, *make_health(self._run, self._replacements)]
+        self._late_at: float | None = self._run.started + LATE_S
         self.ended_by_ctrl_c = False
         """Whether Ctrl-C ended the instance, which had the terminal."""
 
@@ -129,7 +135,7 @@ class Supervisor:
         for part in parts:
             part.finish()
         self._terminal.take_back()
-        self._timeout_at = self._grace_at = None  # they were for the instances
+        self._timeout_at = self._grace_at = self._late_at = None  # they were for the instances
         self._relay.hide_live()
         self.flush()
         if self.messages.report_lost_output() and self._reason is None:
@@ -217,7 +223,7 @@ class Supervisor:
         now = time.monotonic()
         if self._is_reaping:
             return 0.0
-        timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at)
+        timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at, self._late_at)
         deadlines = [at for at in timers if at is not None] + [part.due for part in self._parts]
         if self._run.running:
             deadlines.append(self._run.sampler.due)
@@ -237,6 +243,9 @@ class Supervisor:
         if self._grace_at is not None and now >= self._grace_at:
             self._grace_at = None
             self._handle(Event.GRACE_OVER)
+        if self._late_at is not None and now >= self._late_at:
+            self._late_at = None
+            self._parts += make_late_parts(self._run, self._replacements)
         if self._ctrl_c.is_second(now):
             self._handle(Event.SECOND_CTRL_C)
         if self._is_reaping:
@@ -320,7 +329,9 @@ class Supervisor:
             self._drop_restarts()
             for part in self._parts:
                 part.release()  # after the signal, so that instances act on that first
-        elif self._run.restarts.waiting and not self._run.running and event is not Event.ALL_WAIT:
+        elif (
+            self._run.restarts.all_delayed and not self._run.running and event is not Event.ALL_WAIT
+        ):
             self._handle(Event.ALL_WAIT)
 
     def _signal(self, action: Action) -> None:
@@ -368,6 +379,9 @@ class Supervisor:
                 self._note_stop(found.si_pid, found.si_status)
             elif found.si_pid in self._run.running:
                 self._reap_instance(found.si_pid)
+            elif found.si_pid in self._run.helpers:
+                for part in self._parts:
+                    part.reap(found.si_pid)
             else:
                 self._leftovers.reap(found.si_pid, self._run.all_runs())
 
@@ -389,7 +403,7 @@ class Supervisor:
         if problem is not None:
             run.status, run.never_ran = problem.exit_code << 8, True
             self._cannot_start(run.instance.index, problem)
-        elif run.exit_code == 0:
+        elif run.exit_code == 0 and (run.ended_for is None or not self._expects(REPLACED)):
             self._handle(Event.INSTANCE_DONE)
         else:
             interrupted = run.signal == signal.SIGINT
@@ -404,9 +418,9 @@ class Supervisor:
             self.messages.show_end_of(log_path(self._asked.log_dir, run.instance.index, "err"))
         restarts = self._run.restarts.count(run.position)
         after = f" after {counted(restarts, 'restart')}" if restarts else ""
-        go_on = self._asked.on_failure is OnFailure.CONTINUE
+        go_on = self._asked.failure_rule is OnFailure.CONTINUE
         self._fail(
-            run.exit_code,
+            run.exit_code or 128 + signal.SIGTERM,  # it ended well, after our SIGTERM
             f"{run.describe_failure()}{after}",
             Event.INSTANCE_DONE if go_on else Event.INSTANCE_FAILED,
         )
@@ -436,10 +450,16 @@ class Supervisor:
     # Restarts.
 
     def _schedule_restart(self, run: InstanceRun) -> bool:
-        """Schedule the restart of an instance that has failed; False when it may have none."""
+        """Schedule the restart of an instance that has failed or was ended; False when it may have none."""
+        if run.is_replaced and self._expects(REPLACED):
+            self._run.restarts.replace(run.position, time.monotonic())
+            self.messages.say(f"{run.describe_failure()}; it is started again")
+            self._terminal.take_back()
+            self._handle(REPLACED)
+            return True
         if not self._expects(Event.INSTANCE_RESTARTS) or self._ctrl_c.is_recent:
             return False
-        if self._asked.on_failure is not OnFailure.RESTART:
+        if self._asked.failure_rule is not OnFailure.RESTART:
             return False
         restart = self._run.restarts.grant(run.position, ran_s=run.wall_s, now=time.monotonic())
         if restart is None:

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket of a run, which answers its user: see `xlaunch.report.run_client`.
+
+It is in this user's private directory, and the record of the launch names it. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import select
+import socket
+import struct
+import time
+from typing import Any
+
+from xlaunch.errors import XLaunchError
+from xlaunch.files import names_in, runtime_directory
+from xlaunch.report.run_client import RESTART, STATE, short_name
+from xlaunch.supervision.part import Part
+from xlaunch.supervision.replacements import Replacements
+from xlaunch.supervision.run_state import RunState
+from xlaunch.supervision.state_document import StateDocument
+
+DIRECTORY = "xlaunch-runs"
+SUFFIX = ".socket"
+MAX_CONNECTIONS = 16
+MAX_REQUEST_BYTES = 64
+CONNECTION_S = 5.0
+"""Longest life of a connection."""
+_NAME = re.compile(rf"\d+-\d+-\d+{re.escape(SUFFIX)}", re.ASCII)
+
+
+class _Connection:
+    """A caller."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.deadline = time.monotonic() + CONNECTION_S
+        self.request = b""
+        self.answer = b""
+
+
+class StateSocket(Part):
+    """Answers `state` and `restart`."""
+
+    def __init__(self, run: RunState, replacements: Replacements) -> None:
+        self._run = run
+        self._replacements = replacements
+        self._document = StateDocument(run, replacements)
+        self._connections: dict[int, _Connection] = {}
+        self._listener: socket.socket | None = None
+        self._path = ""
+        self._open()
+
+    def _open(self) -> None:
+        assert self._run.lease is not None
+        directory = runtime_directory(DIRECTORY, os.environ)
+        _remove_dead(directory)
+        name = f"{os.path.basename(self._run.lease.path)}{SUFFIX}"
+        path = os.path.join(directory, name)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            with short_name(f"{path}.new") as short:
+                listener.bind(short)
+                os.chmod(short, 0o600)
+                listener.listen(MAX_CONNECTIONS)
+                os.rename(short, path)  # so nobody takes it for that of a run that was killed
+        except OSError:
+            listener.close()
+            raise
+        self._path, self._listener = path, listener
+        self._run.poll.register(listener.fileno(), select.POLLIN)
+        self._run.record(socket=path)
+
+    def owns(self, descriptor: int) -> bool:
+        listens = self._listener is not None and descriptor == self._listener.fileno()
+        return listens or descriptor in self._connections
+
+    def handle(self, descriptor: int) -> None:
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            self._accept()
+            return
+        try:
+            if not connection.answer and not self._read_request(connection):
+                return
+            sent = connection.socket.send(connection.answer)
+            connection.answer = connection.answer[sent:]
+        except BlockingIOError:
+            return
+        except OSError:  # the caller is gone
+            connection.answer = b""
+        if connection.answer:
+            self._run.poll.register(descriptor, select.POLLOUT)
+        else:
+            self._close(descriptor)
+
+    def look(self, now: float) -> None:
+        """Drop callers that are too slow."""
+        for descriptor, connection in list(self._connections.items()):
+            if now >= connection.deadline:
+                self._close(descriptor)
+        self._set_due()
+
+    def finish(self) -> None:
+        for descriptor in list(self._connections):
+            self._close(descriptor)
+        if self._listener is not None:
+            self._run.poll.unregister(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:  # it is gone already, or there are no more descriptors
+            return
+        accepted.setblocking(False)
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, user, _ = struct.unpack("3i", credentials)
+        if user not in (0, os.geteuid()) or len(self._connections) >= MAX_CONNECTIONS:
+            accepted.close()
+            return
+        self._connections[accepted.fileno()] = _Connection(accepted)
+        self._run.poll.register(accepted.fileno(), select.POLLIN)
+        self._set_due()
+
+    def _read_request(self, connection: _Connection) -> bool:
+        """Read what is there; return whether there is an answer to send."""
+        data = connection.socket.recv(MAX_REQUEST_BYTES)
+        connection.request += data
+        is_whole = b"\n" in connection.request or not data
+        if is_whole or len(connection.request) >= MAX_REQUEST_BYTES:
+            word = connection.request.partition(b"\n")[0].decode(errors="replace")
+            connection.answer = json.dumps(self._answer(word)).encode()
+        return bool(connection.answer)
+
+    def _answer(self, word: str) -> dict[str, Any]:
+        if word == RESTART:
+            problem = self._replacements.request()
+            return {"restarting": True} if problem is None else {"error": problem}
+        if word == STATE:
+            return self._document.describe()
+        return {"error": f"{word!r} is not a request; the requests are {STATE} and {RESTART}"}
+
+    def _close(self, descriptor: int) -> None:
+        self._run.poll.unregister(descriptor)
+        self._connections.pop(descriptor).socket.close()
+        self._set_due()
+
+    def _set_due(self) -> None:
+        deadlines = [connection.deadline for connection in self._connections.values()]
+        self.due = min(deadlines, default=math.inf)
+
+
+def _remove_dead(directory: str) -> None:
+    """Remove the sockets of runs that were killed: nothing listens on them."""
+    for name in [name for name in names_in(directory) if _NAME.fullmatch(name)]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError), short_name(path) as short:
+                try:
+                    probe.connect(short)
+                except ConnectionRefusedError:
+                    os.unlink(path)
+
+
+def open_state_socket(run: RunState, replacements: Replacements) -> list[Part]:
+    """The socket of a run that has a record; none where its directory cannot be made, or be private."""
+    if run.lease is None or not run.lease.path:
+        return []
+    try:
+        return [StateSocket(run, replacements)]
+    except (OSError, XLaunchError):
+        return []
