@@ -205,6 +205,11 @@ def _share_of(
     return share_of_rank(request, machine, rank, launcher_cpus=by_srun or _mask_of(job))
 
 
+def is_rank(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> bool:
+    """Whether these variables are those of a rank."""
+    return _rank_of(environment, mode)[0] is not None
+
+
 def _rank_of(environment: Mapping[str, str], mode: RankMode) -> FoundRank | tuple[None, None]:
     """The rank of this process, and a warning; None if it is alone here, which costs no import."""
     if environment.keys().isdisjoint(RANK_VARIABLES):

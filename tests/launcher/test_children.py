@@ -39,6 +39,7 @@ STARTS = {
     ("launcher/xlaunch/launching.py", "_run_on_other_system"): PROGRAM,
     ("launcher/xlaunch/supervision/instance_start.py", "_exec"): PROGRAM,
     ("launcher/xlaunch/supervision/keeper_client.py", "__init__"): f"the keeper; {SHADOWED}",
+    ("launcher/xlaunch/supervision/probes.py", "_spawn"): "the user's exec: of --health",
     ("runtime_ext/xruntime/operator_library.py", "build"): "the C++ compiler",
     ("tuner/xtune/launches/services.py", "run_command"): PROGRAM,
 }

@@ -20,7 +20,7 @@ from xlaunch.options.definitions import COMMANDS, MAX_CACHE_SIZE, RESERVED
 from xlaunch.options.kinds import SIZE
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
-from xlaunch.shared_host import plan_beside_others
+from xlaunch.shared_host import is_rank, plan_beside_others
 
 
 @launch_command(
@@ -65,7 +65,13 @@ def command(asked: ResolvedOptions) -> int:
             )
     if not dry_run:
         say_chosen(asked)
-    if "nproc_per_node" in options or "nnodes" in options:
+    starts_ranks = "nproc_per_node" in options or "nnodes" in options
+    mode = options.get("rank_mode", RankMode.AUTO)
+    if request.run.health is not None and (starts_ranks or is_rank(os.environ, mode)):
+        raise UsageError(
+            "--health is for services, whose instances can be restarted one by one; ranks wait for each other"
+        )
+    if starts_ranks:
         from xlaunch.cli.torchrun import run_torchrun
 
         run_torchrun(request, asked, click.get_current_context().obj or ())
@@ -88,7 +94,7 @@ def command(asked: ResolvedOptions) -> int:
         request,
         read_machine(),
         os.environ,
-        rank_mode=options.get("rank_mode", RankMode.AUTO),
+        rank_mode=mode,
         exclusive=options.get("exclusive", False) or "wait" in options,
         wait_s=options.get("wait", 0.0),
         note=note,

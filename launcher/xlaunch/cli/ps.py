@@ -48,7 +48,7 @@ class LaunchUsage(NamedTuple):
 @click.option("--ready", is_flag=True, help="Of a RUN: exit with 0 if it is ready, else with 1.")
 @click.argument("run", required=False, metavar="[RUN]")
 def command(*, as_json: bool, watch: bool, ready: bool, run: str | None) -> int | None:
-    """Show the launches that run on this host, or the instances of one.
+    """Show the launches that run here, or the parts of one.
 
     Each with its cores, program, uptime, CPU time, memory and last metric. Of other users' launches
     the program's process is named, without metric and logs. Launches in other containers are not shown.

@@ -22,12 +22,12 @@ POLL_S = 0.25
 @click.option("-q", "--quiet", is_flag=True, help="Print no notes.")
 @click.argument("run", metavar="RUN")
 def command(*, quiet: bool, run: str) -> None:
-    """Restart the instances of a launch, each when the one before is ready.
+    """Restart the instances of a launch, one after the other.
 
-    RUN is the PID that xlaunch ps shows, or self. An instance gets SIGTERM, and SIGKILL after the grace
-    period; it is started again at once, and that is no failure. It is ready when it answers a probe
-    (--health), without probes when it has run for two seconds. If one ends before it is ready, the others are
-    left as they are, and the exit code is 125.
+    RUN is the PID that xlaunch ps shows, or self. Each instance gets SIGTERM, and SIGKILL after the grace
+    period, and is started again at once; that is no failure. The next one follows when it is ready: when
+    it answers a probe (--health), or without probes when it has run for two seconds. If one ends before
+    that, the others are left as they are, and the exit code is 125.
     """
     lease = find_run(run)
     ask_run(lease, RESTART)

@@ -92,7 +92,8 @@ class StateDocument:
             return "ended"
         if last.ended is not None:
             waits = self._run.restarts.is_waiting(position)
-            return "waiting" if waits else "ended" if last.exit_code == 0 else "failed"
+            is_well = last.exit_code == 0 and last.ended_for is None
+            return "waiting" if waits else "ended" if is_well else "failed"
         if last.ended_for is not None or self._run.state not in ACTIVE:
             return "suspended" if self._run.state.value == "stopped" else "ending"
         if last.is_ready is None:

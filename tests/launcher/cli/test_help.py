@@ -78,6 +78,8 @@ def test_options_of_a_run_are_taken_and_not_shown(command: str):
     text = ask(command, "--help").out.decode()
     plain = ask(command)
     values = {"--on-failure": "stop", "--timeout": "1h", "--grace": "1s", "--max-restarts": "2"}
+    values |= {f"--health-{name}": "2" for name in ("interval", "timeout", "failures", "start")}
+    values["--health"] = "8000"
     for name in OF_A_RUN:
         option = f"--{name}"
         assert f"{option} " not in text

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from xlaunch.options import kinds
 from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.precedence import request_from
-from xlaunch.planning.request import MAX, LayoutRequest, Request
+from xlaunch.planning.request import MAX, LayoutRequest, Request, RestartLimit
 
 
 class Home(NamedTuple):
@@ -89,6 +90,12 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
         kinds.WHOLE_NUMBER: st.integers(0, 9999),
         kinds.NUMBER_LIST: st.sets(st.integers(0, 2000), min_size=1).map(
             lambda s: tuple(sorted(s))
+        ),
+        kinds.POSITIVE_NUMBER: st.integers(1, 9999),
+        kinds.RESTARTS: st.just(MAX)
+        | st.builds(RestartLimit, st.integers(1, 5), st.sampled_from([60.0, 90.5, 86400.0, inf])),
+        kinds.HEALTH: st.sampled_from(
+            ["8000", "{9000+index}", "http://[::1]:80/a b", "exec:sh -c 'x \"y\"'"]
         ),
         kinds.DURATION: st.floats(0, 1e15),
         kinds.POSITIVE_DURATION: st.floats(1e-9, 1e15),

@@ -30,7 +30,7 @@ STOP, CONTINUE = OnFailure.STOP, OnFailure.CONTINUE
 TABLE: list[tuple[str, str, list[Any], Any]] = [
     ("ncores", "5 4 3 2 1", [5, 4, 3, 2, 1], None),
     ("on-failure", "'continue' 'stop' 'continue' 'stop' 'continue'",
-     [CONTINUE, STOP] * 2 + [CONTINUE], STOP),
+     [CONTINUE, STOP] * 2 + [CONTINUE], None),
     ("cpus", "'5' '0-4' '3' '2' '1'", [(5,), (0, 1, 2, 3, 4), (3,), (2,), (1,)], None),
     ("timeout", "5 '4m' 2.5 '2h' 1", [5.0, 240.0, 2.5, 7200.0, 1.0], None),
     ("log-dir", "'e' 'd' 'c' 'b' 'a'", list("edcba"), None),

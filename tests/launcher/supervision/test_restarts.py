@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ import pytest
 from tests.launcher.cli.commands import program, xlaunch
 from tests.launcher.launching import Launched, children_of, is_alive, state_of, wait_until
 
-from xlaunch.planning.request import MAX
-from xlaunch.supervision.restarts import Restart, Restarts
+from xlaunch.errors import UsageError
+from xlaunch.options.kinds import RESTARTS, plain
+from xlaunch.planning.request import MAX, RestartLimit
+from xlaunch.supervision.restarts import Restart, Restarts, check_limit, largest_reachable
 
 # The arithmetic, on a clock of its own
 
@@ -43,10 +46,77 @@ def test_run_of_more_than_a_minute_begins_the_waits_anew():
     assert failures(Restarts(MAX), 0, 0, 60, 60.1, 0, 1000, 61) == [1, 2, 4, 1, 2, 1, 1]
 
 
-@pytest.mark.parametrize(("most", "allowed"), [(None, 3), (1, 1), (5, 5)])
-def test_restarts_are_numbered_and_end(most: int | None, allowed: int):
-    waits = failures(Restarts(most), *[100.0] * (allowed + 2))
+@pytest.mark.parametrize(
+    ("most", "allowed"), [(None, 3), (1, 1), (5, 5), (RestartLimit(20, math.inf), 20)]
+)
+def test_restarts_are_numbered_and_end(most: RestartLimit | int | None, allowed: int):
+    waits = failures(Restarts(most), *[61.0] * (allowed + 2))
     assert waits == [1.0] * allowed + [None, None]
+
+
+def test_restarts_are_forgiven_after_their_window():
+    restarts = Restarts(RestartLimit(2, 600.0))
+    assert failures(restarts, 100, 100, 500, 100, 100) == [1, 1, 1, 1, None]
+    assert restarts.count(0) == 4
+    assert failures(Restarts(3), *[201.0] * 30) == [1.0] * 30
+
+
+@pytest.mark.parametrize(
+    ("window_s", "largest"), [(0.5, 0), (1, 1), (60, 5), (300, 9), (600, 14), (3600, 64)]
+)
+def test_limit_that_the_delays_never_reach_is_refused(window_s: float, largest: int):
+    assert largest_reachable(window_s) == largest
+    restarts = Restarts(RestartLimit(largest + 1, window_s))
+    assert None not in failures(restarts, *[0.0] * 200)
+    with pytest.raises(
+        UsageError, match=f"{largest} times in .*; write {largest or 1}/.* {largest + 1}/all"
+    ):
+        check_limit(RestartLimit(largest + 1, window_s))
+    if largest:
+        check_limit(RestartLimit(largest, window_s))
+        waits = failures(Restarts(RestartLimit(largest, window_s)), *[0.0] * (largest + 1))
+        assert waits.index(None) == largest
+
+
+def test_replaced_instance_is_neither_delayed_nor_counted():
+    restarts = Restarts(1)
+    restarts.replace(0, 10.0)
+    assert (restarts.due(10.0), restarts.waiting, restarts.all_delayed) == ([0], True, False)
+    restarts.take(0)
+    assert restarts.count(0) == 0
+    assert restarts.grant(0, ran_s=0, now=20.0) == Restart(1, 1, 1.0)
+    assert restarts.all_delayed
+    restarts.replace(1, 20.0)
+    assert sorted(restarts.cancel()) == [0, 1]
+    assert (restarts.count(0), restarts.count(1)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "limit"),
+    [
+        ("5", RestartLimit(5)),
+        ("5/10m", RestartLimit(5)),
+        ("5/90s", RestartLimit(5, 90.0)),
+        ("20/ALL", RestartLimit(20, math.inf)),
+        ("2/1d", RestartLimit(2, 86400.0)),
+        ("Max", MAX),
+    ],
+)
+def test_limit_as_it_is_typed(typed: str, limit: object):
+    assert RESTARTS.parse(typed) == limit
+    assert RESTARTS.parse(str(plain(limit))) == limit
+
+
+@pytest.mark.parametrize("typed", ["", "0", "x", "5/", "/10m", "5/0", "5/x", "1.5/10m", "-1"])
+def test_what_is_no_limit_is_refused(typed: str):
+    with pytest.raises(UsageError, match="is not a number of restarts; write 5/10m"):
+        RESTARTS.parse(typed)
+
+
+def test_limit_out_of_reach_starts_nothing():
+    done = xlaunch("--on-failure", "restart", "--max-restarts", "20", "touch", "/nowhere/file")
+    assert "14 times in 10m" in done.refused()
+    assert "write 14/10m or less, or 20/all" in done.refused()
 
 
 def test_each_instance_has_its_own():

@@ -83,7 +83,10 @@ def test_suspended_wait_is_suspended_and_goes_on():
 
 
 def test_restarts_signal_nobody_and_end_with_the_run():
-    for event in (Event.INSTANCE_RESTARTS, Event.ALL_WAIT, Event.RESTART_DUE):
+    for event in (
+        *(Event.INSTANCE_RESTARTS, Event.INSTANCE_REPLACED),
+        *(Event.ALL_WAIT, Event.RESTART_DUE),
+    ):
         assert {act(state, event).signal for state in State} == {None}, event
         assert (State.ENDING, event) not in TABLE
         assert (State.KILLING, event) not in TABLE
@@ -92,6 +95,7 @@ def test_restarts_signal_nobody_and_end_with_the_run():
 def test_failure_after_a_hangup_is_no_reason_to_restart():
     assert (State.SIGNALLED, Event.INSTANCE_RESTARTS) not in TABLE
     assert act(State.SIGNALLED, Event.ALL_WAIT).next is State.ENDING
+    assert act(State.SIGNALLED, Event.INSTANCE_REPLACED).next is State.SIGNALLED
 
 
 def test_every_event_that_can_happen_has_a_row():
@@ -102,7 +106,7 @@ def test_every_event_that_can_happen_has_a_row():
         State.WAITING: {
             Event.USER_1, Event.USER_2, Event.WINDOW, Event.RESUME, Event.OTHER_SIGNAL,
             Event.SECOND_CTRL_C, Event.GRACE_OVER, Event.ALL_WAIT, Event.INSTANCE_SUSPENDED, Event.INSTANCE_DONE,
-            Event.INSTANCE_FAILED, Event.INSTANCE_RESTARTS,
+            Event.INSTANCE_FAILED, Event.INSTANCE_RESTARTS, Event.INSTANCE_REPLACED,
         },
         State.STOPPED: {
             Event.SUSPEND, Event.INSTANCE_SUSPENDED, Event.SECOND_CTRL_C, Event.GRACE_OVER,
@@ -111,6 +115,7 @@ def test_every_event_that_can_happen_has_a_row():
         State.SIGNALLED: {Event.GRACE_OVER, Event.INSTANCE_RESTARTS},
         State.ENDING: {
             Event.SUSPEND, Event.INSTANCE_SUSPENDED, Event.TIMEOUT, Event.INSTANCE_DONE,
-            Event.INSTANCE_FAILED, Event.INSTANCE_RESTARTS, Event.ALL_WAIT, Event.RESTART_DUE,
+            Event.INSTANCE_FAILED, Event.INSTANCE_RESTARTS, Event.INSTANCE_REPLACED, Event.ALL_WAIT,
+            Event.RESTART_DUE,
         },
     }  # fmt: skip
