@@ -4,6 +4,11 @@
     python examples/serve.py --port 8000
     curl 'http://127.0.0.1:8000/?text=He+lit+the+candle.'
 
+Several instances can share the port; each needs one more of its own, on which it is asked whether it works:
+
+    xlaunch --instances 2 --substitute --health 'http://127.0.0.1:{9000+index}/' \\
+            examples/serve.py --port 8000 --own-port {9000+index}
+
 Requests that wait while the model works are embedded together, at most `--batch` at a time. To find
 the layout and the batch that serve most requests, with 99 of 100 within 100 ms:
 
@@ -19,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
@@ -75,15 +81,29 @@ class Service:
                     future.set_result(vector)
 
 
+def listen(port: int) -> socket.socket:
+    """A socket that shares its port with those of other instances."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--batch", type=int, default=1, help="requests at a time (default 1)")
+    parser.add_argument("--own-port", type=int, help="one more port, of this instance alone")
     arguments = parser.parse_args()
     service = Service(max(1, arguments.batch))
-    uvicorn.run(service, port=arguments.port, log_level="warning", lifespan="off")
+    config = uvicorn.Config(service, port=arguments.port, log_level="warning", lifespan="off")
+    if arguments.own_port is None:
+        uvicorn.Server(config).run()
+    else:
+        sockets = [listen(arguments.port), listen(arguments.own_port)]
+        uvicorn.Server(config).run(sockets=sockets)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ nor when the supervisor itself was stopped.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 
 from xlaunch.environment.substitution import words_of
@@ -109,9 +107,8 @@ class Health(Part):
             self._drop(check)
 
     def finish(self) -> None:
-        for pid in self._killed:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        for pid, probe in self._killed.items():
+            probe.close()
             self._run.helpers.discard(pid)
 
     # Asking.

@@ -173,6 +173,13 @@ class Probe:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def close(self) -> None:
+        """End the probe, and wait for the end of its command."""
+        self.cancel()
+        if self.pid is not None:
+            os.waitpid(self.pid, 0)
+            self.pid = None
+
     def _end(self, problem: str) -> None:
         self.problem = problem
         if self._socket is not None:

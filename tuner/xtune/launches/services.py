@@ -11,7 +11,6 @@ has a port of its own. The generators run on cores that the service does not use
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import random
 import re
@@ -23,7 +22,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,6 +46,7 @@ from xlaunch.planning import (
 )
 from xlaunch.report import Report
 from xlaunch.supervision.keeper_client import RunningLaunch
+from xlaunch.supervision.probes import EXEC, Probe, target_of
 from xlaunch.text import number
 from xtune.launches.launch import Outcome
 from xtune.launches.meters import EnergyMeter
@@ -113,7 +112,7 @@ class Service(NamedTuple):
     """How a service is measured."""
 
     ready: str
-    """A URL that answers, a port that accepts connections, or text of a line that it prints."""
+    """What `xlaunch --health` takes, or text of a line that it prints."""
     measure: str
     """The generator's command. With words in braces: one for each instance."""
     ready_timeout_s: float = 120.0
@@ -121,26 +120,12 @@ class Service(NamedTuple):
     @property
     def awaited_line(self) -> str | None:
         """The text of the line that says that it is ready; None if it is asked."""
-        is_url = self.ready.startswith(("http://", "https://"))
-        return None if is_url or self._is_port else self.ready
+        is_asked = self.ready.startswith(("http://", "https://", EXEC))
+        return None if is_asked or self.ready == PORT or self.ready.isdigit() else self.ready
 
-    @property
-    def _is_port(self) -> bool:
-        return self.ready == PORT or self.ready.isdigit()
-
-    def is_up(self, words: Mapping[str, str]) -> bool:
-        """Whether an instance answers. `words`: its words in braces."""
-        place = substitute(self.ready, words)
-        try:
-            if self._is_port:
-                socket.create_connection(("127.0.0.1", int(place)), ANSWER_S).close()
-            else:
-                # Proxies are for other hosts.
-                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-                opener.open(place, timeout=ANSWER_S).close()
-        except (OSError, ValueError, http.client.HTTPException):
-            return False
-        return True
+    def probe(self, words: Mapping[str, str]) -> Probe:
+        """Ask an instance whether it works. `words`: its words in braces."""
+        return Probe(target_of(self.ready, words), time.monotonic() + ANSWER_S, ANSWER_S)
 
 
 class Load(NamedTuple):
@@ -165,6 +150,9 @@ def require_service(service: Service) -> None:
     bare_command(ProgramRequest(words), RunRequest(), os.environ, xlaunch.read_machine())  # raises
     if not service.ready.strip():
         raise UsageError("--ready: name a URL, a port, or text of a line that the service prints")
+    if service.awaited_line is None:
+        numbers = dict.fromkeys(("index", "count", "cpus", "ncores", "node"), "1")
+        target_of(service.ready, {**numbers, "port": str(FIRST_PORT)})  # raises
 
 
 def require_command(text: str, option: str) -> None:
@@ -313,7 +301,12 @@ def put_under_load(
     kept_free
         See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle.
     """
-    load = _wait_until_ready(service, running)
+    probes: dict[int, Probe] = {}
+    try:
+        load = _wait_until_ready(service, running, probes)
+    finally:
+        for probe in probes.values():
+            probe.close()
     if load.problem:
         return load
     plan = running.plan
@@ -365,15 +358,17 @@ def _busy(reports: Sequence[Report], cpus: int) -> float:
     return sum(filter(None, used_s)) / (wall_s * cpus)
 
 
-def _wait_until_ready(service: Service, running: Running) -> Load:
-    """Wait until every instance is ready."""
+def _wait_until_ready(service: Service, running: Running, probes: dict[int, Probe]) -> Load:
+    """Wait until every instance is ready. `probes`: receives the last one of each."""
     words, awaited, started = running.words, service.awaited_line, time.monotonic()
     waiting, pause_s = set(range(len(words))), MIN_PAUSE_S
     while waiting:
         if running.has_ended(pause_s):
             return Load((), Outcome.CRASHED, "the service ended before it was ready", True)
         if awaited is None:
-            waiting = {at for at in waiting if not service.is_up(words[at])}
+            for at in waiting:
+                probes[at] = _asked_again(service, words[at], probes.get(at))
+            waiting = {at for at in waiting if probes[at].problem != ""}
         else:
             lines = (one for one in running.run.live() if isinstance(one, LiveLine))
             waiting -= {one.instance for one in lines if awaited in one.text}
@@ -383,6 +378,14 @@ def _wait_until_ready(service: Service, running: Running) -> Load:
             return Load((), Outcome.TIMED_OUT, f"{problem}: see --ready-timeout")
         pause_s = min(1.5 * pause_s, MAX_PAUSE_S)
     return Load()
+
+
+def _asked_again(service: Service, words: Mapping[str, str], probe: Probe | None) -> Probe:
+    """The probe of an instance, or a new one when that has a bad answer."""
+    if probe is None or (probe.problem and (probe.pid is None or probe.reap() is not None)):
+        probe = service.probe(words)
+    probe.advance(time.monotonic())
+    return probe
 
 
 def _command_of(service: Service, words: Mapping[str, str]) -> str:
