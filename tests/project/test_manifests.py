@@ -130,8 +130,10 @@ def test_the_service_reaches_its_pods() -> None:
     (container,) = deployment["template"]["spec"]["containers"]
     (port,) = service["ports"]
     assert port["targetPort"] == container["ports"][0]["containerPort"]
-    assert port["targetPort"] == container["readinessProbe"]["httpGet"]["port"]
-    assert container["command"][-1] == str(port["targetPort"])
+    assert container["readinessProbe"]["exec"]["command"] == ["xlaunch", "ps", "self", "--ready"]
+    shared, own = container["command"][-2:]
+    assert shared == str(port["targetPort"])
+    assert f"http://127.0.0.1:{own}/" in container["command"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,8 @@ def test_what_a_container_starts_runs_here(
     for own_threads, own_mask, arguments in told:
         assert threads == own_threads or masks is None  # a mask says the number
         assert (masks or own_mask) == own_mask
-        assert arguments == (["8000"] if name.endswith("Deployment/serve") else [])
+        is_service = name.endswith("Deployment/serve")
+        assert [word[:3] for word in arguments] == (["800", "900"] if is_service else [])
     if name.endswith("Pod/embed"):
         assert len(told) == len(os.sched_getaffinity(0))
     if name.endswith("Pod/burst"):
