@@ -4,32 +4,30 @@
 A trial's attributes are plain values that can be read without xtune: ``stage``, ``outcome``, ``metrics``,
 ``secondary``, ``series 0`` with all samples. Only digits of times below a microsecond are lost. Later
 versions read old recordings and studies, so a key never changes its meaning. Empty values are left out.
+Reading checks every value against the annotation of its field: what is damaged raises one of `DAMAGE`, and
+nothing is computed from it.
 """
 
 from __future__ import annotations
 
 import base64
+import enum
+import functools
 import json
+import math
+import textwrap
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from xtune.evidence.finals import Finalist, FinalPlan
-from xtune.evidence.verdicts import ClaimRule
-from xtune.launches.launch import (
-    Goal,
-    Launch,
-    Objective,
-    Outcome,
-    Requirement,
-    Secondary,
-    Series,
-    Steadiness,
-)
+from xtune.evidence.finals import FinalPlan
+from xtune.launches.launch import Launch, Objective
 from xtune.search.records import NextLaunch, Stage
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Value
 
 Plain = dict[str, Any]
+T = TypeVar("T")
 
 PREFIX = "xtune:"
 """Prefix of attributes that say nothing to people."""
@@ -37,94 +35,175 @@ PREFIX = "xtune:"
 PIECE = 30_000
 """Maximum characters of one attribute. MySQL's TEXT holds 65,535 bytes, and quoting can double them."""
 
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, zlib.error)
+"""What reading damaged attributes raises."""
+
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+_SCALARS: dict[Any, set[type]] = {float: {float, int}, int: {int}, str: {str}, bool: {bool}}
+"""The scalar types, and those of the values that each takes."""
+
+
+def to_plain(value: Any) -> Any:
+    """Named tuples and mappings as dicts, enums as their values, tuples as lists."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping) or hasattr(value, "_asdict"):
+        fields = value if isinstance(value, Mapping) else value._asdict()
+        return {name: to_plain(one) for name, one in fields.items()}
+    if isinstance(value, list | tuple):
+        return list(value) if _is_flat(value) else [to_plain(one) for one in value]
+    return str(value) if isinstance(value, str) else value  # xlaunch's warnings are a kind of text
+
+
+def from_plain(kind: type[T], plain: Any) -> T:
+    """The named tuple that `to_plain` took apart, all fields checked.
+
+    A missing field is empty or None if its default is empty, or if it may be None.
+
+    Raises KeyError for another missing field, TypeError for a value of another type, and ValueError for a
+    value that an enum does not have.
+    """
+    if not isinstance(plain, Mapping | list):
+        raise TypeError(f"{kind.__name__} is {plain!r}")
+    hints = _hints(kind)  # type: ignore[arg-type]
+    defaults = getattr(kind, "_field_defaults", {})
+    fields = plain if isinstance(plain, Mapping) else dict(zip(hints, plain, strict=True))
+    made = {}
+    for name, hint in hints.items():
+        if name in fields:
+            try:
+                made[name] = _checked(hint, fields[name])
+            except _MisfitError:
+                seen = textwrap.shorten(repr(fields[name]), 60, placeholder=" ...")
+                raise TypeError(f"{name} is {seen}") from None
+        elif defaults.get(name, True) and NoneType not in get_args(hint):
+            raise KeyError(name)
+    return kind(**{name: None for name in hints if name not in defaults} | made)
+
+
+class _MisfitError(Exception):
+    """A value has another type than its field."""
+
+
+def _checked(kind: Any, value: Any) -> Any:
+    """A value of an annotated type. Raises _MisfitError if it is of another."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for one in inner:
+            try:
+                return _checked(one, value)
+            except _MisfitError:
+                continue
+    elif kind is Any or type(value) in _SCALARS.get(kind, {kind}):
+        return value
+    elif hasattr(kind, "_fields") and isinstance(value, Mapping | list):
+        return from_plain(kind, value)
+    elif kind is Configuration:
+        return Configuration(_checked(Mapping[str, Value], value))
+    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    elif origin is Mapping and isinstance(value, Mapping):
+        return {_checked(inner[0], name): _checked(inner[1], one) for name, one in value.items()}
+    elif origin in (tuple, Sequence) and isinstance(value, Mapping | list | tuple):
+        return _sequence(inner, list(value.items()) if isinstance(value, Mapping) else value)
+    raise _MisfitError
+
+
+def _sequence(inner: tuple[Any, ...], value: Sequence[Any]) -> tuple[Any, ...]:
+    if len(inner) == 1 or inner[1] is Ellipsis:
+        inner = (inner[0],) * len(value)
+        if inner and inner[0] in _SCALARS and {*map(type, value)} <= _SCALARS[inner[0]]:
+            return tuple(value)  # many samples
+    if len(inner) != len(value):
+        raise _MisfitError
+    return tuple([_checked(kind, one) for kind, one in zip(inner, value, strict=True)])
+
+
+def _is_flat(value: Sequence[Any]) -> bool:
+    return {*map(type, value)} <= {float, int, str, bool, NoneType}
+
+
+@functools.cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+class FinalDetails(NamedTuple):
+    """The details of a launch of a final."""
+
+    attempt: int
+    block: int
+    candidate: int
+    plans: tuple[str, ...]
+    plan: FinalPlan
+
+
+def check_details(step: NextLaunch) -> tuple[Configuration, ...]:
+    """The configurations of a step, those of its final too. Raises one of `DAMAGE`."""
+    if step.stage is not Stage.FINAL:
+        return (step.configuration,)
+    final = from_plain(FinalDetails, step.details)
+    if final.candidate not in range(len(final.plan.configurations)):
+        raise ValueError(f"candidate is {final.candidate}")
+    return (step.configuration, *final.plan.configurations)
+
+
+def check_numbers(step: NextLaunch, launch: Launch) -> None:
+    """Raise ValueError if a time, a size or a number of samples cannot be."""
+    for number in (step.cut_at, launch.began_s, *launch.secondary):
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"a time, size or limit is {number}")
+    for one in launch.series:
+        if len(one.times_s) != len(one.values):
+            raise ValueError(
+                f"{len(one.values)} values of {one.metric} at {len(one.times_s)} times"
+            )
+
+
+def damage_text(error: BaseException) -> str:
+    """The damage in one line. **Ex.:** ``'outcome' is missing``."""
+    text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return textwrap.shorten(text, 200, placeholder=" ...")
+
+
+def _filled(plain: Mapping[str, Any]) -> Plain:
+    """Without empty values."""
+    return {name: value for name, value in plain.items() if value not in _EMPTY}
+
 
 def encode_objective(objective: Objective) -> Plain:
-    requirements = [requirement._asdict() for requirement in objective.requirements]
-    return {
-        "metric": objective.metric,
-        "goal": objective.goal.value,
-        "requirements": requirements,
-    }
+    plain: Plain = to_plain(objective)
+    del plain["unit"]
+    return plain
 
 
 def decode_objective(plain: Plain) -> Objective:
-    requirements = tuple(Requirement(**one) for one in plain["requirements"])
-    return Objective(plain["metric"], Goal(plain["goal"]), requirements)
+    return from_plain(Objective, plain)
 
 
 def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
     """A launch as plain values; `series`: include raw samples."""
-    plain: Plain = {
-        "configuration": dict(launch.configuration),
-        "plan": launch.plan_hash,
-        "outcome": launch.outcome.value,
-        "value": launch.value,
-        "began_s": launch.began_s,
-        "steadiness": launch.steadiness.value,
-        "requirements": dict(launch.requirements),
-        "metrics": dict(launch.metrics),
-        "units": dict(launch.units),
-        "secondary": {k: v for k, v in launch.secondary._asdict().items() if v is not None},
-        "exit_code": launch.exit_code,
-        "stderr_tail": launch.stderr_tail,
-        "shared_cpus": list(launch.shared_cpus),
-        "notes": list(launch.notes),
-    }
-    if series:
-        plain["series"] = _encode_series(launch)
-    plain = {key: value for key, value in plain.items() if value not in (None, "", [], {})}
-    # These are kept even when empty.
-    return {"configuration": dict(launch.configuration), "plan": launch.plan_hash} | plain
-
-
-def _encode_series(launch: Launch) -> list[Plain]:
-    # Pipes are slower than a microsecond.
-    return [
-        {**one._asdict(), "times_s": [round(time_s, 6) for time_s in one.times_s]}
-        for one in launch.series
-    ]
+    plain: Plain = to_plain(launch if series else launch._replace(series=()))
+    configuration, plan_hash = plain.pop("configuration"), plain.pop("plan_hash")
+    for name in ("requirements", "metrics", "units"):
+        plain[name] = dict(plain[name])
+    plain["secondary"] = _filled(plain["secondary"])
+    for one in plain["series"]:  # pipes are slower than a microsecond
+        one["times_s"] = [round(time_s, 6) for time_s in one["times_s"]]
+    return {"configuration": configuration, "plan": plan_hash, **_filled(plain)}
 
 
 def decode_launch(plain: Plain) -> Launch:
-    return Launch(
-        configuration=Configuration(plain["configuration"]),
-        plan_hash=plain["plan"],
-        outcome=Outcome(plain["outcome"]),
-        value=plain.get("value"),
-        began_s=plain["began_s"],
-        steadiness=Steadiness(plain["steadiness"]),
-        requirements=tuple(plain.get("requirements", {}).items()),
-        metrics=tuple(plain.get("metrics", {}).items()),
-        units=tuple(plain.get("units", {}).items()),
-        secondary=Secondary(**plain["secondary"]),
-        series=tuple(
-            Series(**one | {"times_s": tuple(one["times_s"]), "values": tuple(one["values"])})
-            for one in plain.get("series", ())
-        ),
-        exit_code=plain.get("exit_code"),
-        stderr_tail=plain.get("stderr_tail", ""),
-        shared_cpus=tuple(plain.get("shared_cpus", ())),
-        notes=tuple(plain.get("notes", ())),
-    )
+    return from_plain(Launch, {**plain, "plan_hash": plain["plan"]})
 
 
 def encode_final_plan(plan: FinalPlan) -> Plain:
-    return {
-        "baseline": dict(plan.baseline),
-        "finalists": [[dict(one.configuration), one.changes] for one in plan.finalists],
-        "planned": plan.planned,
-        "rule": plan.rule._asdict(),
-        "seed": plan.seed,
-        "attempt": plan.attempt,
-    }
+    plain: Plain = to_plain(plan)
+    return plain | {"finalists": [[*one.values()] for one in plain["finalists"]]}
 
 
 def decode_final_plan(plain: Plain) -> FinalPlan:
-    finalists = [Finalist(Configuration(one), changes) for one, changes in plain["finalists"]]
-    baseline, rule = Configuration(plain["baseline"]), ClaimRule(**plain["rule"])
-    return FinalPlan(
-        baseline, tuple(finalists), plain["planned"], rule, plain["seed"], plain["attempt"]
-    )
+    return from_plain(FinalPlan, plain)
 
 
 def write_value(write: Callable[[str, Any], object], name: str, value: Any) -> None:
@@ -134,13 +213,13 @@ def write_value(write: Callable[[str, Any], object], name: str, value: Any) -> N
     of one text, because Optuna's dashboard shortens lists, but shows texts whole.
     """
     text = json.dumps(value)
-    pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-    if len(pieces) == 1:
+    if len(text) <= PIECE:
         write(name, value)
         return
-    for number, piece in enumerate(pieces):
-        write(f"{name}#{number}", [piece])
-    write(name, {"pieces": len(pieces)})
+    starts = range(0, len(text), PIECE)
+    for number, at in enumerate(starts):
+        write(f"{name}#{number}", [text[at : at + PIECE]])
+    write(name, {"pieces": len(starts)})
 
 
 def read_values(attributes: Mapping[str, Any]) -> Plain:
@@ -159,46 +238,37 @@ def read_value(attributes: Mapping[str, Any], name: str) -> Any:
 
 def encode_claim(step: NextLaunch) -> Plain:
     """The attributes of a launch that begins; its configuration is in the trial's parameters."""
-    plain = {**step._asdict(), "stage": step.stage.value, "details": dict(step.details)}
+    plain: Plain = to_plain(step)
     del plain["configuration"]
-    return {name: value for name, value in plain.items() if value not in (None, "", {})}
-
-
-def decode_claim(plain: Plain, configuration: Configuration) -> NextLaunch:
-    fields = {name: plain[name] for name in NextLaunch._fields if name in plain}
-    return NextLaunch(**{**fields, "stage": Stage(plain["stage"]), "configuration": configuration})
+    return _filled(plain)
 
 
 def encode_result(launch: Launch) -> Plain:
     """The attributes of a finished launch."""
     plain = encode_launch(launch)
-    for name in ("configuration", "plan", "series"):
-        plain.pop(name, None)
+    del plain["configuration"], plain["plan"]
     if launch.stderr_tail:
         plain["stderr_tail"] = launch.stderr_tail.split("\n")
-    series = {f"series {number}": one for number, one in enumerate(_encode_series(launch))}
-    return plain | series
+    return plain | {f"series {n}": one for n, one in enumerate(plain.pop("series", ()))}
 
 
 def decode_result(plain: Plain, step: NextLaunch) -> Launch:
     """The launch of a step with these attributes."""
     series = [plain[f"series {n}"] for n in range(sum(key.startswith("series ") for key in plain))]
-    return decode_launch(
-        {
-            **plain,
-            "configuration": step.configuration,
-            "plan": step.plan_hash,
-            "stderr_tail": "\n".join(plain.get("stderr_tail", ())),
-            "series": series,
-        }
+    tail = "\n".join(plain.get("stderr_tail", ()))
+    launch = from_plain(
+        Launch,
+        {**plain, "configuration": {}, "plan_hash": step.plan_hash}
+        | {"stderr_tail": tail, "series": series},
     )
+    return launch._replace(configuration=step.configuration)
 
 
 # Studies of format 3, which hold compressed values.
 
 
 def read_compressed(attributes: Mapping[str, Any], name: str) -> Any:
-    """Read a value of a study of format 3. Raises one of `xtune.search.damage.DAMAGE`."""
+    """Read a value of a study of format 3. Raises one of `DAMAGE`."""
     count, _, text = attributes[f"{PREFIX}{name}#0"].partition(" ")
     rest = [attributes[f"{PREFIX}{name}#{number}"] for number in range(1, int(count))]
     return json.loads(zlib.decompress(base64.b64decode("".join([text, *rest]))))

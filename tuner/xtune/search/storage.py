@@ -14,8 +14,7 @@ import random
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +29,9 @@ SQLITE = "sqlite:///"
 JOURNAL = "journal:"
 """xtune's scheme for a file of Optuna's journal, since SQLite needs locks that NFS lacks."""
 
+JOURNAL_SUFFIXES = (".journal", ".log")
+SUFFIXES = (".db", ".sqlite", ".sqlite3", *JOURNAL_SUFFIXES)
+
 LOCK_SUFFIX = ".lock"
 """Of the lock file beside a SQLite file."""
 
@@ -42,21 +44,13 @@ MAX_MAKERS = 20
 MAX_LINE_BYTES = 1 << 20
 """Limit of the first line of a journal; Optuna writes less than 1 KiB."""
 
-DRIVERS = {
-    "psycopg": "psycopg[binary]",
-    "psycopg2": "psycopg2-binary",
-    "MySQLdb": "mysqlclient",
-    "pymysql": "pymysql",
-}
-"""Database drivers, and their packages."""
+DRIVERS = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""Packages of database drivers that are not named like their modules."""
 
-NETWORK_FILE_SYSTEMS = frozenset(
-    (
-        "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs",
-        "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3",
-        "smbfs", "wekafs",
-    )
-)  # fmt: skip
+NETWORK_FILE_SYSTEMS = frozenset((
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.glusterfs", "fuse.sshfs", "gfs2", "glusterfs", "gpfs",
+    "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
+))  # fmt: skip
 
 
 class Storage(NamedTuple):
@@ -69,21 +63,17 @@ class Storage(NamedTuple):
     """Lock file that serializes writers of a SQLite file; other storages need none."""
     uncached: BaseStorage
     """The same without Optuna's cache, for studies that are deleted."""
-    disconnect: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         """Close the database connections; the next use opens new ones."""
-        self.disconnect()
+        engine = getattr(self.uncached, "engine", None)
+        if engine is not None:
+            engine.dispose()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Make reads and writes inside atomic for other workers."""
-        if self.lock_path is None:
-            yield
-            return
-        # Who may write the studies may lock them.
-        mode = stat.S_IMODE(os.stat(self.lock_path.removesuffix(LOCK_SUFFIX)).st_mode) & 0o666
-        with locked(self.lock_path, mode=mode):
+        with contextlib.nullcontext() if self.lock_path is None else _locked(self.lock_path):
             yield
 
     @contextlib.contextmanager
@@ -92,15 +82,23 @@ class Storage(NamedTuple):
         import sqlalchemy
         from optuna.exceptions import StorageInternalError
 
-        try:
-            yield
-        except (
+        # A damaged journal is a JSONDecodeError.
+        failures = (
             StorageInternalError,
             sqlalchemy.exc.SQLAlchemyError,
             OSError,
-            json.JSONDecodeError,  # a damaged journal
-        ) as error:
+            json.JSONDecodeError,
+        )
+        try:
+            yield
+        except failures as error:
             raise StorageError(f"storage {self.shown} cannot be used: {_reason(error)}") from error
+
+
+def _locked(lock_path: str) -> contextlib.AbstractContextManager[int]:
+    # Who may write the studies may lock them.
+    mode = stat.S_IMODE(os.stat(lock_path.removesuffix(LOCK_SUFFIX)).st_mode) & 0o666
+    return locked(lock_path, mode=mode)
 
 
 def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
@@ -108,14 +106,12 @@ def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
 
     `make`: create the directory. Raises StorageNameError if it cannot be made.
     """
+    remedy = "set XDG_STATE_HOME to a writable directory, or give --storage FILE"
     home = environment.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
         own = os.path.expanduser("~")
         if make and not os.path.lexists(own):
-            raise StorageNameError(
-                f"studies cannot be stored: HOME {own} does not exist; set XDG_STATE_HOME to a writable"
-                " directory, or give --storage FILE"
-            )
+            raise StorageNameError(f"studies cannot be stored: HOME {own} does not exist; {remedy}")
         home = os.path.join(own, ".local", "state")
     directory = Path(home, "xtune")
     try:
@@ -123,8 +119,7 @@ def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
             make_private(str(directory))
     except OSError as error:
         raise StorageNameError(
-            f"studies cannot be stored in {directory}: {error.strerror}; set XDG_STATE_HOME to a writable"
-            " directory, or give --storage FILE"
+            f"studies cannot be stored in {directory}: {error.strerror}; {remedy}"
         ) from error
     return file_url(directory / "studies")
 
@@ -134,16 +129,18 @@ def file_url(path: Path) -> str:
 
     **Ex.:** ``studies`` is ``sqlite:///studies.db``, on NFS ``journal:studies.journal``.
     """
+    if path.is_dir():
+        raise _is_directory(path)
     kind = file_system_of(Tree("/"), str(path))
     on_network = kind in NETWORK_FILE_SYSTEMS
-    if path.suffix not in (".db", ".sqlite", ".sqlite3", ".journal", ".log"):
+    if path.suffix not in SUFFIXES:
         path = path.with_name(path.name + (".journal" if on_network else ".db"))
-    if path.suffix in (".journal", ".log"):
+    if path.suffix in JOURNAL_SUFFIXES:
         return f"{JOURNAL}{path}"
     if on_network:
         raise StorageNameError(
-            f"{path} is on a network file system ({kind}), where SQLite's locks do not"
-            f" work; use {path.with_suffix('.journal')}, or a database server"
+            f"{path} is on a network file system ({kind}), where SQLite's locks do not work; use"
+            f" {path.with_suffix('.journal')}, or a database server"
         )
     return f"{SQLITE}{path}"
 
@@ -164,10 +161,7 @@ def open_storage(
     environment = os.environ if environment is None else environment
     url = default_url(environment, make=create) if text is None else text
     if "://" not in url and not url.startswith(JOURNAL):
-        path = Path(url)
-        if path.is_dir():
-            raise _is_directory(path)
-        url = file_url(path)
+        url = file_url(Path(url))
     try:
         file, url = _with_file(url)
         if file is not None and not file.exists() and text is None and not create:
@@ -214,30 +208,27 @@ def _with_file(url: str) -> tuple[Path | None, str]:
 
 def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
     """Raise StorageNameError unless studies can be stored in a file at that path."""
+    exists, parent = path.exists(), path.parent
     if path.is_dir():
         raise _is_directory(path)
-    if path.exists() and not path.is_file():
-        raise StorageNameError(f"storage {path} is not a regular file; choose another name")
-    if not path.parent.is_dir():
-        raise StorageNameError(
-            f"storage {path}: the directory {path.parent} does not exist; create it first"
+    if exists and not path.is_file():
+        problem = " is not a regular file; choose another name"
+    elif not parent.is_dir():
+        problem = f": the directory {parent} does not exist; create it first"
+    elif must_exist and not exists:
+        problem = " does not exist; begin a study with xtune PROGRAM"
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        another = "copy the file to" if exists else "choose"
+        problem = (
+            f": {parent} is not writable, and locks are kept there; {another} another directory"
         )
-    if must_exist and not path.exists():
-        raise StorageNameError(f"storage {path} does not exist; begin a study with xtune PROGRAM")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise StorageNameError(
-            f"storage {path}: {path.parent} is not writable, and locks are kept there;"
-            f" {'copy the file to' if path.exists() else 'choose'} another directory"
-        )
-    if not path.exists():
+    elif exists and not os.access(path, os.R_OK | os.W_OK):
+        problem = " is not readable and writable; change its mode, or choose another file"
+    elif exists and (why := _journal_problem(path) if is_journal else _database_problem(path)):
+        problem = f" holds no studies: {why}; choose another name"
+    else:
         return
-    if not os.access(path, os.R_OK | os.W_OK):
-        raise StorageNameError(
-            f"storage {path} is not readable and writable; change its mode, or choose another file"
-        )
-    problem = _journal_problem(path) if is_journal else _database_problem(path)
-    if problem is not None:
-        raise StorageNameError(f"storage {path} holds no studies: {problem}; choose another name")
+    raise StorageNameError(f"storage {path}{problem}")
 
 
 def _is_directory(path: Path) -> StorageNameError:
@@ -246,28 +237,29 @@ def _is_directory(path: Path) -> StorageNameError:
     )
 
 
-def _journal_problem(path: Path) -> str | None:
+def _journal_problem(path: Path) -> str:
     with path.open("rb") as stream:
         line = stream.readline(MAX_LINE_BYTES)
     with contextlib.suppress(ValueError, TypeError):
         if not line or "op_code" in dict(json.loads(line)):
-            return None
+            return ""
     return "it is not a journal of Optuna's"
 
 
-def _database_problem(path: Path) -> str | None:
+def _database_problem(path: Path) -> str:
     """Why an existing file is no database of Optuna's. An empty one may become it."""
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True)) as database:
-            rows = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            names = {name for (name,) in rows}
+            rows = database.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ).fetchall()
     except sqlite3.OperationalError:  # such as a lock: Optuna waits longer
-        return None
+        return ""
     except sqlite3.DatabaseError as error:
         return str(error)
     # These come first when tables are created.
-    own = {"studies", "version_info"}
-    return "it is a database of another program" if names and own.isdisjoint(names) else None
+    is_foreign = rows and {("studies",), ("version_info",)}.isdisjoint(rows)
+    return "it is a database of another program" if is_foreign else ""
 
 
 def _open(url: str, file: Path | None) -> Storage:
@@ -283,32 +275,32 @@ def _open(url: str, file: Path | None) -> Storage:
 
         journal = JournalStorage(JournalFileBackend(str(file)))
         return Storage(journal, url, None, journal)
-    lock_path = None if file is None else f"{file}{LOCK_SUFFIX}"
-    # A server may have been restarted since the last launch. A file that is not held open can be
-    # moved.
-    arguments: dict[str, Any] = {"pool_pre_ping": True}
-    if file is not None:
-        from sqlalchemy.pool import NullPool
+    if file is None:
+        backend = _with_tables(
+            url, pool_pre_ping=True
+        )  # a server may be restarted between launches
+        return Storage(optuna.storages.get_storage(backend), _shown(url), None, backend)
+    from sqlalchemy.pool import NullPool
 
-        arguments = {"poolclass": NullPool, "connect_args": {"timeout": SQLITE_TIMEOUT_S}}
-    # Two processes cannot create the tables of a new file at the same time.
-    with Storage.writing(Storage(None, "", lock_path, None)):  # type: ignore[arg-type]
-        backend = _with_tables(partial(optuna.storages.RDBStorage, url, engine_kwargs=arguments))
-    cached = optuna.storages.get_storage(backend)
-    return Storage(cached, _shown(url), lock_path, backend, backend.engine.dispose)
+    lock_path = f"{file}{LOCK_SUFFIX}"
+    # Two processes cannot create the tables of a new file at the same time. A file that is not held open
+    # can be moved.
+    with _locked(lock_path):
+        timeout = {"timeout": SQLITE_TIMEOUT_S}
+        backend = _with_tables(url, poolclass=NullPool, connect_args=timeout)
+    return Storage(optuna.storages.get_storage(backend), _shown(url), lock_path, backend)
 
 
-def _with_tables(opened: Callable[[], RDBStorage]) -> RDBStorage:
+def _with_tables(url: str, **arguments: Any) -> RDBStorage:
     """Open a database and create its tables, which another machine may do at the same time."""
+    from optuna.storages import RDBStorage
     from sqlalchemy.exc import IntegrityError, ProgrammingError
 
     for _ in range(MAX_MAKERS):
-        try:
-            return opened()
-        except (IntegrityError, ProgrammingError):
-            # Another machine has created them meanwhile.
-            time.sleep(random.random() / 10)  # noqa: S311 - no secret
-    return opened()
+        with contextlib.suppress(IntegrityError, ProgrammingError):
+            return RDBStorage(url, engine_kwargs=arguments)
+        time.sleep(random.random() / 10)  # noqa: S311 - no secret
+    return RDBStorage(url, engine_kwargs=arguments)
 
 
 def _driver_of(url: str) -> str:
@@ -335,5 +327,4 @@ def _cause(error: BaseException) -> BaseException:
 def _reason(error: BaseException) -> str:
     """The first line of the root cause."""
     cause = _cause(error)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(cause).__name__
+    return str(cause).strip().split("\n")[0].strip().rstrip(".") or type(cause).__name__

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xlaunch.text import printable
 from xtune.errors import StudyError
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Goal, Objective
-from xtune.search.damage import DAMAGE
 from xtune.search.encoding import (
+    DAMAGE,
     PREFIX,
     Plain,
     decode_objective,
@@ -83,11 +84,11 @@ class Subject(NamedTuple):
 
     def difference(self, other: Subject) -> str | None:
         """Why launches of `other` cannot be compared with this one's, in one line; None if they can."""
-        machines = self.machine.difference(other.machine)
-        if machines is not None:
+        if (machines := self.machine.difference(other.machine)) is not None:
             return f"it belongs to another kind of machine ({machines})"
         if not self.program.agrees(other.program):
-            return f"it belongs to another program ({_words(other)}; this one is {_words(self)})"
+            there, here = (" ".join(one.program.words) for one in (other, self))
+            return f"it belongs to another program ({there}; this one is {here})"
         if self.objective != other.objective:
             return f"its objective is {_aim(other.objective)}; this one is {_aim(self.objective)}"
         if self.space.name != other.space.name:
@@ -139,13 +140,12 @@ class Study(NamedTuple):
 
     def keep_verdict(self, verdict: Verdict) -> None:
         """Store the verdict of a search, for later searches."""
-        interval = verdict.interval
         kept: Plain = {
             "kind": verdict.kind.value,
             "best": dict(verdict.best),
             "reason": verdict.reason,
         }
-        if interval is not None:
+        if (interval := verdict.interval) is not None:
             kept |= {"interval": [interval.low, interval.high], "estimate": interval.estimate}
         self.keep_note("verdict", kept)
 
@@ -164,47 +164,35 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
     the storage cannot be used.
     """
     with storage.reaching(), storage.writing():
-        studies = _all(storage)
+        studies, problems = _read(storage)
         if name is None:
-            matching = [
-                one
-                for one in studies
-                if one.version == SCHEMA_VERSION and subject.difference(one.subject) is None
-            ]
-            if matching:
-                return matching[0]
-            taken = {*unreadable(storage), *(one.name for one in studies)}
-            further = [f"{subject.name} {number}" for number in range(2, len(taken) + 2)]
-            name = next(one for one in (subject.name, *further) if one not in taken)
-        _check_readable(storage, name)
-        for one in studies:
-            if one.name == name and (difference := subject.difference(one.subject)) is not None:
-                raise StudyError(
-                    f"study {name!r} cannot be continued: {difference}; leave out --study, or give"
-                    " another name"
-                )
-            if one.name == name:
-                one.require_current()
-                return one
-        if not name.isprintable():
-            raise StudyError(f"study {name!r}: choose a name of printable characters only")
-        if name.endswith(RESULTS):
+            for one in studies:
+                if one.version == SCHEMA_VERSION and subject.difference(one.subject) is None:
+                    return one
+            taken = {*problems, *(one.name for one in studies)}
+            further = (f"{subject.name} {number}" for number in itertools.count(2))
+            names = itertools.chain([subject.name], further)
+            return _create(storage, subject, next(one for one in names if one not in taken))
+        found = _named(storage, name, studies, problems)
+        if found is None:
+            return _create(storage, subject, name)
+        if (difference := subject.difference(found.subject)) is not None:
             raise StudyError(
-                f"study {name!r}: names that end with {RESULTS!r} are of studies of results; choose"
-                " another name"
+                f"study {name!r} cannot be continued: {difference}; leave out --study, or give another"
+                " name"
             )
-        return _create(storage, subject, name)
+        found.require_current()
+        return found
 
 
 def find_study(storage: Storage, name: str) -> Study:
-    """The study of that name. Raises StudyError if there is none, with the names of the others, or
-    if it has another format.
-    """
+    """The study of that name, or with that beginning. Raises StudyError, with the names of the others."""
     with storage.reaching():
-        _check_readable(storage, name)
-        studies = _all(storage)
-    found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
-    if len(found) == 1 or (found and found[0].name == name):
+        studies, problems = _read(storage)
+    if (exact := _named(storage, name, studies, problems)) is not None:
+        return exact
+    found = [one for one in studies if one.name.startswith(f"{name} ")]
+    if len(found) == 1:
         return found[0]
     known = ", ".join(repr(one.name) for one in studies) or "none"
     many = "several studies are named" if found else "there is no study named"
@@ -214,69 +202,57 @@ def find_study(storage: Storage, name: str) -> Study:
 def list_studies(storage: Storage) -> list[Study]:
     """The studies in a storage, the oldest first, without `unreadable` ones and other tools'."""
     with storage.reaching():
-        return _all(storage)
+        return _read(storage)[0]
 
 
 def unreadable(storage: Storage) -> dict[str, str]:
     """The names of studies that this version of xtune cannot read, with the reasons."""
     with storage.reaching():
-        studies = storage.backend.get_all_studies()
-    found = {}
-    for one in studies:
-        version = one.user_attrs.get(VERSION, SCHEMA_VERSION)
-        if version not in (SCHEMA_VERSION, COMPRESSED):
-            found[one.study_name] = (
-                f"has format version {version!r}; this xtune reads {COMPRESSED} and {SCHEMA_VERSION}"
-            )
-        elif VERSION in one.user_attrs and _subject(one.user_attrs) is None:
-            found[one.study_name] = "cannot be read: its description is damaged"
-    return found
+        return _read(storage)[1]
 
 
 def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
     """The winners of other studies of this program on this kind of machine, as seeds for this space."""
     found = []
     for study in list_studies(storage):
-        verdict = study.notes.get("verdict")
-        other = study.subject
-        is_other = subject.difference(other) is not None
+        verdict, other = study.notes.get("verdict"), study.subject
+        if not verdict or verdict["kind"] != VerdictKind.GAIN.value:
+            continue
+        winner = Configuration(verdict["best"])
         same = other.machine.fingerprint == subject.machine.fingerprint
-        if verdict and is_other and same and subject.program.agrees(other.program):
-            winner = Configuration(verdict["best"])
-            if verdict["kind"] == VerdictKind.GAIN.value and winner != BARE:
-                known = {
-                    one.name: winner[one.name]
-                    for one in subject.space.parameters
-                    if winner.get(one.name) in one.values
-                }
-                configuration = subject.space.complete(known)
-                found.append(Seed(f"winner of study {study.name!r}", configuration))
+        is_ours = same and subject.program.agrees(other.program)
+        if is_ours and winner != BARE and subject.difference(other) is not None:
+            values = {one.name: one.values for one in subject.space.parameters}
+            known = {name: one for name, one in winner.items() if one in values.get(name, ())}
+            seed = subject.space.complete(known)
+            found.append(Seed(f"winner of study {study.name!r}", seed))
     return found
 
 
-def _all(storage: Storage) -> list[Study]:
-    studies = []
+def _read(storage: Storage) -> tuple[list[Study], dict[str, str]]:
+    """The studies of xtune's, the oldest first, and the problems of those that cannot be read, by name."""
+    studies, problems = [], {}
     for frozen in storage.backend.get_all_studies():
-        version = frozen.user_attrs.get(VERSION)
+        name, attributes = frozen.study_name, frozen.user_attrs
+        version = attributes.get(VERSION)
+        if VERSION not in attributes:
+            continue  # another tool's, or being made
         if version not in (SCHEMA_VERSION, COMPRESSED):
-            continue  # another version's or tool's, or being made
-        subject = _subject(frozen.user_attrs)
-        if subject is None:
+            readable = f"this xtune reads {COMPRESSED} and {SCHEMA_VERSION}"
+            problems[name] = f"has format version {version!r}; {readable}"
             continue
-        study_id = storage.backend.get_study_id_from_name(frozen.study_name)
-        notes = _notes(frozen.user_attrs)
-        studies.append(Study(storage, study_id, frozen.study_name, subject, notes, version))
-    return sorted(studies, key=lambda study: study.id)
-
-
-def _subject(attributes: Mapping[str, Any]) -> Subject | None:
-    """The subject of a study; None if it is damaged."""
-    try:
-        if attributes[VERSION] == COMPRESSED:
-            return Subject.from_plain(read_compressed(attributes, "subject"))
-        return Subject.from_plain({name: read_value(attributes, name) for name in SUBJECT})
-    except DAMAGE:
-        return None
+        try:
+            if version == COMPRESSED:
+                plain = read_compressed(attributes, "subject")
+            else:
+                plain = {part: read_value(attributes, part) for part in SUBJECT}
+            subject = Subject.from_plain(plain)
+        except DAMAGE:
+            problems[name] = "cannot be read: its description is damaged"
+            continue
+        study_id = storage.backend.get_study_id_from_name(name)
+        studies.append(Study(storage, study_id, name, subject, _notes(attributes), version))
+    return sorted(studies, key=lambda study: study.id), problems
 
 
 def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,20 +268,28 @@ def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return notes
 
 
-def _check_readable(storage: Storage, name: str) -> None:
-    problem = unreadable(storage).get(name)
-    if problem is not None:
+def _named(
+    storage: Storage, name: str, studies: Sequence[Study], problems: Mapping[str, str]
+) -> Study | None:
+    """The study of that name. Raises StudyError if it cannot be read."""
+    if name in problems:
         raise StudyError(
-            f"study {name!r} in {storage.shown} {problem}; xtune --study NAME begins another"
+            f"study {name!r} in {storage.shown} {problems[name]}; xtune --study NAME begins another"
         )
+    return next((one for one in studies if one.name == name), None)
 
 
 def _create(storage: Storage, subject: Subject, name: str) -> Study:
     from optuna.exceptions import DuplicatedStudyError
     from optuna.study import StudyDirection
 
-    maximize = subject.objective.goal is Goal.MAXIMIZE
-    direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+    if not name.isprintable():
+        raise StudyError(f"study {name!r}: choose a name of printable characters only")
+    if name.endswith(RESULTS):
+        raise StudyError(
+            f"study {name!r}: names that end with {RESULTS!r} are of studies of results; choose another"
+            " name"
+        )
     backend = storage.backend
     for other in backend.get_all_studies():
         if other.study_name == f"{name}{RESULTS}" and RESULTS_OF not in other.user_attrs:
@@ -313,6 +297,8 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
                 f"{other.study_name!r} in {storage.shown} is a study of another tool, and xtune would show"
                 f" the results of {name!r} there; choose another name"
             )
+    maximize = subject.objective.goal is Goal.MAXIMIZE
+    direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
     try:
         study_id = backend.create_new_study([direction], name)
     except DuplicatedStudyError:
@@ -334,8 +320,7 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
 
 def _what_differs(own: Space, other: Space) -> str:
     """The first difference of another space from this one, in words."""
-    here = {one.name: one.values for one in own.parameters}
-    there = {one.name: one.values for one in other.parameters}
+    here, there = ({one.name: one.values for one in space.parameters} for space in (own, other))
     for name in (*there, *here):
         if there.get(name) != here.get(name):
             return f"{name}: {_listed(there.get(name))}; this one: {_listed(here.get(name))}"
@@ -343,13 +328,8 @@ def _what_differs(own: Space, other: Space) -> str:
 
 
 def _listed(values: tuple[Value, ...] | None) -> str:
-    if values is None:
-        return "not searched"
-    return textwrap.shorten(", ".join(map(str, values)), 80, placeholder=" ...")
-
-
-def _words(subject: Subject) -> str:
-    return " ".join(subject.program.words)
+    text = "not searched" if values is None else ", ".join(map(str, values))
+    return textwrap.shorten(text, 80, placeholder=" ...")
 
 
 def _aim(objective: Objective) -> str:

@@ -21,23 +21,27 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from xtune.errors import StorageError
 from xtune.launches.launch import Launch
-from xtune.search.damage import DAMAGE, check_fields, check_record, damage_text
 from xtune.search.encoding import (
+    DAMAGE,
     PREFIX,
     Plain,
-    decode_claim,
+    check_details,
+    check_numbers,
+    damage_text,
     decode_final_plan,
     decode_result,
     encode_claim,
     encode_result,
+    from_plain,
     read_compressed_trial,
     read_values,
+    to_plain,
     write_value,
 )
 from xtune.search.records import NextLaunch, Provenance, Record, Stage
@@ -120,22 +124,21 @@ class StudyStore:
             trial_id = backend.create_new_trial(self._study.id, template_trial=self._template(step))
             number = backend.get_trial(trial_id).number
             self._claimed[number] = trial_id, threading.Event()
+            is_first = False
             try:
                 records, dead = self._read()
                 for one in dead:
                     dead_id = backend.get_trial_id_from_study_id_trial_number(self._study.id, one)
                     self._fail(dead_id, "its worker is dead")
                 owner = next(one for one in records if _place(one.step) == _place(step))
-                if owner.number != number:
+                is_first = owner.number == number
+                if not is_first:
                     self._fail(trial_id, "another worker has claimed it")
-            except BaseException:
-                del self._claimed[number]
-                raise
-            if owner.number != number:
-                del self._claimed[number]
-                return None
-        beat = threading.Thread(target=self._beat, args=self._claimed[number], daemon=True)
-        beat.start()
+                    return None
+            finally:
+                if not is_first:
+                    del self._claimed[number]
+        threading.Thread(target=self._beat, args=self._claimed[number], daemon=True).start()
         return number
 
     def finish(self, number: int, launch: Launch) -> bool:
@@ -167,44 +170,39 @@ class StudyStore:
         dead: list[int] = []
         found = [self._record(trial, dead) for trial in self._trials()]
         records = [record for record in found if record is not None]
-        current = self._started_as_now(records)
-        counted = {one.number for one in current}
-        self.left_out = tuple(
-            [one for one in records if one.launch is not None and one.number not in counted]
-        )
-        places: dict[object, Record] = {}
-        for record in current:
-            places.setdefault(_place(record.step), record)
-        return list(places.values()), dead
+        counted: dict[tuple[str, ...], Record] = {}
+        left_out: list[Record] = []
+        starts_as_now = self._starts_as_now(records)
+        for record in records:
+            if starts_as_now(record.step):
+                counted.setdefault(_place(record.step), record)
+            elif record.launch is not None:
+                left_out.append(record)
+        self.left_out = tuple(left_out)
+        return list(counted.values()), dead
 
-    def _started_as_now(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The records whose configurations would be started in the same way now."""
+    def _starts_as_now(self, records: Sequence[Record]) -> Callable[[NextLaunch], bool]:
+        """Whether the configurations of a step would be started in the same way now."""
         plan_hash = self._plan_hash
         if plan_hash is None:
-            return records
+            return lambda step: True
         finals = {
             tuple(map(plan_hash, decode_final_plan(record.step.details["plan"]).configurations))
             for record in records
             if record.step.stage is Stage.FINAL
         }
-        return [
-            record
-            for record in records
-            if record.step.plan_hash == plan_hash(record.step.configuration)
-            and (
-                record.step.stage is not Stage.FINAL
-                or tuple(record.step.details.get("plans", ())) in finals
-            )
-        ]
+        return lambda step: (
+            step.plan_hash == plan_hash(step.configuration)
+            and (step.stage is not Stage.FINAL or tuple(step.details["plans"]) in finals)
+        )
 
-    def _trials(self) -> Iterable[FrozenTrial]:
-        try:
-            return self._storage.backend.get_all_trials(self._study.id, deepcopy=False)
-        except (ValueError, LookupError):  # one is damaged: Optuna returns all of them or none
-            return self._trials_one_by_one()
-
-    def _trials_one_by_one(self) -> Iterator[FrozenTrial]:
+    def _trials(self) -> Iterator[FrozenTrial]:
         backend = self._storage.backend
+        try:
+            yield from backend.get_all_trials(self._study.id, deepcopy=False)
+            return
+        except (ValueError, LookupError):
+            pass  # one is damaged: Optuna returns all of them or none
         for number in itertools.count():
             try:
                 trial_id = backend.get_trial_id_from_study_id_trial_number(self._study.id, number)
@@ -216,51 +214,49 @@ class StudyStore:
                 self.damaged[number] = damage_text(error)
 
     def _record(self, trial: FrozenTrial, dead: list[int]) -> Record | None:
-        number, attributes = trial.number, trial.user_attrs
+        number, is_finished = trial.number, trial.state.is_finished()
         if number in self._finished:
             return self._finished[number]
-        if OWN.isdisjoint(attributes):
+        if OWN.isdisjoint(trial.user_attrs):
             return None
         record = None
-        if not (trial.state.is_finished() and NOT_MADE in attributes):
+        if not (is_finished and NOT_MADE in trial.user_attrs):
             try:
-                plain = self._plain(trial)
-                worker, record = self._decoded(trial, plain)
+                worker, token, record = self._decoded(trial)
             except DAMAGE as error:
                 self.damaged[number] = damage_text(error)
                 return None
-        if trial.state.is_finished():
+        if is_finished:
             self._finished[number] = record
         elif number not in self._claimed:
-            # Claimed here but not under way: the storage failed during the claim.
-            is_own = plain.get("token") == self._token
-            if is_own or self._watch.is_lost(number, worker, trial.system_attrs.get(BEAT, 0)):
+            # With this token the storage failed during the claim.
+            beat = trial.system_attrs.get(BEAT, 0)
+            if token == self._token or self._watch.is_lost(number, worker, beat):
                 dead.append(number)
                 return None
         return record
 
-    def _plain(self, trial: FrozenTrial) -> Plain:
-        if self._study.version == SCHEMA_VERSION:
-            return read_values(trial.user_attrs)
-        return read_compressed_trial(trial.user_attrs)
-
-    def _decoded(self, trial: FrozenTrial, plain: Plain) -> tuple[SearchWorker, Record]:
-        """The worker and the record of a trial. Raises one of `DAMAGE`."""
-        worker = SearchWorker(**plain["worker"])
-        made = Provenance(**plain["made"] | {"left_out": tuple(plain["made"]["left_out"])})
+    def _decoded(self, trial: FrozenTrial) -> tuple[SearchWorker, object, Record]:
+        """The worker of a trial, its token and the record. Raises one of `DAMAGE`."""
+        is_current = self._study.version == SCHEMA_VERSION
+        plain = (read_values if is_current else read_compressed_trial)(trial.user_attrs)
+        worker = from_plain(SearchWorker, plain["worker"])
+        made = from_plain(Provenance, plain["made"])
+        step, launch = from_plain(NextLaunch, {**plain, "configuration": {}}), None
         configuration = BARE if plain.get("bare") else Configuration(trial.params)
-        step, launch = decode_claim(plain, configuration), None
+        step = step._replace(configuration=configuration)
+        for one in check_details(step):
+            if one != BARE and one not in self._study.subject.space:
+                raise ValueError(f"{one!r} is outside the space of the study")
         if trial.state.is_finished():
             launch = decode_result({"value": trial.value} | plain, step)
-        record = Record(trial.number, step, worker.host, launch, made)
-        check_fields(worker)
-        check_record(record, self._study.subject.space)
-        if launch is not None and trial.state is not state_of(launch):
-            raise ValueError(
-                f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
-                f" {launch.value}"
-            )
-        return worker, record
+            check_numbers(step, launch)
+            if trial.state is not state_of(launch):
+                raise ValueError(
+                    f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
+                    f" {launch.value}"
+                )
+        return worker, plain.get("token"), Record(trial.number, step, worker.host, launch, made)
 
     # Writing.
 
@@ -271,8 +267,8 @@ class StudyStore:
             **encode_claim(step),
             **({"bare": True} if step.configuration == BARE else {}),
             "host": self._worker.name,
-            "worker": self._worker._asdict(),
-            "made": self.made._asdict(),
+            "worker": to_plain(self._worker),
+            "made": to_plain(self.made),
             "token": self._token,
         }
         attributes: Plain = {}

@@ -64,16 +64,13 @@ class Watch:
         lease_s: float = LEASE_S,
     ) -> None:
         """`lease_s`: several times the interval of other workers' increments."""
-        self._me = me
-        self._clock = clock
-        self._lease_s = lease_s
+        self._me, self._clock, self._lease_s = me, clock, lease_s
         self._seen: dict[int, tuple[int, float]] = {}
         """For each launch, the last count and when it was first seen."""
 
     def is_lost(self, number: int, worker: SearchWorker, beat: int) -> bool:
         """Whether the worker of the launch of that number is dead. `beat`: its counter."""
-        me = self._me
-        if worker.boot and (worker.boot, worker.namespace) == (me.boot, me.namespace):
+        if worker.boot and (worker.boot, worker.namespace) == (self._me.boot, self._me.namespace):
             return start_ticks(worker.pid) != worker.start_ticks
         now_s = self._clock()
         if self._seen.get(number, (-1, 0.0))[0] != beat:
@@ -86,22 +83,21 @@ def runtime_directory(environment: Mapping[str, str]) -> Path:
     return Path(files.runtime_directory("xtune", environment))
 
 
-class HostTurn:
+class HostTurn(NamedTuple):
     """A context manager factory for launches; the context excludes other launches on this host."""
 
-    def __init__(self, directory: Path, waiting: Callable[[str], None] | None = None) -> None:
-        """`directory`: see `runtime_directory`. `waiting`: called with the holder's name before waiting."""
-        self._path = str(directory / "launching.lock")
-        self._waiting = waiting
+    directory: Path
+    """See `runtime_directory`."""
+    waiting: Callable[[str], None] = lambda _: None
+    """Called with the holder's name before waiting."""
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        with files.locked(self._path, waiting=self._report) as descriptor:
+        path = str(self.directory / "launching.lock")
+        with files.locked(path, waiting=self._report) as descriptor:
             # The last holder's name stays until it is overwritten, so a waiting process reads a name.
             files.write_record(descriptor, f"PID {os.getpid()}".encode())
             yield
 
     def _report(self, descriptor: int) -> None:
-        if self._waiting is not None:
-            holder = files.read_record(descriptor).decode(errors="replace")
-            self._waiting(holder or "another process")
+        self.waiting(files.read_record(descriptor).decode(errors="replace") or "another process")
