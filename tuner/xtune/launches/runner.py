@@ -23,15 +23,12 @@ from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
-from xlaunch.text import number
-from xtune.errors import ObjectiveError, SpaceError
-from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
-from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
-from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
+from xtune.errors import SpaceError
+from xtune.launches.announcements import MARK, Announcement
+from xtune.launches.launch import WALL, Launch, Objective, Outcome
+from xtune.launches.measurements import Reader
 from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
 from xtune.launches.printed_rates import rate_in
-from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
-from xtune.launches.requirements import check, metrics_to_read
 from xtune.launches.services import (
     Load,
     Running,
@@ -46,22 +43,13 @@ from xtune.launches.services import (
     run_command,
 )
 from xtune.launches.summaries import (
-    Summary,
-    Window,
-    comparable,
     kind_in,
     name_of,
-    printed_units,
     series_of,
-    summaries_of_run,
-    unit_in,
-    window_of,
 )
 from xtune.launches.watching import (
     Race,
     Tail,
-    Watched,
-    describe_unseen,
     failure_of,
     secondary_of,
     watch,
@@ -76,14 +64,6 @@ MAX_PADDING = 4096
 
 GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL, unless the user asks for less."""
-
-ERRORS_NOT_SEEN = (
-    "failed requests are not seen: the output is not that of a known load generator"
-    f" ({', '.join(GENERATORS)})"
-)
-
-MAX_LINES_TOLD = 3
-"""Of a generator's output without the metric."""
 
 
 class _Command(NamedTuple):
@@ -143,9 +123,7 @@ class Runner:
         self._objective = objective
         self._machine = resolver.machine
         self._environment = os.environ if environment is None else environment
-        if service is not None:
-            metrics = (*metrics, f"{MetricKind.TIME.value}:{LATENCY}")
-        self._metrics = metrics_to_read(objective, metrics)
+        self._reader = Reader(objective, metrics, is_service=service is not None)
         self._service = service
         self._prepare, self._cleanup = prepare, cleanup
         self._kept_free = (
@@ -159,10 +137,6 @@ class Runner:
         self._next_bare: Launch | None = None
         self._earlier_s = 0.0
         """Time of launches that `take_over` added."""
-        self._printed: dict[str, str] = {}
-        """See `printed_units`."""
-        self.announcements: tuple[Announcement, ...] = ()
-        """The announcements of the last launch."""
         self.reads_output = False
         """Look for `printed_rate` in the output of the next bare command."""
         self.printed_rate: str | None = None
@@ -170,6 +144,11 @@ class Runner:
     @property
     def objective(self) -> Objective:
         return self._objective
+
+    @property
+    def announcements(self) -> tuple[Announcement, ...]:
+        """The announcements of the last launch."""
+        return self._reader.announcements
 
     def now_s(self) -> float:
         return time.monotonic() + self._earlier_s
@@ -184,7 +163,7 @@ class Runner:
 
     def learn(self, launches: Iterable[Launch]) -> None:
         """Compare times with those of earlier launches of the study, whatever units are printed."""
-        self._printed = {**self._printed, **printed_units(launches, self._metrics)}
+        self._reader.learn(launches)
 
     def measure(
         self,
@@ -198,7 +177,7 @@ class Runner:
         if made is not None and configuration == BARE:
             self._earlier_s += made.secondary.wall_s
             return made
-        self.announcements = ()
+        self._reader.announcements = ()
         launch = Launch(
             configuration=configuration,
             plan_hash=self._resolver.plan_hash(configuration) or "",
@@ -250,7 +229,7 @@ class Runner:
 
     def _watched(self, run: RunRequest) -> RunRequest:
         """`run` with the options for observing and ending it."""
-        metrics = self._metrics
+        metrics = self._reader.metrics
         if self._service is not None:  # its output is read for a line only
             metrics = ("ready",) if self._service.awaited_line else ()
         return run._replace(
@@ -281,7 +260,7 @@ class Runner:
         if objective.metric == WALL:
             return Race(cut_at, objective.goal, None, MetricKind.TIME, count)
         kind, name = kind_in(objective.metric), name_of(objective.metric)
-        return Race(cut_at, objective.goal, name, kind, count, self._printed)
+        return Race(cut_at, objective.goal, name, kind, count, self._reader.printed)
 
     def _run(
         self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
@@ -292,7 +271,7 @@ class Runner:
         is_read = self.reads_output and launch.configuration == BARE
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
-            mark = MARK if MARK in self._metrics else None
+            mark = MARK if MARK in self._reader.metrics else None
             with confined(cpus_of_bare(command.plan, self._machine, self._kept_free)):
                 run = xlaunch.start(
                     command.plan,
@@ -343,226 +322,21 @@ class Runner:
         )
         notes = tuple(text for text in notes if text not in shared)
         if load is not None:
-            return self._measured_load(launch, load, report, memory, notes)
+            return self._reader.measured_load(launch, load, report, memory, notes)
         failure = failure_of(report, watched, memory, said)
         is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
         if is_timeout and limit_s is not None:
             until_s = started + limit_s - watched.began
-            served = self._served(launch, report, watched, until_s)
+            served = self._reader.served(launch, report, watched, until_s, limit_s)
             if served is not None:
                 return served
         if failure is not None:
             outcome, reason = failure
             if is_timeout:
-                reason += f"; {self._describe_unserved()}"
-            series = (*series_of(report), *self._announced(watched).series)
+                reason += f"; {self._reader.describe_unserved()}"
+            series = (*series_of(report), *self._reader.announced(watched).series)
             said = "" if outcome is Outcome.CUT else said
             return launch._replace(
                 outcome=outcome, series=series, stderr_tail=said, notes=(reason, *notes)
             )
-        return self._measured(launch, report, watched, said, notes)
-
-    # What was seen.
-
-    def _announced(self, watched: Watched) -> Announced:
-        announced = read_announcements(watched.lines, watched.began)
-        self.announcements = announced.announcements
-        return announced
-
-    def _served(
-        self,
-        launch: Launch,
-        report: Report,
-        watched: Watched,
-        until_s: float,
-    ) -> Launch | None:
-        """The measurement of a launch that was stopped while running; None if it is not enough.
-
-        Every instance must have enough steady values of the objective's metric while all were running.
-        """
-        window = Window(until_s=until_s)
-        served = self._measured(launch, report, watched, "", (), window)
-        name = self._metric_name(self.announcements)
-        for total in report.metrics:
-            if total.name == name:
-                window = window_of(total).within(window)
-        seen = [one for one in served.series if one.metric == name and window.of(one).values]
-        if served.outcome is Outcome.NOT_FINITE:
-            return served
-        if (
-            served.outcome is not Outcome.MEASURED
-            or served.steadiness in (Steadiness.TOO_FEW, Steadiness.NOT_STEADY)
-            or len({one.instance for one in seen}) < len(report.instances)
-        ):
-            return None
-        assert self._timeout_s is not None
-        limit = number(self._timeout_s)
-        note = f"it was still running after {limit} s: measured until then and stopped"
-        return served._replace(notes=(note, *served.notes))
-
-    def _describe_unserved(self) -> str:
-        """Why a program that was still running could not be measured."""
-        if self._objective.metric == WALL:
-            return "a program that does not end needs a --metric that it prints while running"
-        return (
-            f"it had too few steady values of {self._objective.metric!r} by then:"
-            " increase --timeout"
-        )
-
-    def _metric_name(self, announcements: Sequence[Announcement]) -> str:
-        """The name of the objective's metric in series."""
-        objective = self._objective
-        name = objective.metric if objective.metric == WALL else name_of(objective.metric)
-        return announcements[0].metric if name == MARK and announcements else name
-
-    def _measured(
-        self,
-        launch: Launch,
-        report: Report,
-        watched: Watched,
-        said: str,
-        known: Sequence[str],
-        window: Window | None = None,
-    ) -> Launch:
-        """The measurement of a launch that succeeded. `window`: when values count."""
-        announced = self._announced(watched)
-        series = (*series_of(report), *announced.series)
-        summaries = summaries_of_run(report, announced, self._objective, window or Window())
-        name = self._metric_name(announced.announcements)
-        launch = launch._replace(series=series, stderr_tail=said)
-        lines = [
-            f"{total.name}: {total.not_finite}" for total in report.metrics if total.not_finite
-        ]
-        lines += [announced.not_finite] if announced.not_finite else []
-        if lines:
-            return launch._replace(outcome=Outcome.NOT_FINITE, notes=(*lines[:1], *known))
-        # Replaced by a note for each metric.
-        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
-        unseen = describe_unseen(self._objective.metric, report)
-        return self._concluded(launch, summaries, name, [*notes, *announced.notes], unseen)
-
-    def _concluded(
-        self,
-        launch: Launch,
-        summaries: Mapping[str, Summary],
-        name: str,
-        notes: Sequence[str],
-        unseen: str,
-    ) -> Launch:
-        """The launch with its value.
-
-        name
-            Of the objective's metric.
-        unseen
-            The note for a metric without a value.
-        """
-        try:
-            launch, summaries = self._comparable(launch, summaries)
-        except ObjectiveError as error:
-            return launch._replace(outcome=Outcome.NO_METRIC, notes=(str(error), *notes))
-        seen, unmet = check(
-            self._objective.requirements, summaries, launch.secondary, self._printed
-        )
-        launch = launch._replace(requirements=seen, metrics=tuple(_others(summaries, name)))
-        for other, summary in summaries.items():
-            # A generator's table of percentiles may have no median.
-            has_no_median = self._service is not None and other == LATENCY != name
-            if not summary.is_finite and not has_no_median:
-                lines = (f"{other} is {number(summary.value)}", *notes)
-                return launch._replace(outcome=Outcome.NOT_FINITE, notes=lines)
-        notes = (*notes, *unmet)
-        if name != WALL and name not in summaries:
-            notes = (unseen, *dict.fromkeys(notes))
-            return launch._replace(outcome=Outcome.NO_METRIC, notes=notes)
-        value, steadiness, told = launch.secondary.wall_s, Steadiness.TOO_FEW, list[str]()
-        if name != WALL:
-            value, steadiness = summaries[name].value, summaries[name].steadiness
-            told += summaries[name].notes
-        told += notes
-        for other, summary in summaries.items():
-            if other != name:
-                told += [f"{other}: {note}" for note in summary.notes]
-        implied = () if self._service is None else (LATENCY,)
-        told += [
-            f"{text}: it was not printed"
-            for text in self._metrics
-            if text != MARK and name_of(text) not in (*summaries, *implied)
-        ]
-        return launch._replace(
-            outcome=Outcome.MEASURED,
-            value=value,
-            steadiness=steadiness,
-            stderr_tail="",
-            notes=tuple(dict.fromkeys(told)),
-        )
-
-    def _comparable(
-        self, launch: Launch, summaries: Mapping[str, Summary]
-    ) -> tuple[Launch, dict[str, Summary]]:
-        """The launch and its summaries, with times in the units of the study; see `comparable`.
-
-        Raises `ObjectiveError` for a unit that cannot be compared.
-        """
-        found, factors = dict(summaries), dict[str, float]()
-        for name, summary in summaries.items():
-            if summary.kind is MetricKind.TIME:
-                first = self._printed.get(name)
-                factors[name], unit = comparable(name, summary.unit, first)
-                found[name] = summary.times(factors[name], unit)
-                if unit_in(name) is None:
-                    self._printed.setdefault(name, summary.printed_in)
-                    launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
-        series = [
-            one._replace(
-                values=tuple([value * factors.get(one.metric, 1.0) for value in one.values])
-            )
-            for one in launch.series
-        ]
-        return launch._replace(series=tuple(series)), found
-
-    # A service.
-
-    def _measured_load(
-        self,
-        launch: Launch,
-        load: Load,
-        report: Report,
-        memory: MemoryWatch,
-        known: Sequence[str],
-    ) -> Launch:
-        """The measurement of a service by what its generators printed."""
-        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
-        if not load.service_ended:
-            launch = launch._replace(exit_code=None)
-        if load.problem:
-            outcome, reason = load.outcome, load.problem
-            unwatched = Watched(0.0, (), None, "")
-            if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
-                outcome, reason = ended[0], f"{reason}: {ended[1]}"
-            return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
-        required = {one.quantity for one in self._objective.requirements}
-        requests = load.requests
-        shares = {} if requests is None else requests.shares
-        if requests is not None and any(shares[name] for name in shares.keys() - required):
-            hint = f"allow a share of them with --require '{ERRORS}<=1%' or '{REJECTED}<=1%'"
-            return launch._replace(outcome=Outcome.CRASHED, notes=(f"{requests}; {hint}", *notes))
-        if requests is None:
-            notes.append(ERRORS_NOT_SEEN)
-        summaries, name = summaries_of(load.outputs, self._metrics), name_of(self._objective.metric)
-        summaries |= {word: summary_of_share(word, share) for word, share in shares.items()}
-        series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
-        lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
-        unseen = f"the generator printed no {self._objective.metric!r}; its last lines:"
-        unseen = f"{unseen} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"
-        launch = launch._replace(series=tuple(series))
-        return self._concluded(launch, summaries, name, notes, unseen)
-
-
-def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
-    """The other metrics, and the mean, p90 and p99 of each time."""
-    for name, summary in summaries.items():
-        if name != objective:
-            yield name, summary.value
-        if summary.kind is MetricKind.TIME and summary.count > 1:
-            spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
-            yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
+        return self._reader.measured(launch, report, watched, said, notes)

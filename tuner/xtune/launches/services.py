@@ -332,8 +332,18 @@ def put_under_load(
         codes = [one.exit_code for one in reports]
         if any(codes) and running.has_ended(ANSWER_S):  # the generators failed because of that
             return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
+    return load_of(outputs, reports, cpus)
+
+
+def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Load:
+    """What generators did that have ended by themselves.
+
+    cpus
+        Those that they had to themselves; empty: none.
+    """
+    outputs = tuple(outputs)
     requests = requests_of(outputs)
-    for code, printed in zip(codes, outputs, strict=True):
+    for code, printed in zip([one.exit_code for one in reports], outputs, strict=True):
         # locust and k6 end with another exit code if requests failed.
         if code and not (requests and requests.failed + requests.rejected):
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"

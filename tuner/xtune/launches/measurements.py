@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns what was seen of a run, or printed by load generators, into the measurement of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xlaunch.errors import WarningKind, kind_of
+from xlaunch.metrics.metric_lines import MetricKind
+from xlaunch.report import Report
+from xlaunch.text import number
+from xtune.errors import ObjectiveError
+from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
+from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
+from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
+from xtune.launches.meters import MemoryWatch
+from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
+from xtune.launches.requirements import check, metrics_to_read
+from xtune.launches.services import Load
+from xtune.launches.summaries import (
+    Summary,
+    Window,
+    comparable,
+    name_of,
+    printed_units,
+    series_of,
+    summaries_of_run,
+    unit_in,
+    window_of,
+)
+from xtune.launches.watching import Watched, describe_unseen, failure_of
+
+ERRORS_NOT_SEEN = (
+    "failed requests are not seen: the output is not that of a known load generator"
+    f" ({', '.join(GENERATORS)})"
+)
+
+MAX_LINES_TOLD = 3
+"""Of a generator's output without the metric."""
+
+
+class Reader:
+    """Reads the launches of a study, whose times it compares in one unit."""
+
+    def __init__(
+        self, objective: Objective, metrics: Sequence[str] = (), *, is_service: bool = False
+    ) -> None:
+        """Raises `ObjectiveError` or `UsageError` for metrics that cannot be measured.
+
+        metrics
+            Further metrics to record, as for xlaunch's --metric.
+        is_service
+            The metrics are what load generators print.
+        """
+        if is_service:
+            metrics = (*metrics, f"{MetricKind.TIME.value}:{LATENCY}")
+        self._objective = objective
+        self._is_service = is_service
+        self.metrics = metrics_to_read(objective, metrics)
+        """All metrics, as for xlaunch's --metric."""
+        self.printed: dict[str, str] = {}
+        """See `printed_units`."""
+        self.announcements: tuple[Announcement, ...] = ()
+        """The announcements of the last launch."""
+
+    def learn(self, launches: Iterable[Launch]) -> None:
+        """Compare times with those of earlier launches of the study, whatever units are printed."""
+        self.printed = {**self.printed, **printed_units(launches, self.metrics)}
+
+    def announced(self, watched: Watched) -> Announced:
+        announced = read_announcements(watched.lines, watched.began)
+        self.announcements = announced.announcements
+        return announced
+
+    def served(
+        self,
+        launch: Launch,
+        report: Report,
+        watched: Watched,
+        until_s: float,
+        limit_s: float,
+    ) -> Launch | None:
+        """The measurement of a launch that was stopped while running; None if it is not enough.
+
+        Every instance must have enough steady values of the objective's metric while all were running.
+        """
+        window = Window(until_s=until_s)
+        served = self.measured(launch, report, watched, "", (), window)
+        name = self._metric_name(self.announcements)
+        for total in report.metrics:
+            if total.name == name:
+                window = window_of(total).within(window)
+        seen = [one for one in served.series if one.metric == name and window.of(one).values]
+        if served.outcome is Outcome.NOT_FINITE:
+            return served
+        if (
+            served.outcome is not Outcome.MEASURED
+            or served.steadiness in (Steadiness.TOO_FEW, Steadiness.NOT_STEADY)
+            or len({one.instance for one in seen}) < len(report.instances)
+        ):
+            return None
+        limit = number(limit_s)
+        note = f"it was still running after {limit} s: measured until then and stopped"
+        return served._replace(notes=(note, *served.notes))
+
+    def describe_unserved(self) -> str:
+        """Why a program that was still running could not be measured."""
+        if self._objective.metric == WALL:
+            return "a program that does not end needs a --metric that it prints while running"
+        return (
+            f"it had too few steady values of {self._objective.metric!r} by then:"
+            " increase --timeout"
+        )
+
+    def _metric_name(self, announcements: Sequence[Announcement]) -> str:
+        """The name of the objective's metric in series."""
+        objective = self._objective
+        name = objective.metric if objective.metric == WALL else name_of(objective.metric)
+        return announcements[0].metric if name == MARK and announcements else name
+
+    def measured(
+        self,
+        launch: Launch,
+        report: Report,
+        watched: Watched,
+        said: str,
+        known: Sequence[str],
+        window: Window | None = None,
+    ) -> Launch:
+        """The measurement of a launch that succeeded. `window`: when values count."""
+        announced = self.announced(watched)
+        series = (*series_of(report), *announced.series)
+        summaries = summaries_of_run(report, announced, self._objective, window or Window())
+        name = self._metric_name(announced.announcements)
+        launch = launch._replace(series=series, stderr_tail=said)
+        lines = [
+            f"{total.name}: {total.not_finite}" for total in report.metrics if total.not_finite
+        ]
+        lines += [announced.not_finite] if announced.not_finite else []
+        if lines:
+            return launch._replace(outcome=Outcome.NOT_FINITE, notes=(*lines[:1], *known))
+        # Replaced by a note for each metric.
+        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+        unseen = describe_unseen(self._objective.metric, report)
+        return self._concluded(launch, summaries, name, [*notes, *announced.notes], unseen)
+
+    def _concluded(
+        self,
+        launch: Launch,
+        summaries: Mapping[str, Summary],
+        name: str,
+        notes: Sequence[str],
+        unseen: str,
+    ) -> Launch:
+        """The launch with its value.
+
+        name
+            Of the objective's metric.
+        unseen
+            The note for a metric without a value.
+        """
+        try:
+            launch, summaries = self._comparable(launch, summaries)
+        except ObjectiveError as error:
+            return launch._replace(outcome=Outcome.NO_METRIC, notes=(str(error), *notes))
+        seen, unmet = check(self._objective.requirements, summaries, launch.secondary, self.printed)
+        launch = launch._replace(requirements=seen, metrics=tuple(_others(summaries, name)))
+        for other, summary in summaries.items():
+            # A generator's table of percentiles may have no median.
+            has_no_median = self._is_service and other == LATENCY != name
+            if not summary.is_finite and not has_no_median:
+                lines = (f"{other} is {number(summary.value)}", *notes)
+                return launch._replace(outcome=Outcome.NOT_FINITE, notes=lines)
+        notes = (*notes, *unmet)
+        if name != WALL and name not in summaries:
+            notes = (unseen, *dict.fromkeys(notes))
+            return launch._replace(outcome=Outcome.NO_METRIC, notes=notes)
+        value, steadiness, told = launch.secondary.wall_s, Steadiness.TOO_FEW, list[str]()
+        if name != WALL:
+            value, steadiness = summaries[name].value, summaries[name].steadiness
+            told += summaries[name].notes
+        told += notes
+        for other, summary in summaries.items():
+            if other != name:
+                told += [f"{other}: {note}" for note in summary.notes]
+        implied = (LATENCY,) if self._is_service else ()
+        told += [
+            f"{text}: it was not printed"
+            for text in self.metrics
+            if text != MARK and name_of(text) not in (*summaries, *implied)
+        ]
+        return launch._replace(
+            outcome=Outcome.MEASURED,
+            value=value,
+            steadiness=steadiness,
+            stderr_tail="",
+            notes=tuple(dict.fromkeys(told)),
+        )
+
+    def _comparable(
+        self, launch: Launch, summaries: Mapping[str, Summary]
+    ) -> tuple[Launch, dict[str, Summary]]:
+        """The launch and its summaries, with times in the units of the study; see `comparable`.
+
+        Raises `ObjectiveError` for a unit that cannot be compared.
+        """
+        found, factors = dict(summaries), dict[str, float]()
+        for name, summary in summaries.items():
+            if summary.kind is MetricKind.TIME:
+                first = self.printed.get(name)
+                factors[name], unit = comparable(name, summary.unit, first)
+                found[name] = summary.times(factors[name], unit)
+                if unit_in(name) is None:
+                    self.printed.setdefault(name, summary.printed_in)
+                    launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
+        series = [
+            one._replace(
+                values=tuple([value * factors.get(one.metric, 1.0) for value in one.values])
+            )
+            for one in launch.series
+        ]
+        return launch._replace(series=tuple(series)), found
+
+    def measured_load(
+        self,
+        launch: Launch,
+        load: Load,
+        report: Report,
+        memory: MemoryWatch,
+        known: Sequence[str],
+    ) -> Launch:
+        """The measurement of a service by what its generators printed."""
+        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+        if not load.service_ended:
+            launch = launch._replace(exit_code=None)
+        if load.problem:
+            outcome, reason = load.outcome, load.problem
+            unwatched = Watched(0.0, (), None, "")
+            if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
+                outcome, reason = ended[0], f"{reason}: {ended[1]}"
+            return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
+        required = {one.quantity for one in self._objective.requirements}
+        requests = load.requests
+        shares = {} if requests is None else requests.shares
+        if requests is not None and any(shares[name] for name in shares.keys() - required):
+            hint = f"allow a share of them with --require '{ERRORS}<=1%' or '{REJECTED}<=1%'"
+            return launch._replace(outcome=Outcome.CRASHED, notes=(f"{requests}; {hint}", *notes))
+        if requests is None:
+            notes.append(ERRORS_NOT_SEEN)
+        summaries, name = summaries_of(load.outputs, self.metrics), name_of(self._objective.metric)
+        summaries |= {word: summary_of_share(word, share) for word, share in shares.items()}
+        series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
+        lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
+        unseen = f"the generator printed no {self._objective.metric!r}; its last lines:"
+        unseen = f"{unseen} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"
+        launch = launch._replace(series=tuple(series))
+        return self._concluded(launch, summaries, name, notes, unseen)
+
+
+def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[str, float]]:
+    """The other metrics, and the mean, p90 and p99 of each time."""
+    for name, summary in summaries.items():
+        if name != objective:
+            yield name, summary.value
+        if summary.kind is MetricKind.TIME and summary.count > 1:
+            spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
+            yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
