@@ -43,6 +43,9 @@ _NUMBER = (
 )
 # A number is not the beginning of a longer word: 1.2k, 12,34, 3x.
 _NUMBER_ENDS = r"(?!\w|[.,][0-9])"
+_PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+"""After the numbers of rates. **Ex.:** ``1.2k items/s``, ``3.1Mit/s``."""
+_PREFIX = rf"(?:\s?[{''.join(_PREFIXES)}])?"
 _UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
 _THOUSANDS_OR_NOT = re.compile(_NUMBER)
 _UNIT_AFTER = re.compile(rf"\s?({_UNIT})(?!\w|/)")
@@ -200,8 +203,9 @@ def _patterns(name: str, kind: MetricKind) -> Iterator[re.Pattern[str]]:
     quoted = re.escape(name)
     starts = r"(?<![\w/.-])" if re.match(r"\w", name) else ""
     ends = r"(?![\w/])" if re.search(r"\w$", name) else ""
-    number = rf"({_NUMBER})(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
-    before = rf"(?<![\w.,+-])({_NUMBER})\s*{quoted}{ends}"
+    shown = _NUMBER + (_PREFIX if kind is MetricKind.RATE else "")
+    number = rf"({shown})(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
+    before = rf"(?<![\w.,+-])({shown})\s*{quoted}{ends}"
     behind = rf"{starts}{quoted}\s+{number}"
     is_unit = "/" in name or name in SECONDS_PER_UNIT or name in ("fps", "qps", "rps", "tps", "%")
     yield re.compile(rf"{starts}{quoted}[\"']?\s*[:=]\s*[\"']?{number}")
@@ -211,6 +215,9 @@ def _patterns(name: str, kind: MetricKind) -> Iterator[re.Pattern[str]]:
 
 def _value(text: str, unit: str | None) -> Value | None:
     text = text.strip()
+    factor = _PREFIXES.get(text[-1:], 1.0)
+    if factor != 1.0:
+        text = text[:-1].strip()
     if not _THOUSANDS_OR_NOT.fullmatch(text):
         return None
-    return Value(float(text.replace(",", "")), unit)
+    return Value(factor * float(text.replace(",", "")), unit)

@@ -73,6 +73,21 @@ def test_a_rate_counts_from_the_beginning_of_the_window():
     assert summed_up(found, window=Window(9.0, math.inf)).value == pytest.approx(15)
 
 
+def test_a_rate_far_above_the_others_counts_as_the_usual_work():
+    """A step of 100 images in a second, whose clock said 10 ms."""
+    rates = [100.0] * 10 + [1e4] + [100.0] * 9
+    times = tuple(float(place + 1) for place in range(20))
+    summary = summed_up(Series(0, "x/s", times, tuple(rates)), window=Window(0.0, math.inf))
+    assert summary.value == pytest.approx(100)
+    assert summary.notes[-1].startswith("1 of 20 values are over 10 times their median")
+    # Where a step does take less time, the rate is as printed.
+    fast = paced(rates, [100.0] * 20)
+    assert summed_up(fast, window=Window(0.0, math.inf)).value == pytest.approx(2000 / 19.01)
+    # A fifth of the values is no accident.
+    often = series(*[100.0] * 16, *[2000.0, 100.0] * 4)
+    assert summed_up(often, window=Window(0.0, math.inf)).value > 300
+
+
 def test_rates_that_came_at_once_share_the_time_before_them():
     found = Series(0, "x/s", (1.0, 4.0, 4.0, 5.0), (8.0, 10.0, 20.0, 30.0))
     assert summed_up(found, window=Window(1.0, math.inf)).value == pytest.approx(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from tests.tuner.show.made_up import FOUR, launch, recorded
 
-from xtune.search.records import Record
+from xtune.launches.launch import Secondary
+from xtune.search.records import Record, Stage
 from xtune.show.warnings import launch_warnings
 from xtune.space.parameters import BARE
 
@@ -33,6 +34,25 @@ def test_commands_after_launches_that_failed() -> None:
     failed = launch(FOUR, 100.0, notes=("--cleanup 'rm x' failed with exit code 1",))
     said = "after 2 launches of 3: --cleanup 'rm x' failed with exit code 1"
     assert told(*recorded([failed, launch(FOUR, 100.0), failed])) == [("cleanup", said)]
+
+
+def test_a_final_in_which_the_bare_command_waited_for_others() -> None:
+    def block(number: int, bare_waited: float) -> list[Record]:
+        waits = {BARE: bare_waited, FOUR: 0.02}
+        made = recorded(
+            launch(one, 100.0, secondary=Secondary(1.0, waited=share))
+            for one, share in waits.items()
+        )
+        final = {"attempt": 0, "block": number}
+        return [
+            one._replace(step=one.step._replace(stage=Stage.FINAL, details=final)) for one in made
+        ]
+
+    quiet, busy = [block(number, 0.03) for number in range(2)], [block(n, 0.5) for n in (2, 3, 4)]
+    ((about, text),) = told(*quiet[0], *busy[0], *busy[1], *busy[2], *quiet[1])
+    assert about == "waiting"
+    assert text.startswith("whether the settings made the difference is not known: in 3 of 5 pairs")
+    assert told(*quiet[0], *busy[0], *quiet[1]) == []
 
 
 def test_drift_of_the_bare_command() -> None:

@@ -5,12 +5,14 @@ xlaunch reports when all instances were running. The time that counts begins whe
 steady, so that only simultaneous throughputs are added, and latencies are pooled.
 
 A rate covers the time since the value before it, so rates are weighted by time: 50 and 150 images/s
-over equally many images take 3 and 1 seconds, and average 75 images/s.
+over equally many images take 3 and 1 seconds, and average 75 images/s. A rate far above all others, as
+after a step that a clock saw take no time, counts as the usual work in the time that it took.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -38,6 +40,11 @@ from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
 """Maximum number of instances that notes name one by one."""
+
+MAX_RATE = 10.0
+"""Rates above so many times the median are limited if they are few, see `_limited`."""
+MAX_LIMITED = 0.1
+"""Share of the values."""
 
 _WORST_FIRST = (
     Steadiness.NOT_STEADY,
@@ -219,13 +226,18 @@ def summarise(
     if kind is MetricKind.RATE:
         times = {one.instance: one.times_s for one in series}
         after_s = None if steady.after_s == -math.inf else steady.after_s
-        value = sum(
-            _mean(
-                values,
-                durations(times[index], inside[index].times_s[-len(values) :], after_s, values),
-            )
-            for index, values in kept.items()
-        )
+        value = 0.0
+        for index, values in kept.items():
+            kept_s = inside[index].times_s[-len(values) :]
+            weights = durations(times[index], kept_s, after_s, values)
+            limited = _limited(values, weights)
+            value += _mean(limited, weights)
+            if limited != values:
+                changed = sum(a != b for a, b in zip(limited, values, strict=True))
+                told.append(
+                    f"{changed} of {len(values)} values are over {MAX_RATE:g} times their median: they count"
+                    " as the usual work"
+                )
     elif kind is MetricKind.TIME:
         value = percentile(pooled, 50)
     else:
@@ -265,6 +277,21 @@ def _steady_part(
         later = zip(one.times_s[start:], one.values[start:], strict=True)
         kept[index] = tuple(value for at, value in later if at > latest or ends[index] == latest)
     return window._replace(after_s=max(window.after_s, latest)), kept
+
+
+def _limited(rates: tuple[float, ...], durations_s: Sequence[float] | None) -> tuple[float, ...]:
+    """The rates, those above `MAX_RATE` times the median as the median work in the time they took."""
+    limit = MAX_RATE * percentile(sorted(rates), 50)
+    if not 0 < sum(rate > limit for rate in rates) <= MAX_LIMITED * len(rates):
+        return rates
+    spans = durations_s or [1.0] * len(rates)
+    work = percentile(sorted(map(operator.mul, rates, spans)), 50)
+    return tuple(
+        [
+            min(rate, work / span) if rate > limit else rate
+            for rate, span in zip(rates, spans, strict=True)
+        ]
+    )
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:

@@ -186,7 +186,10 @@ def _lead(result: SearchResult) -> Iterator[str]:
 
 def _mattered(result: SearchResult) -> Iterator[str]:
     """The settings that mattered; for a small space the median of each configuration."""
-    caution = disturbance_of(itertools.pairwise(result.launches)).caution
+    neighbours = itertools.pairwise(result.launches)
+    caution = disturbance_of(
+        [(one, other) for one, other in neighbours if one.configuration != other.configuration]
+    ).caution
     if caution:
         yield f"  what mattered: {caution}"
         return

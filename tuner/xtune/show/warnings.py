@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.noise import Control, drift_of, noise_cautions, pooled_spread
+from xtune.evidence.noise import (
+    Control,
+    disturbance_of,
+    drift_of,
+    noise_cautions,
+    pooled_spread,
+)
 from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Launch, Outcome, Steadiness
@@ -57,6 +63,9 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
     failed = [note for one in made for note in one.notes if note.startswith("--cleanup ")]
     if failed:
         yield Warned("cleanup", f"after {launches(len(failed))} of {len(made):,}: {failed[-1]}")
+    caution = disturbance_of(final_pairs(records)).caution
+    if caution:
+        yield Warned("waiting", f"whether the settings made the difference is {caution}")
     hosts: dict[str, list[Control]] = {}
     for record in records:
         launch = record.launch
@@ -76,6 +85,18 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
             f"the bare command differs by {percent(max(medians) / min(medians) - 1.0)} between the"
             f" {len(medians)} hosts of this study; values are compared within a host",
         )
+
+
+def final_pairs(records: Sequence[Record]) -> Iterator[tuple[Launch, Launch]]:
+    """The launches of the bare command and of each finalist in the same block of a final."""
+    blocks: dict[tuple[int, int], list[Launch]] = {}
+    for record in records:
+        if record.step.stage is Stage.FINAL and record.launch is not None:
+            key = record.step.details["attempt"], record.step.details["block"]
+            blocks.setdefault(key, []).append(record.launch)
+    for block in blocks.values():
+        for bare in (one for one in block if one.configuration == BARE):
+            yield from ((bare, one) for one in block if one.configuration != BARE)
 
 
 def shared_with(launch: Launch) -> str | None:
