@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of pages share: plotly's script, and a browser where there is one."""
+"""What tests of pages share: a browser where there is one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ from collections.abc import Iterator
 import pytest
 from tests.tuner.conftest import Needs
 from tests.tuner.show.browser import Browser, find_chromium
-
-from xtune.show.page import require_libraries
-
-
-@pytest.fixture(scope="session")
-def plotly() -> str:
-    """Plotly's script."""
-    return require_libraries()
 
 
 @pytest.fixture(scope="module")

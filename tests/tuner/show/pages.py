@@ -28,9 +28,6 @@ from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 from xtune.tuning import Search
 
-PLOTLY = "var Plotly = null;"
-"""In place of plotly's script, where nothing is drawn."""
-
 SECTIONS = (
     "verdict", "warnings", "decision", "distributions", "history", "configurations", "importance",
     "failures", "machine", "plan", "space", "versions",
@@ -157,9 +154,13 @@ def read(text: str) -> Element:
 
 
 def read_page(found: SearchResult) -> Element:
-    return read(render_page(found, PLOTLY))
+    return read(render_page(found))
 
 
-def charts_of(root: Element) -> dict[str, dict[str, Any]]:
-    """The charts by name, as the page's script finds them."""
-    return {chart["name"]: chart for chart in json.loads(root.by_id("charts").text)}
+def marks_of(root: Element) -> list[tuple[set[str], str]]:
+    """The classes and texts of the marks within, without those of legends."""
+    return [
+        ({*str(one.attributes["class"]).split()} - {"mark"}, str(one.attributes["title"]))
+        for one in root.all("i")
+        if "title" in one.attributes
+    ]

@@ -9,16 +9,16 @@ import pytest
 from tests.tiers import quick_first
 from tests.tuner.search.scripted import RATE, SPACE
 from tests.tuner.show.cases import CASES, case
-from tests.tuner.show.pages import SECTIONS, charts_of, findings, read_page
+from tests.tuner.show.pages import SECTIONS, findings, marks_of, read_page
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
-from xlaunch.text import number
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import VerdictKind, undecided
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement, Secondary
 from xtune.search.events import Resolution
 from xtune.search.records import Provenance
+from xtune.show.charts import Scale
 from xtune.show.result_text import result_lines
 from xtune.show.words import NOTHING
 from xtune.space.parameters import BARE
@@ -41,10 +41,11 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
     ids = [str(one.attributes["id"]) for one in root.all() if "id" in one.attributes]
     assert len(set(ids)) == len(ids)
 
-    charts = charts_of(root)
-    assert charts.keys() == {one[6:] for one in ids if one.startswith("chart-")}
-    assert {"history", "distributions"} <= charts.keys()
-    assert all(chart["data"] for chart in charts.values())
+    assert len(marks_of(root.by_id("chart-history"))) == len(found.launches)
+    values = [one for name in found.contestants for one in found.values(name)]
+    assert len(marks_of(root.by_id("distributions"))) == len(values)
+    pairs = [log for row in found.verdict.standings for log in row.contender.log_ratios]
+    assert len(marks_of(root.by_id("decision"))) == sum(log is not None for log in pairs)
 
     plain = found.to_plain()
     assert json.loads(root.by_id("verdict-json").text) == plain
@@ -108,23 +109,37 @@ def test_noise_and_the_smallest_gain_are_said_where_known() -> None:
         assert ("smallest gain that the final finds (80 % power)6.8 %" in said) is is_known
 
 
-def test_configurations_are_parallel_categories() -> None:
+def test_configurations_are_listed_by_their_medians() -> None:
     found, root = case("gain")
-    (trace,) = charts_of(root)["configurations"]["data"]
-    assert trace["type"] == "parcats"
-    *settings, groups = trace["dimensions"]
+    section = root.by_id("configurations")
     launched = {one.configuration for one in found.launches if one.value is not None} - {BARE}
-    assert len(groups["values"]) == len(launched)
-    assert groups["values"] == sorted(groups["values"])  # the best first
-    medians = sorted(map(found.median, launched), reverse=True)
-    assert groups["ticktext"][0].endswith(f" to {number(medians[0])}")
-    assert groups["ticktext"][-1].startswith(f"{number(medians[-1])} to ")
-    assert {one["label"] for one in settings} <= {one.name for one in SPACE.parameters}
-    (batch,) = [one for one in settings if one["label"] == "batch"]
-    names = dict(zip(batch["categoryarray"], batch["ticktext"], strict=True))
-    assert names[batch["values"][0]] == "8"
-    assert names[SPACE.parameter("batch").values.index(4)] == "4 *"
-    assert len(batch["values"]) == len(launched)
+    rows = section.rows()
+    assert [row[0] for row in rows] == [str(rank) for rank in range(1, len(launched) + 1)]
+    medians = [json.loads(str(one.attributes["value"])) for one in section.all("data")]
+    assert medians == sorted(map(found.median, launched), reverse=True)
+    heads = [one.words for one in next(section.all("tr")).all("th")]
+    settings = heads[1:-2]
+    assert {*settings} <= {one.name for one in SPACE.parameters}
+    assert rows[0][heads.index("batch")] == "8"
+    bars = [str(one.attributes["style"]) for one in section.all("i")]
+    assert len(bars) == len(launched)
+    assert len({bar.partition("width")[0] for bar in bars}) == 1, "all begin at 0"
+
+
+def test_scales_have_round_ticks_and_keep_order() -> None:
+    for values, ticks in (
+        ([97.0, 161.0], ["100", "120", "140", "160"]),
+        ([0.5, 800.0], ["0.5", "2", "10", "50", "200", "1,000"]),
+        ([3.0], ["2.9", "2.95", "3", "3.05", "3.1"]),
+        ([], ["0", "0.5", "1"]),
+    ):
+        scale = Scale(values)
+        assert [text for _, text in scale.ticks] == ticks
+        places = [place for place, _ in scale.ticks]
+        assert places == sorted(places)
+        assert all(0 <= place <= 100 for place in (*places, *map(scale.at, values)))
+    for extreme in ([5e-324, 1e308], [-1e308, 1e308], [1.0, 1.0 + 1e-15], [float("inf"), 1.0]):
+        assert all(0 <= place <= 100 for place, _ in Scale(extreme).ticks)
 
 
 def test_one_pair_has_no_interval() -> None:
@@ -144,12 +159,12 @@ def test_one_pair_has_no_interval() -> None:
     root = read_page(found._replace(verdict=verdict))
     assert "1 pair of launches is too few for a confidence interval" in root.by_id("verdict").words
     for row in root.by_id("decision").rows():
-        assert row[3:5] == [NOTHING, "1"]
+        assert [row[3], row[5]] == [NOTHING, "1"]
     said = root.words
     assert "\N{INFINITY}" not in said
     assert "0.00\N{MULTIPLICATION SIGN} to" not in said
-    for trace in charts_of(root)["ratios"]["data"]:
-        assert set(trace["error_x"]["array"]) == {0.0}
+    spans = [one for one in root.by_id("decision").all("i") if one.attributes["class"] == "span"]
+    assert all("width:0.0%" in str(one.attributes["style"]) for one in spans)
 
 
 def test_no_gain_keeps_the_bare_command() -> None:
@@ -198,7 +213,7 @@ def test_one_launch_makes_a_page_that_claims_nothing() -> None:
     assert "no final" in root.by_id("warnings").words.lower()
     assert "There was no final" in root.by_id("decision").words
     assert "Fewer than two configurations" in root.by_id("configurations").words
-    assert charts_of(root).keys() == {"history", "distributions"}
+    assert len(list(root.all("figure"))) == 1
 
 
 def test_failures_come_with_the_end_of_standard_error() -> None:
@@ -211,11 +226,11 @@ def test_failures_come_with_the_end_of_standard_error() -> None:
     assert [one.text for one in section.all("pre")] == ["it cannot"]
     assert len(list(section.all("li"))) == len({one.configuration for one in rows[0].launches})
     assert all("allocator=tcmalloc" in one.words for one in section.all("li"))
-    history = charts_of(root)["history"]
-    crossed = [trace for trace in history["data"] if trace.get("yaxis") == "y2"]
-    assert sum(len(trace["x"]) for trace in crossed) == sum(
-        launch.value is None for launch in found.launches
-    )
+    crossed = [kinds for kinds, _ in marks_of(root.by_id("chart-history")) if "failed" in kinds]
+    failures = [
+        one for one in found.launches if one.value is None and one.outcome is not Outcome.CUT
+    ]
+    assert len(crossed) == len(failures) > 0
 
 
 def test_two_goals_have_a_front() -> None:
@@ -224,7 +239,7 @@ def test_two_goals_have_a_front() -> None:
     assert "items/s" in section.words
     assert "accuracy" in section.words
     assert section.rows()
-    assert "front" in charts_of(root)
+    assert len(marks_of(root.by_id("chart-front"))) > len(section.rows())
 
 
 def test_times_say_their_unit_and_better_is_above_one() -> None:
@@ -234,9 +249,10 @@ def test_times_say_their_unit_and_better_is_above_one() -> None:
     assert found.verdict.gain > 1.0
     best = [one for one in found.best_so_far if one is not None]
     assert best == sorted(best, reverse=True)
-    groups = charts_of(root)["configurations"]["data"][0]["dimensions"][-1]["ticktext"]
-    fastest, slowest = (float(one.partition(" ")[0]) for one in (groups[0], groups[-1]))
-    assert fastest < slowest
+    medians = [
+        float(str(one.attributes["value"])) for one in root.by_id("configurations").all("data")
+    ]
+    assert medians == sorted(medians)
 
 
 def test_wall_time_is_in_seconds() -> None:
@@ -247,13 +263,11 @@ def test_wall_time_is_in_seconds() -> None:
 
 def test_raw_samples_are_drawn_where_there_are_many() -> None:
     found, root = case("samples")
-    data = charts_of(root)["samples"]["data"]
-    assert all(trace["type"] == "box" for trace in data)
-    for trace in data:
-        for label, median in zip(trace["x"], trace["median"], strict=True):
-            value = found.launches[int(label.rpartition(">")[2]) - 1].value
-            assert median == pytest.approx(1.003 * value)
-    assert "samples" not in charts_of(case("gain").root)
+    section = root.by_id("samples")
+    medians = [float(str(one.attributes["value"])) for one in section.all("data")]
+    for row, median in zip(section.rows(), medians, strict=True):
+        assert median == pytest.approx(1.003 * found.launches[int(row[1]) - 1].value)
+    assert not [one for one in case("gain").root.all() if one.attributes.get("id") == "samples"]
 
 
 def test_what_breaks_a_requirement_is_said_to() -> None:

@@ -14,7 +14,7 @@ from xtune.show.results import SearchResult
 from xtune.space.parameters import BARE
 
 SUFFIXES = (".html", ".htm")
-MIB = 1 << 20
+KIB = 1 << 10
 
 
 PAGE = OutputKind(
@@ -46,15 +46,15 @@ def check_page(path: str, *, force: bool = False) -> None:
 
 
 def write_page(
-    path: str, plotly: str, result: SearchResult, stored: StoredStudy, *, force: bool = False
+    path: str, result: SearchResult, stored: StoredStudy, *, force: bool = False
 ) -> None:
     """Write the page in one step; on failure an existing file is left alone.
 
     Raises `UsageError` if it cannot be written.
     """
-    text = render_page(result._replace(directory=stored.directory), plotly)
+    text = render_page(result._replace(directory=stored.directory))
     write_output(path, text, option="--html", kind=PAGE, force=force)
-    say(f"page: {path} ({len(text.encode()) / MIB:.1f} MiB)")
+    say(f"page: {path} ({len(text.encode()) / KIB:.0f} KiB)")
 
 
 SUFFIX = ".toml"

@@ -38,7 +38,8 @@ def command(
     if save_preset is not None:
         check_preset_path(save_preset, force=force)
         save_preset = os.path.abspath(save_preset)
-    plotly = None if html is None else require_libraries()
+    if html is not None:
+        require_libraries()
     stored = find_stored(open_named(storage), study)
     enter(stored.directory)
     task = prepare(stored.asked, known=stored.study.subject, launches=html is not None)
@@ -50,7 +51,7 @@ def command(
         result = result._replace(preset=path)
         if why:
             say(f"note: {why}")
-    if html is not None and plotly is not None:
-        write_page(html, plotly, result, stored, force=force)
+    if html is not None:
+        write_page(html, result, stored, force=force)
     print_result(result, as_json=as_json)
     return 0

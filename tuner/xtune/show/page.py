@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a search as one HTML file, with its style, data and scripts inside.
+"""The result of a search as one HTML file without scripts, with its style inside.
 
-Its Content Security Policy (level 3) allows the page's two scripts by their hashes and no fetching,
-so markup that got past the escaping could still do nothing.
+Its Content Security Policy (level 3) allows no script and no fetching, so markup that got past the
+escaping could still do nothing.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
+import math
 import os
 import shlex
 from importlib import import_module
@@ -23,8 +22,7 @@ from xlaunch.text import number
 from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Outcome
-from xtune.show import words
-from xtune.show.charts import MAX_CONFIGURATIONS, MAX_DIMENSIONS, charts_of, printable
+from xtune.show import charts, words
 from xtune.show.result_text import advice, describe_interval, result_lines, resume_command
 from xtune.show.results import HEADLINES, SearchResult, finite
 from xtune.show.warnings import warnings_of
@@ -47,6 +45,7 @@ WHERE = {
 GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
 
 FILTERS = {
+    "at": lambda value, scale: scale.at(value),
     "all_ratios": lambda values: words.ratios(*values),
     "counted": words.counted,
     "duration": words.duration,
@@ -58,83 +57,83 @@ FILTERS = {
 }
 
 
-def require_libraries() -> str:
-    """Plotly's script. Raises `UsageError` if plotly or Jinja2 cannot be imported."""
+def require_libraries() -> None:
+    """Raise `UsageError` if Jinja2 cannot be imported."""
     try:
         import_module("jinja2")
-        plotly = import_module("plotly.offline")  # has no types
     except ImportError as error:
-        raise UsageError(
-            f"the page needs plotly and Jinja2 ({error}): pip install plotly Jinja2"
-        ) from None
-    # A hash is of the text as the browser reads it, with one kind of line end.
-    text = str(plotly.get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+        raise UsageError(f"the page needs Jinja2 ({error}): pip install Jinja2") from None
 
 
-def render_page(result: SearchResult, plotly: str) -> str:
-    """The whole file.
-
-    plotly
-        Plotly's script, from `require_libraries`.
-    """
-    from markupsafe import Markup
-
-    environment = page_environment()
-    importance, second, lead = result.importance, result.second, result.lead
-    charts = charts_of(result, importance)
-    script = _source(environment, "page.js")
-    policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:;"
-        f" script-src '{_digest(plotly)}' '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+def render_page(result: SearchResult) -> str:
+    """The whole file."""
+    verdict, importance, second, lead = (
+        result.verdict,
+        result.importance,
+        result.second,
+        result.lead,
     )
     is_promising = lead is not None and lead.is_promising and lead.value is None
-    headline = HEADLINES[result.verdict.kind]
+    headline = HEADLINES[verdict.kind]
     points = front_of(result.launches, result.objective, second) if second else ()
-    page = environment.get_template("page.html").render(
-        BARE=BARE,
-        MAX_CONFIGURATIONS=MAX_CONFIGURATIONS,
-        MAX_DIMENSIONS=MAX_DIMENSIONS,
-        WHERE=WHERE,
-        ablations=result.ablations,
-        advice=advice(result),
-        aim=aim(result.objective),
-        broke=lambda one: f"broke {told}" if (told := result.broke(one)) else "",
-        charts=charts,
-        charts_json=[chart.to_plain(name) for name, chart in charts.items() if chart is not None],
-        contestants=result.contestants,
-        cpu_list=format_cpu_list,
-        cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
-        drawing=str(draw_machine(result.resolver.machine)),
-        failures=result.failures,
-        front=[point for point in points if not point.is_beaten],
-        headline=headline[0].upper() + headline[1:],
-        importance=importance,
-        interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
-        json_value=lambda value: "null" if finite(value) is None else repr(value),
-        numactl_line=numactl_line,
-        other=result.other_objective and words.objective_quantity(result.other_objective),
-        period=_period(result),
-        plain=result.to_plain(),
-        preset=None if result.preset is None else os.path.basename(result.preset),
-        pieces=lambda configuration: settings_of(configuration, result.space),
-        placement=_placement(result),
-        plotly=Markup(plotly),  # noqa: S704
-        points=points,
-        policy=policy,
-        promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
-        quantity=words.objective_quantity(result.objective),
-        ratios=words.ratios,
-        result=result,
-        resume_command=resume_command(result),
-        script=Markup(script),  # noqa: S704
-        sentence=_sentence,
-        standing_word=lambda row: _standing_word(result, row),
-        style=Markup(_source(environment, "page.css")),  # noqa: S704
-        verdict=result.verdict,
-        versions=_versions(result),
-        warnings=warnings_of(result),
-        words="\n".join(result_lines(result)),
+    intervals = [row.interval for row in verdict.standings if row.interval is not None]
+    pairs = [math.exp(log) for row in verdict.standings for log in row.contender.log_ratios if log]
+    ends = [end for one in intervals for end in (one.low or None, one.estimate, one.high)]
+    samples = charts.sample_rows(result)
+    best = charts.best_configurations(result)
+    values = [one for name in result.contestants for one in result.values(name)]
+    page = (
+        page_environment()
+        .get_template("page.html")
+        .render(
+            BARE=BARE,
+            MAX_CONFIGURATIONS=charts.MAX_CONFIGURATIONS,
+            WHERE=WHERE,
+            ablations=result.ablations,
+            advice=advice(result),
+            aim=aim(result.objective),
+            best=best,
+            best_scale=charts.Scale([0.0, *[value for _, value in best]]),
+            broke=lambda one: f"broke {told}" if (told := result.broke(one)) else "",
+            contestants=result.contestants,
+            cpu_list=format_cpu_list,
+            cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
+            drawing=str(draw_machine(result.resolver.machine)),
+            failures=result.failures,
+            front=[point for point in points if not point.is_beaten],
+            front_chart=charts.front_chart(result, points),
+            headline=headline[0].upper() + headline[1:],
+            history=charts.history_chart(result),
+            importance=importance,
+            interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
+            json_value=lambda value: "null" if finite(value) is None else repr(value),
+            launch_marks=lambda one, scale: charts.launch_marks(result, one, scale),
+            numactl_line=numactl_line,
+            other=result.other_objective and words.objective_quantity(result.other_objective),
+            pair_marks=charts.pair_marks,
+            period=_period(result),
+            plain=result.to_plain(),
+            preset=None if result.preset is None else os.path.basename(result.preset),
+            pieces=lambda configuration: settings_of(configuration, result.space),
+            placement=_placement(result),
+            points=points,
+            promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
+            quantity=words.objective_quantity(result.objective),
+            ratio_scale=charts.Scale([1.0, *ends, *pairs]),
+            ratios=words.ratios,
+            result=result,
+            resume_command=resume_command(result),
+            sample_scale=charts.Scale([value for row in samples for value in row[2]]),
+            samples=samples,
+            sentence=_sentence,
+            standing_word=lambda row: _standing_word(result, row),
+            value_scale=charts.Scale(values),
+            varied=charts.varied_settings(result, [row.name for row in importance.settings]),
+            verdict=verdict,
+            versions=_versions(result),
+            warnings=warnings_of(result),
+            words="\n".join(result_lines(result)),
+        )
     )
     return f"{page.strip()}\n"
 
@@ -146,7 +145,7 @@ def page_environment() -> Environment:
 
     def finalize(value: Any) -> Any:
         is_plain = isinstance(value, str) and not isinstance(value, Markup)
-        return printable(value) if is_plain else value
+        return charts.printable(value) if is_plain else value
 
     environment = jinja2.Environment(
         autoescape=True,
@@ -159,15 +158,6 @@ def page_environment() -> Environment:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.filters |= FILTERS
     return environment
-
-
-def _source(environment: Environment, name: str) -> str:
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
-
-
-def _digest(script: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _sentence(line: str) -> str:

@@ -308,7 +308,7 @@ def _size(size: int | None) -> str:
     return f"{-(-size // step) * step / 2**30:g} GiB"
 
 
-OURS = ("optuna", "numpy", "plotly")
+OURS = ("optuna", "numpy")
 THEIRS = (
     "torch",
     "torchvision",
