@@ -47,7 +47,7 @@ MODULES = (
 )
 """Modules whose public names have a page."""
 
-HOMES = {"xtune.tune": "xtune.cli.searching.tune"}
+HOMES = {"xtune.tune": "xtune.library.tune", "xtune.Trial": "xtune.launches.functions.Trial"}
 """Public names that their module brings in unseen by a reader of its source."""
 
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(\))")

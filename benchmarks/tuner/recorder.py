@@ -30,7 +30,7 @@ from benchmarks.tuner.recorded import (
 )
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
-from xtune.cli.preparation import SearchTask, prepare
+from xtune.preparation import SearchTask, prepare
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.space.parameters import BARE, Configuration
 

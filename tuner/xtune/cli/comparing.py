@@ -25,7 +25,6 @@ from xlaunch.options.definitions import RESERVED
 from xlaunch.options.precedence import request_from
 from xtune.cli import HELP, say
 from xtune.cli.options import RUNS
-from xtune.cli.preparation import goal_of
 from xtune.cli.searching import Signals
 from xtune.errors import MetricNotSeenError, ObjectiveError, TunerError
 from xtune.evidence.comparisons import Comparison, Pair, Result
@@ -36,6 +35,7 @@ from xtune.launches.launch import WALL, Launch, Objective, Outcome
 from xtune.launches.runner import Runner
 from xtune.launches.summaries import kind_in, with_unit
 from xtune.launches.suspension import Suspended, suspend, suspendable
+from xtune.preparation import goal_of
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.result_text import describe_interval
 from xtune.show.screens import WAITING

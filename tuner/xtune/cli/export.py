@@ -43,9 +43,11 @@ def command(
     if output == "":
         raise UsageError("--output: the file's name is empty")
     from xlaunch.files import OutputKind, check_output, write_output
-    from xtune.cli.studies import find_stored, open_named, say_damaged
+    from xtune.cli import say
+    from xtune.cli.studies import find_stored, open_named
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore
+    from xtune.searches import say_damaged
 
     begins = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"study":')
     kind = OutputKind("an export of xtune", lambda head: begins.match(head) is not None)
@@ -65,7 +67,7 @@ def command(
         for record in store.records()
         if record.launch is not None
     ]
-    say_damaged(store)
+    say_damaged(store, say)
     text = json.dumps(
         {
             "schema_version": SCHEMA_VERSION,

@@ -23,9 +23,10 @@ def command(*, storage: str | None, as_json: bool) -> int:
     Each with its name, launches, verdict, metric and program.
     """
     from xtune.cli import say
-    from xtune.cli.studies import open_named, say_damaged
+    from xtune.cli.studies import open_named
     from xtune.search.study import list_studies, unreadable
     from xtune.search.study_store import StudyStore
+    from xtune.searches import say_damaged
     from xtune.show.words import launches
 
     rows: list[dict[str, Any]] = []
@@ -33,7 +34,7 @@ def command(*, storage: str | None, as_json: bool) -> int:
     for study in list_studies(opened):
         store = StudyStore(study)
         records = store.records()
-        say_damaged(store)
+        say_damaged(store, say)
         verdict = study.notes.get("verdict") or {}
         rows.append(
             {

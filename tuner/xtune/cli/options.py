@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -16,24 +15,21 @@ from xlaunch.options.commands import (
     GroupedCommand,
     ParamType,
     Parsed,
-    click_options,
+    click_option,
     with_options,
 )
-from xlaunch.options.definitions import OptionGroup
 from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
-from xlaunch.options.precedence import request_from
-from xlaunch.planning.request import Request
-from xlaunch.text import check_passable
-from xtune.launches.services import Service, with_ports
-
-DEFAULT_BUDGET = "40 launches"
-DEFAULT_MIN_EFFECT = "1%"
-READY_TIMEOUT_S = 120.0
-AUTO = "auto"
-"""The --metric that is the rate that the program prints."""
-EACH, SHARED = "each", "shared"
-
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+from xtune.request import (
+    DEFAULT_BUDGET,
+    EACH,
+    FIXED_OPTIONS,
+    MIN_EFFECT_TEXT,
+    READY_TIMEOUT_S,
+    SHARED,
+    SearchRequest,
+    parse_percentage,
+    search_request,
+)
 
 
 class Percentage(ParamType):
@@ -44,12 +40,10 @@ class Percentage(ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float):
             return value
-        found = _PERCENT.fullmatch(value.strip())
-        if found is None or float(found[1]) >= 100:
-            return self.fail(
-                f"{value!r} is not a percentage from 0% to below 100%; write 1% or 0.5%", param, ctx
-            )
-        return float(found[1]) / 100.0
+        try:
+            return parse_percentage(value)
+        except UsageError as error:
+            return self.fail(str(error), param, ctx)
 
 
 def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any:
@@ -57,8 +51,8 @@ def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any
 
 
 MIN_EFFECT = _option(
-    "--min-effect", None, f"Smallest gain that counts. Default: {DEFAULT_MIN_EFFECT}.",
-    type=Percentage(), default=DEFAULT_MIN_EFFECT,
+    "--min-effect", None, f"Smallest gain that counts. Default: {MIN_EFFECT_TEXT}.",
+    type=Percentage(), default=MIN_EFFECT_TEXT,
 )  # fmt: skip
 PREPARE = _option("--prepare", "COMMAND", "Command to run before each launch.")
 
@@ -161,9 +155,9 @@ GROUPS: dict[str, Sequence[Any]] = {
     "Budget": SPENDING,
     "Study": STUDY,
     "Output": OUTPUT,
-    "Fixed settings of xlaunch, which are not searched": click_options(
-        OptionGroup.LAYOUT, OptionGroup.MEMORY, OptionGroup.ENVIRONMENT, without="instance-index"
-    ),
+    "Fixed settings of xlaunch, which are not searched": [
+        click_option(option) for option in FIXED_OPTIONS.values()
+    ],
 }
 """The options of a search, by the headings of --help."""
 
@@ -188,99 +182,6 @@ class SearchCommand(GroupedCommand):
                 formatter.write_dl([row for row in rows if row is not None])
 
 
-class Asked(NamedTuple):
-    """What a search is asked to do, without how it is shown."""
-
-    request: Request
-    """The program and the fixed settings."""
-    metrics: tuple[str, ...]
-    goals: tuple[str, ...]
-    """One for each metric, in order."""
-    require: tuple[str, ...]
-    min_effect: float
-    work_shared: bool
-    param: tuple[str, ...]
-    when: tuple[str, ...]
-    only_params: bool
-    allow_numerics: bool
-    conf_file: str | None
-    tried: tuple[str, ...]
-    """Preset files."""
-    budget: str | None
-    timeout_s: float | None
-    seed: int
-    storage: str | None
-    study: str | None
-    service: Service | None
-    """How the program is measured if it is a service."""
-    prepare: str | None
-    cleanup: str | None
-
-
-AS_GIVEN = (
-    "require", "min_effect", "param", "when", "only_params", "allow_numerics", "conf_file", "tried",
-    "budget", "seed", "storage", "study", "prepare", "cleanup",
-)  # fmt: skip
-"""Options that `Asked` holds under their own names."""
-
-
-def asked_from(options: dict[str, Any]) -> Asked:
-    """The request that click's `options` make. Raises `UsageError` for contradictions."""
-    for name, value in options.items():
-        if name != "program":
-            check_passable(value)
-    request = request_from({**options, "metric": (), "timeout": None})
-    if not request.program.words:
-        raise UsageError(
-            "name a program: xtune [OPTIONS] [--] PROGRAM [ARGS...]; xtune --help lists the options"
-        )
-    if request.program.module and request.program.no_python:
-        raise UsageError("--no-python contradicts --module: a module needs Python; drop one")
-    if options["quiet"] and options["verbose"]:
-        raise UsageError("--quiet contradicts --verbose; drop one")
-    if len(options["goal"]) > max(1, min(2, len(options["metric"]))):
-        raise UsageError(
-            f"{len(options['goal'])} --goal for {len(options['metric'])} --metric: give one for each"
-            " of the first two"
-        )
-    if len(set(options["metric"])) < len(options["metric"]):
-        raise UsageError("--metric names the same number twice; drop one")
-    if options["study"] == "":
-        raise UsageError("--study: the name is empty; leave it out for a name of xtune's")
-    if options["only_params"] and options["conf_file"]:
-        raise UsageError("--only-params contradicts --conf-file, which names launch settings")
-    if options["only_params"] and not options["param"]:
-        raise UsageError(
-            "--only-params: there is no --param to search; give one, such as batch=1,2,4"
-        )
-    service = _service(options)
-    if service is not None:
-        request = with_ports(request)
-    return Asked(
-        request=request,
-        metrics=options["metric"],
-        goals=options["goal"],
-        work_shared=options["work"] == SHARED,
-        timeout_s=options["timeout"],
-        service=service,
-        **{name: value for name, value in options.items() if name in AS_GIVEN},
-    )
-
-
-def _service(options: dict[str, Any]) -> Service | None:
-    ready, measure = options["ready"], options["measure"]
-    if ready is None and measure is None:
-        return None
-    if ready is None or measure is None:
-        raise UsageError(
-            "a service needs both --ready (a URL, a port, or text of a line that it prints) and"
-            " --measure (the command of a load generator)"
-        )
-    if not options["metric"]:
-        raise UsageError("--measure needs a --metric of its output, such as 'requests/sec'")
-    return Service(ready, measure, options["ready_timeout"])
-
-
 def with_program(command: Command) -> Command:
     """Add the argument that takes the program and its arguments."""
     metavar = "[--] PROGRAM [ARGS...]"
@@ -292,7 +193,7 @@ def with_search_options(command: Command) -> Command:
     return with_program(with_options(*GROUPS.values())(command))
 
 
-def parse_search(arguments: Sequence[str]) -> Asked:
+def parse_search(arguments: Sequence[str]) -> SearchRequest:
     """Parse the arguments of `xtune` that a study has stored. Raises what click raises."""
 
     @click.command()
@@ -301,4 +202,4 @@ def parse_search(arguments: Sequence[str]) -> Asked:
 
     context = click.Context(ignore, **CONTEXT)  # type: ignore[arg-type]
     ignore.parse_args(context, list(arguments))
-    return asked_from(context.params)
+    return search_request(context.params)

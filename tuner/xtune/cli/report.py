@@ -27,9 +27,10 @@ def command(
     from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
     from xtune.cli.output_files import check_page, write_best, write_page
-    from xtune.cli.preparation import prepare
-    from xtune.cli.searching import print_result, recall, require_launched
+    from xtune.cli.searching import print_result
     from xtune.cli.studies import enter, find_stored, open_named
+    from xtune.preparation import prepare
+    from xtune.searches import recall, require_launched
     from xtune.show.page import require_libraries
 
     if html is not None:
@@ -44,7 +45,7 @@ def command(
     enter(stored.directory)
     task = prepare(stored.asked, known=stored.study.subject, launches=html is not None)
     asked = stored.asked._replace(storage=storage)
-    result = recall(task, asked, stored.study)
+    result = recall(task, asked, stored.study, say)
     require_launched(result.launches, stored.study.name)
     if save_preset is not None:
         path, why = write_best(result, save_preset, force=force)

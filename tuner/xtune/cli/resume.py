@@ -35,10 +35,11 @@ def command(
         raise UsageError("--quiet contradicts --verbose; drop one")
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.preparation import prepare
-    from xtune.cli.searching import Begun, Shown, announce, budget_of, run_search, stored_presets
+    from xtune.cli.searching import Shown, announce, run_search
     from xtune.cli.studies import enter, find_stored, open_named
+    from xtune.preparation import prepare
     from xtune.search.budget import parse_budget
+    from xtune.searches import Begun, budget_of, stored_presets
 
     if budget is not None:
         parse_budget(budget)

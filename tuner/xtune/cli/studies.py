@@ -9,18 +9,18 @@ from typing import NamedTuple
 import click
 
 from xtune.cli import say
-from xtune.cli.options import Asked, parse_search
+from xtune.cli.options import parse_search
 from xtune.errors import StudyError
+from xtune.request import SearchRequest
 from xtune.search.storage import Storage, open_storage
 from xtune.search.study import Study, find_study, list_studies
-from xtune.search.study_store import StudyStore
 
 
 class StoredStudy(NamedTuple):
     """A study and the request that began it."""
 
     study: Study
-    asked: Asked
+    asked: SearchRequest
     arguments: tuple[str, ...]
     directory: str
     """The working directory of its launches."""
@@ -37,7 +37,10 @@ def find_stored(storage: Storage, name: str | None) -> StoredStudy:
         study = studies[-1]
     options = study.notes.get("options")
     if options is None:
-        raise StudyError(f"study {study.name!r} does not hold the options that it was begun with")
+        raise StudyError(
+            f"study {study.name!r} does not hold the command line that it was begun with; a function is"
+            " searched on by calling xtune.tune again"
+        )
     arguments = tuple(options["arguments"])
     return StoredStudy(study, parse_search(arguments), arguments, options["folder"])
 
@@ -52,12 +55,6 @@ def open_named(text: str | None, *, create: bool = False) -> Storage:
     if command is not None:
         command.call_on_close(storage.close)
     return storage
-
-
-def say_damaged(store: StudyStore) -> None:
-    """Name the launches that could not be read from a study."""
-    for number, damage in sorted(store.damaged.items()):
-        say(f"warning: trial {number} of study {store.name!r} is damaged and left out: {damage}")
 
 
 def enter(directory: str, *, quiet: bool = False) -> None:

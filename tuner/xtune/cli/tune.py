@@ -11,7 +11,8 @@ import xtune
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import CONTEXT
 from xtune.cli import COMMANDS, RESERVED
-from xtune.cli.options import SearchCommand, asked_from, with_search_options
+from xtune.cli.options import SearchCommand, with_search_options
+from xtune.request import search_request
 
 
 @click.command(cls=SearchCommand, context_settings=CONTEXT)
@@ -41,17 +42,23 @@ def command(
     Write -- or a path before a program that has the name of a command.
     """
     context = click.get_current_context()
-    asked = asked_from({**options, "quiet": quiet, "verbose": verbose})
+    asked = search_request({**options, "quiet": quiet, "verbose": verbose})
     _refuse_command_names(
         asked.request.program.words, context.obj, module=asked.request.program.module
     )
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.searching import Shown, announce, begin, run_search
+    from xtune.cli.searching import Beginning, Shown, announce, run_search, speaker
+    from xtune.search.events import Observer
+    from xtune.searches import begin
 
     if save_preset is not None:
         check_preset_path(save_preset, force=force, program=asked.request.program.words)
-    begun = begin(asked, context.obj, quiet=quiet, verbose=verbose)
+    observer = Observer() if quiet else Beginning()
+    begun = begin(
+        asked, context.obj, observer=observer, say=speaker(quiet=quiet), show_output=verbose
+    )
+    context.call_on_close(begun.study.storage.close)
     if not quiet:
         announce(begun.task, verbose=verbose)
     return run_search(begun, Shown(save_preset, as_json, verbose, quiet, force))

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Request, plan
-from xtune.cli import say
-from xtune.cli.options import Asked
 from xtune.errors import ObjectiveError, StudyError
 from xtune.evidence.readings import SecondGoal
 from xtune.launches.announcements import MARK
+from xtune.launches.functions import Function, FunctionMeasurer
 from xtune.launches.hypertune import parameters_of, read_settings
 from xtune.launches.launch import WALL, Goal, Launch, Objective
 from xtune.launches.requirements import parse_requirement
@@ -23,7 +22,8 @@ from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_command, require_service
 from xtune.launches.summaries import kind_in
 from xtune.launches.suspension import Suspended, suspend, suspendable
-from xtune.search.events import Seed, require_baseline
+from xtune.request import SearchRequest
+from xtune.search.events import Observer, Seed, require_baseline
 from xtune.search.records import Provenance, digests
 from xtune.search.study import Subject
 from xtune.search.workers import HostTurn, runtime_directory
@@ -60,6 +60,14 @@ SHARED_CORES = (
 )
 
 
+Say = Callable[[str], None]
+"""Is told a line for the user."""
+
+
+def silent(line: str) -> None:
+    """Drop a line for the user."""
+
+
 class SearchTask(NamedTuple):
     """A search that is ready to start."""
 
@@ -68,7 +76,7 @@ class SearchTask(NamedTuple):
     machine: Machine
     made: MadeSpace
     resolver: Resolver
-    runner: Runner
+    runner: Runner | FunctionMeasurer
     probe: Launch | None = None
     """The launch of the bare command that announced the objective; the study counts it."""
 
@@ -82,12 +90,12 @@ class SearchTask(NamedTuple):
 
 
 def prepare(
-    asked: Asked,
+    asked: SearchRequest,
     *,
     known: Subject | None = None,
     kept: Callable[[], Sequence[Subject]] = tuple,
-    waiting: Callable[[str], None] = lambda _: None,
-    resumed: Callable[[], None] = lambda: None,
+    function: Function | None = None,
+    observer: Observer | None = None,
     show_output: bool = False,
     launches: bool = True,
 ) -> SearchTask:
@@ -97,10 +105,10 @@ def prepare(
         The subject of a study to continue, whose space and objective are used.
     kept
         Returns the subjects of all stored studies.
-    waiting
-        Called with the name of another search that is using this host.
-    resumed
-        Called when Ctrl-Z has ended a launch, and this process was continued: see `suspendable`.
+    function
+        Measured in place of the program, which only names it.
+    observer
+        Told of another search that is using this host, and of launches that Ctrl-Z ended.
     show_output
         Copy the program's output to standard error.
     launches
@@ -111,11 +119,8 @@ def prepare(
     """
     request = asked.request
     machine = read_machine()
-    if asked.service is not None and launches:
-        require_service(asked.service)
-    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
-        if command is not None and launches:
-            require_command(command, option)
+    if launches:
+        _require_commands(asked)
     # Raises if the program is missing or does not fit.
     count = plan(request.layout, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])
@@ -152,19 +157,12 @@ def prepare(
     probe: Launch | None = None
     if known is not None:
         objective = known.objective
-    elif metric.startswith(MARK) and not asked.goals:
+    elif metric.startswith(MARK) and not asked.goals and function is None:
         unknown = Objective(metric, Goal.MINIMIZE, requirements)
         found = _kept_objective(Subject(*identities, made.space, unknown), kept())
         if found is None:
             runner = runner_for(unknown)
-            turn = HostTurn(runtime_directory(os.environ), waiting)
-            while probe is None:
-                try:
-                    with turn(), suspendable():
-                        probe = runner.measure(BARE, limit_s=asked.timeout_s)
-                except Suspended:
-                    suspend()
-                    resumed()
+            probe = _probed(runner, asked.timeout_s, observer or Observer())
             require_baseline(probe, unknown)
             told = [one.objective for one in runner.announcements if metric in (MARK, one.metric)]
             found = (told or [unknown])[0]._replace(requirements=requirements)
@@ -178,14 +176,42 @@ def prepare(
             raise StudyError(
                 f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
             )
-    if asked.service is not None and not cores_kept_free(request, machine):
-        made = made._replace(notes=(*made.notes, SHARED_CORES))
-    is_rate = kind_in(objective.metric) is MetricKind.RATE and asked.service is None
-    if is_rate and not asked.work_shared and _has_several_instances(made.space):
-        made = made._replace(notes=(*made.notes, RATES_ARE_ADDED))
+    made = made._replace(notes=(*made.notes, *_notes(asked, subject, machine)))
+    runner = runner_for(objective)
+    measurer = runner if function is None else FunctionMeasurer(function, resolver, objective)
+    return SearchTask(subject, request, machine, made, resolver, measurer, probe)
+
+
+def _require_commands(asked: SearchRequest) -> None:
+    """Raise `UsageError` for a command that cannot be run."""
+    if asked.service is not None:
+        require_service(asked.service)
+    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
+        if command is not None:
+            require_command(command, option)
+
+
+def _probed(runner: Runner, timeout_s: float | None, observer: Observer) -> Launch:
+    """A launch of the bare command, made anew if Ctrl-Z ends it."""
+    turn = HostTurn(runtime_directory(os.environ), observer.waiting)
+    while True:
+        try:
+            with turn(), suspendable():
+                return runner.measure(BARE, limit_s=timeout_s)
+        except Suspended:
+            suspend()
+            observer.resumed()
+
+
+def _notes(asked: SearchRequest, subject: Subject, machine: Machine) -> Iterator[str]:
+    """What the user should know before the search."""
+    if asked.service is not None and not cores_kept_free(asked.request, machine):
+        yield SHARED_CORES
+    is_rate = kind_in(subject.objective.metric) is MetricKind.RATE and asked.service is None
+    if is_rate and not asked.work_shared and _has_several_instances(subject.space):
+        yield RATES_ARE_ADDED
     if len(asked.metrics) == 2 and second_goal(asked) is None:
-        made = made._replace(notes=(*made.notes, NO_FRONT.format(metric=asked.metrics[1])))
-    return SearchTask(subject, request, machine, made, resolver, runner_for(objective), probe)
+        yield NO_FRONT.format(metric=asked.metrics[1])
 
 
 def _has_several_instances(space: Space) -> bool:
@@ -200,15 +226,15 @@ def current_provenance(task: SearchTask) -> Provenance:
     return Provenance(task.subject.program.content, installed(task.resolver.program), variables)
 
 
-def presets_to_try(task: SearchTask, asked: Asked, *, quiet: bool = False) -> list[Seed]:
-    """The user's presets as points of the space; options outside it are reported unless `quiet`.
+def presets_to_try(task: SearchTask, asked: SearchRequest, say: Say = silent) -> list[Seed]:
+    """The user's presets as points of the space; options outside it are reported.
 
     Raises `UsageError` and `SpaceError` for a preset that cannot be tried.
     """
     found = []
     for path in asked.tried:
         point = starting_point(path, task.request, task.resolver, task.machine)
-        if point.left_out and not quiet:
+        if point.left_out:
             say(
                 f"note: {path} is tried without options that are not searched: {', '.join(point.left_out)}"
             )
@@ -216,7 +242,7 @@ def presets_to_try(task: SearchTask, asked: Asked, *, quiet: bool = False) -> li
     return found
 
 
-def second_goal(asked: Asked) -> SecondGoal | None:
+def second_goal(asked: SearchRequest) -> SecondGoal | None:
     """The second goal; None without a second --metric, or if that is only recorded."""
     if len(asked.metrics) < 2:
         return None
@@ -260,7 +286,7 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
     return None
 
 
-def _make_space(asked: Asked, machine: Machine, one_instance: bool) -> MadeSpace:
+def _make_space(asked: SearchRequest, machine: Machine, one_instance: bool) -> MadeSpace:
     own = parse_parameters(asked.param, asked.request)
     if asked.conf_file is not None:
         return _hypertune_space(asked, asked.conf_file, machine, own)
@@ -280,7 +306,7 @@ def _make_space(asked: Asked, machine: Machine, one_instance: bool) -> MadeSpace
 
 
 def _hypertune_space(
-    asked: Asked, path: str, machine: Machine, own: Sequence[Parameter]
+    asked: SearchRequest, path: str, machine: Machine, own: Sequence[Parameter]
 ) -> MadeSpace:
     settings = read_settings(path)
     found, told = parameters_of(settings, asked.request, machine)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurement of a Python function in place of a program."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any, NamedTuple
+
+from xlaunch.errors import XLaunchError
+from xlaunch.planning import Plan
+from xtune.errors import ObjectiveError
+from xtune.launches.generators import summary_of_share
+from xtune.launches.launch import Launch, Objective, Outcome, Secondary
+from xtune.launches.requirements import check
+from xtune.space.parameters import BARE, Configuration, Value, Where
+from xtune.space.resolution import Resolver
+
+
+class Trial(NamedTuple):
+    """The configuration that a function is called with."""
+
+    parameters: Mapping[str, Value]
+    """The values of `param`, by name."""
+    layout: Plan | None = None
+    """The CPUs and the memory of each instance that the function starts; None: only parameters are
+    searched, or it is to be measured as it is without xlaunch."""
+    environment: tuple[Mapping[str, str], ...] = ()
+    """All variables of each instance, if there is a layout."""
+
+    def launch(self, value: float, *, metrics: Mapping[str, float] | None = None) -> Launch:
+        """The result of a function that has followed the layout and the environment.
+
+        metrics
+            Other numbers, by the names that requirements and a second metric give them.
+        """
+        found = tuple((metrics or {}).items())
+        return Launch(BARE, "", Outcome.MEASURED, value, 0.0, metrics=found)
+
+
+Function = Callable[[Trial], "float | Launch"]
+
+
+def words_of_function(function: Function, parameters: Iterable[str]) -> tuple[str, ...]:
+    """A command that stands for a function in studies: its file, its name and its parameters."""
+    try:
+        path = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:
+        path = None
+    file = [path] if path is not None and os.path.isfile(path) else []
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return (sys.executable, *file, name, *[f"{one}={{{one}}}" for one in parameters])
+
+
+class FunctionMeasurer:
+    """A `Measurer` that calls a function."""
+
+    reads_output = False
+    printed_rate: str | None = None
+
+    def __init__(self, function: Function, resolver: Resolver, objective: Objective) -> None:
+        self._function = function
+        self._resolver = resolver
+        self._objective = objective
+        parameters = resolver.space.parameters
+        self._own = [one.name for one in parameters if one.where is Where.PROGRAM]
+        self._has_layouts = len(self._own) < len(parameters)
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def plan_hash(self, configuration: Configuration) -> str | None:
+        """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
+        return self._resolver.plan_hash(configuration)
+
+    def learn(self, launches: Iterable[Launch]) -> None:
+        """A function has no units."""
+
+    def take_over(self, launch: Launch) -> None:
+        """A function announces nothing."""
+
+    def measure(
+        self,
+        configuration: Configuration,
+        *,
+        cut_at: float | None = None,
+        limit_s: float | None = None,
+    ) -> Launch:
+        """See `Measurer`; a call is never cut. Raises `ObjectiveError` for a result of another type."""
+        launch = Launch(
+            configuration=configuration,
+            plan_hash=self._resolver.plan_hash(configuration) or "",
+            outcome=Outcome.NOT_STARTED,
+            value=None,
+            began_s=time.time(),
+        )
+        started = time.monotonic()
+        try:
+            trial = self._trial(configuration)
+        except XLaunchError as error:
+            return launch._replace(notes=(str(error),))
+        try:
+            result = self._function(trial)
+        except Exception as error:  # noqa: BLE001 - a failure of the workload
+            wall_s, why = time.monotonic() - started, f"{type(error).__name__}: {error}"
+            return launch._replace(
+                outcome=Outcome.CRASHED, secondary=Secondary(wall_s), notes=(why,)
+            )
+        return self._read(launch, result, time.monotonic() - started)
+
+    def _trial(self, configuration: Configuration) -> Trial:
+        complete = self._resolver.space.complete({} if configuration == BARE else configuration)
+        parameters = {name: complete[name] for name in self._own}
+        if not self._has_layouts or configuration == BARE:
+            return Trial(parameters)
+        layout = self._resolver.resolve(configuration).plan
+        return Trial(parameters, layout, self._resolver.environment(configuration).variables)
+
+    def _read(self, launch: Launch, result: Any, wall_s: float) -> Launch:
+        """The launch with a function's result."""
+        if isinstance(result, Launch):
+            secondary = result.secondary
+            if not secondary.wall_s:
+                secondary = secondary._replace(wall_s=wall_s)
+            made = result._replace(
+                configuration=launch.configuration, plan_hash=launch.plan_hash,
+                began_s=launch.began_s, secondary=secondary,
+            )  # fmt: skip
+        elif isinstance(result, bool) or not isinstance(result, Real):
+            raise ObjectiveError(
+                f"the function returned {result!r}: return a number, or configuration.launch(number)"
+            )
+        elif self._has_layouts:
+            raise ObjectiveError(
+                "the function returned a number, but layouts and variables are searched, which only it"
+                " can follow: return configuration.launch(number) where it does, or leave out"
+                " only_params=False"
+            )
+        else:
+            made = launch._replace(
+                outcome=Outcome.MEASURED, value=float(result), secondary=Secondary(wall_s)
+            )
+        if made.value is not None and not math.isfinite(made.value):
+            return made._replace(
+                outcome=Outcome.NOT_FINITE,
+                value=None,
+                notes=(f"the function returned {made.value}",),
+            )
+        summaries = {name: summary_of_share(name, value) for name, value in made.metrics}
+        seen, unmet = check(self._objective.requirements, summaries, made.secondary)
+        return made._replace(requirements=seen, notes=(*made.notes, *unmet))

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A search from its request to its result: begins it, runs it in a study, and recalls stored ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.machine import read_machine
+from xtune.errors import StorageError
+from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
+from xtune.launches.functions import Function
+from xtune.launches.launch import WALL, Goal, Launch, Objective
+from xtune.launches.runner import Runner
+from xtune.preparation import (
+    Say,
+    SearchTask,
+    current_provenance,
+    prepare,
+    presets_to_try,
+    second_goal,
+    silent,
+)
+from xtune.request import AUTO, DEFAULT_BUDGET, SearchRequest
+from xtune.search.budget import Budget, parse_budget
+from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed, require_baseline
+from xtune.search.records import NextLaunch, Stage, changed_variables, outdated, shown_records
+from xtune.search.storage import open_storage
+from xtune.search.strategy import Strategy
+from xtune.search.study import Study, earlier_winners, list_studies, open_study
+from xtune.search.study_store import StudyStore
+from xtune.search.workers import HostTurn, runtime_directory
+from xtune.show.results import SearchResult
+from xtune.show.words import launches, settings
+from xtune.space.identities import identify_program
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
+from xtune.space.user_parameters import parse_parameters
+from xtune.tuning import Search
+
+
+class Begun(NamedTuple):
+    """A search that can start."""
+
+    task: SearchTask
+    asked: SearchRequest
+    budget: Budget
+    study: Study
+    tried: Sequence[Seed]
+    """The user's presets."""
+
+
+def budget_of(asked: SearchRequest, task: SearchTask) -> Budget:
+    """The budget of the search. Raises `BudgetError`."""
+    if asked.budget is None and task.made.launches is not None:
+        return Budget(launches=task.made.launches)
+    return parse_budget(asked.budget or DEFAULT_BUDGET)
+
+
+def begin(
+    asked: SearchRequest,
+    arguments: Sequence[str] | None,
+    *,
+    function: Function | None = None,
+    observer: Observer | None = None,
+    say: Say = silent,
+    show_output: bool = False,
+) -> Begun:
+    """Prepare a search: its task, budget and study, with the command line for `xtune resume`, if it has
+    one.
+
+    Raises `StudyError` if --study names a study of something else, `StorageError` and what `prepare`
+    raises.
+    """
+    if asked.budget is not None:
+        parse_budget(asked.budget)
+    if asked.metrics[:1] == (AUTO,):
+        asked = asked._replace(metrics=(_metric_printed(asked), *asked.metrics[1:]))
+        say(f"--metric auto: {asked.metrics[0]}")
+    storage = functools.cache(
+        lambda: open_storage(asked.storage, create=True)
+    )  # opened by the first use
+    task = prepare(
+        asked,
+        kept=lambda: [study.subject for study in list_studies(storage())],
+        function=function,
+        observer=observer,
+        show_output=show_output,
+    )
+    budget = budget_of(asked, task)
+    tried = presets_to_try(task, asked, say)
+    directory = os.getcwd()
+    study = open_study(storage(), task.subject, asked.study)
+    if study.notes:
+        say(f"continuing study {study.name!r}")
+    if arguments is not None:
+        study.keep_note("options", {"arguments": list(arguments), "folder": directory})
+    if tried:  # so that resuming does not need the files
+        study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in tried])
+    return Begun(task, asked, budget, study, tried)
+
+
+def _metric_printed(asked: SearchRequest) -> str:
+    """The rate that the bare command prints in a launch that does not count; wall time if none."""
+    objective = Objective(WALL, Goal.MINIMIZE)
+    if asked.service is not None:
+        raise UsageError("--metric auto: of a service, name what its load generator prints")
+    space = Space(parse_parameters(asked.param, asked.request))
+    resolver = Resolver(space, asked.request, os.environ, read_machine())
+    resolver.command(BARE)  # raises if the program is missing
+    runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
+    runner.reads_output = True
+    with HostTurn(runtime_directory(os.environ))():
+        require_baseline(runner.measure(BARE, limit_s=asked.timeout_s), objective)
+    return runner.printed_rate or WALL
+
+
+def stored_presets(study: Study) -> list[Seed]:
+    """The presets that `begin` stored."""
+    return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
+
+
+def search(
+    begun: Begun, observer: Observer, *, say: Say = silent, check: Callable[[], None] = lambda: None
+) -> SearchOutcome:
+    """Search in a study, whose launches that still count are used.
+
+    check
+        Called before each launch; may raise an interruption.
+    """
+    task, asked, budget, study, tried = begun
+    study.keep_note("ended", None)
+    store = open_store(task, study, say)
+    if task.probe is not None:
+        _keep_probe(task, store, task.probe)
+    task.runner.reads_output = task.objective.metric == WALL and not asked.metrics
+    task.runner.learn([record.launch for record in store.records() if record.launch is not None])
+    first = [*tried, *earlier_winners(study.storage, task.subject)]
+    strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
+    host_turn = HostTurn(runtime_directory(os.environ), observer.waiting)
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        check()
+        rate, task.runner.printed_rate = task.runner.printed_rate, None
+        if rate is not None:
+            observer.rate_printed(rate)
+        with host_turn():
+            content = identify_program(task.request).content
+            if content not in ("", store.made.content):
+                store.made = store.made._replace(content=content)
+                observer.edited()
+            yield
+
+    found = Search(
+        task.space,
+        strategy,
+        task.runner,
+        store,
+        task.objective,
+        budget,
+        observer=observer,
+        limit_s=asked.timeout_s,
+        turn=turn,
+    ).run()
+    with contextlib.suppress(StorageError):  # `conclude` reports it
+        store.update_results(is_last=True)
+    return found
+
+
+def open_store(task: SearchTask, study: Study, say: Say = silent) -> StudyStore:
+    """The launches of a study that `task` would start in the same way.
+
+    Reports the launches that it leaves out, and those with another provenance.
+    """
+    now = current_provenance(task)
+    store = StudyStore(study, plan_hash=task.resolver.plan_hash)
+    records = store.records()
+    store.made = now._replace(left_out=tuple([one.number for one in store.left_out]))
+    say_damaged(store, say)
+    if store.left_out:
+        names, only_they = changed_variables(store.left_out, now)
+        inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
+        if only_they:
+            what = f"{inherited} {'has' if len(names) == 1 else 'have'} changed"
+        else:
+            what = f"--cpus, --python, caches, {inherited} or libraries have changed"
+        say(_left_out(len(store.left_out), what))
+    numbers, changes = outdated(records, now)
+    if numbers:
+        were = "was" if len(numbers) == 1 else "were"
+        say(
+            f"warning: {launches(len(numbers))} of this study {were} made with {', '.join(changes)}; if"
+            " that affects speed, start a new study with --study NAME"
+        )
+    return store
+
+
+def _left_out(count: int, why: str) -> str:
+    return f"{launches(count)} of this study {'does' if count == 1 else 'do'} not count: {why}"
+
+
+def _keep_probe(task: SearchTask, store: StudyStore, probe: Launch) -> None:
+    """Count the launch that announced the objective as this host's baseline or as a control."""
+    own = [one for one in store.records() if one.host == store.host]
+    bare = sum(one.step.configuration == BARE for one in own)
+    if not bare:
+        task.runner.take_over(probe)
+        return
+    key = f"control {store.host} {bare}"
+    number = store.claim(NextLaunch(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))
+    if number is not None:
+        store.finish(number, probe)
+
+
+def recall(task: SearchTask, asked: SearchRequest, study: Study, say: Say = silent) -> SearchResult:
+    """The result from the launches of a study, whatever this process inherits."""
+    store = StudyStore(study)
+    kept = store.records()
+    say_damaged(store, say)
+    records = shown_records(kept)
+    if others := len(kept) - len(records):
+        say(_left_out(others, "they were started in another way (xtune export has them)"))
+    plans = {record.step.configuration: record.step.plan_hash for record in records}
+    strategy = _strategy(task, asked, plans.get)
+    final = strategy.final(records)
+    verdict = undecided(BARE, "there was no final yet") if final is None else final.verdict()
+    favourite = strategy.favourite(records)
+    resolution = strategy.resolution(records, Allowance(0.0, 0.0))
+    ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
+    found = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
+    return _result(Begun(task, asked, Budget(), study, ()), found)
+
+
+def conclude(begun: Begun, found: SearchOutcome, say: Say = silent) -> SearchResult:
+    """The result of a search; it is also stored in the study if that can be reached."""
+    study = begun.study
+    try:
+        study.keep_note("ended", found.ended.value)
+        if not _earlier(study, found.verdict):
+            study.keep_verdict(found.verdict)
+    except StorageError as error:
+        if found.ended is not Ended.STORAGE:  # which is reported
+            say(f"warning: the verdict is not stored: {error}")
+    return _result(begun, found)
+
+
+def _result(begun: Begun, found: SearchOutcome) -> SearchResult:
+    return SearchResult(
+        begun.study.name,
+        begun.task.subject,
+        begun.task.resolver,
+        found.verdict,
+        found.favourite,
+        tuple([record for record in found.records if record.launch is not None]),
+        second=second_goal(begun.asked),
+        storage=begun.asked.storage,
+        earlier=_earlier(begun.study, found.verdict),
+        resolution=found.resolution,
+        ended=found.ended,
+    )
+
+
+def _earlier(study: Study, verdict: Verdict) -> str:
+    """The verdict of an earlier search of the study, if this one is inconclusive; else empty."""
+    kept = study.notes.get("verdict")
+    if verdict.kind is not VerdictKind.INCONCLUSIVE or not kept:
+        return ""
+    if kept["kind"] == VerdictKind.INCONCLUSIVE.value:
+        return ""
+    best = settings(Configuration(kept["best"]), study.subject.space)
+    return f"an earlier search of this study found {kept['kind']}: {best} ({kept['reason']})"
+
+
+def _strategy(
+    task: SearchTask,
+    asked: SearchRequest,
+    plan_hash: Callable[[Configuration], str | None],
+    host: str = "",
+    first: Sequence[Seed] = (),
+) -> Strategy:
+    return Strategy(
+        task.space,
+        plan_hash,
+        task.objective,
+        host=host,
+        seeds=first,
+        rule=ClaimRule(min_effect=asked.min_effect),
+        seed=asked.seed,
+    )
+
+
+def require_launched(records: Sequence[object], name: str) -> None:
+    """Raise `XLaunchError` unless a study holds a launch."""
+    if not records:
+        raise XLaunchError(f"study {name!r} has no launch to report; continue it with xtune resume")
+
+
+def say_damaged(store: StudyStore, say: Say) -> None:
+    """Name the launches that could not be read from a study."""
+    for number, damage in sorted(store.damaged.items()):
+        say(f"warning: trial {number} of study {store.name!r} is damaged and left out: {damage}")
