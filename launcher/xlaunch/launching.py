@@ -209,6 +209,10 @@ def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program] = (
         from xlaunch.supervision.health import targets_of
 
         targets_of(plan, run.health)
+    if run.exports_metrics:
+        from xlaunch.supervision.exporter_process import check_exporter
+
+        check_exporter(run)
     indices = [instance.index for instance in plan.instances]
     if run.report is not None:
         from xlaunch.report.json_file import check_report_path, files_of_run

@@ -38,6 +38,10 @@ STARTS = {
     ): "the program's own calls, which it wraps",
     ("launcher/xlaunch/launching.py", "_run_on_other_system"): PROGRAM,
     ("launcher/xlaunch/supervision/instance_start.py", "_exec"): PROGRAM,
+    (
+        "launcher/xlaunch/supervision/exporter_process.py",
+        "__init__",
+    ): "with -P; its path is tried by test_exporter",
     ("launcher/xlaunch/supervision/keeper_client.py", "__init__"): f"the keeper; {SHADOWED}",
     ("launcher/xlaunch/supervision/probes.py", "_spawn"): "the user's exec: of --health",
     ("runtime_ext/xruntime/operator_library.py", "build"): "the C++ compiler",
@@ -51,6 +55,7 @@ FLAGS = {
     ("launcher/xlaunch/cli/hints.py", ""): "the words of programs, of which it only tells",
     ("launcher/xlaunch/environment/preload.py", "_try"): "with -I",
     ("launcher/xlaunch/environment/program.py", "resolve_program"): "the user's -m, for a program",
+    ("launcher/xlaunch/supervision/exporter_process.py", "__init__"): "with -P, as above",
     ("launcher/xlaunch/supervision/keeper_client.py", "__init__"): "with -P, as above",
     ("tuner/xtune/cli/comparing.py", "_measure_of"): "of a shell, for the user's command",
 }

@@ -25,7 +25,7 @@ from xlaunch.shared_host import plan_beside_others
 
 OF_A_RUN = (
     *[option.name for option in OPTIONS if option.group is OptionGroup.SUPERVISION],
-    *("log-dir", "tee", "tag", "pty", "metric", "report"),
+    *("log-dir", "tee", "tag", "pty", "metric", "report", "prometheus-file", "prometheus-port"),
 )
 """Options that change what happens while a program runs."""
 

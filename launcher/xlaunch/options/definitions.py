@@ -164,6 +164,8 @@ OPTIONS = (
     Option("tag", FLAG, _O, "Put the instance's number before each line (default: if there are several).", opposite=True),
     Option("pty", FLAG, _O, "Run instances on a pseudo-terminal, for progress bars."),
     Option("metric", METRIC, _O, "Report a number that instances print.", multiple=True),
+    Option("prometheus-file", FILE, _O, "Write metrics of the run to FILE every 15 s."),
+    Option("prometheus-port", POSITIVE_NUMBER, _O, "Serve them on this port of 127.0.0.1."),
     Option("report", FILE, _O, "Write a report of the run as JSON."),
     Option("force", FLAG, _O, "Let files that are written replace any other.", one_call=True),
     Option("dry-run", FLAG, _O, "Print the plan and run nothing.", one_call=True),

@@ -89,4 +89,5 @@ class Plan(NamedTuple):
             or run.report is not None
             or run.failure_rule is OnFailure.RESTART
             or run.health is not None
+            or run.exports_metrics
         )

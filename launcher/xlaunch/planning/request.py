@@ -254,6 +254,16 @@ class RunRequest(NamedTuple):
     health_start_s: float = 120.0
     """Failures of an instance that never was well count only after this time."""
 
+    prometheus_file: str | None = None
+    """Write metrics to this file, in the text format of Prometheus, every 15 seconds."""
+    prometheus_port: int | None = None
+    """Serve the same on this port of 127.0.0.1."""
+
+    @property
+    def exports_metrics(self) -> bool:
+        """Whether an exporter runs beside the instances."""
+        return self.prometheus_file is not None or self.prometheus_port is not None
+
     @property
     def failure_rule(self) -> OnFailure:
         """What to do after an instance fails."""

@@ -24,4 +24,20 @@ def make_late_parts(run: RunState, replacements: Replacements) -> list[Part]:
     """The parts that no instance needs, for a run that goes on."""
     from xlaunch.supervision.state_socket import open_state_socket
 
-    return open_state_socket(run, replacements)
+    parts = open_state_socket(run, replacements)
+    if run.asked.exports_metrics:
+        parts += _start_exporter(run)
+    return parts
+
+
+def _start_exporter(run: RunState) -> list[Part]:
+    from xlaunch.supervision.exporter_process import ExporterProcess
+
+    path, why = "" if run.lease is None else run.lease.socket, "the run has no socket"
+    if path:
+        try:
+            return [ExporterProcess(run, path)]
+        except OSError as error:
+            why = str(error)
+    run.messages.warn(f"metrics are not exported: {why}")
+    return []
