@@ -50,9 +50,20 @@ def _is_nowhere() -> bool:
     return False
 
 
-def say(text: str, program: str = "xlaunch") -> None:
+def json_line(line: str, stream: str, instance: int | None = None) -> str:
+    """A line of output as JSON, with the time of now. `stream`: ``out``, ``err``, or ``xlaunch``."""
+    import json
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    fields = {"time": now, "instance": instance, "stream": stream, "line": line}
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def say(text: str, program: str = "xlaunch", *, as_json: bool = False) -> None:
     """Print one line of the program's own to standard error."""
-    line = f"{program}: {' '.join(text.split())}\n"
+    line = f"{program}: {' '.join(text.split())}"
+    line = json_line(line, program) if as_json else f"{line}\n"
     with contextlib.suppress(OSError):  # standard error is closed or full
         sys.stderr.write(line.encode(errors="backslashreplace").decode())
         sys.stderr.flush()

@@ -19,7 +19,7 @@ from xlaunch.options.commands import launch_command, say_chosen
 from xlaunch.options.definitions import COMMANDS, MAX_CACHE_SIZE, RESERVED
 from xlaunch.options.kinds import SIZE
 from xlaunch.options.precedence import ResolvedOptions, request_from
-from xlaunch.planning.request import OnFailure, ProgramRequest, RankMode
+from xlaunch.planning.request import LogFormat, OnFailure, ProgramRequest, RankMode
 from xlaunch.shared_host import is_rank, plan_beside_others
 
 
@@ -86,9 +86,12 @@ def command(asked: ResolvedOptions) -> int:
         return 0
     quiet = options.get("quiet", False)
 
-    def note(text: str) -> None:
+    def note(text: str, kind: str = "note") -> None:
         if not quiet:
-            say(f"note: {text}")
+            say(f"{kind}: {text}", as_json=request.run.log_format is LogFormat.JSON)
+
+    def warn(text: str) -> None:
+        note(text, "warning")
 
     placed = plan_beside_others(
         request,
@@ -110,7 +113,7 @@ def command(asked: ResolvedOptions) -> int:
         click.echo(describe(found, asked), err=True)
     elif not quiet:
         for warning in (*made.warnings, *environment.warnings):
-            say(f"warning: {warning}")
+            warn(warning)
     for text in placed.notes:
         note(text)
     restarts = request.run.failure_rule is OnFailure.RESTART
@@ -120,13 +123,8 @@ def command(asked: ResolvedOptions) -> int:
     if not quiet:
         for text in program_hints(environment.program, placed.environment):
             note(text)
-    if not quiet and request.run.max_restarts is not None and not restarts:
-        say("warning: --max-restarts does nothing without --on-failure restart")
-
-    def warn(text: str) -> None:
-        if not quiet:
-            say(f"warning: {text}")
-
+    if request.run.max_restarts is not None and not restarts:
+        warn("--max-restarts does nothing without --on-failure restart")
     if environment.caches.base is not None and (problem := _cache_size_problem()):
         warn(f"compile caches are not pruned: {problem}")
     return run_plan(

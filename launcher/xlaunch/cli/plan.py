@@ -25,7 +25,18 @@ from xlaunch.shared_host import plan_beside_others
 
 OF_A_RUN = (
     *[option.name for option in OPTIONS if option.group is OptionGroup.SUPERVISION],
-    *("log-dir", "tee", "tag", "pty", "metric", "report", "prometheus-file", "prometheus-port"),
+    *(
+        "log-dir",
+        "log-format",
+        "log-size",
+        "tee",
+        "tag",
+        "pty",
+        "metric",
+        "report",
+        "prometheus-file",
+        "prometheus-port",
+    ),
 )
 """Options that change what happens while a program runs."""
 

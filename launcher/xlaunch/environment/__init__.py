@@ -165,6 +165,8 @@ def prepare_environment(
         raise UsageError(
             "--tee shows what is written to log files: name their directory, --log-dir DIR"
         )
+    if run.log_size is not None and run.log_dir is None:
+        raise UsageError("--log-size limits log files: name their directory, --log-dir DIR")
     check_passable(tuple(request.words[1:]))
     for name, value in request.env:
         if not name:

@@ -58,7 +58,7 @@ class Measuring:
         """`directory`: created for FIFOs. `live`: receives each value. `poll`: the supervisor's
         poll object.
         """
-        self._log_directory = None if run.tee else run.log_dir
+        self._log_directory = None if run.relays_logs else run.log_dir
         self._directory = directory
         self._poll = poll
         self._live = live

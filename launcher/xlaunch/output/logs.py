@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files. The instances write them directly; with `--tee` the launcher does."""
+"""Log files. The instances write them directly; with `--tee`, `--log-size` or JSON the launcher does."""
 
 from __future__ import annotations
 
@@ -92,21 +92,46 @@ def _is_in_use(path: str) -> bool:
 
 
 class LogFile:
-    """A log file that the launcher writes, because the output is shown as well (`--tee`)."""
+    """A log file that the launcher writes, because it formats, limits or shows the output."""
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    def __init__(self, descriptor: int, path: str, max_bytes: int | None = None) -> None:
+        """`max_bytes`: beyond it the file is moved to ``path.1``, after a whole line."""
         self._descriptor: int | None = descriptor
         self._path = path
+        self._max_bytes = max_bytes
+        self._size = os.fstat(descriptor).st_size
+        self._begins_line = True
 
     def write(self, data: bytes) -> str | None:
         """Append `data`. If that fails, return the reason once and write nothing more."""
         try:
-            while data and self._descriptor is not None:
-                data = data[os.write(self._descriptor, data) :]
+            if self._max_bytes is not None and 0 < self._size > self._max_bytes - len(data):
+                data = self._rotate(data)
+            self._append(data)
         except OSError as error:
             self.close()
             return f"cannot write a log file: {error.strerror} ({self._path})"
         return None
+
+    def _append(self, data: bytes) -> None:
+        if data and self._descriptor is not None:
+            self._size += len(data)
+            self._begins_line = data.endswith(b"\n")
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+    def _rotate(self, data: bytes) -> bytes:
+        """Begin a new file, after the end of the line; return what belongs into it."""
+        end = 0 if self._begins_line else data.find(b"\n") + 1
+        if self._descriptor is None or not (self._begins_line or end):
+            return data
+        self._append(data[:end])
+        os.replace(self._path, f"{self._path}.1")
+        new = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try_lock(new)
+        os.close(self._descriptor)
+        self._descriptor, self._size = new, 0
+        return data[end:]
 
     def close(self) -> None:
         """Close the file; a second time does nothing."""

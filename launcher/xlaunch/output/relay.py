@@ -14,9 +14,11 @@ import termios
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from xlaunch.console import json_line
 from xlaunch.output.logs import STREAMS, LogFile, log_path, open_logs
 from xlaunch.output.tagged_lines import (
     ERASE_TO_END,
+    JsonLines,
     LineTagger,
     Sink,
     Verbatim,
@@ -24,7 +26,7 @@ from xlaunch.output.tagged_lines import (
     same_file,
 )
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import RunRequest
+from xlaunch.planning.request import LogFormat, RunRequest
 
 PIPE_BYTES = 1 << 20
 """Maximum content of a pipe (default of /proc/sys/fs/pipe-max-size)."""
@@ -56,10 +58,10 @@ class _Source(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index
     stream: str
     """``out`` or ``err``."""
-    tagger: LineTagger | Verbatim
+    tagger: LineTagger | Verbatim | JsonLines
     sink: Sink
     log: LogFile | None = None
-    """The file that it also goes to (`--tee`)."""
+    """The file that it goes to as well (`--tee`), or instead."""
 
 
 class Relay:
@@ -76,6 +78,9 @@ class Relay:
         shared = len(plan.instances) > 1 or self._tagged
         self._stdout = Sink(1, shared=shared)
         self._stderr = self._stdout if same_file(1, 2) else Sink(2, shared=shared)
+        self._is_json = run.log_format is LogFormat.JSON
+        self._nowhere = Sink(1)
+        self._nowhere.give_up()
         self._sources: dict[int, _Source] = {}
         self._live_shown = False
         self.lost_logs: list[str] = []
@@ -102,11 +107,13 @@ class Relay:
             logs: tuple[int, int] | None = None
             if self._run.log_dir is not None:
                 logs = open_logs(self._run.log_dir, instance.index, new=first)
-            if logs is not None and not self._run.tee:
+            if logs is not None and not self._run.relays_logs:
                 out, err = map(owned, logs)
                 yield StandardStreams(stdin, out, err)
             elif self._plan.relayed(self._run):
                 sinks = (self._stdout, self._stderr)
+                if logs is not None and not self._run.tee:
+                    sinks = (self._nowhere, self._nowhere)
                 out, err = (
                     owned(self._open_pipe(instance, stream, sink, log))
                     for stream, sink, log in zip(STREAMS, sinks, logs or (None, None), strict=True)
@@ -124,18 +131,23 @@ class Relay:
         self._sources[reader] = _Source(
             instance.index,
             stream,
-            self._tagger(instance, sink),
+            self._tagger(instance, stream, sink),
             sink,
-            None if log is None else LogFile(log, self._log_path(instance, stream)),
+            None if log is None else self._log_file(log, instance, stream),
         )
         self._poll.register(reader, select.POLLIN)
         return writer
 
-    def _log_path(self, instance: Instance, stream: str) -> str:
+    def _log_file(self, descriptor: int, instance: Instance, stream: str) -> LogFile:
         assert self._run.log_dir is not None
-        return log_path(self._run.log_dir, instance.index, stream)
+        path = log_path(self._run.log_dir, instance.index, stream)
+        return LogFile(descriptor, path, self._run.log_size)
 
-    def _tagger(self, instance: Instance, sink: Sink) -> LineTagger | Verbatim:
+    def _tagger(
+        self, instance: Instance, stream: str, sink: Sink
+    ) -> LineTagger | Verbatim | JsonLines:
+        if self._is_json:
+            return JsonLines(instance.index, stream)
         if len(self._plan.instances) == 1 and not self._tagged:
             return Verbatim()
         tag = str(instance.index) if self._tagged else ""
@@ -148,7 +160,10 @@ class Relay:
 
     def say(self, text: str) -> None:
         """Print lines of the launcher's own on standard error that no other output separates."""
-        self._put(self._stderr, f"{text}\n".encode(errors="backslashreplace"))
+        lines = f"{text}\n"
+        if self._is_json:
+            lines = "".join([json_line(line, "xlaunch") for line in text.splitlines()])
+        self._put(self._stderr, lines.encode(errors="backslashreplace"))
 
     def show_live(self, line: str) -> None:
         """Show a line on the terminal of standard error that the next output erases.
@@ -156,7 +171,7 @@ class Relay:
         Nothing is shown in the middle of another line, such as a prompt or a progress bar, or
         without a terminal.
         """
-        if not self._stderr.terminal or self._stderr.pending or self._line_begun:
+        if not self._stderr.terminal or self._stderr.pending or self._line_begun or self._is_json:
             return
         columns = os.get_terminal_size(self._stderr.descriptor).columns or 80
         self._put(self._stderr, b"\r" + line[: columns - 1].encode() + ERASE_TO_END)
@@ -196,7 +211,7 @@ class Relay:
         indices = {source.index for source in self._sources.values()}
         chunks = [chunk for index in indices for chunk in self.drain(index)]
         for descriptor, source in self._sources.items():
-            self._put(source.sink, source.tagger.finish())
+            self._pass_on(source, b"")
             self._close(descriptor, source)
         self._sources.clear()
         return chunks
@@ -223,11 +238,7 @@ class Relay:
         data = read_available(descriptor)
         if data is None:
             return []
-        self._put(source.sink, source.tagger.feed(data) if data else source.tagger.finish())
-        if source.log is not None and (problem := source.log.write(data)):
-            lost = f"{problem}; instance {source.index} is no longer logged"
-            self.lost_logs.append(lost)
-            self.say(f"xlaunch: warning: {lost}")
+        self._pass_on(source, data)
         if not data or (source.sink.broken and source.log is None):
             # Without a reader, the instance gets the SIGPIPE that it would get without the launcher.
             self._close(descriptor, source)
@@ -235,6 +246,17 @@ class Relay:
         elif source.sink.full:
             self._watch_sources_of(source.sink, readable=False)
         return [Chunk(source.index, source.stream, data)] if data else []
+
+    def _pass_on(self, source: _Source, data: bytes) -> None:
+        """Write what an instance wrote, or at its end what was held back."""
+        lines = source.tagger.feed(data) if data else source.tagger.finish()
+        self._put(source.sink, lines)
+        if source.log is not None and (
+            problem := source.log.write(lines if self._is_json else data)
+        ):
+            lost = f"{problem}; instance {source.index} is no longer logged"
+            self.lost_logs.append(lost)
+            self.say(f"xlaunch: warning: {lost}")
 
     def _close(self, descriptor: int, source: _Source) -> None:
         self._poll.unregister(descriptor)

@@ -13,6 +13,8 @@ import re
 import stat
 from collections import deque
 
+from xlaunch.console import json_line
+
 LINE_CAP = 64 * 1024
 """A longer line is split into pieces of this many bytes; all but the first are marked."""
 
@@ -96,6 +98,35 @@ class Verbatim:
     def finish(self) -> bytes:
         """Empty: nothing is held back."""
         return b""
+
+
+class JsonLines:
+    """Turns a stream of bytes into lines of JSON: see `console.json_line`.
+
+    A line beyond `LINE_CAP` is split. Bytes that are not UTF-8 are replaced.
+    """
+
+    def __init__(self, index: int, stream: str) -> None:
+        self._index = index
+        self._stream = stream
+        self._pending = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole lines that `data` completes."""
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        while len(self._pending) >= LINE_CAP:
+            lines.append(self._pending[:LINE_CAP])
+            self._pending = self._pending[LINE_CAP:]
+        return b"".join(map(self._formatted, lines))
+
+    def finish(self) -> bytes:
+        """The remaining bytes, as a whole line."""
+        rest, self._pending = self._pending, b""
+        return self._formatted(rest) if rest else b""
+
+    def _formatted(self, line: bytes) -> bytes:
+        text = line.removesuffix(b"\r").decode(errors="replace")
+        return json_line(text, self._stream, self._index).encode()
 
 
 class Sink:

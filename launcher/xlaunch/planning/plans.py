@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 from xlaunch.machine.topology import CPUs, Gpu
-from xlaunch.planning.request import LayoutRequest, MemoryPolicy, OnFailure, RunRequest
+from xlaunch.planning.request import LayoutRequest, LogFormat, MemoryPolicy, OnFailure, RunRequest
 
 
 class Decision(NamedTuple):
@@ -67,15 +67,16 @@ class Plan(NamedTuple):
 
     def tagged(self, run: RunRequest) -> bool:
         """Whether each line of output is prefixed with its instance's number."""
-        if run.log_dir is not None and not run.tee:
+        hidden = run.log_dir is not None and not run.tee
+        if hidden or run.log_format is LogFormat.JSON:
             return False
         return self.count > 1 if run.tag is None else run.tag
 
     def relayed(self, run: RunRequest) -> bool:
         """Whether output passes through the supervisor, which keeps lines apart and reads along."""
-        if run.log_dir is not None and not run.tee:
+        if run.log_dir is not None and not run.relays_logs:
             return False
-        reads_along = run.pty or bool(run.metric) or run.verify_device or run.tee
+        reads_along = run.pty or bool(run.metric) or run.verify_device or run.relays_logs
         return self.tagged(run) or len(self.instances) > 1 or reads_along
 
     def supervised(self, run: RunRequest) -> bool:

@@ -155,6 +155,14 @@ class RestartLimit(NamedTuple):
         return f"{self.restarts}/{self.window()}"
 
 
+class LogFormat(enum.Enum):
+    """How output is written where the launcher writes it."""
+
+    TEXT = "text"
+    JSON = "json"
+    """An object for each line: ``time``, ``instance``, ``stream`` and ``line``."""
+
+
 class LayoutRequest(NamedTuple):
     """What planning reads: how many instances, of which size, and where."""
 
@@ -225,6 +233,9 @@ class RunRequest(NamedTuple):
     """With `log_dir`: show the output as well."""
     tag: bool | None = None
     """Prefix each line with its instance's number; None: if there are several instances."""
+    log_format: LogFormat = LogFormat.TEXT
+    log_size: int | None = None
+    """Bytes of a log file at most, about; then it is moved to ``.1``."""
     on_failure: OnFailure | None = None
     """None: `RESTART` with `health`, else `STOP`."""
     max_restarts: RestartLimit | int | Max | None = None
@@ -258,6 +269,11 @@ class RunRequest(NamedTuple):
     """Write metrics to this file, in the text format of Prometheus, every 15 seconds."""
     prometheus_port: int | None = None
     """Serve the same on this port of 127.0.0.1."""
+
+    @property
+    def relays_logs(self) -> bool:
+        """Whether the launcher writes log files itself, if there are any."""
+        return self.tee or self.log_size is not None or self.log_format is LogFormat.JSON
 
     @property
     def exports_metrics(self) -> bool:

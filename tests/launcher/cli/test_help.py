@@ -79,14 +79,15 @@ def test_options_of_a_run_are_taken_and_not_shown(command: str):
     plain = ask(command)
     values = {"--on-failure": "stop", "--timeout": "1h", "--grace": "1s", "--max-restarts": "2"}
     values |= {f"--health-{name}": "2" for name in ("interval", "timeout", "failures", "start")}
-    values["--health"] = "8000"
+    values |= {"--health": "8000", "--log-format": "json", "--log-size": "1MB"}
+    values["--prometheus-port"] = "9400"
     for name in OF_A_RUN:
         option = f"--{name}"
         assert f"{option} " not in text
         words = [option]
         if BY_KEY[name.replace("-", "_")].kind.metavar:
             words.append(values.get(option, "x"))
-        if option == "--tee":
+        if option in ("--tee", "--log-size"):
             words += ["--log-dir", "x"]
         done = ask(command, *words)
         assert (done.code, done.err) == (0, plain.err)

@@ -67,7 +67,7 @@ def measure(tmp_path: Path) -> Iterator[Start]:
 
 
 def directories_of_fifos(directory: Path) -> list[str]:
-    return os.listdir(directory / "runtime")
+    return [name for name in os.listdir(directory / "runtime") if name != "xlaunch-runs"]
 
 
 # What is printed

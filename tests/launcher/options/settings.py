@@ -94,6 +94,7 @@ def values_of(option: Option) -> st.SearchStrategy[Any]:
         kinds.POSITIVE_NUMBER: st.integers(1, 9999),
         kinds.RESTARTS: st.just(MAX)
         | st.builds(RestartLimit, st.integers(1, 5), st.sampled_from([60.0, 90.5, 86400.0, inf])),
+        kinds.SIZE: st.integers(1, 1 << 40),
         kinds.HEALTH: st.sampled_from(
             ["8000", "{9000+index}", "http://[::1]:80/a b", "exec:sh -c 'x \"y\"'"]
         ),
