@@ -9,7 +9,9 @@ that were cached are never overwritten, so tensors that a program took earlier k
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -149,10 +151,8 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     from transformers import cache_utils
 
     count, heads, width = shape
-    layers: list[Any] = cache.layers
     kinds = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
-    if len(layers) != count:
-        return None
+    layers: list[Any] = cache.layers
     found = set()
     for layer in layers:
         if getattr(type(layer), "_plain", type(layer)) not in kinds:
@@ -160,31 +160,18 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
         if not layer.is_initialized or getattr(layer, "record_past", False):
             return None
         room = getattr(layer, "_room", None)
-        if room is not None:
-            keys, values, length = room.keys, room.values, room.end - room.begin
-        else:
-            keys, values = layer.keys, layer.values
-            if (
-                type(keys) is not torch.Tensor
-                or type(values) is not torch.Tensor
-                or keys.dim() != 4
-            ):
-                return None
-            if keys.shape != values.shape or keys.dtype != values.dtype or not keys.is_cpu:
-                return None
-            if keys.requires_grad or values.requires_grad or keys.shape[1] != heads:
-                return None
-            if not values.is_cpu or keys.shape[3] != width:
-                return None
-            length = keys.shape[2]
+        keys, values = (layer.keys, layer.values) if room is None else (room.keys, room.values)
+        if not all(_is_plain(one) for one in (keys, values)) or keys.shape != values.shape:
+            return None
+        if keys.dtype is not values.dtype or keys.shape[1::2] != (heads, width):
+            return None
+        positions = length = keys.shape[2] if room is None else room.end - room.begin
         if layer.is_sliding:
             positions = layer.cumulative_length
             if length != min(positions, layer.sliding_window - 1):
                 return None
-        else:
-            positions = length
         found.add((positions, keys.shape[0], keys.dtype))
-    if len(found) != 1:
+    if len(layers) != count or len(found) != 1:
         return None
     positions, batch, dtype = found.pop()
     if positions < 1:
@@ -195,27 +182,33 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     return CacheView(layers, positions, batch, dtype)
 
 
-class InUse:
-    """Marks a cache as used by one call. Raises OperatorError if another call uses it.
+def _is_plain(tensor: Any) -> bool:
+    """Whether it is a tensor of four dimensions in memory, without a gradient."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.dim() == 4
+        and tensor.is_cpu
+        and not tensor.requires_grad
+    )
+
+
+@contextlib.contextmanager
+def in_use(layer: Any, positions: int) -> Iterator[None]:
+    """Mark a cache as used by one call. Raises OperatorError if another call uses it.
 
     layer
         The first layer of the cache.
     positions
         How many positions it had when the call began.
     """
-
-    def __init__(self, layer: Any, positions: int) -> None:
-        self._layer = layer
-        self._positions = positions
-
-    def __enter__(self) -> None:
-        with _busy_lock:
-            layer = self._layer
-            if layer.__dict__.get("_busy") or layer.get_seq_length() != self._positions:
-                raise OperatorError(
-                    "two calls use one cache at once: give each conversation a DynamicCache of its own"
-                )
-            self._layer.__dict__["_busy"] = True
-
-    def __exit__(self, *_: object) -> None:
-        self._layer.__dict__.pop("_busy", None)
+    state = layer.__dict__
+    with _busy_lock:
+        if state.get("_busy") or layer.get_seq_length() != positions:
+            raise OperatorError(
+                "two calls use one cache at once: give each conversation a DynamicCache of its own"
+            )
+        state["_busy"] = True
+    try:
+        yield
+    finally:
+        state.pop("_busy", None)

@@ -19,8 +19,8 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.generation.cached_layers import CacheView, InUse, growing, other_kind
-from xruntime.generation.decoders import LayerParts, UndescribedError, described
+from xruntime.generation.cached_layers import CacheView, growing, in_use, other_kind
+from xruntime.generation.decoders import PARTS, Sizes, UndescribedError, described
 from xruntime.generation.linear_rows import linears_of_torch
 from xruntime.generation.speed import Speed
 from xruntime.generation.team_size import TeamSizes
@@ -35,14 +35,14 @@ MAX_BATCH: Final = 8
 _TYPES: Final = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 
 _ADDRESS, _INT32, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-_WEIGHTS: Final = " ".join(LayerParts._fields)
+_SIZES: Final = " ".join(Sizes._fields)
 
 
 class _Layer(ctypes.Structure):
     """xk_decode_layer of xkernels.h."""
 
     _fields_ = native.fields(
-        (_ADDRESS, f"{_WEIGHTS} keys values"),
+        (_ADDRESS, f"{' '.join(PARTS)} keys values"),
         (_INT64, "batch_stride head_stride position window"),
     )
 
@@ -52,7 +52,7 @@ class _Step(ctypes.Structure):
 
     _fields_ = native.fields(
         (_ADDRESS, "layers"),
-        (_INT64, "layer_count batch hidden heads kv_heads head_dim intermediate vocabulary"),
+        (_INT64, f"layer_count batch {_SIZES}"),
         (_INT32, "weight_type norm_type cache_type"),
         (_FLOAT, "epsilon scale"),
         (_ADDRESS, "embedding norm head tokens cosines sines starts"),
@@ -103,9 +103,8 @@ class _Plan:
         """Of each layer all but its cache."""
 
         for layer, parts, window in zip(self.layers, made.layers, made.windows, strict=True):
-            for name, parameter in zip(LayerParts._fields, parts, strict=True):
-                if parameter is not None:
-                    setattr(layer, name, parameter.data_ptr())
+            for name, parameter in parts.items():
+                setattr(layer, name, parameter.data_ptr())
             layer.window = window
 
     def is_current(self) -> bool:
@@ -190,7 +189,7 @@ class DecodeStep:
                 self.speed.add_prompt(tokens.shape[1], time.perf_counter() - began)
             return outputs
         batch = call.view.batch
-        with InUse(call.view.layers[0], call.view.positions):
+        with in_use(call.view.layers[0], call.view.positions):
             capacity = max(layer.room().keys.shape[2] for layer in call.view.layers)
             key = (batch, capacity)
             try:
@@ -309,10 +308,10 @@ class DecodeStep:
                     f"calls with a {kind} are not native: the decode step is for a DynamicCache"
                 )
             return None
-        view = growing(cache, (len(made.layers), made.kv_heads, made.head_dim))
+        view = growing(cache, (len(made.layers), made.sizes.kv_heads, made.sizes.head_dim))
         if view is None or view.batch != batch or view.dtype is not made.head.dtype:
             return None
-        if int(tokens.min()) < 0 or int(tokens.max()) >= made.vocabulary:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= made.sizes.vocabulary:
             return None
         starts = _starts(kwargs.get("attention_mask"), batch, view.positions)
         positions = kwargs.get("position_ids")
@@ -330,7 +329,7 @@ class DecodeStep:
         turns: Any = made.rotary
         with torch.autocast("cpu", enabled=False):
             cosines, sines = turns(torch.empty(0), call.positions)
-        shape = (view.batch, made.head_dim)
+        shape = (view.batch, made.sizes.head_dim)
         cosines, sines = (
             one[:, 0].to(torch.float32).expand(shape).contiguous() for one in (cosines, sines)
         )
@@ -338,22 +337,17 @@ class DecodeStep:
         layers = type(template).from_buffer_copy(template)
         for c_layer, layer in zip(layers, view.layers, strict=True):
             room = layer.room()
-            first = room.begin * made.head_dim * room.keys.element_size()
+            first = room.begin * made.sizes.head_dim * room.keys.element_size()
             c_layer.keys = room.keys.data_ptr() + first
             c_layer.values = room.values.data_ptr() + first
             c_layer.batch_stride, c_layer.head_stride = room.keys.stride()[:2]
             c_layer.position = room.end - room.begin
-        logits = torch.empty((view.batch, 1, made.vocabulary), dtype=made.head.dtype)
+        logits = torch.empty((view.batch, 1, made.sizes.vocabulary), dtype=made.head.dtype)
         step = _Step(
             layers=ctypes.addressof(layers),
             layer_count=len(layers),
             batch=view.batch,
-            hidden=made.hidden,
-            heads=made.heads,
-            kv_heads=made.kv_heads,
-            head_dim=made.head_dim,
-            intermediate=made.intermediate,
-            vocabulary=made.vocabulary,
+            **made.sizes._asdict(),
             weight_type=_TYPES[made.head.dtype],
             norm_type=_TYPES[made.norm.dtype],
             cache_type=_TYPES[view.dtype],

@@ -24,37 +24,38 @@ NEWEST: Final = (5, 23)
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
+_NORMS: Final = ("input_norm", "attention_norm", "query_norm", "key_norm")
+_LINEARS: Final = ("query", "key", "value", "output", "gate", "up", "down")
+PARTS: Final = (*_NORMS, *_LINEARS, *[f"{name}_bias" for name in _LINEARS])
+"""Names of a layer's parameters; it may have no norms of queries and keys, and no biases."""
+
+
 class UndescribedError(Exception):
     """A model fits no description. The text is the reason."""
 
 
-class LayerParts(NamedTuple):
-    """The parameters of one layer; None where it has none."""
+def _need(fits: object, problem: str) -> None:
+    if not fits:
+        raise UndescribedError(problem)
 
-    input_norm: nn.Parameter
-    attention_norm: nn.Parameter
-    query_norm: nn.Parameter | None
-    key_norm: nn.Parameter | None
-    query: nn.Parameter
-    key: nn.Parameter
-    value: nn.Parameter
-    output: nn.Parameter
-    gate: nn.Parameter
-    up: nn.Parameter
-    down: nn.Parameter
-    query_bias: nn.Parameter | None
-    key_bias: nn.Parameter | None
-    value_bias: nn.Parameter | None
-    output_bias: nn.Parameter | None
-    gate_bias: nn.Parameter | None
-    up_bias: nn.Parameter | None
-    down_bias: nn.Parameter | None
+
+class Sizes(NamedTuple):
+    """Numbers of features, heads and tokens."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
 
 
 class Description(NamedTuple):
     """All that the decode step has to know of a model."""
 
-    layers: list[LayerParts]
+    layers: list[dict[str, nn.Parameter]]
+    """Of each layer the parameters that it has, by names of `PARTS`."""
+
     windows: list[int]
     """Of each layer: how many positions attend to each other; 0: all."""
 
@@ -62,12 +63,7 @@ class Description(NamedTuple):
     norm: nn.Parameter
     head: nn.Parameter
     rotary: nn.Module
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
+    sizes: Sizes
     epsilon: float
     scale: float
     modules: list[nn.Module]
@@ -76,8 +72,7 @@ class Description(NamedTuple):
     def parameters(self) -> list[nn.Parameter]:
         """Return all parameters, in an order that does not change."""
         found = [self.embedding, self.norm, self.head]
-        found += [one for layer in self.layers for one in layer if one is not None]
-        return found
+        return found + [one for layer in self.layers for one in layer.values()]
 
     def bytes_a_token(self) -> int:
         """Return the bytes of all weights but the embedding's, of which a token needs one row."""
@@ -106,157 +101,148 @@ def described(model: nn.Module, kind: type[nn.Module]) -> Description:
 class _Reader:
     def __init__(self, model: Any, kind: type[nn.Module]) -> None:
         self.model = model
-        self.family = next(
-            (
-                (name, prefix)
-                for name, prefix in FAMILIES.items()
-                if kind.__module__ == f"transformers.models.{name}.modeling_{name}"
-                and kind.__name__ == f"{prefix}ForCausalLM"
-            ),
-            ("", ""),
-        )
-        if not self.family[0]:
+        self.modules: list[nn.Module] = []
+        for name, prefix in FAMILIES.items():
+            self.family, self.place, self.prefix = name, _place_of(name), prefix
+            if (kind.__module__, kind.__name__) == (self.place, f"{prefix}ForCausalLM"):
+                break
+        else:
             raise UndescribedError("it is of no family with a decode step")
         problem = transformers_problem()
-        if problem is not None:
-            raise UndescribedError(problem)
-        self.modules: list[nn.Module] = []
+        _need(problem is None, str(problem))
 
     def part(self, module: Any, suffix: str) -> Any:
         """A part whose class is this family's."""
-        name, prefix = self.family
-        kind = type(module)
-        if (kind.__module__, kind.__name__) != (
-            f"transformers.models.{name}.modeling_{name}",
-            prefix + suffix,
-        ):
-            raise UndescribedError(f"it has a {kind.__name__} in the place of a {prefix}{suffix}")
+        kind, name = type(module), self.prefix + suffix
+        _need(
+            (kind.__module__, kind.__name__) == (self.place, name),
+            f"it has a {kind.__name__} in the place of a {name}",
+        )
         self.modules.append(module)
         return module
 
     def weight(self, parameter: Any, *shape: int) -> nn.Parameter:
-        if type(parameter) is not nn.Parameter:
-            raise UndescribedError(f"it holds a {type(parameter).__name__}, not plain weights")
-        if tuple(parameter.shape) != shape or not parameter.is_contiguous():
-            raise UndescribedError(
-                f"a weight has shape {tuple(parameter.shape)}, and {shape} is expected"
-            )
-        if not parameter.is_cpu or parameter.dtype not in _DTYPES:
-            raise UndescribedError(f"a weight is {parameter.dtype} on {parameter.device}")
-        return parameter
-
-    def linear(self, module: Any, inputs: int, outputs: int) -> tuple[nn.Parameter, Any]:
-        kind = type(module)
-        if kind is not nn.Linear and not issubclass(kind, RowLinear):
-            raise UndescribedError(f"it has a {kind.__name__} in the place of a Linear")
-        self.modules.append(module)
-        bias = module.bias
-        return (
-            self.weight(module.weight, outputs, inputs),
-            None if bias is None else self.weight(bias, outputs),
+        kind = type(parameter)
+        _need(kind is nn.Parameter, f"it holds a {kind.__name__}, not plain weights")
+        _need(
+            tuple(parameter.shape) == shape and parameter.is_contiguous(),
+            f"a weight has shape {tuple(parameter.shape)}, and {shape} is expected",
         )
+        _need(
+            parameter.is_cpu and parameter.dtype in _DTYPES,
+            f"a weight is {parameter.dtype} on {parameter.device}",
+        )
+        return parameter  # type: ignore[no-any-return]
+
+    def linear(self, name: str, module: Any, inputs: int, outputs: int) -> dict[str, nn.Parameter]:
+        kind = type(module)
+        _need(
+            kind is nn.Linear or issubclass(kind, RowLinear),
+            f"it has a {kind.__name__} in the place of a Linear",
+        )
+        self.modules.append(module)
+        found = {name: self.weight(module.weight, outputs, inputs)}
+        if module.bias is not None:
+            found[f"{name}_bias"] = self.weight(module.bias, outputs)
+        return found
 
     def norm(self, module: Any, size: int) -> nn.Parameter:
         module = self.part(module, "RMSNorm")
-        if module.variance_epsilon != self.epsilon:
-            raise UndescribedError("its norms have several epsilons")
+        _need(module.variance_epsilon == self.epsilon, "its norms have several epsilons")
         return self.weight(module.weight, size)
 
     def description(self) -> Description:
         model, config = self.model, self.model.config
         inner = self.part(model.model, "Model")
-        self.modules.append(model)
         self.epsilon = float(inner.norm.variance_epsilon)
-        layers = list(inner.layers)
-        self.modules.append(inner.layers)
-        if not layers or len(layers) != config.num_hidden_layers:
-            raise UndescribedError(f"it has {len(layers)} of {config.num_hidden_layers} layers")
+        self.scale = float(inner.layers[0].self_attn.scaling)
+        count, expected = len(inner.layers), config.num_hidden_layers
+        _need(count == expected, f"it has {count} of {expected} layers")
         embedding = inner.embed_tokens
         plain = getattr(type(embedding), "_layer", type(embedding))  # of one with weights in bf16
-        if plain is not nn.Embedding or embedding.max_norm is not None:
-            raise UndescribedError(
-                f"it has a {type(embedding).__name__} in the place of an Embedding"
-            )
-        self.modules.append(embedding)
-        vocabulary, hidden = embedding.weight.shape
-        first = layers[0].self_attn
-        head_dim = int(first.head_dim)
-        heads = first.q_proj.weight.shape[0] // head_dim
-        kv_heads = first.k_proj.weight.shape[0] // head_dim
-        intermediate = layers[0].mlp.gate_proj.weight.shape[0]
-        if head_dim % 2 or kv_heads < 1 or heads % kv_heads:
-            raise UndescribedError(
-                f"it has {heads} heads of {head_dim} features and {kv_heads} of keys"
-            )
-        sizes = (hidden, heads * head_dim, kv_heads * head_dim, intermediate, head_dim)
-        found = [self.layer(layer, at, sizes) for at, layer in enumerate(layers)]
-        head, bias = self.linear(model.lm_head, hidden, vocabulary)
-        if bias is not None:
-            raise UndescribedError("its head has a bias")
-        made = Description(
-            layers=found,
-            windows=[self.window(layer.self_attn, at) for at, layer in enumerate(layers)],
-            embedding=self.weight(embedding.weight, vocabulary, hidden),
-            norm=self.norm(inner.norm, hidden),
-            head=head,
+        _need(
+            plain is nn.Embedding and embedding.max_norm is None,
+            f"it has a {type(embedding).__name__} in the place of an Embedding",
+        )
+        self.modules += [model, inner.layers, embedding]
+        sizes = self.sizes(inner)
+        layers = [self.layer(layer, at, sizes) for at, layer in enumerate(inner.layers)]
+        head = self.linear("head", model.lm_head, sizes.hidden, sizes.vocabulary)
+        _need(len(head) == 1, "its head has a bias")
+        found = Description(
+            layers=layers,
+            windows=[self.window(at) for at in range(count)],
+            embedding=self.weight(embedding.weight, sizes.vocabulary, sizes.hidden),
+            norm=self.norm(inner.norm, sizes.hidden),
+            head=head["head"],
             rotary=self.part(inner.rotary_emb, "RotaryEmbedding"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            intermediate=intermediate,
-            vocabulary=vocabulary,
+            sizes=sizes,
             epsilon=self.epsilon,
-            scale=float(first.scaling),
+            scale=self.scale,
             modules=self.modules,
         )
-        norms = {made.norm.dtype}
-        for layer in found:
-            norms |= {one.dtype for one in layer[:4] if one is not None}
-        rest = {made.embedding.dtype, made.head.dtype}
-        for layer in found:
-            rest |= {one.dtype for one in layer[4:] if one is not None}
-        if len(norms) != 1 or len(rest) != 1:
-            raise UndescribedError("its weights have several dtypes")
-        return made
+        norms, others = {found.norm.dtype}, {found.embedding.dtype, found.head.dtype}
+        for name, parameter in [it for layer in layers for it in layer.items()]:
+            (norms if name in _NORMS else others).add(parameter.dtype)
+        _need(len(norms) == len(others) == 1, "its weights have several dtypes")
+        return found
 
-    def layer(self, layer: Any, at: int, sizes: tuple[int, int, int, int, int]) -> LayerParts:
-        hidden, queries, keys, intermediate, head_dim = sizes
+    def sizes(self, inner: Any) -> Sizes:
+        attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
+        vocabulary, hidden = inner.embed_tokens.weight.shape
+        width = int(attention.head_dim)
+        heads, kv_heads = (
+            one.weight.shape[0] // width for one in (attention.q_proj, attention.k_proj)
+        )
+        _need(
+            width % 2 == 0 and kv_heads > 0 and heads % kv_heads == 0,
+            f"it has {heads} heads of {width} features and {kv_heads} of keys",
+        )
+        return Sizes(hidden, heads, kv_heads, width, mlp.gate_proj.weight.shape[0], vocabulary)
+
+    def layer(self, layer: Any, at: int, sizes: Sizes) -> dict[str, nn.Parameter]:
         layer = self.part(layer, "DecoderLayer")
         attention, mlp = self.part(layer.self_attn, "Attention"), self.part(layer.mlp, "MLP")
-        if attention.layer_idx != at or attention.head_dim != head_dim:
-            raise UndescribedError(f"layer {at} is number {attention.layer_idx}")
-        if attention.scaling != self.model.model.layers[0].self_attn.scaling:
-            raise UndescribedError("its layers have several scales")
-        if type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
-            raise UndescribedError(f"its activation is {type(mlp.act_fn).__name__}, not SiLU")
-        self.modules.append(mlp.act_fn)
-        with_norms = self.family[0] == "qwen3"
-        linears = [
-            self.linear(attention.q_proj, hidden, queries),
-            self.linear(attention.k_proj, hidden, keys),
-            self.linear(attention.v_proj, hidden, keys),
-            self.linear(attention.o_proj, queries, hidden),
-            self.linear(mlp.gate_proj, hidden, intermediate),
-            self.linear(mlp.up_proj, hidden, intermediate),
-            self.linear(mlp.down_proj, intermediate, hidden),
-        ]
-        return LayerParts(
-            self.norm(layer.input_layernorm, hidden),
-            self.norm(layer.post_attention_layernorm, hidden),
-            self.norm(attention.q_norm, head_dim) if with_norms else None,
-            self.norm(attention.k_norm, head_dim) if with_norms else None,
-            *[weight for weight, _ in linears],
-            *[bias for _, bias in linears],
+        activation, width = type(mlp.act_fn).__name__, sizes.head_dim
+        _need(
+            attention.layer_idx == at and attention.head_dim == width,
+            f"layer {at} is number {attention.layer_idx}",
         )
+        _need(attention.scaling == self.scale, "its layers have several scales")
+        _need(activation in ("SiLU", "SiLUActivation"), f"its activation is {activation}, not SiLU")
+        self.modules.append(mlp.act_fn)
+        parts = {
+            "input_norm": self.norm(layer.input_layernorm, sizes.hidden),
+            "attention_norm": self.norm(layer.post_attention_layernorm, sizes.hidden),
+        }
+        if self.family == "qwen3":
+            parts["query_norm"] = self.norm(attention.q_norm, width)
+            parts["key_norm"] = self.norm(attention.k_norm, width)
+        hidden, queries, keys = sizes.hidden, sizes.heads * width, sizes.kv_heads * width
+        for name, module, inputs, outputs in (
+            ("query", attention.q_proj, hidden, queries),
+            ("key", attention.k_proj, hidden, keys),
+            ("value", attention.v_proj, hidden, keys),
+            ("output", attention.o_proj, queries, hidden),
+            ("gate", mlp.gate_proj, hidden, sizes.intermediate),
+            ("up", mlp.up_proj, hidden, sizes.intermediate),
+            ("down", mlp.down_proj, sizes.intermediate, hidden),
+        ):
+            parts |= self.linear(name, module, inputs, outputs)
+        return parts
 
-    def window(self, attention: Any, at: int) -> int:
+    def window(self, at: int) -> int:
         """How many positions attend to each other in a layer, as the model's masks say."""
-        family, config = self.family[0], self.model.config
-        if family == "mistral":
-            return config.sliding_window or 0
-        if family == "llama" or config.layer_types[at] == "full_attention":
+        config = self.model.config
+        if self.family == "llama":
             return 0
-        if config.layer_types[at] != "sliding_attention":
-            raise UndescribedError(f"layer {at} has {config.layer_types[at]}")
+        if self.family != "mistral":
+            kind = config.layer_types[at]
+            if kind == "full_attention":
+                return 0
+            _need(kind == "sliding_attention", f"layer {at} has {kind}")
         return config.sliding_window or 0
+
+
+def _place_of(family: str) -> str:
+    return f"transformers.models.{family}.modeling_{family}"

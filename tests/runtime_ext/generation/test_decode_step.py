@@ -18,7 +18,7 @@ from tests.runtime_ext.generation.decoder_models import CASES, decoder  # noqa: 
 from xruntime import optimize  # noqa: E402
 from xruntime.errors import OperatorError  # noqa: E402
 from xruntime.generation import decode_step  # noqa: E402
-from xruntime.generation.cached_layers import GrowingLayer, InUse  # noqa: E402
+from xruntime.generation.cached_layers import GrowingLayer, in_use  # noqa: E402
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -441,7 +441,7 @@ def test_one_cache_in_two_calls_is_an_error() -> None:
     cache = filled(optimized)
     next_outputs(optimized, cache)
     with (
-        InUse(cache.layers[0], 10),
+        in_use(cache.layers[0], 10),
         pytest.raises(OperatorError, match="a DynamicCache of its own"),
     ):
         next_outputs(optimized, cache)

@@ -90,14 +90,13 @@ int32_t xk_decode_step(const xk_decode* step) {
                        cutter.take<float>(rows(of.kv_heads * of.head_dim)),
                        cutter.take<float>(rows(of.kv_heads * of.head_dim)),
                        cutter.take<float>(rows(of.heads * of.head_dim)),
+                       cutter.take<float>(rows(of.intermediate)),
                        cutter.take<float>(rows(of.intermediate))};
   };
   const auto cut_scratch = [&](Cutter& cutter) {
     return DecodeScratch{cutter.take<float>(rows(of.hidden)),
                          cutter.take<float>(padded_size(of.head_dim)),
-                         cutter.take<float>(padded_size(of.positions + 1)),
-                         cutter.take<float>(padded_size(of.batch * 4)),
-                         cutter.take<float>(padded_size(of.batch * 4))};
+                         cutter.take<float>(padded_size(of.positions + 1))};
   };
   const xkernels::ThreadMemory shared(1, cut_state);
   const int64_t team = omp_get_max_threads();

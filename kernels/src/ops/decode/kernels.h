@@ -7,17 +7,10 @@
 
 #include "dispatch/isa.h"
 #include "ops/barrier.h"
+#include "ops/row_products.h"
 #include "xkernels/decode.h"
 
 namespace xkernels {
-
-// Rows of activations are padded to multiples of this, with zeros: at least a vector.
-constexpr int64_t kDecodePadding = 16;
-
-// Static: objects for different instruction sets must not share it.
-static constexpr int64_t padded_size(int64_t size) {
-  return (size + kDecodePadding - 1) / kDecodePadding * kDecodePadding;
-}
 
 // Activations that all threads see, (batch, padded size of what they hold), zeroed at first.
 struct DecodeState {
@@ -25,15 +18,14 @@ struct DecodeState {
   float* queries;        // of all heads
   float *keys, *values;  // of all key and value heads: this position's
   float* attended;       // of all heads
-  float* gated;          // intermediate
+  float *gated, *ups;    // intermediate
 };
 
 // Memory of one thread, zeroed at first.
 struct DecodeScratch {
-  float* normed;       // (batch, padded hidden)
-  float* query;        // padded head_dim
-  float* scores;       // padded positions
-  float *gates, *ups;  // (batch, 4), padded: outputs of one group of rows
+  float* normed;  // (batch, padded hidden)
+  float* query;   // padded head_dim
+  float* scores;  // padded positions
 };
 
 struct DecodeKernels {

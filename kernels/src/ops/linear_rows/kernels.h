@@ -6,14 +6,9 @@
 #include <stdint.h>
 
 #include "dispatch/isa.h"
+#include "ops/row_products.h"
 
 namespace xkernels {
-
-// Rows of weights that are multiplied at once; the work is divided by groups of them.
-constexpr int64_t kRowGroup = 4;
-
-// Values that a row of copied activations is padded to, with zeros: at least a vector.
-constexpr int64_t kRowPadding = 16;
 
 struct LinearRows {
   const void* weights;
@@ -29,7 +24,7 @@ struct LinearRows {
 struct LinearRowsKernels {
   // Copies `count` values to fp32.
   void (*widen)(const void* from, int32_t type, int64_t count, float* to);
-  // Computes outputs begin to end - 1 of all rows; `begin` is a multiple of kRowGroup.
+  // Computes outputs begin to end - 1 of all rows; `begin` is a multiple of kRowsAtOnce.
   void (*multiply)(const LinearRows& of, int64_t begin, int64_t end);
 };
 

@@ -8,7 +8,7 @@
 
 namespace {
 
-using xkernels::kRowGroup;
+using xkernels::kRowsAtOnce;
 using xkernels::LinearRows;
 using xkernels::LinearRowsKernels;
 using xkernels::usable;
@@ -44,8 +44,7 @@ int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t 
   problem = xkernels::checked<LinearRowsKernels>(problem);
   if (problem != 0 || rows == 0 || outputs == 0) return problem;
 
-  constexpr int64_t kPadding = xkernels::kRowPadding;
-  const int64_t padded = (inputs + kPadding - 1) / kPadding * kPadding;
+  const int64_t padded = xkernels::padded_size(inputs);
   xkernels::Buffer<float> copies;
   if (!copies.allocate_zeros(rows * padded)) return XK_REFUSED;
   const LinearRowsKernels* kernels = xkernels::kernels<LinearRowsKernels>();
@@ -56,11 +55,11 @@ int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t 
   }
   const LinearRows of = {weights,       bias, weight_type, inputs, outputs,
                          copies.data(), rows, padded,      output, value_type};
-  const int64_t groups = (outputs + kRowGroup - 1) / kRowGroup;
   xkernels::run_on_team(outputs * inputs >= kGrain, [&](int64_t thread, int64_t threads) {
-    const xkernels::Share share = xkernels::share_of(groups, thread, threads);
-    const int64_t end = share.end * kRowGroup;
-    kernels->multiply(of, share.begin * kRowGroup, end < outputs ? end : outputs);
+    const xkernels::Share share =
+        xkernels::share_of(xkernels::row_groups(outputs), thread, threads);
+    const int64_t end = share.end * kRowsAtOnce;
+    kernels->multiply(of, share.begin * kRowsAtOnce, end < outputs ? end : outputs);
   });
   return 0;
 }
