@@ -28,9 +28,9 @@ from xtune.launches.launch import Launch, Objective, Outcome, Secondary
 from xtune.search.encoding import (
     Plain,
     decode_launch,
-    decode_objective,
     encode_launch,
     encode_objective,
+    from_plain,
 )
 from xtune.space.parameters import BARE, Configuration, Parameter
 from xtune.space.spaces import Space
@@ -282,7 +282,7 @@ def _decode_header(path: Path, plain: Plain) -> Header:
         space=Space.from_plain(plain["space"]),
         machine=plain["machine"],
         command=tuple(plain["command"]),
-        objective=decode_objective(plain["objective"]),
+        objective=from_plain(Objective, plain["objective"]),
         versions=tuple(plain["versions"].items()),
     )
 

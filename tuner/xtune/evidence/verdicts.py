@@ -161,14 +161,8 @@ def judge(
     alive = [row for row in standings if not row.contender.out and row.interval is not None]
     if not alive:
         reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in contenders))
-        return Verdict(
-            VerdictKind.INCONCLUSIVE,
-            baseline,
-            None,
-            None,
-            f"no finalist is left: {reasons}",
-            standings,
-        )
+        reason = f"no finalist is left: {reasons}"
+        return undecided(baseline, reason)._replace(standings=standings)
     gains = [row for row in alive if row.is_gain or row.keeps_more]
     if gains:
         winner = _fewest_changes(gains, rule)
@@ -186,14 +180,8 @@ def judge(
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
             reason += f"; the bare command broke requirements in {broken} of {measured} launches"
-    return Verdict(
-        kind=kind,
-        best=best,
-        leader=leader.contender.configuration,
-        interval=leader.interval,
-        reason=reason,
-        standings=standings,
-    )
+    leading = leader.contender.configuration
+    return Verdict(kind, best, leading, leader.interval, reason, standings)
 
 
 def _standings(
@@ -245,22 +233,15 @@ def _is_gain(interval: RatioInterval, rule: ClaimRule) -> bool:
 
 def _is_no_gain(row: Standing, rule: ClaimRule) -> bool:
     interval = row.interval
-    return (
-        interval is not None
-        and interval.pairs >= MIN_PAIRS
-        and interval.high < 1.0 + rule.min_effect
-    )
+    is_known = interval is not None and interval.pairs >= MIN_PAIRS
+    return is_known and interval is not None and interval.high < 1.0 + rule.min_effect
 
 
 def _keeps_more(
     kept: Sequence[bool | None], baseline_kept: Sequence[bool | None], share: float
 ) -> bool:
-    better = sum(
-        mine is True and theirs is False for mine, theirs in zip(kept, baseline_kept, strict=False)
-    )
-    worse = sum(
-        mine is False and theirs is True for mine, theirs in zip(kept, baseline_kept, strict=False)
-    )
+    blocks = list(zip(kept, baseline_kept, strict=False))
+    better, worse = blocks.count((True, False)), blocks.count((False, True))
     return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
@@ -356,17 +337,8 @@ MIN_PAIRS = 4
 """Minimum number of pairs for a claim. Three pairs of bimodal values agree too easily by chance."""
 
 SHARES = {
-    4: 0.9,
-    5: 0.74,
-    6: 0.67,
-    7: 0.63,
-    8: 0.59,
-    10: 0.55,
-    12: 0.53,
-    15: 0.5,
-    20: 0.47,
-    30: 0.43,
-}
+    4: 0.9, 5: 0.74, 6: 0.67, 7: 0.63, 8: 0.59, 10: 0.55, 12: 0.53, 15: 0.5, 20: 0.47, 30: 0.43,
+}  # fmt: skip
 MIN_SHARE = 0.39
 """The level at the end of a plan of so many blocks, and of up to 60, relative to the error."""
 

@@ -177,10 +177,6 @@ def encode_objective(objective: Objective) -> Plain:
     return plain
 
 
-def decode_objective(plain: Plain) -> Objective:
-    return from_plain(Objective, plain)
-
-
 def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
     """A launch as plain values; `series`: include raw samples."""
     plain: Plain = to_plain(launch if series else launch._replace(series=()))
@@ -200,10 +196,6 @@ def decode_launch(plain: Plain) -> Launch:
 def encode_final_plan(plan: FinalPlan) -> Plain:
     plain: Plain = to_plain(plan)
     return plain | {"finalists": [[*one.values()] for one in plain["finalists"]]}
-
-
-def decode_final_plan(plain: Plain) -> FinalPlan:
-    return from_plain(FinalPlan, plain)
 
 
 def write_value(write: Callable[[str, Any], object], name: str, value: Any) -> None:

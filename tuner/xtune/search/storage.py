@@ -24,6 +24,7 @@ from xtune.errors import StorageError, StorageNameError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage, RDBStorage
+    from sqlalchemy.engine import URL
 
 SQLITE = "sqlite:///"
 JOURNAL = "journal:"
@@ -73,7 +74,7 @@ class Storage(NamedTuple):
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Make reads and writes inside atomic for other workers."""
-        with contextlib.nullcontext() if self.lock_path is None else _locked(self.lock_path):
+        with _locked(self.lock_path) if self.lock_path else contextlib.nullcontext():
             yield
 
     @contextlib.contextmanager
@@ -107,21 +108,21 @@ def default_url(environment: Mapping[str, str], *, make: bool = True) -> str:
     `make`: create the directory. Raises StorageNameError if it cannot be made.
     """
     remedy = "set XDG_STATE_HOME to a writable directory, or give --storage FILE"
-    home = environment.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(home):
-        own = os.path.expanduser("~")
-        if make and not os.path.lexists(own):
-            raise StorageNameError(f"studies cannot be stored: HOME {own} does not exist; {remedy}")
-        home = os.path.join(own, ".local", "state")
-    directory = Path(home, "xtune")
+    state, home = environment.get("XDG_STATE_HOME", ""), os.path.expanduser("~")
+    if not os.path.isabs(state):
+        if make and not os.path.lexists(home):
+            raise StorageNameError(
+                f"studies cannot be stored: HOME {home} does not exist; {remedy}"
+            )
+        state = os.path.join(home, ".local", "state")
+    directory = os.path.join(state, "xtune")
     try:
         if make:
-            make_private(str(directory))
+            make_private(directory)
     except OSError as error:
-        raise StorageNameError(
-            f"studies cannot be stored in {directory}: {error.strerror}; {remedy}"
-        ) from error
-    return file_url(directory / "studies")
+        reason = f"studies cannot be stored in {directory}: {error.strerror}"
+        raise StorageNameError(f"{reason}; {remedy}") from error
+    return file_url(Path(directory, "studies"))
 
 
 def file_url(path: Path) -> str:
@@ -129,8 +130,6 @@ def file_url(path: Path) -> str:
 
     **Ex.:** ``studies`` is ``sqlite:///studies.db``, on NFS ``journal:studies.journal``.
     """
-    if path.is_dir():
-        raise _is_directory(path)
     kind = file_system_of(Tree("/"), str(path))
     on_network = kind in NETWORK_FILE_SYSTEMS
     if path.suffix not in SUFFIXES:
@@ -161,7 +160,12 @@ def open_storage(
     environment = os.environ if environment is None else environment
     url = default_url(environment, make=create) if text is None else text
     if "://" not in url and not url.startswith(JOURNAL):
-        url = file_url(Path(url))
+        url = url if os.path.isdir(url) else file_url(Path(url))
+    if os.path.isdir(path := url.removeprefix(JOURNAL).removeprefix(SQLITE)):
+        example = os.path.join(path, "studies.db")
+        raise StorageNameError(
+            f"storage {path} is a directory; name a file in it, such as {example}"
+        )
     try:
         file, url = _with_file(url)
         if file is not None and not file.exists() and text is None and not create:
@@ -175,7 +179,7 @@ def open_storage(
     except StorageError:
         raise
     except ImportError as error:
-        missing = getattr(_cause(error), "name", None) or _driver_of(url)
+        missing = getattr(_cause(error), "name", None) or _parsed(url).get_driver_name()
         raise StorageError(
             f"storage {_shown(url)} needs the driver {missing}, which is not installed here:"
             f" pip install '{DRIVERS.get(missing, missing)}'"
@@ -195,9 +199,7 @@ def _with_file(url: str) -> tuple[Path | None, str]:
     if url.startswith(JOURNAL):
         path = Path(os.path.abspath(url.removeprefix(JOURNAL)))
         return path, f"{JOURNAL}{path}"
-    import sqlalchemy
-
-    parts = sqlalchemy.engine.make_url(url)
+    parts = _parsed(url)
     if parts.get_backend_name() != "sqlite":
         return None, url
     if parts.database in (None, "", ":memory:"):
@@ -209,8 +211,6 @@ def _with_file(url: str) -> tuple[Path | None, str]:
 def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
     """Raise StorageNameError unless studies can be stored in a file at that path."""
     exists, parent = path.exists(), path.parent
-    if path.is_dir():
-        raise _is_directory(path)
     if exists and not path.is_file():
         problem = " is not a regular file; choose another name"
     elif not parent.is_dir():
@@ -229,12 +229,6 @@ def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
     else:
         return
     raise StorageNameError(f"storage {path}{problem}")
-
-
-def _is_directory(path: Path) -> StorageNameError:
-    return StorageNameError(
-        f"storage {path} is a directory; name a file in it, such as {path / 'studies.db'}"
-    )
 
 
 def _journal_problem(path: Path) -> str:
@@ -282,11 +276,9 @@ def _open(url: str, file: Path | None) -> Storage:
         return Storage(optuna.storages.get_storage(backend), _shown(url), None, backend)
     from sqlalchemy.pool import NullPool
 
-    lock_path = f"{file}{LOCK_SUFFIX}"
-    # Two processes cannot create the tables of a new file at the same time. A file that is not held open
-    # can be moved.
-    with _locked(lock_path):
-        timeout = {"timeout": SQLITE_TIMEOUT_S}
+    lock_path, timeout = f"{file}{LOCK_SUFFIX}", {"timeout": SQLITE_TIMEOUT_S}
+    # Two processes cannot create the tables of a new file at the same time.
+    with _locked(lock_path):  # a file that is not held open can be moved
         backend = _with_tables(url, poolclass=NullPool, connect_args=timeout)
     return Storage(optuna.storages.get_storage(backend), _shown(url), lock_path, backend)
 
@@ -303,11 +295,10 @@ def _with_tables(url: str, **arguments: Any) -> RDBStorage:
     return RDBStorage(url, engine_kwargs=arguments)
 
 
-def _driver_of(url: str) -> str:
-    """The driver module of a URL. **Ex.:** ``psycopg`` of ``postgresql+psycopg://...``."""
+def _parsed(url: str) -> URL:
     import sqlalchemy
 
-    return sqlalchemy.engine.make_url(url).get_driver_name()
+    return sqlalchemy.engine.make_url(url)
 
 
 def _shown(url: str) -> str:

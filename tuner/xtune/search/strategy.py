@@ -15,7 +15,7 @@ from xtune.evidence.verdicts import ClaimRule, blocks_for, smallest_gain, spread
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
-from xtune.search.encoding import decode_final_plan, encode_final_plan
+from xtune.search.encoding import encode_final_plan, from_plain
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
 from xtune.search.records import NextLaunch, Record, ScoreScale, Stage, unscore
@@ -205,7 +205,7 @@ class Strategy:
             for one in made
             if one.launch is not None
         }
-        plan = decode_final_plan(made[0].step.details["plan"])
+        plan = from_plain(FinalPlan, made[0].step.details["plan"])
         return Final(plan, self._objective, launches)
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:

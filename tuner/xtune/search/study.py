@@ -26,8 +26,8 @@ from xtune.search.encoding import (
     DAMAGE,
     PREFIX,
     Plain,
-    decode_objective,
     encode_objective,
+    from_plain,
     read_compressed,
     read_value,
     write_value,
@@ -109,7 +109,7 @@ class Subject(NamedTuple):
             MachineIdentity.from_plain(plain["machine"]),
             ProgramIdentity.from_plain(plain["program"]),
             Space.from_plain(plain["space"]),
-            decode_objective(plain["objective"]),
+            from_plain(Objective, plain["objective"]),
         )
 
 

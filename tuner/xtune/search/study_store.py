@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from xtune.errors import StorageError
+from xtune.evidence.finals import FinalPlan
 from xtune.launches.launch import Launch
 from xtune.search.encoding import (
     DAMAGE,
@@ -34,7 +35,6 @@ from xtune.search.encoding import (
     check_details,
     check_numbers,
     damage_text,
-    decode_final_plan,
     decode_result,
     encode_claim,
     encode_result,
@@ -187,7 +187,7 @@ class StudyStore:
         if plan_hash is None:
             return lambda step: True
         finals = {
-            tuple(map(plan_hash, decode_final_plan(record.step.details["plan"]).configurations))
+            tuple(map(plan_hash, from_plain(FinalPlan, record.step.details["plan"]).configurations))
             for record in records
             if record.step.stage is Stage.FINAL
         }

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.readings import Point
+from xtune.evidence import readings
+from xtune.evidence.readings import Importance, Point
 from xtune.evidence.verdicts import Standing
 from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
@@ -112,6 +113,13 @@ def printable(value: str) -> str:
     return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], value)
 
 
+def ratio_scale(standings: Sequence[Standing]) -> Scale:
+    """The scale of all intervals and pairs of a final, and of the bare command."""
+    known = [row.interval for row in standings if row.interval is not None]
+    ends = [end for one in known for end in (one.low or None, one.estimate, one.high)]
+    return Scale([1.0, *ends, *[math.exp(log) for row in standings for log in row.contender.seen]])
+
+
 def pair_marks(row: Standing, scale: Scale) -> list[Mark]:
     """The ratio of each pair of launches of a finalist, block by block from above."""
     logs = row.contender.log_ratios
@@ -120,6 +128,11 @@ def pair_marks(row: Standing, scale: Scale) -> list[Mark]:
         for at, log in enumerate(logs, start=1)
         if log is not None
     ]  # fmt: skip
+
+
+def value_scale(result: SearchResult) -> Scale:
+    """The scale of the values of all contestants."""
+    return Scale(value for one in result.contestants for value in result.values(one))
 
 
 def launch_marks(result: SearchResult, configuration: Configuration, scale: Scale) -> list[Mark]:
@@ -185,10 +198,15 @@ def history_chart(result: SearchResult) -> Chart:
     )
 
 
-def front_chart(result: SearchResult, points: Sequence[Point]) -> Chart | None:
-    """The configurations by both goals; None for fewer than two."""
-    if result.other_objective is None or len(points) < 2:
-        return None
+def front_of(result: SearchResult) -> tuple[Point, ...]:
+    """The configurations that have values of both goals; none without a second goal."""
+    second = result.second
+    return () if second is None else readings.front_of(result.launches, result.objective, second)
+
+
+def front_chart(result: SearchResult, points: Sequence[Point]) -> Chart:
+    """The configurations by both goals."""
+    assert result.other_objective is not None
     first, other = map(objective_quantity, (result.objective, result.other_objective))
     across, up = Scale(row.first for row in points), Scale(row.other for row in points)
     marks = []
@@ -202,8 +220,9 @@ def front_chart(result: SearchResult, points: Sequence[Point]) -> Chart | None:
     return Chart("The configurations by both goals", marks, legend, across.ticks, up.ticks, title)
 
 
-def varied_settings(result: SearchResult, ranking: Sequence[str]) -> list[str]:
+def varied_settings(result: SearchResult, importance: Importance) -> list[str]:
     """The settings with several values among the launched configurations, the most important first."""
+    ranking = [row.name for row in importance.settings]
     names = [one.name for one in result.space.parameters]
     varied = [name for name in names if len({one[name] for one in result.medians}) > 1]
     return sorted(varied, key=[*ranking, *names].index)[:MAX_SETTINGS]

@@ -8,7 +8,6 @@ escaping could still do nothing.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 from importlib import import_module
@@ -19,14 +18,13 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
-from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import Standing, VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show import charts, words
 from xtune.show.result_text import advice, describe_interval, result_lines, resume_command
 from xtune.show.results import HEADLINES, SearchResult, finite
 from xtune.show.warnings import warnings_of
-from xtune.show.words import aim, settings_of
+from xtune.show.words import settings_of
 from xtune.space.identities import PROGRAM, SYSTEM, TUNER, Installed, installed
 from xtune.space.parameters import BARE, Where
 
@@ -67,72 +65,39 @@ def require_libraries() -> None:
 
 def render_page(result: SearchResult) -> str:
     """The whole file."""
-    verdict, importance, second, lead = (
-        result.verdict,
-        result.importance,
-        result.second,
-        result.lead,
-    )
+    headline, lead = HEADLINES[result.verdict.kind], result.lead
     is_promising = lead is not None and lead.is_promising and lead.value is None
-    headline = HEADLINES[verdict.kind]
-    points = front_of(result.launches, result.objective, second) if second else ()
-    intervals = [row.interval for row in verdict.standings if row.interval is not None]
-    pairs = [math.exp(log) for row in verdict.standings for log in row.contender.log_ratios if log]
-    ends = [end for one in intervals for end in (one.low or None, one.estimate, one.high)]
-    samples = charts.sample_rows(result)
-    best = charts.best_configurations(result)
-    values = [one for name in result.contestants for one in result.values(name)]
     page = (
         page_environment()
         .get_template("page.html")
         .render(
             BARE=BARE,
-            MAX_CONFIGURATIONS=charts.MAX_CONFIGURATIONS,
             WHERE=WHERE,
-            ablations=result.ablations,
             advice=advice(result),
-            aim=aim(result.objective),
-            best=best,
-            best_scale=charts.Scale([0.0, *[value for _, value in best]]),
-            broke=lambda one: f"broke {told}" if (told := result.broke(one)) else "",
-            contestants=result.contestants,
+            charts=charts,
             cpu_list=format_cpu_list,
             cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
             drawing=str(draw_machine(result.resolver.machine)),
-            failures=result.failures,
-            front=[point for point in points if not point.is_beaten],
-            front_chart=charts.front_chart(result, points),
             headline=headline[0].upper() + headline[1:],
-            history=charts.history_chart(result),
-            importance=importance,
             interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
             json_value=lambda value: "null" if finite(value) is None else repr(value),
-            launch_marks=lambda one, scale: charts.launch_marks(result, one, scale),
             numactl_line=numactl_line,
-            other=result.other_objective and words.objective_quantity(result.other_objective),
-            pair_marks=charts.pair_marks,
             period=_period(result),
-            plain=result.to_plain(),
-            preset=None if result.preset is None else os.path.basename(result.preset),
             pieces=lambda configuration: settings_of(configuration, result.space),
             placement=_placement(result),
-            points=points,
+            plain=result.to_plain(),
+            preset=None if result.preset is None else os.path.basename(result.preset),
             promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
-            quantity=words.objective_quantity(result.objective),
-            ratio_scale=charts.Scale([1.0, *ends, *pairs]),
             ratios=words.ratios,
             result=result,
             resume_command=resume_command(result),
-            sample_scale=charts.Scale([value for row in samples for value in row[2]]),
-            samples=samples,
             sentence=_sentence,
             standing_word=lambda row: _standing_word(result, row),
-            value_scale=charts.Scale(values),
-            varied=charts.varied_settings(result, [row.name for row in importance.settings]),
-            verdict=verdict,
+            text="\n".join(result_lines(result)),
+            verdict=result.verdict,
             versions=_versions(result),
             warnings=warnings_of(result),
-            words="\n".join(result_lines(result)),
+            words=words,
         )
     )
     return f"{page.strip()}\n"

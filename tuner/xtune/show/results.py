@@ -15,7 +15,7 @@ from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import with_unit
 from xtune.search.ablation import Ablation, ablations_of
-from xtune.search.encoding import decode_final_plan
+from xtune.search.encoding import from_plain
 from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.records import Record, ScoreScale, Stage
 from xtune.search.study import Subject
@@ -244,7 +244,7 @@ class SearchResult(NamedTuple):
         """The plan of the last final; None before the first."""
         for record in reversed(self.records):
             if record.step.stage is Stage.FINAL and "plan" in record.step.details:
-                return decode_final_plan(record.step.details["plan"])
+                return from_plain(FinalPlan, record.step.details["plan"])
         return None
 
     @property
