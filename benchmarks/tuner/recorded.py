@@ -25,14 +25,9 @@ from typing import Any, NamedTuple, TextIO
 
 from xlaunch.errors import UsageError
 from xtune.launches.launch import Launch, Objective, Outcome, Secondary
-from xtune.search.encoding import (
-    Plain,
-    decode_launch,
-    encode_launch,
-    encode_objective,
-    from_plain,
-)
+from xtune.search.encoding import Plain, encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter
+from xtune.space.plain_values import from_plain, to_plain
 from xtune.space.spaces import Space
 
 FORMAT = "xtune recording"
@@ -264,7 +259,7 @@ def _encode_header(header: Header) -> Plain:
         "name": header.name,
         "machine": header.machine,
         "command": list(header.command),
-        "objective": encode_objective(header.objective),
+        "objective": to_plain(header.objective),
         "versions": dict(header.versions),
         "space": header.space.to_plain(),
     }
@@ -285,6 +280,11 @@ def _decode_header(path: Path, plain: Plain) -> Header:
         objective=from_plain(Objective, plain["objective"]),
         versions=tuple(plain["versions"].items()),
     )
+
+
+def decode_launch(plain: Plain) -> Launch:
+    """The launch that `encode_launch` encoded."""
+    return from_plain(Launch, {**plain, "plan_hash": plain["plan"]})
 
 
 def _encode_plan(plan: RecordedPlan, space: Space) -> Plain:

@@ -15,6 +15,7 @@ from benchmarks.tuner.recorded import (
     RecordedMeasurer,
     RecordedPlan,
     Recording,
+    decode_launch,
     read_recording,
     write_header,
     write_launch,
@@ -33,7 +34,7 @@ from xtune.launches.launch import (
     Series,
     Steadiness,
 )
-from xtune.search.encoding import decode_launch, encode_launch
+from xtune.search.encoding import encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 from xtune.space.spaces import Space
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from benchmarks.tuner.recorded import decode_launch
 from tests.tuner.launches.conftest import MakeRunner
 
 from xtune.launches.generators import summaries_of
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.runner import Runner
 from xtune.launches.summaries import with_unit
-from xtune.search.encoding import decode_launch, encode_launch
+from xtune.search.encoding import encode_launch
 from xtune.space.parameters import Configuration
 
 DEFAULT = Configuration({})

@@ -25,6 +25,7 @@ from xtune.space.identities import (
     identify_program,
     read_processor,
 )
+from xtune.space.plain_values import from_plain, to_plain
 
 XEON = Processor(("vendor_id=GenuineIntel, model name=Xeon",), ("amx_bf16", "avx512f"))
 TWINS = {"hwloc-40intel64-2g2n4c+pcilocality", "hwloc-40intel64-4n10c+pci-conflicts"}
@@ -53,7 +54,7 @@ def test_captured_machines_are_told_apart(names: list[str]) -> None:
     for name in names:
         identity = identify_machine(*captured(name))
         found.setdefault(identity.fingerprint, set()).add(name)
-        assert MachineIdentity.from_plain(json.loads(json.dumps(identity.to_plain()))) == identity
+        assert from_plain(MachineIdentity, json.loads(json.dumps(to_plain(identity)))) == identity
     assert [names for names in found.values() if len(names) > 1] == twins
 
 
@@ -242,5 +243,5 @@ def test_programs_on_the_path_and_modules_have_a_place(monkeypatch: pytest.Monke
 
 def test_a_program_is_kept_as_json(script: Path) -> None:
     one = identify_program(Request.of(str(script), "{batch}"))
-    assert ProgramIdentity.from_plain(json.loads(json.dumps(one.to_plain()))) == one
+    assert from_plain(ProgramIdentity, json.loads(json.dumps(to_plain(one)))) == one
     assert one.words == (str(script), "{batch}")

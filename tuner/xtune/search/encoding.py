@@ -4,30 +4,26 @@
 A trial's attributes are plain values that can be read without xtune: ``stage``, ``outcome``, ``metrics``,
 ``secondary``, ``series 0`` with all samples. Only digits of times below a microsecond are lost. Later
 versions read old recordings and studies, so a key never changes its meaning. Empty values are left out.
-Reading checks every value against the annotation of its field: what is damaged raises one of `DAMAGE`, and
-nothing is computed from it.
+What is damaged raises one of `DAMAGE`, and nothing is computed from it.
 """
 
 from __future__ import annotations
 
 import base64
-import enum
-import functools
 import json
 import math
 import textwrap
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from xtune.evidence.finals import FinalPlan
-from xtune.launches.launch import Launch, Objective
+from xtune.launches.launch import Launch
 from xtune.search.records import NextLaunch, Stage
-from xtune.space.parameters import BARE, Configuration, Value
+from xtune.space.parameters import BARE, Configuration
+from xtune.space.plain_values import from_plain, to_plain
 
 Plain = dict[str, Any]
-T = TypeVar("T")
 
 PREFIX = "xtune:"
 """Prefix of attributes that say nothing to people."""
@@ -39,93 +35,6 @@ DAMAGE = (LookupError, TypeError, ValueError, AttributeError, zlib.error)
 """What reading damaged attributes raises."""
 
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
-_SCALARS: dict[Any, set[type]] = {float: {float, int}, int: {int}, str: {str}, bool: {bool}}
-"""The scalar types, and those of the values that each takes."""
-
-
-def to_plain(value: Any) -> Any:
-    """Named tuples and mappings as dicts, enums as their values, tuples as lists."""
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, Mapping) or hasattr(value, "_asdict"):
-        fields = value if isinstance(value, Mapping) else value._asdict()
-        return {name: to_plain(one) for name, one in fields.items()}
-    if isinstance(value, list | tuple):
-        return list(value) if _is_flat(value) else [to_plain(one) for one in value]
-    return str(value) if isinstance(value, str) else value  # xlaunch's warnings are a kind of text
-
-
-def from_plain(kind: type[T], plain: Any) -> T:
-    """The named tuple that `to_plain` took apart, all fields checked.
-
-    A missing field is empty or None if its default is empty, or if it may be None.
-
-    Raises KeyError for another missing field, TypeError for a value of another type, and ValueError for a
-    value that an enum does not have.
-    """
-    if not isinstance(plain, Mapping | list):
-        raise TypeError(f"{kind.__name__} is {plain!r}")
-    hints = _hints(kind)  # type: ignore[arg-type]
-    defaults = getattr(kind, "_field_defaults", {})
-    fields = plain if isinstance(plain, Mapping) else dict(zip(hints, plain, strict=True))
-    made = {}
-    for name, hint in hints.items():
-        if name in fields:
-            try:
-                made[name] = _checked(hint, fields[name])
-            except _MisfitError:
-                seen = textwrap.shorten(repr(fields[name]), 60, placeholder=" ...")
-                raise TypeError(f"{name} is {seen}") from None
-        elif defaults.get(name, True) and NoneType not in get_args(hint):
-            raise KeyError(name)
-    return kind(**{name: None for name in hints if name not in defaults} | made)
-
-
-class _MisfitError(Exception):
-    """A value has another type than its field."""
-
-
-def _checked(kind: Any, value: Any) -> Any:
-    """A value of an annotated type. Raises _MisfitError if it is of another."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        for one in inner:
-            try:
-                return _checked(one, value)
-            except _MisfitError:
-                continue
-    elif kind is Any or type(value) in _SCALARS.get(kind, {kind}):
-        return value
-    elif hasattr(kind, "_fields") and isinstance(value, Mapping | list):
-        return from_plain(kind, value)
-    elif kind is Configuration:
-        return Configuration(_checked(Mapping[str, Value], value))
-    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return kind(value)
-    elif origin is Mapping and isinstance(value, Mapping):
-        return {_checked(inner[0], name): _checked(inner[1], one) for name, one in value.items()}
-    elif origin in (tuple, Sequence) and isinstance(value, Mapping | list | tuple):
-        return _sequence(inner, list(value.items()) if isinstance(value, Mapping) else value)
-    raise _MisfitError
-
-
-def _sequence(inner: tuple[Any, ...], value: Sequence[Any]) -> tuple[Any, ...]:
-    if len(inner) == 1 or inner[1] is Ellipsis:
-        inner = (inner[0],) * len(value)
-        if inner and inner[0] in _SCALARS and {*map(type, value)} <= _SCALARS[inner[0]]:
-            return tuple(value)  # many samples
-    if len(inner) != len(value):
-        raise _MisfitError
-    return tuple([_checked(kind, one) for kind, one in zip(inner, value, strict=True)])
-
-
-def _is_flat(value: Sequence[Any]) -> bool:
-    return {*map(type, value)} <= {float, int, str, bool, NoneType}
-
-
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
 
 
 class FinalDetails(NamedTuple):
@@ -171,12 +80,6 @@ def _filled(plain: Mapping[str, Any]) -> Plain:
     return {name: value for name, value in plain.items() if value not in _EMPTY}
 
 
-def encode_objective(objective: Objective) -> Plain:
-    plain: Plain = to_plain(objective)
-    del plain["unit"]
-    return plain
-
-
 def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
     """A launch as plain values; `series`: include raw samples."""
     plain: Plain = to_plain(launch if series else launch._replace(series=()))
@@ -187,10 +90,6 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
     for one in plain["series"]:  # pipes are slower than a microsecond
         one["times_s"] = [round(time_s, 6) for time_s in one["times_s"]]
     return {"configuration": configuration, "plan": plan_hash, **_filled(plain)}
-
-
-def decode_launch(plain: Plain) -> Launch:
-    return from_plain(Launch, {**plain, "plan_hash": plain["plan"]})
 
 
 def encode_final_plan(plan: FinalPlan) -> Plain:

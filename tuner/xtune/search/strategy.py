@@ -15,11 +15,12 @@ from xtune.evidence.verdicts import ClaimRule, blocks_for, smallest_gain, spread
 from xtune.launches.launch import Objective, Outcome
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
-from xtune.search.encoding import encode_final_plan, from_plain
+from xtune.search.encoding import encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
 from xtune.search.records import NextLaunch, Record, ScoreScale, Stage, unscore
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.plain_values import from_plain
 from xtune.space.spaces import Space
 
 CONTROL_EVERY = 11

@@ -15,7 +15,7 @@ import itertools
 import json
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.text import printable
@@ -26,8 +26,6 @@ from xtune.search.encoding import (
     DAMAGE,
     PREFIX,
     Plain,
-    encode_objective,
-    from_plain,
     read_compressed,
     read_value,
     write_value,
@@ -36,6 +34,7 @@ from xtune.search.events import Seed
 from xtune.search.storage import Storage
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.space.parameters import BARE, Configuration, Value
+from xtune.space.plain_values import from_plain, to_plain
 from xtune.space.spaces import Space
 
 SCHEMA_VERSION = 4
@@ -76,7 +75,7 @@ class Subject(NamedTuple):
             self.program.command,
             self.program.place,
             self.space.name,
-            encode_objective(self.objective),
+            to_plain(self.objective),
             SCHEMA_VERSION,
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -97,17 +96,17 @@ class Subject(NamedTuple):
 
     def to_plain(self) -> Plain:
         return {
-            "machine": self.machine.to_plain(),
-            "program": self.program.to_plain(),
+            "machine": dict(self.machine.facts),
+            "program": to_plain(self.program),
             "space": self.space.to_plain(),
-            "objective": encode_objective(self.objective),
+            "objective": to_plain(self.objective),
         }
 
     @classmethod
     def from_plain(cls, plain: Plain) -> Subject:
         return cls(
-            MachineIdentity.from_plain(plain["machine"]),
-            ProgramIdentity.from_plain(plain["program"]),
+            from_plain(MachineIdentity, {"facts": plain["machine"]}),
+            from_plain(ProgramIdentity, plain["program"]),
             Space.from_plain(plain["space"]),
             from_plain(Objective, plain["objective"]),
         )
@@ -173,7 +172,8 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
             further = (f"{subject.name} {number}" for number in itertools.count(2))
             names = itertools.chain([subject.name], further)
             return _create(storage, subject, next(one for one in names if one not in taken))
-        found = _named(storage, name, studies, problems)
+        _refuse_unreadable(storage, name, problems)
+        found = next((one for one in studies if one.name == name), None)
         if found is None:
             return _create(storage, subject, name)
         if (difference := subject.difference(found.subject)) is not None:
@@ -189,10 +189,10 @@ def find_study(storage: Storage, name: str) -> Study:
     """The study of that name, or with that beginning. Raises StudyError, with the names of the others."""
     with storage.reaching():
         studies, problems = _read(storage)
-    if (exact := _named(storage, name, studies, problems)) is not None:
-        return exact
-    found = [one for one in studies if one.name.startswith(f"{name} ")]
-    if len(found) == 1:
+    _refuse_unreadable(storage, name, problems)
+    found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
+    found.sort(key=lambda one: one.name != name)
+    if found and (len(found) == 1 or found[0].name == name):
         return found[0]
     known = ", ".join(repr(one.name) for one in studies) or "none"
     many = "several studies are named" if found else "there is no study named"
@@ -268,15 +268,11 @@ def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return notes
 
 
-def _named(
-    storage: Storage, name: str, studies: Sequence[Study], problems: Mapping[str, str]
-) -> Study | None:
-    """The study of that name. Raises StudyError if it cannot be read."""
+def _refuse_unreadable(storage: Storage, name: str, problems: Mapping[str, str]) -> None:
     if name in problems:
         raise StudyError(
             f"study {name!r} in {storage.shown} {problems[name]}; xtune --study NAME begins another"
         )
-    return next((one for one in studies if one.name == name), None)
 
 
 def _create(storage: Storage, subject: Subject, name: str) -> Study:

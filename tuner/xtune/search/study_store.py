@@ -38,10 +38,8 @@ from xtune.search.encoding import (
     decode_result,
     encode_claim,
     encode_result,
-    from_plain,
     read_compressed_trial,
     read_values,
-    to_plain,
     write_value,
 )
 from xtune.search.records import NextLaunch, Provenance, Record, Stage
@@ -55,6 +53,7 @@ from xtune.search.results_study import (
 from xtune.search.study import SCHEMA_VERSION, Study
 from xtune.search.workers import BEAT_S, SearchWorker, Watch, this_worker
 from xtune.space.parameters import BARE, Configuration
+from xtune.space.plain_values import from_plain, to_plain
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

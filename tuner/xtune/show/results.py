@@ -15,13 +15,13 @@ from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import with_unit
 from xtune.search.ablation import Ablation, ablations_of
-from xtune.search.encoding import from_plain
 from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.records import Record, ScoreScale, Stage
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
 from xtune.show.words import launches as counted_launches
 from xtune.space.parameters import BARE, Configuration, Value, Where
+from xtune.space.plain_values import from_plain
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 

@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from xlaunch.environment.program import Program
 from xlaunch.machine.topology import CPUs, Machine, Topology
@@ -134,15 +134,6 @@ class MachineIdentity(NamedTuple):
         ]
         return "; ".join(differing) or None
 
-    def to_plain(self) -> dict[str, str]:
-        """For JSON."""
-        return dict(self.facts)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, str]) -> MachineIdentity:
-        """The inverse of `to_plain`."""
-        return cls(tuple(plain.items()))
-
 
 def identify_machine(machine: Machine, processor: Processor) -> MachineIdentity:
     """The kind of `machine`. Unknown facts do not distinguish machines."""
@@ -190,15 +181,6 @@ class ProgramIdentity(NamedTuple):
         """
         same_file = self.place == other.place or (self.content == other.content != "")
         return self.command == other.command and same_file
-
-    def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**self._asdict(), "words": list(self.words)}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> ProgramIdentity:
-        """The inverse of `to_plain`."""
-        return cls(**{**plain, "words": tuple(plain["words"])})
 
 
 def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import Condition, parse_condition
-from xtune.space.parameters import Configuration, Parameter, Value, Where
+from xtune.space.parameters import Configuration, Parameter, Value
+from xtune.space.plain_values import from_plain, to_plain
 
 MAX_COUNTED = 10_000
 """Maximum size up to which a space with conditions is counted."""
@@ -271,12 +272,9 @@ class Space:
         """The space as plain lists, dicts, text and numbers, for JSON."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "parameters": [
-                {**p._asdict(), "values": list(p.values), "where": p.where.value}
-                for p in self.parameters
-            ],
+            "parameters": to_plain(self.parameters),
             "conditions": [condition.text for condition in self.conditions],
-            "derived": [{**one._asdict(), "values": list(one.values)} for one in self.derived],
+            "derived": to_plain(self.derived),
             "words": list(self.words),
         }
 
@@ -288,11 +286,8 @@ class Space:
             raise SpaceError(
                 f"the stored space has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
             )
-        parameters = [
-            Parameter(**{**one, "values": tuple(one["values"]), "where": Where(one["where"])})
-            for one in plain["parameters"]
-        ]
-        derived = [Derived(**{**one, "values": tuple(one["values"])}) for one in plain["derived"]]
+        parameters = [from_plain(Parameter, one) for one in plain["parameters"]]
+        derived = [from_plain(Derived, one) for one in plain["derived"]]
         return cls(parameters, plain["conditions"], derived, words=plain["words"])
 
     def _choices(self, configuration: Mapping[str, Value]) -> Choices:
