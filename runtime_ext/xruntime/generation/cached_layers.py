@@ -104,7 +104,7 @@ def _new(kind: Any) -> Any:
 
 
 _classes: dict[type, type] = {}
-_busy_lock: Final = threading.Lock()
+_lock: Final = threading.Lock()
 
 
 def _grow(layer: Any) -> None:
@@ -176,9 +176,10 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     positions, batch, dtype = found.pop()
     if positions < 1:
         return None
-    for layer in layers:
-        if not isinstance(layer, GrowingLayer):
-            _grow(layer)
+    with _lock:
+        for layer in layers:
+            if not isinstance(layer, GrowingLayer):
+                _grow(layer)
     return CacheView(layers, positions, batch, dtype)
 
 
@@ -202,7 +203,7 @@ def in_use(layer: Any, positions: int) -> Iterator[None]:
         How many positions it had when the call began.
     """
     state = layer.__dict__
-    with _busy_lock:
+    with _lock:
         if state.get("_busy") or layer.get_seq_length() != positions:
             raise OperatorError(
                 "two calls use one cache at once: give each conversation a DynamicCache of its own"

@@ -64,16 +64,17 @@ class _Step(ctypes.Structure):
 
 native.declare("xk_decode_step", arguments=(ctypes.POINTER(_Step),))
 
-_PASSED_ON: Final = frozenset(
-    {
+_TAKEN: Final = frozenset(
+    [
         "input_ids",
         "attention_mask",
         "position_ids",
         "past_key_values",
         "use_cache",
         "logits_to_keep",
-    }
-    | {"return_dict", "cache_position"}
+        "return_dict",
+        "cache_position",
+    ]
 )
 """The arguments that a call may have. Others must be None."""
 
@@ -268,30 +269,33 @@ class DecodeStep:
         self.drop(f"the model was changed: {reason}")
         return None
 
+    def _is_for_one_token(self, kwargs: dict[str, Any]) -> bool:
+        """Whether the arguments and torch's modes ask for the logits of one token of each sequence, and no more."""
+        tokens, config = kwargs.get("input_ids"), self._model.config
+        return (
+            kwargs.get("past_key_values") is not None
+            and type(tokens) is torch.Tensor
+            and tokens.dim() == 2
+            and tokens.shape[1] == 1
+            and 0 < tokens.shape[0] <= MAX_BATCH
+            and tokens.dtype is torch.int64
+            and tokens.is_cpu
+            and all(it is None or it is False or name in _TAKEN for name, it in kwargs.items())
+            and kwargs.get("use_cache") is not False
+            and kwargs.get("return_dict") is not False
+            and isinstance(kwargs.get("logits_to_keep", 0), int)
+            and not (torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling())
+            and config._attn_implementation in ("sdpa", "eager")  # noqa: SLF001 - no public one
+            and not (config.output_attentions or config.output_hidden_states)
+            and config.return_dict
+        )
+
     def _call(self, kwargs: dict[str, Any]) -> _Call | None:
         """Return the call that these arguments describe, or None if the modules are to compute it."""
-        tokens, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
-        if cache is None or type(tokens) is not torch.Tensor or tokens.dim() != 2:
+        if not self._is_for_one_token(kwargs):
             return None
-        batch = tokens.shape[0]
-        if tokens.shape[1] != 1 or not 0 < batch <= MAX_BATCH:
-            return None
-        if tokens.dtype is not torch.int64 or not tokens.is_cpu:
-            return None
-        for name, value in kwargs.items():
-            if value is not None and value is not False and name not in _PASSED_ON:
-                return None
-        if kwargs.get("use_cache") is False or kwargs.get("return_dict") is False:
-            return None
-        if not isinstance(kwargs.get("logits_to_keep", 0), int):
-            return None
-        if torch.is_grad_enabled() or transformed() or torch.compiler.is_compiling():
-            return None
-        config = self._model.config
-        if config._attn_implementation not in ("sdpa", "eager"):  # noqa: SLF001 - no public one
-            return None
-        if config.output_attentions or config.output_hidden_states or not config.return_dict:
-            return None
+        tokens, cache = kwargs["input_ids"], kwargs["past_key_values"]
+        batch = len(tokens)
         plan = self._current_plan()
         if plan is None or plan.is_hooked():
             return None
@@ -300,13 +304,8 @@ class DecodeStep:
             weights = made.head.dtype
             if weights is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not weights:
                 return None
-        kind = other_kind(cache)
-        if kind is not None:
-            if kind not in self._other_kinds:
-                self._other_kinds.add(kind)
-                self._say(
-                    f"calls with a {kind} are not native: the decode step is for a DynamicCache"
-                )
+        if (kind := other_kind(cache)) is not None:
+            self._name_cache(kind)
             return None
         view = growing(cache, (len(made.layers), made.sizes.kv_heads, made.sizes.head_dim))
         if view is None or view.batch != batch or view.dtype is not made.head.dtype:
@@ -322,6 +321,11 @@ class DecodeStep:
         if positions.shape[1] != 1 or positions.shape[0] not in (1, batch):
             return None
         return _Call(plan, tokens.contiguous(), positions, starts, cache, view)
+
+    def _name_cache(self, kind: str) -> None:
+        if kind not in self._other_kinds:
+            self._other_kinds.add(kind)
+            self._say(f"calls with a {kind} are not native: the decode step is for a DynamicCache")
 
     def _computed(self, call: _Call, threads: int) -> torch.Tensor:
         """Write the next position into the cache's room, and return logits, by so many threads of the team."""

@@ -15,3 +15,19 @@ def installed(native: None, needs: Any) -> None:
 @pytest.fixture(autouse=True)
 def single_thread(one_thread: None) -> None:
     """Spinning takes long on busy CPUs."""
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch size of each step that was computed natively."""
+    from xruntime.generation.decode_step import DecodeStep
+
+    found: list[int] = []
+    original = DecodeStep._computed
+
+    def counting(self: Any, call: Any, threads: int) -> Any:
+        found.append(call.view.batch)
+        return original(self, call, threads)
+
+    monkeypatch.setattr(DecodeStep, "_computed", counting)
+    return found

@@ -25,20 +25,6 @@ BF16 = torch.bfloat16
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False}
 
 
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batch size of each step that was computed natively."""
-    found: list[int] = []
-    original = decode_step.DecodeStep._computed
-
-    def counting(self: Any, call: Any, threads: int) -> Any:
-        found.append(call.view.batch)
-        return original(self, call, threads)
-
-    monkeypatch.setattr(decode_step.DecodeStep, "_computed", counting)
-    return found
-
-
 def prompt(batch: int, length: int = 9) -> dict[str, torch.Tensor]:
     """Sequences with up to six tokens of padding at the left."""
     mask = torch.ones(batch, length, dtype=torch.int64)

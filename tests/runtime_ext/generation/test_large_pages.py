@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +35,31 @@ def test_a_model_in_place() -> None:
     reason = explain(model).step("decode_step").reason
     assert re.search(r"; \d+ MB of weights are in 2 MiB pages$", reason)
     assert "pages" not in explain(optimize(decoder("llama"))).step("decode_step").reason
+
+
+MEMORY = """
+import torch
+from benchmarks.generation.models import new_model
+from benchmarks.generation.form import memory
+from xruntime import optimize
+
+def generate(size):
+    model = optimize(new_model(size), inplace=True)
+    model.generate(torch.arange(3, 300)[None], min_new_tokens=20, max_new_tokens=20)
+    return sum(one.nbytes for one in model.parameters())
+
+generate("tiny")  # loads libraries
+before = memory()["resident"]
+print(generate("0.1"), memory()["peak"] - before)
+"""
+
+
+@pytest.mark.long
+def test_one_copy_of_the_weights_is_resident() -> None:
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    weights, peak = map(int, done.stdout.split())
+    assert weights <= peak <= 1.3 * weights

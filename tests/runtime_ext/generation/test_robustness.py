@@ -25,20 +25,6 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sampl
 PROMPT = torch.arange(3, 12)[None]
 
 
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batch size of each step that was computed natively."""
-    found: list[int] = []
-    original = decode_step.DecodeStep._computed
-
-    def counting(self: Any, call: Any, threads: int) -> Any:
-        found.append(call.view.batch)
-        return original(self, call, threads)
-
-    monkeypatch.setattr(decode_step.DecodeStep, "_computed", counting)
-    return found
-
-
 def prompt_cache(model: Any, batch: int = 1) -> Any:
     with torch.no_grad():
         return model(PROMPT.expand(batch, -1)).past_key_values
