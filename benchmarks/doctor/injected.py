@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -41,14 +42,19 @@ def injections(path: Path) -> Iterator[Injection]:
         tree = ast.parse(source)
     except (SyntaxError, UnicodeDecodeError):
         return
-    if ".backward()" not in source or "torch" not in source:
+    if (
+        ".backward()" not in source
+        or "torch" not in source
+        or re.search("pytest|unit_?test", f"{path} {source}")
+    ):
         return
     lines = source.splitlines()
     loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
     in_loops = {node for loop in loops for node in ast.walk(loop)}
     possible = {
-        "XL025": "Dropout" in source or "BatchNorm" in source,
-        "XL030": "cuda" in source,
+        "XL025": re.search(r"nn\.(Dropout|BatchNorm)|models\.(resnet|vgg|dense)", source)
+        is not None,
+        "XL030": "cuda" in source and ".synchronize()" not in source,
     }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Expr | ast.Assign) or node.lineno != node.end_lineno:
@@ -56,6 +62,8 @@ def injections(path: Path) -> Iterator[Injection]:
         line = lines[node.lineno - 1]
         indent = line[: len(line) - len(line.lstrip())]
         for rule, replacement in _faults(node, line.strip()):
+            if rule == "XL010" and _is_module(replacement.partition(".")[0], source):
+                continue
             if not possible.get(rule, True) or (rule == "XL030" and node not in in_loops):
                 continue
             changed = [*lines[: node.lineno - 1], indent + replacement, *lines[node.lineno :]]
@@ -79,6 +87,14 @@ def _faults(node: ast.Expr | ast.Assign, line: str) -> Iterator[tuple[str, str]]
             ) as value,
         ) if target == moved and target not in ("model", "net", "criterion"):
             yield "XL010", ast.unparse(value)
+
+
+def _is_module(name: str, source: str) -> bool:
+    """Whether a name is called, or used as a module: modules move in place."""
+    if re.search("loss|crit", name):
+        return True
+    used = rf"\b{name}(\(|\.(parameters|state_dict|load_state_dict|train|eval)\b|: (torch\.)?nn\.)"
+    return re.search(used, source) is not None
 
 
 def count_of(path: Path, rule: str) -> int:

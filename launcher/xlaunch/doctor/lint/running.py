@@ -162,7 +162,8 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     if not _SUBJECTS.search(text):
         return [], 0, ""
     facts = FileFacts(source.tree, os.path.dirname(path))
-    checks = CHECKS + TORCH_CHECKS if facts.modules() & {"torch", "torchvision", "timm"} else CHECKS
+    has_torch = facts.words & {"torch", "torchvision"} or facts.modules() & {"torch", "timm"}
+    checks = CHECKS + TORCH_CHECKS if has_torch else CHECKS
     problems = [problem for check in checks for problem in check(facts)]
     if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):
         problems = [one for one in problems if not one[1].startswith(_SPEED)]

@@ -17,6 +17,7 @@ from xlaunch.doctor.lint.facts import (
     looped_over,
     operands,
 )
+from xlaunch.doctor.lint.training import trained_models
 
 _CONVERSIONS = (
     "bfloat16", "contiguous", "cpu", "cuda", "double", "float", "half", "long", "to", "xpu",
@@ -40,6 +41,18 @@ _OTHER_BATCHES = frozenset(
     )
 )  # fmt: skip
 """Libraries whose loaders give batches that are not tensors."""
+_OF_TENSORS = frozenset(
+    ("shape", "size", "dim", "unsqueeze", "squeeze", "view", "permute", "max", "min", "argmax",
+     "mean", "sum", "reshape", "expand", "numel", "transpose", "detach")
+)  # fmt: skip
+_OF_MODULES = frozenset(
+    ("parameters", "state_dict", "load_state_dict", "train", "eval", "forward", "modules", "apply",
+     "named_parameters", "module", "add_module", "cleanup")
+)  # fmt: skip
+_DATA = re.compile(
+    r"(loader|_dl|_iter|batches|prefetcher|(train|val|valid|test|eval)_?(data|set|ds))$"
+)
+"""Names of what gives batches."""
 _BATCH = re.compile(r"(^|_)(batch|inputs?|samples?|targets?|encod\w*|features|tokens)$")
 """Names of what a loader gives: a list or a dictionary of tensors."""
 _DEPTH = 30
@@ -54,7 +67,9 @@ def check_moves(facts: FileFacts) -> Iterator[Problem]:
             continue
         remedy = _remedy_in_batch(call, text)
         if remedy is None:
-            if not _is_tensor(facts, call.receiver, call.scope):
+            if not _is_tensor(facts, call.receiver, call.scope) and not _is_used_as_tensor(
+                facts, call.scope, text
+            ):
                 continue
             target = _module_of_parameter(call.scope, text) or f"{text} = {text}"
             remedy = f"{target}.{_method(call)}"
@@ -127,6 +142,33 @@ def _is_trial(facts: FileFacts, call: Call, name: str) -> bool:
     return False
 
 
+def _is_used_as_tensor(facts: FileFacts, scope: Scope, name: str) -> bool:
+    """Whether a function uses a name as tensors are used, and never as a module."""
+    attributes = {
+        one.attr
+        for one, _, block in facts.attributes
+        if block.scope is scope and dotted(one.value) == name
+    }
+    home = scope.find(name)
+    calls = [call for call in facts.calls if call.scope.find(name) is home]
+    is_called = any(dotted(call.node.func) == name for call in calls)
+    if is_called or attributes & _OF_MODULES or facts.modules() & _OTHER_BATCHES:
+        return False
+    models = trained_models(facts)
+    if any(
+        (dotted(call.node.func) or "").rpartition(".")[2] in models
+        and name in map(dotted, call.node.args)
+        for call in calls
+    ):
+        return True
+    for binding in scope.find_bindings(name):
+        if binding.how == "each item" and isinstance(binding.node, ast.expr):
+            source = dotted(looped_over(binding.node)[0]) or ""
+            if _DATA.search(source):
+                return True
+    return bool(attributes & _OF_TENSORS)
+
+
 def _is_tensor(facts: FileFacts, node: ast.AST | None, scope: Scope, depth: int = 0) -> bool:
     """Whether an expression plainly holds a tensor: all bindings of its names agree."""
     if depth > _DEPTH:
@@ -139,6 +181,10 @@ def _is_tensor(facts: FileFacts, node: ast.AST | None, scope: Scope, depth: int 
     if isinstance(node, ast.Call):
         module, _, function = (facts.full(node.func, scope) or "").rpartition(".")
         if module == "torch.nn.functional" or (module == "torch" and function in _MAKERS):
+            return True
+        if module == "torch" and function.endswith("Tensor"):
+            return True
+        if function == "Variable" and module == "torch.autograd":
             return True
         if not isinstance(node.func, ast.Attribute) or node.func.attr in _NOT_TENSORS:
             return False

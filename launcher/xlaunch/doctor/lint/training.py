@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ _SETS_MODE = re.compile(r"((set|switch|to)_)*(eval|mode|train_mode|eval_mode|tra
 _EVALUATION_DATA = re.compile(
     r"(?<![a-z])(val|valid|validation|test|eval|dev)(?![a-z])|loader", re.IGNORECASE
 )
+_EVALUATES = re.compile(r"(^|_)(val|valid(at\w+)?|test|eval|evaluat\w+|dev)(_|$)", re.IGNORECASE)
+"""Names of functions that evaluate a model."""
+_OTHER_PURPOSES = re.compile(
+    r"bn|calib|dropout|uncertain|train|stat|find|adv|attack", re.IGNORECASE
+)
+_MAX_FILES = 40
 _COUNTS = re.compile(r"correct|acc|loss|argmax|topk|metric|score|pred|\.max\(", re.IGNORECASE)
 _OWN_MODES = frozenset(
     ("pytorch_lightning", "lightning", "ignite", "fastai", "skorch", "tensorflow")
@@ -35,16 +42,16 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
     if facts.modules() & _OWN_MODES or not (facts.called["backward"] and facts.called["step"]):
         return
     layer = _layer(facts)
-    models = _trained(facts)
+    models = trained_models(facts)
     seen = set()
     for call in facts.calls if models else ():
-        loop = next((one for one in call.block.loops() if isinstance(one.node, ast.For)), None)
         name = dotted(call.node.func)
-        if loop is None or id(loop) in seen or name is None or name.split(".")[-1] not in models:
+        if name is None or name.split(".")[-1] not in models:
             continue
-        if not _evaluates(facts, loop):
+        region = _region(facts, call)
+        if region is None or id(region) in seen or not _evaluates(facts, region):
             continue
-        seen.add(id(loop))
+        seen.add(id(region))
         if layer is not None and not _is_reached(facts, call, _mode_is_set, _DEPTH):
             yield (
                 call.node,
@@ -61,44 +68,82 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
             )
 
 
+def _region(facts: FileFacts, call: Call) -> Block | None:
+    """The loop that calls a model, or the function that evaluates it without a loop."""
+    loops = [one for one in call.block.loops() if isinstance(one.node, ast.For)]
+    if loops:
+        return loops[0]
+    function = call.scope.node
+    called = isinstance(function, Function) and bool(facts.calls_of(function))
+    return call.scope.block if called and _EVALUATES.search(_name_of(call.scope)) else None
+
+
+def _name_of(scope: Scope) -> str:
+    return scope.node.name if isinstance(scope.node, Function) else ""
+
+
 def _layer(facts: FileFacts) -> str | None:
     """What in this file computes something else in training mode."""
+    for attribute, _, block in facts.attributes:
+        full = facts.full(attribute, block.scope) or ""
+        if full.startswith("torch.nn.") and (found := _LAYERS.search(full)):
+            return found[0]
     for call in facts.calls:
         full = facts.full(call.node.func, call.scope) or ""
         if _MODELS.match(full) or (full.startswith("torch.nn.") and _LAYERS.search(full)):
             return "Dropout or BatchNorm" if _MODELS.match(full) else call.name
     for name, node, block in facts.imports:
-        at_top = isinstance(node, ast.ImportFrom) and block.scope is facts.module
-        layer = _layer_beside(facts.directory, name) if at_top else None
-        if layer is not None:
-            return layer
+        if block.scope is not facts.module:
+            continue
+        is_from = isinstance(node, ast.ImportFrom)
+        module, wanted = (
+            (name.rpartition(".")[0], name.rpartition(".")[2]) if is_from else (name, "")
+        )
+        for top in (facts.directory, os.path.dirname(facts.directory)):
+            layer = _layer_beside(os.path.join(top, *module.split(".")), wanted)
+            if layer is not None:
+                return layer
     return None
 
 
-def _layer_beside(directory: str, name: str) -> str | None:
-    """What a class of a file beside this one has, or what a function there may build.
+def _layer_beside(path: str, wanted: str) -> str | None:
+    """What a class of a module or package beside this file has, or what a function there may build.
 
-    **Ex.:** `name` is ``models.Net``, or ``models.build_net``.
+    **Ex.:** `path` is ``models``, and `wanted` ``Net``, ``build_net``, ``*``, or empty for ``import``.
     """
-    module, _, wanted = name.rpartition(".")
-    path = os.path.join(directory, *module.split(".")) + ".py"
-    if not os.path.isfile(path):
+    if os.path.isfile(f"{path}.py"):
+        return _layer_in(f"{path}.py", wanted, is_whole=False)
+    if not wanted or not os.path.isfile(os.path.join(path, "__init__.py")):
         return None
+    files = sorted(name for name in os.listdir(path) if name.endswith(".py"))[:_MAX_FILES]
+    found = (_layer_in(os.path.join(path, name), wanted, is_whole=True) for name in files)
+    return next((one for one in found if one is not None), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _layer_in(path: str, wanted: str, *, is_whole: bool) -> str | None:
+    """What the class `wanted` of a file has, or any class where a function of that name is.
+
+    With `is_whole`, nothing is found in files that do not define `wanted`.
+    """
     try:
         tree = read_source(path).tree
     except (SkippedError, SyntaxError):
         return None
-    builds = any(isinstance(node, ast.FunctionDef) and node.name == wanted for node in tree.body)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and (builds or node.name == wanted):
-            names = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
-            last = [one.rpartition(".")[2] for one in names if one is not None]
-            if found := next((one for one in last if _LAYERS.match(one)), None):
-                return found
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    named = [node for node in classes if node.name == wanted]
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if is_whole and wanted != "*" and not named and wanted not in functions:
+        return None
+    for node in named or classes:
+        names = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        for name in names:
+            if name is not None and _LAYERS.match(name.rpartition(".")[2]):
+                return name.rpartition(".")[2]
     return None
 
 
-def _trained(facts: FileFacts) -> set[str]:
+def trained_models(facts: FileFacts) -> set[str]:
     """The last parts of names of models whose parameters this file gives to an optimizer.
 
     **Ex.:** ``model`` for ``SGD(self.model.parameters())`` and for ``model.train()``.
@@ -116,30 +161,26 @@ def _trained(facts: FileFacts) -> set[str]:
     return models
 
 
-def _evaluates(facts: FileFacts, loop: Block) -> bool:
-    """Whether a loop over evaluation data measures a model and trains nothing."""
-    assert isinstance(loop.node, ast.For)
-    source = ast.unparse(loop.node.iter)
-    function = loop.scope.node.name if isinstance(loop.scope.node, Function) else ""
-    takes_next = source.startswith("range(") and any(
-        call.name == "next" for call in facts.within[loop.scope] if call.block.is_within(loop)
-    )
-    if (
-        not _EVALUATION_DATA.search(function.replace("_", " ") if takes_next else source)
-        or "train" in source
-        or re.search(
-            r"bn|calib|dropout|uncertain|train|stat|find|adv|attack", function, re.IGNORECASE
-        )
-    ):
+def _evaluates(facts: FileFacts, region: Block) -> bool:
+    """Whether a loop or function measures a model and trains nothing."""
+    loop, name = region.node, _name_of(region.scope)
+    source = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
+    is_named = _EVALUATES.search(name) is not None
+    if not (is_named or _EVALUATION_DATA.search(source)) or "train" in source:
         return False
-    inside = [call for call in facts.within[loop.scope] if call.block.is_within(loop)]
+    if _OTHER_PURPOSES.search(name):
+        return False
+    inside = [call for call in facts.within[region.scope] if call.block.is_within(region)]
     trains = any(
-        call.name in ("backward", "step", "zero_grad") or "train" in call.name for call in inside
+        call.name in ("backward", "step", "zero_grad")
+        or ("train" in call.name and call.name != "train")
+        for call in inside
     )
+    body = loop.body if isinstance(loop, ast.For | Function) else []
     return (
         not trains
         and not _calls_training(facts, inside)
-        and bool(_COUNTS.search("\n".join(map(ast.unparse, loop.node.body))))
+        and bool(_COUNTS.search("\n".join(map(ast.unparse, body))))
     )
 
 
@@ -200,7 +241,7 @@ def _sets_mode(call: Call) -> bool:
     """**Ex.:** ``model.eval()``, ``model.train(False)``, ``set_mode(model, "eval")``."""
     if call.name == "train" and call.receiver is not None:
         given = [*call.node.args, *(one.value for one in call.node.keywords)]
-        return bool(given) and not re.search(r"load|data|epoch|args|\d", ast.unparse(given[0]))
+        return bool(given) and not re.search(r"load|data|epoch|args|\d|True", ast.unparse(given[0]))
     named = _SETS_MODE.match(call.name) is not None
     return named and (call.receiver is not None or call.name != "eval")
 

@@ -91,14 +91,20 @@ def _runs_on_device(facts: FileFacts, step: Step) -> bool:
 
 def _waits(facts: FileFacts, step: Step) -> Iterator[Problem]:
     reads: dict[int, tuple[Call, str]] = {}
-    calls = [call for one in step.regions for call in facts.within[one.scope]]
+    calls = [
+        call
+        for one in step.regions
+        for call in facts.within[one.scope]
+        if call.block.is_within(one)
+    ]
     explicit = [call for call in calls if _synchronizes(facts, call)]
     if explicit and any(call.name in _CLOCKS for call in calls):
         return  # a benchmark waits on purpose
     for call in calls:
         if call.line not in reads and (shown := _shown_read(facts, call, step.regions)):
             reads[call.line] = (call, shown)
-    covered = _run_each_time(step.regions, [call.block for call, _ in reads.values()])
+    trains = {id(call.block) for call in calls if call.name == "backward"}
+    covered = _run_each_time(step.regions, [call.block for call, _ in reads.values()], trains)
     reads = {line: one for line, one in reads.items() if one[0].block in covered}
     if not reads:
         return
@@ -118,8 +124,10 @@ def _waits(facts: FileFacts, step: Step) -> Iterator[Problem]:
     )
 
 
-def _run_each_time(regions: tuple[Block, ...], blocks: list[Block]) -> set[Block]:
-    """The blocks of which one runs in each step: without a condition, or in both branches of one."""
+def _run_each_time(regions: tuple[Block, ...], blocks: list[Block], trains: set[int]) -> set[Block]:
+    """The blocks of which one runs in each step: without a condition, in both branches of one, or in
+    the branch that trains.
+    """
     ends = set(regions)
     climbed: dict[tuple[int, str], set[Block]] = {}
     """By a statement and its part: the blocks of reads that run whenever that part does."""
@@ -131,7 +139,7 @@ def _run_each_time(regions: tuple[Block, ...], blocks: list[Block]) -> set[Block
             covered |= of
         elif block.parent is None or block.part in ("loop", "handlers"):
             continue
-        elif isinstance(block.node, ast.If | ast.IfExp):
+        elif isinstance(block.node, ast.If | ast.IfExp) and id(block) not in trains:
             other = "orelse" if block.part == "body" else "body"
             climbed.setdefault((id(block.node), block.part), set()).update(of)
             if beside := climbed.get((id(block.node), other)):
