@@ -20,6 +20,7 @@ another is named; with directories, also how many of its findings the present ru
 from __future__ import annotations
 
 import csv
+import json
 import random
 import sys
 import time
@@ -79,7 +80,11 @@ def place(finding: ScriptFinding, directories: Sequence[Path]) -> tuple[str, str
 
 
 def print_with_context(finding: ScriptFinding, lines_around: int) -> None:
-    lines = Path(finding.path).read_text(errors="replace").splitlines()
+    path, _, cell = finding.path.partition(":cell ")
+    text = Path(path).read_text(errors="replace")
+    if cell:
+        text = "".join(json.loads(text)["cells"][int(cell) - 1]["source"])
+    lines = text.splitlines()
     print(f"\n=== {finding.path}:{finding.line}: {finding.code} {finding.message}")
     first = max(finding.line - lines_around, 1)
     for number in range(first, min(finding.line + lines_around, len(lines)) + 1):

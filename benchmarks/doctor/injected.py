@@ -49,7 +49,12 @@ def injections(path: Path) -> Iterator[Injection]:
     ):
         return
     lines = source.splitlines()
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.While)
+        or (isinstance(node, ast.For) and "epoch" not in ast.unparse(node.target))
+    ]
     in_loops = {node for loop in loops for node in ast.walk(loop)}
     possible = {
         "XL025": re.search(r"nn\.(Dropout|BatchNorm)|models\.(resnet|vgg|dense)", source)

@@ -205,6 +205,7 @@ def _instead_of_bool(facts: FileFacts) -> str:
 def _text_as_truth(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     """Options that are text, with "False" or the like as default, and are tested as they are."""
     tested = {one.attr for one, _ in facts.tests if isinstance(one, ast.Attribute)}
+    tested -= {one.attr for one, _, _ in facts.assignments if isinstance(one, ast.Attribute)}
     for call in options:
         default = keyword(call.node, "default")
         kind = keyword(call.node, "type")
@@ -291,7 +292,8 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
             text,
             re.IGNORECASE,
         ):
-            option = _option_strings(call.node)[-1]
+            strings = _option_strings(call.node)
+            option = next((one for one in strings if one.startswith("--")), strings[0])
             yield (
                 call.node,
                 "XL006",

@@ -119,7 +119,8 @@ def _no_cpu_path(facts: FileFacts) -> Iterator[Problem]:
         "is_available" in ast.unparse(test) for test, _ in facts.tests
     ):
         return
-    for call in facts.named("to", "cuda", "load"):
+    saves = any(name.startswith("save") for name in facts.called)
+    for call in facts.named("to", "cuda", *(() if saves else ("load",))):
         if _is_conditional(call):
             continue
         first = call.node.args[0] if call.node.args else None

@@ -24,6 +24,7 @@ def check_loaders(facts: FileFacts) -> Iterator[Problem]:
         for one in step.regions
         for call in facts.within[one.scope]
     )
+    other_memory = "cuda" not in facts.words or facts.modules() & {"dgl", "torch_geometric"}
     cpus = usable_cpus()
     for call in facts.calls_named(_LOADER):
         workers = keyword(call.node, "num_workers")
@@ -36,7 +37,7 @@ def check_loaders(facts: FileFacts) -> Iterator[Problem]:
                 f"workers start each time; build it once above, with persistent_workers=True",
             )
         pinned = keyword(call.node, "pin_memory")
-        if copies and pinned is None and "cuda" in facts.words and not has_stars(call.node):
+        if copies and pinned is None and not other_memory and not has_stars(call.node):
             yield (
                 call.node,
                 "XL103",

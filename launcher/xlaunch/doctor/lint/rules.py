@@ -289,7 +289,7 @@ RULES = (
     Rule(
         "XL108",
         "load-without-map-location",
-        "`torch.load` of a checkpoint without `map_location`, in a script that can run on the CPU.",
+        "`torch.load` of a checkpoint that another script saved, without `map_location`, where the CPU is allowed.",
         "A checkpoint of a GPU cannot be read where there is none.",
         f'{_TRAINING}model.load_state_dict(torch.load("model.pt"))\n',
         f'{_TRAINING}model.load_state_dict(torch.load("model.pt", map_location=device))\n',

@@ -152,8 +152,10 @@ def _is_used_as_tensor(facts: FileFacts, scope: Scope, name: str) -> bool:
     home = scope.find(name)
     calls = [call for call in facts.calls if call.scope.find(name) is home]
     is_called = any(dotted(call.node.func) == name for call in calls)
-    if is_called or attributes & _OF_MODULES or facts.modules() & _OTHER_BATCHES:
+    if is_called or attributes & _OF_MODULES:
         return False
+    if attributes & _OF_TENSORS or facts.modules() & _OTHER_BATCHES:
+        return bool(attributes & _OF_TENSORS)
     models = trained_models(facts)
     if any(
         (dotted(call.node.func) or "").rpartition(".")[2] in models
@@ -166,7 +168,7 @@ def _is_used_as_tensor(facts: FileFacts, scope: Scope, name: str) -> bool:
             source = dotted(looped_over(binding.node)[0]) or ""
             if _DATA.search(source):
                 return True
-    return bool(attributes & _OF_TENSORS)
+    return False
 
 
 def _is_tensor(facts: FileFacts, node: ast.AST | None, scope: Scope, depth: int = 0) -> bool:

@@ -59,7 +59,8 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
                 f"{name} is evaluated as in training: {layer} is active, and no eval() comes before "
                 f"this loop; write {name}.eval() above it, and {name}.train() before training goes on",
             )
-        if not _is_reached(facts, call, _gradients_are_off, _DEPTH):
+        is_old = "volatile" in facts.words  # of torch before 0.4
+        if not is_old and not _is_reached(facts, call, _gradients_are_off, _DEPTH):
             yield (
                 call.node,
                 "XL101",
@@ -176,7 +177,8 @@ def _evaluates(facts: FileFacts, region: Block) -> bool:
         or ("train" in call.name and call.name != "train")
         for call in inside
     )
-    body = loop.body if isinstance(loop, ast.For | Function) else []
+    measured = region.scope.node if is_named else loop
+    body = measured.body if isinstance(measured, ast.For | Function) else []
     return (
         not trains
         and not _calls_training(facts, inside)

@@ -65,7 +65,12 @@ def steps(facts: FileFacts) -> list[Step]:
     for call in facts.named("backward"):
         if call.receiver is not None and dotted(call.receiver) not in ("super", "ctx", "self"):
             look(call, set(), _DEPTH)
-    listed = [Step(one.scope, (one, *found[key])) for key, one in loops_found.items()]
+    # A round may be an epoch, of one step: what it prints is wanted.
+    listed = [
+        Step(one.scope, (one, *found[key]))
+        for key, one in loops_found.items()
+        if not isinstance(one.node, ast.For) or "epoch" not in ast.unparse(one.node.target)
+    ]
     if facts.modules() & _LIGHTNING:
         methods = {scope for scope in facts.within if _is_training_step(scope)}
         listed += [Step(scope, (scope.block,)) for scope in methods]

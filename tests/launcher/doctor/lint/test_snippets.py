@@ -184,6 +184,11 @@ FOUND = {
     ],
 }
 LEFT_ALONE = {
+    "a print of each epoch": TRAIN.replace("for x, y in loader", "for epoch in range(9)").replace(
+        STEP, IN_STEP + "print(loss.item(), 'cuda')\n"
+    ),
+    "text that is converted in place": PARSER
+    + "parser.add_argument('--x', type=str, default='False')\nargs.x = args.x == 'True'\nif args.x: ...",
     "text that is converted by a registered bool": PARSER
     + "parser.register('type', bool, parse_bool)\nparser.add_argument('--x', type=bool)",
     "text that is only shown": PARSER
