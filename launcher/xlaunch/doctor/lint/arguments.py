@@ -288,7 +288,7 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     for call in missing:
         text = ast.unparse(call.node)
         if not re.search(
-            r"SUPPRESS|unused|not used|deprecat|ignore|local[-_]rank|is_config_file|action='(help|version)",
+            r"'-f'|SUPPRESS|unused|not used|deprecat|ignore|local[-_]rank|is_config_file|action='(help|version)",
             text,
             re.IGNORECASE,
         ):

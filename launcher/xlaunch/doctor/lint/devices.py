@@ -16,6 +16,8 @@ _SCALERS = frozenset(("torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torc
 _MAKERS = frozenset(
     ("arange", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "zeros")
 )
+_CHOICE = re.compile(r"is_available\(\).* else .*cpu")
+"""**Ex.:** ``torch.device('cuda' if torch.cuda.is_available() else 'cpu')``."""
 _CHECKPOINT = re.compile(
     r"check_?point|ckpt|weight|model|\bnet|resume|state|\.pth|\.pt\b", re.IGNORECASE
 )
@@ -29,7 +31,8 @@ def check_devices(facts: FileFacts) -> Iterator[Problem]:
     yield from _no_cpu_path(facts)
     for call in facts.named("set_detect_anomaly", "detect_anomaly"):
         full = facts.full(call.node.func, call.scope) or ""
-        on = not call.node.args or ast.unparse(call.node.args[0]) == "True"
+        mode = call.node.args[0] if call.node.args else keyword(call.node, "mode")
+        on = mode is None or ast.unparse(mode) == "True"
         if full.startswith("torch.autograd.") and on and not _is_conditional(call):
             yield (
                 call.node,
@@ -115,8 +118,9 @@ def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
 
 def _no_cpu_path(facts: FileFacts) -> Iterator[Problem]:
     """Places that need a GPU, in a file that can otherwise do without."""
-    if "cpu" not in facts.texts or not any(
-        "is_available" in ast.unparse(test) for test, _ in facts.tests
+    choices = [one for _, one, _ in facts.assignments if isinstance(one, ast.Call | ast.IfExp)]
+    if "is_available" not in facts.words or not any(
+        _CHOICE.search(ast.unparse(one)) for one in choices
     ):
         return
     saves = any(name.startswith("save") for name in facts.called)
@@ -136,7 +140,7 @@ def _no_cpu_path(facts: FileFacts) -> Iterator[Problem]:
                     "without map_location, a checkpoint of a GPU cannot be read where there is none, as "
                     "this script allows; pass map_location=device",
                 )
-        elif call.receiver is not None and (fixed or (call.name == "cuda" and first is None)):
+        elif call.receiver is not None and fixed:
             yield (
                 call.node,
                 "XL107",

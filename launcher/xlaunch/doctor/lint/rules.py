@@ -281,9 +281,9 @@ RULES = (
     Rule(
         "XL107",
         "device-fixed",
-        "Something is moved to `cuda` in a script that chose between a GPU and the CPU.",
+        "A fixed `cuda:0` in a script that chose between a GPU and the CPU.",
         "The script fails where there is no GPU, although it was written to run there.",
-        f"{_TRAINING}torch.ones(8).cuda()\n",
+        f'{_TRAINING}torch.ones(8).to("cuda:0")\n',
         f"{_TRAINING}torch.ones(8).to(device)\n",
     ),
     Rule(

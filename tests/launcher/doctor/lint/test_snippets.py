@@ -195,6 +195,8 @@ LEFT_ALONE = {
     + "parser.add_argument('--x', default=1)\nprint(f'run {parser.parse_args().x}')",
     "options that leave the file": OPTIONS + "args = parser.parse_args()\nrun(args, args.a, args.b)",
     "options as a dictionary": OPTIONS + "args = parser.parse_args()\nrun(args.a, args.b, **vars(args))",
+    "an option that notebooks pass": OPTIONS + "parser.add_argument('-f')\na = parser.parse_args()\n"
+    "run(a.a, a.b, a.unread)",
     "options of another file": OPTIONS + "args = parser.parse_args()",
     "text that is compared": PARSER
     + "parser.add_argument('--x', type=str, default='False')\nif args.x == 'True': ...",
@@ -314,8 +316,8 @@ HINTS = {
     "XL103": [(WHOLE, WHOLE.replace("_set)", "_set, pin_memory=True)"))],
     "XL107": [
         (CHOICE + "model.to('cuda:0')", CHOICE + "model.to(d)"),
-        (CHOICE + "x.cuda()", CHOICE + "if d == 'cuda':\n    x.cuda()"),
-        (CHOICE + "x.cuda()", "import torch\nx.cuda()"),
+        (CHOICE + "x.to('cuda')", CHOICE + "if d == 'cuda':\n    x.cuda()"),
+        (CHOICE + "x.cuda(0).to('cuda:1')", "import torch\nx.to('cuda:1')"),
     ],
     "XL108": [
         (CHOICE + "m = torch.load('model.pt')", CHOICE + "m = torch.load('model.pt', d)"),
@@ -343,7 +345,7 @@ def test_hints(code: str, text: str, twin: str, tmp_path: Path):
 
 
 def test_a_file_shows_three_hints_of_a_kind(tmp_path: Path):
-    text = CHOICE + "x.cuda()\n" * 5
+    text = CHOICE + "x.to('cuda')\n" * 5
     found = findings_in(text, tmp_path, hints=True)
     assert [(one.code, one.line) for one in found] == [("XL107", 3), ("XL107", 4), ("XL107", 5)]
     assert found[2].message.endswith(" (and 2 more: line 6, 7)")
