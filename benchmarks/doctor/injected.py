@@ -6,8 +6,8 @@
 Each fault goes into a copy of a script of the directory: an `eval()` is removed (XL025), a loss is read
 after `backward()` (XL030), the result of a `.to()` is dropped (XL010), or an option gets `type=bool`
 (XL001). Places are drawn in the order of a seed, the same number of each kind as far as there are that many,
-one a file and kind. An `eval()` is removed only where the file names Dropout or BatchNorm, and a loss is read only in
-a loop of a file that names cuda: elsewhere neither is a fault. The untouched script is the twin: a fault counts as found if its rule has a finding that
+one a file and kind. An `eval()` is removed only from functions that measure a model, in files that make Dropout or BatchNorm,
+and a loss is read only in loops over steps, not epochs, of files that name cuda and do not synchronize: elsewhere neither is a fault. The untouched script is the twin: a fault counts as found if its rule has a finding that
 the twin lacks.
 """
 
@@ -45,7 +45,7 @@ def injections(path: Path) -> Iterator[Injection]:
     if (
         ".backward()" not in source
         or "torch" not in source
-        or re.search("pytest|unit_?test", f"{path} {source}")
+        or re.search("pytest|unit_?test|/tests/", f"{path} {source}")
     ):
         return
     lines = source.splitlines()
@@ -67,6 +67,8 @@ def injections(path: Path) -> Iterator[Injection]:
         line = lines[node.lineno - 1]
         indent = line[: len(line) - len(line.lstrip())]
         for rule, replacement in _faults(node, line.strip()):
+            if rule == "XL025" and not _counts(tree, node):
+                continue
             if rule == "XL010" and _is_module(replacement.partition(".")[0], source):
                 continue
             if not possible.get(rule, True) or (rule == "XL030" and node not in in_loops):
@@ -92,6 +94,17 @@ def _faults(node: ast.Expr | ast.Assign, line: str) -> Iterator[tuple[str, str]]
             ) as value,
         ) if target == moved and target not in ("model", "net", "criterion"):
             yield "XL010", ast.unparse(value)
+
+
+def _counts(tree: ast.Module, node: ast.stmt) -> bool:
+    """Whether the function around a statement measures a model and trains nothing."""
+    functions = [
+        one
+        for one in ast.walk(tree)
+        if isinstance(one, ast.FunctionDef) and one.lineno <= node.lineno <= (one.end_lineno or 0)
+    ]
+    text = ast.unparse(functions[-1]) if functions else ""
+    return ".backward(" not in text and re.search("correct|acc|loss|metric", text) is not None
 
 
 def _is_module(name: str, source: str) -> bool:

@@ -168,6 +168,8 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):
         problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
+    # A notebook shows the last value of a cell.
+    findings = {one for one in findings if one.code != "XL010" or not source.ends_cell(one.line)}
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
     loud = _fold(loud)
     wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]

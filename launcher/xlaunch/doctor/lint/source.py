@@ -86,6 +86,15 @@ class Source(NamedTuple):
                     return True
         return False
 
+    def ends_cell(self, line: int) -> bool:
+        """Whether a line is the last one of a notebook's cell, but for comments and empty lines."""
+        rest = [
+            self.lines[at]
+            for at, (cell, _) in enumerate(self.cells)
+            if cell == self.cells[line - 1][0] and at >= line
+        ]
+        return bool(self.cells) and not any(re.match(r"\s*[^\s#]", one) for one in rest)
+
     def placed(self, finding: ScriptFinding) -> ScriptFinding:
         """A finding as it is shown: in a notebook, with its cell and the line there."""
         return place_in_cell(finding, self.cells) if self.cells else finding
