@@ -5,10 +5,11 @@
 
 Each fault goes into a copy of a script of the directory: an `eval()` is removed (XL025), a loss is read
 after `backward()` (XL030), the result of a `.to()` is dropped (XL010), or an option gets `type=bool`
-(XL001). Places are drawn in the order of a seed, the same number of each kind as far as there are that many,
-one a file and kind. An `eval()` is removed only from functions that measure a model, in files that make Dropout or BatchNorm,
-and a loss is read only in loops over steps, not epochs, of files that name cuda and do not synchronize: elsewhere neither is a fault. The untouched script is the twin: a fault counts as found if its rule has a finding that
-the twin lacks.
+(XL001). Places are drawn in the order of a seed, the same number of each kind as far as there are that
+many, one a file and kind. An `eval()` is removed only from functions that measure a model, in files that
+make Dropout or BatchNorm; a loss is read only in loops over steps, not epochs, of files that name cuda and
+do not synchronize; modules keep their `.to()`: elsewhere none of these is a fault. The untouched script is
+the twin: a fault counts as found if its rule has a finding that the twin lacks.
 """
 
 from __future__ import annotations
