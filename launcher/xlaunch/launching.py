@@ -240,6 +240,7 @@ def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
     count = len(plan.instances)
     # A supervisor has two pipes and a process descriptor for each instance, or somewhat more.
     each = 5 if run.relays_logs else 3  # two log files besides
+    each += run.health is not None
     fewest, needed = each * count + 16, (each + 2) * count + 32
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:

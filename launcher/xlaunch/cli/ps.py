@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from xlaunch.cli.runs import find_run, state_of
+from xlaunch.cli.runs import ask_run, find_run, state_of
 from xlaunch.console import say, terminal_width
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.leases import Lease, described, read_leases
@@ -21,12 +21,15 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process, start_ticks
 from xlaunch.options.commands import CONTEXT
 from xlaunch.ownership import user_name
+from xlaunch.report.run_client import STATE
 from xlaunch.text import fit, printable, size
 
 SCHEMA_VERSION = 1
 SAMPLE_S = 0.2
 """Seconds over which CPU time is measured."""
 WATCH_S = 2.0
+STATE_S = 1.0
+"""How long a launch may take to answer, among all of them."""
 STDOUT = 1
 
 
@@ -168,7 +171,7 @@ def _document(run: str | None) -> dict[str, Any]:
 def _state(lease: Lease) -> dict[str, Any] | None:
     """The state of a supervised launch that answers."""
     with contextlib.suppress(XLaunchError):
-        return state_of(lease)
+        return ask_run(lease, STATE, STATE_S)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from xlaunch.errors import UsageError
 from xlaunch.leases import Lease, described, of_others, read_leases
 from xlaunch.ownership import user_name
-from xlaunch.report.run_client import STATE, ask
+from xlaunch.report.run_client import STATE, TIMEOUT_S, ask
 
 SELF = "self"
 
@@ -41,7 +41,7 @@ def state_of(lease: Lease) -> dict[str, Any]:
     return ask_run(lease, STATE)
 
 
-def ask_run(lease: Lease, word: str) -> dict[str, Any]:
+def ask_run(lease: Lease, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """What a run answers to a request. Raises `XLaunchError`."""
     if os.geteuid() not in (0, lease.uid):
         raise UsageError(f"launch {lease.pid} is of {user_name(lease.uid)}, who alone may ask it")
@@ -49,4 +49,4 @@ def ask_run(lease: Lease, word: str) -> dict[str, Any]:
         raise UsageError(
             f"launch {lease.pid} has no socket: it began just now, or is not supervised (see --supervise)"
         )
-    return ask(lease.socket, word)
+    return ask(lease.socket, word, timeout_s)

@@ -19,14 +19,14 @@ STATE, RESTART = "state", "restart"
 TIMEOUT_S = 5.0
 
 
-def ask(path: str, word: str) -> dict[str, Any]:
+def ask(path: str, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The answer of the run whose socket is at `path`. Raises `XLaunchError`.
 
-    `word`: `STATE` or `RESTART`.
+    `word`: `STATE` or `RESTART`. `timeout_s`: longest wait for each part of the answer.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection, short_name(path) as name:
-            connection.settimeout(TIMEOUT_S)
+            connection.settimeout(timeout_s)
             connection.connect(name)
             connection.sendall(f"{word}\n".encode())
             data = b""

@@ -68,16 +68,14 @@ class Replacements(Part):
         self.due = 0.0
         index = run.instance.index
         if send(run.pid, signal.SIGTERM):
-            send(
-                run.pid, signal.SIGCONT, group=True
-            )  # a suspended program acts on SIGTERM only then
+            send(run.pid, signal.SIGCONT, group=True)  # a stopped program acts on SIGTERM then
             self._run.messages.say(
                 f"instance {index}: {why}; SIGTERM sent, SIGKILL in {grace_s:g} s (--grace)"
             )
         else:
-            self._run.messages.warn(
-                f"instance {index} (PID {run.pid}) runs as another user: it cannot be ended"
-            )
+            run.ended_for, run.is_replaced = None, False
+            self._give_up(run, f"(PID {run.pid}) runs as another user: it cannot be ended")
+            self._run.messages.warn(self.problem)
 
     def look(self, now: float) -> None:
         """Kill one that does not end, and begin with the next when the last is ready."""
@@ -98,6 +96,8 @@ class Replacements(Part):
             if now >= self._kill_at:
                 self._kill_at = math.inf
                 send(old.pid, signal.SIGKILL)
+        elif not old.is_replaced:
+            self._current = None
         elif new is old or new is None:
             if not self._run.restarts.is_waiting(old.position):
                 self._give_up(old, "was not started again")
@@ -108,10 +108,9 @@ class Replacements(Part):
 
     def _give_up(self, run: InstanceRun, why: str) -> None:
         self._current = None
+        self.problem = f"instance {run.instance.index} {why}"
         if self._queue:
             left = [self._run.plan.instances[at].index for at in self._queue]
             self._queue.clear()
-            self.problem = f"instance {run.instance.index} {why}; {name_numbers('instance', left)} not restarted"
+            self.problem += f"; {name_numbers('instance', left)} not restarted"
             self._run.messages.warn(self.problem)
-        elif run.is_replaced:
-            self.problem = f"instance {run.instance.index} {why}"

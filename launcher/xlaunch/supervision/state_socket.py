@@ -54,6 +54,8 @@ class StateSocket(Part):
         self._connections: dict[int, _Connection] = {}
         self._listener: socket.socket | None = None
         self._path = ""
+        self._listen_at = math.inf
+        """When to listen again, after a time without descriptors."""
         self._open()
 
     def _open(self) -> None:
@@ -104,13 +106,17 @@ class StateSocket(Part):
         for descriptor, connection in list(self._connections.items()):
             if now >= connection.deadline:
                 self._close(descriptor)
+        if now >= self._listen_at and self._listener is not None:
+            self._listen_at = math.inf
+            self._run.poll.register(self._listener.fileno(), select.POLLIN)
         self._set_due()
 
     def finish(self) -> None:
         for descriptor in list(self._connections):
             self._close(descriptor)
         if self._listener is not None:
-            self._run.poll.unregister(self._listener.fileno())
+            if self._listen_at == math.inf:
+                self._run.poll.unregister(self._listener.fileno())
             self._listener.close()
             self._listener = None
             with contextlib.suppress(OSError):
@@ -120,7 +126,12 @@ class StateSocket(Part):
         assert self._listener is not None
         try:
             accepted, _ = self._listener.accept()
-        except OSError:  # it is gone already, or there are no more descriptors
+        except BlockingIOError:  # the caller is gone already
+            return
+        except OSError:  # no more descriptors: poll() would report the caller again and again
+            self._run.poll.unregister(self._listener.fileno())
+            self._listen_at = time.monotonic() + CONNECTION_S
+            self._set_due()
             return
         accepted.setblocking(False)
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -157,7 +168,7 @@ class StateSocket(Part):
 
     def _set_due(self) -> None:
         deadlines = [connection.deadline for connection in self._connections.values()]
-        self.due = min(deadlines, default=math.inf)
+        self.due = min([*deadlines, self._listen_at])
 
 
 def _remove_dead(directory: str) -> None:

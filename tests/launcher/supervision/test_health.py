@@ -142,6 +142,26 @@ def test_hung_instance_is_replaced_and_the_others_go_on(serve: Callable[..., Ser
 
 
 @pytest.mark.long
+def test_many_replacements_leave_nothing_open(serve: Callable[..., Service]):
+    service = serve("--health-timeout", "100ms", "--health-failures", "2")
+    service.wait_until_ready()
+    supervisor = service.supervisor
+    descriptors = len(os.listdir(f"/proc/{supervisor}/fd"))
+    for number in range(2, 6):
+        for index in (0, 1):
+            os.kill(service.pid(index), signal.SIGSTOP)
+            service.wait_for_run(index, number)
+            service.wait_until_ready()
+    wait_until(lambda: len(os.listdir(f"/proc/{supervisor}/fd")) <= descriptors, "no more files")
+    code, _, err = service.stop()
+    assert code == 0
+    report = service.report()
+    assert all(one["restarts"] >= 4 for one in report["instances"])
+    assert [one["leftover_processes"] for one in report["instances"]] == [0, 0]
+    assert "restart 1 of" not in err
+
+
+@pytest.mark.long
 def test_instance_that_ignores_sigterm_is_killed_after_the_grace_period(
     serve: Callable[..., Service],
 ):
