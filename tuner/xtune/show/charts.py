@@ -130,29 +130,28 @@ def pair_marks(row: Standing, scale: Scale) -> list[Mark]:
     ]  # fmt: skip
 
 
-def value_scale(result: SearchResult) -> Scale:
-    """The scale of the values of all contestants."""
-    return Scale(value for one in result.contestants for value in result.values(one))
+def value_scale(launches: Iterable[Launch]) -> Scale:
+    """The scale of the values of launches."""
+    return Scale(launch.value for launch in launches)
 
 
 def launch_marks(result: SearchResult, configuration: Configuration, scale: Scale) -> list[Mark]:
     """The values of the launches of a configuration, in order from above."""
     quantity = objective_quantity(result.objective)
-    rows = [
-        (number, record, record.launch.value)
+    mine = [
+        (number, record.step.stage is Stage.FINAL, record.launch.value)
         for number, record in enumerate(result.records, start=1)
-        if record.launch is not None
-        and record.launch.value is not None
-        and record.step.configuration == configuration
+        if record.launch is not None and record.launch.configuration == configuration
     ]
+    rows = [(number, final, value) for number, final, value in mine if value is not None]
     return [
         Mark(
             scale.at(value),
             _line(at, len(rows)),
-            "final" if record.step.stage is Stage.FINAL else "early",
+            "final" if is_final else "early",
             f"launch {number}: {quantity.of(value)}",
         )
-        for at, (number, record, value) in enumerate(rows, start=1)
+        for at, (number, is_final, value) in enumerate(rows, start=1)
     ]
 
 
@@ -173,29 +172,24 @@ def sample_rows(result: SearchResult) -> list[tuple[str, int, list[float]]]:
 
 def history_chart(result: SearchResult) -> Chart:
     """Every launch in order, and the best value so far."""
-    quantity, count = objective_quantity(result.objective), len(result.launches)
-    scale, across = (
-        Scale(launch.value for launch in result.launches),
-        Scale([1, count], linear=True),
-    )
-    legend, marks = {}, []
+    count = len(result.launches)
+    up, across = value_scale(result.launches), Scale([1, count], linear=True)
+    legend, marks, steps = {"best": "best so far"}, [], []
     for at, record in enumerate(result.records, start=1):
         assert record.launch is not None
         kind, legend[kind] = _look(record.step.stage, record.launch)
         value = record.launch.value
-        top = 100.0 if value is None else 100 - scale.at(value)
+        top = 100.0 if value is None else 100 - up.at(value)
         marks.append(Mark(across.at(at), top, kind, "\n".join(_told(result, at, record))))
     best = [(at, one) for at, one in enumerate(result.best_so_far, start=1) if one is not None]
     starts = [one for n, one in enumerate(best) if n == 0 or best[n - 1][1] != one[1]]
-    steps = []
     for (at, value), (end, _) in zip(starts, [*starts[1:], (count, 0.0)], strict=True):
-        left = across.at(at)
-        steps.append((left, across.at(end) - left, 100 - scale.at(value)))
-    label = f"Every launch in order; {quantity.better}"
+        if at < end:
+            left = across.at(at)
+            steps.append((left, across.at(end) - left, 100 - up.at(value)))
+    label = f"Every launch in order; {objective_quantity(result.objective).better}"
     ticks = [one for one in across.ticks if "." not in one[1]]
-    return Chart(
-        label, marks, {"best": "best so far", **legend}, ticks, scale.ticks, "launch", steps
-    )
+    return Chart(label, marks, legend, ticks, up.ticks, "launch", steps)
 
 
 def front_of(result: SearchResult) -> tuple[Point, ...]:
