@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from xlaunch.text import counted
 from xruntime.generation.linear_rows import linear_rows
 
 MODULE_CALLS: Final = 2
@@ -75,7 +76,7 @@ class Speed:
         if self._first is not None:
             first = f"; first token {self._first[1]:.3g} s after a prompt of {self._first[0]}"
         return (
-            f"{self._batch / step_s:.3g} tokens/s by {threads} threads, {self._batch / modules_s:.3g} by the modules,"
+            f"{self._batch / step_s:.3g} tokens/s by {counted(threads, 'thread')}, {self._batch / modules_s:.3g} by the modules,"
             f" in calls of {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
             f" of the output layer alone{first}"
         )

@@ -30,6 +30,9 @@ MIN_GAIN: Final = 0.03
 HOPELESS: Final = 1.2
 """A number whose first two steps take so many times as long is not tried further."""
 
+VALID_STEPS: Final = 500
+"""After so many more steps a search begins anew: other programs may have come or gone."""
+
 MEMORY: Final = 4
 """A thread counts as computing tokens until so many times its last step have passed since."""
 
@@ -71,13 +74,18 @@ class Search:
     """Finds the useful number of threads, at most `most`: halves while that is faster, then tries three quarters."""
 
     def __init__(self, most: int) -> None:
-        self.best = most
-        self._other = most // 2
+        self._most = most
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.best = self._most
+        self._other = self._most // 2
         """The number that is compared with `best`; 0: there is none any more."""
 
         self._halving = True
         self._times: dict[int, list[float]] = {}
-        self._lock = threading.Lock()
+        self._steps_since = 0
 
     def is_over(self) -> bool:
         return self._other == 0
@@ -91,10 +99,15 @@ class Search:
     def add(self, threads: int, seconds: float) -> None:
         """Keep the time of a step."""
         with self._lock:
+            if self._other == 0:
+                self._steps_since += 1
+                if self._steps_since == VALID_STEPS:
+                    self._begin()
+                return
             self._times.setdefault(threads, []).append(seconds)
             best, other = (self._times.get(one, []) for one in (self.best, self._other))
             timed = min(len(best), len(other))
-            if self._other == 0 or timed < 2:
+            if timed < 2:
                 return
             usual_s = statistics.median(best)
             if timed < TRIALS and min(other) < HOPELESS * usual_s:

@@ -17,7 +17,12 @@ from tests.runtime_ext.generation.decoder_models import decoder  # noqa: E402
 
 from xruntime import optimize  # noqa: E402
 from xruntime.generation import decode_step, team_size  # noqa: E402
-from xruntime.generation.team_size import TRIALS, Search, TeamSizes  # noqa: E402
+from xruntime.generation.team_size import (  # noqa: E402
+    TRIALS,
+    VALID_STEPS,
+    Search,
+    TeamSizes,
+)
 from xruntime.threads.team import team_of  # noqa: E402
 
 
@@ -62,6 +67,20 @@ def test_a_hopeless_number_is_tried_twice() -> None:
         tried.append(search.threads())
         search.add(tried[-1], memory_bound(tried[-1]))
     assert tried == [16, 8, 16, 8, 12, 12]
+
+
+def test_a_search_begins_anew() -> None:
+    search = Search(2)
+
+    def find(seconds: Callable[[int], float]) -> int:
+        while not search.is_over():
+            search.add(search.threads(), seconds(search.threads()))
+        return search.best
+
+    assert find(small) == 1  # while another program takes a CPU
+    for _ in range(VALID_STEPS):
+        search.add(1, small(1))
+    assert find(memory_bound) == 2
 
 
 @pytest.fixture
