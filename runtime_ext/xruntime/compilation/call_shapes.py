@@ -47,10 +47,6 @@ class CallShape:
                 self.parts.append(tuple([numbers.index(number) for number in numbers]))
         return tuple(self.parts)
 
-    def versions(self) -> list[int]:
-        """Return torch's counts of the changes of the plain tensors."""
-        return [tensor._version for tensor in self._tensors]  # noqa: SLF001 - nothing public tells
-
     def plain(self, value: Any) -> Any:
         """Return `value` with plain tensors on the same memory, for which the code was compiled.
 

@@ -36,7 +36,6 @@ from xruntime.compilation.inductor import (
     eager_module,
     explaining,
     find_error,
-    first_line,
     inductor_options,
     may_compile,
     permitted,
@@ -67,13 +66,9 @@ class CompiledCode:
         folded into convolutions.
     options
         More settings of Inductor, as torch.compile takes them.
-    cpp_wrapper
-        Wrap the code in C++, which releases the GIL, rather than in Python.
     tolerance
         The largest difference from the eager module, relative to an output's largest value; None: what
         the precision in use explains, see `xruntime.compilation.judge`.
-    forward
-        What is compiled, called with the model first; None: the model's call, with its hooks.
     advice
         What to do where a call of a known shape would be compiled again, for the error.
     """
@@ -87,16 +82,12 @@ class CompiledCode:
         options: Mapping[str, Any] | None = None,
         autocast: Autocast | None = None,
         tolerance: float | None = None,
-        cpp_wrapper: bool = True,
-        forward: Callable[..., Any] | None = None,
         advice: str = "",
     ) -> None:
         self.model = eager_module(model)
         self.name = type(self.model).__name__
         self.autocast = autocast
-        self.options = inductor_options(
-            options, threads=threads, freezing=freezing, cpp_wrapper=cpp_wrapper
-        )
+        self.options = inductor_options(options, threads=threads, freezing=freezing)
         if tolerance is None:
             values = (*self.model.parameters(), *self.model.buffers())
             tolerance = tolerance_for(values, autocast)
@@ -104,9 +95,8 @@ class CompiledCode:
         self.graphs = 0
         """Graphs compiled so far, for all shapes."""
 
-        self._forward = forward
         self._advice = advice
-        self._entry = _Entry(self.model, self._compile_graph, forward)
+        self._entry = _Entry(self.model, self._compile_graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; compile first for a call of a new shape.
@@ -116,49 +106,6 @@ class CompiledCode:
         """
         entry, shape, key, plain_call = self._prepared(args, kwargs)
         return self._call(entry, shape, key, *plain_call)
-
-    def call_or(
-        self,
-        otherwise: Callable[[], Any],
-        report: Callable[[Exception], None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Return the outputs; if a call fails, those of `otherwise()`, also for later calls of its
-        shape.
-
-        `report` is called with the reason, the first time. An error that `otherwise` raises is
-        passed on, and the shape is tried again later: the module itself refuses such arguments.
-        Raises CompilationError where a call fails after it
-        has changed its arguments, so that it cannot be repeated.
-        """
-        entry, shape, key, plain_call = self._prepared(args, kwargs)
-        known = form_of(key) if shape.opaque else key
-        if known in entry.without_code:
-            return otherwise()
-        versions = shape.versions()
-        try:
-            outputs = self._call(entry, shape, key, *plain_call)
-        except Exception as error:  # noqa: BLE001 - torch raises errors of any class
-            failure = error
-        else:
-            if entry.ran > 1 and (shape.opaque or versions != shape.versions()):
-                _add(entry.without_code, known)
-                report(
-                    CompilationError(
-                        f"Python runs between the {entry.ran} graphs of {self.name}, and the call may change"
-                        " its arguments: if one of the graphs failed, the call could not be repeated"
-                    )
-                )
-            return outputs
-        if versions != shape.versions() or (shape.opaque and entry.ran > 1):
-            raise CompilationError(
-                f"{self.name} failed after it may have changed its arguments: {first_line(failure)}"
-            ) from failure
-        outputs = otherwise()
-        _add(entry.without_code, known)
-        report(failure)
-        return outputs
 
     def recompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; discard all code first if there is some for calls of this shape."""
@@ -173,7 +120,7 @@ class CompiledCode:
 
     def discard(self) -> None:
         """Discard all code: the next call of each shape compiles. Calls that run are not disturbed."""
-        self._entry = _Entry(self.model, self._compile_graph, self._forward)
+        self._entry = _Entry(self.model, self._compile_graph)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the eager module's outputs, in the same modes."""
@@ -300,30 +247,15 @@ class _Entry:
     compiled function. Without guards of the module that code object must not be shared, as a class's methods
     are by all its objects: each entry has its own.
 
-    `compile_graph` is a backend, as torch.compile takes it. `forward` is what is compiled, called with the
-    model first; None: the model's call, with its hooks.
+    `compile_graph` is a backend, as torch.compile takes it.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        compile_graph: Callable[..., Any],
-        forward: Callable[..., Any] | None = None,
-    ) -> None:
-        if forward is None:
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return model(*args, **kwargs)
-        else:
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return forward(model, *args, **kwargs)
+    def __init__(self, model: torch.nn.Module, compile_graph: Callable[..., Any]) -> None:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
 
         self.seen: set[tuple[Any, ...]] = set()
         """Keys of calls for which there is code."""
-
-        self.without_code: set[tuple[Any, ...]] = set()
-        """Keys of calls that failed; forms of such with arguments of unknown classes."""
 
         self.settled: set[tuple[Any, ...]] = set()
         """Forms of calls where some calls ran code that was compiled for others of the same
@@ -363,11 +295,6 @@ class _Entry:
                 " shows why (one reason is TORCH_COMPILE_DISABLE=1 in the environment)"
             )
         return outputs
-
-    @property
-    def ran(self) -> int:
-        """The number of graphs that the calling thread has started in its latest call."""
-        return self._ran.graphs
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Any], **how: Any) -> Any:
         compiled, ran = self._compile_graph(graph, inputs, **how), self._ran

@@ -71,12 +71,12 @@ def eager_module(model: object) -> torch.nn.Module:
 
 
 def inductor_options(
-    asked: Mapping[str, Any] | None, *, threads: int, freezing: bool, cpp_wrapper: bool = True
+    asked: Mapping[str, Any] | None, *, threads: int, freezing: bool
 ) -> dict[str, Any]:
     """Join our settings of Inductor with those asked for. Raises CompilationError for a wrong one."""
     ours = {
         # The wrapper in C++ releases the GIL; the default one, in Python, does not.
-        "cpp_wrapper": cpp_wrapper,
+        "cpp_wrapper": True,
         "freezing": freezing,
         # This makes the number of threads part of the key of torch's cache on disk, which lacks it
         # before torch 2.13 (pytorch issue 167463).

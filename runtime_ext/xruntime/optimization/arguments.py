@@ -27,10 +27,10 @@ DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 GRAPHS: Final = {
     "auto": "a library that is compiled aside and kept for the next start; until then as with none",
     "none": "the modules are called one by one",
-    "compile": "torch.compile with frozen weights",
-    "compile_cpp": "torch.compile with frozen weights and a wrapper in C++",
 }
 """The values of `graph`, and what each means."""
+
+REMOVED_GRAPHS: Final = ("compile", "compile_cpp")
 
 
 class OptimizeRequest(NamedTuple):
@@ -92,6 +92,11 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
                 " before optimize()"
             )
     _check_choice("level", level, LEVELS)
+    if graph in REMOVED_GRAPHS:
+        raise OptimizationError(
+            f"graph={graph!r} was removed: call torch.compile(optimize(model, graph='none', ...)), or let"
+            " graph='auto' compile at once by wait=True"
+        )
     _check_choice("graph", graph, tuple(GRAPHS))
     tolerance: Any = asked.tolerance
     passes: Any = asked.passes
@@ -127,15 +132,9 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
         raise OptimizationError(
             "wait=True is for inference with graph='auto', level='O1' and sample_input: leave it out"
         )
-    if training and graph not in ("auto", "none"):
-        raise OptimizationError(
-            f"graph={graph!r} is for inference: leave it out, and call torch.compile on the model that"
-            " optimize() returns"
-        )
     call = None if unsampled else live_call(asked.sample_input)
-    if call is None and (asked.measure or graph not in ("auto", "none")):
-        what = "measure=True" if asked.measure else f"graph={graph!r}"
-        raise OptimizationError(f"{what} needs sample_input: the arguments of one call")
+    if call is None and asked.measure:
+        raise OptimizationError("measure=True needs sample_input: the arguments of one call")
     if training:
         if asked.measure:
             raise OptimizationError("measure=True is for inference: leave it out with an optimizer")

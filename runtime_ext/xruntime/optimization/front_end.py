@@ -84,10 +84,9 @@ def optimize(
     inplace
         Change the model itself and return it. Its old weights are freed with keep_weights=False.
     graph
-        "auto", "none", "compile" or "compile_cpp", see `xruntime.optimization.GRAPHS`. "auto" needs a
-        sample; it calls the modules until a child process has compiled them, which begins after calls of
-        half a second, and whose code is kept for the next start. Any other value compiles at once, and is
-        an error where it is impossible.
+        "auto" or "none", see `xruntime.optimization.GRAPHS`. "auto" needs a sample; it calls the modules
+        until a child process has compiled them, which begins after calls of half a second, and whose code
+        is kept for the next start. What cannot be compiled runs as modules.
     measure
         Time the input and each form of it on the sample, and return the fastest.
     wait

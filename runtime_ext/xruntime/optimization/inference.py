@@ -15,18 +15,16 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xlaunch.errors import XLaunchError
-from xruntime.compilation.compiled_code import pieces
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import MIN_GAIN
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel, WatchedState
-from xruntime.optimization.arguments import GRAPHS, OptimizeRequest
+from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
-from xruntime.optimization.graph import CompiledGraph, graph_obstacle
+from xruntime.optimization.module_order import part_with_hooks
 from xruntime.optimization.outputs import copied
 from xruntime.optimization.passes import (
     join_linears,
@@ -39,7 +37,7 @@ from xruntime.optimization.passes import (
 )
 from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.run import Known, Run, undoing_calls
-from xruntime.optimization.runner import Call, Modes, SlowCallWarning
+from xruntime.optimization.runner import Modes, SlowCallWarning
 from xruntime.optimization.steps import PassOutcome, Timing, remember
 
 PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
@@ -73,8 +71,6 @@ MAX_REPEATED_S: Final = 0.5
 MAX_TIMED_CALLS: Final = 5
 MAX_TIMING_S: Final = 0.1
 """No further call is timed after this time."""
-
-Graph = CompiledAside | CompiledGraph
 
 
 def optimize_for_inference(
@@ -141,7 +137,6 @@ class _Inference(Run):
 
     def __init__(self, request: OptimizeRequest, model: nn.Module, plain: PlainWeights) -> None:
         super().__init__(request, model)
-        self.runner.strict = request.graph != "auto"
         self.plain = plain
         self.shares_weights = False
         self.caller_measures = False
@@ -150,54 +145,46 @@ class _Inference(Run):
 
     def optimized(self) -> nn.Module:
         """Return the finished module."""
-        request = self.request
         timings: list[Timing] = []
         reason = self._why_not_compiled()
         original = self._untouched() if self._may_be_timed(reason) else None
         self.run_passes(GENERATION_PASSES if self.generates else PASSES)
         compiled = None if reason is not None else self._compiled()
         if reason is not None:
-            self._skip_graph(PassOutcome.SKIPPED, reason)
-        in_process = isinstance(compiled, CompiledGraph)
-        if original is not None and (request.measure or not in_process):
+            self.note("graph", PassOutcome.SKIPPED, reason)
+        if original is not None:
             compiled, timings = self._fastest(original, compiled)
         self.runner.compiled = compiled
-        if not isinstance(compiled, CompiledAside):  # which compares by itself
+        if compiled is None:  # it compares by itself
             problem = None if self.check is None else self.check.problem(self.call_returned)
             if problem is not None:
                 raise OptimizationError(
                     f"{type(self.model).__name__}: each pass alone agrees with the model, and all together"
                     f" do not: {problem}; switch some off by passes={{...}}"
                 )
-        return self._finished(timings)
+        return self._finished(timings, compiled)
 
     def _why_not_compiled(self) -> str | None:
-        """Why nothing is to be compiled. Raises OptimizationError if the caller asked for what cannot be."""
-        request = self.request
+        """Why nothing is to be compiled; None if it may be."""
+        request, check = self.request, self.check
         if request.graph == "none":
             return "the caller chose none"
-        if request.graph == "auto" and request.level == "O0":
+        if request.level == "O0":
             return "level O0"
-        if self.generates and request.graph == "auto":
+        if self.generates:
             return "generate() calls it with a longer sequence for each token"
-        if self.check is None:
+        if check is None:
             return "without sample_input compiled code cannot be checked"
-        obstacle = graph_obstacle(self.model)
-        if obstacle is None and self.check.side_effect is not None:
-            obstacle = f"a call changes {self.check.side_effect}, which compiled code would not do"
-        if obstacle is None:
-            obstacle = WatchedState(self.model).unfollowed
-        if obstacle is not None and request.graph != "auto":
-            raise OptimizationError(
-                f"graph={request.graph!r}: {obstacle}: remove that, or graph='none'"
-            )
-        return obstacle
-
-    def _may_be_aside(self) -> bool:
-        """Whether kept code may take over from the modules."""
-        check = self.check
-        auto = CAN_FORK and self.request.graph == "auto"
-        return auto and check is not None and not check.may_change_arguments
+        if not CAN_FORK:
+            return "code is compiled by a child process, on Linux only"
+        hooked = part_with_hooks(self.model)
+        if hooked is not None:
+            return f"{hooked} has hooks, which compiled code would not run as they are"
+        if check.may_change_arguments:
+            return "a call may change its arguments, which compiled code would not do"
+        if check.side_effect is not None:
+            return f"a call changes {check.side_effect}, which compiled code would not do"
+        return WatchedState(self.model).unfollowed
 
     def _may_be_timed(self, not_compiled: str | None) -> bool:
         """Whether the forms may have to be timed: if asked, or if the model turns out not to compile."""
@@ -211,7 +198,7 @@ class _Inference(Run):
             and self.check.side_effect is None
             and not request.inplace  # it may be a model that cannot be copied
             and not self.caller_measures
-            and (not_compiled is not None or request.wait or not self._may_be_aside())
+            and (not_compiled is not None or request.wait)
         )
 
     def _speedup(self, input_s: float) -> float:
@@ -235,91 +222,39 @@ class _Inference(Run):
                 input_s = min(input_s, _shortest_s(call_input))
         return input_s / _shortest_s(self.call_returned)
 
-    def _compiled(self) -> Graph | None:
-        """Return the model's compiled form, checked; or one that compiles aside and checks then."""
-        request, not_kept = self.request, ""
+    def _compiled(self) -> CompiledAside | None:
+        """Return the model's compiled form, which is compared at its first call; None if it cannot be compiled."""
+        request = self.request
         assert self.check is not None
-        if self._may_be_aside():
-            wait = request.wait or request.measure
-            aside = CompiledAside(
-                self.model,
-                self.runner,
-                tolerance=self.check.tolerance,
-                wait=wait,
-            )
-            if not aside.wait:
-                assert request.call is not None
-                with self.as_returned():
-                    serves = aside.has_kept_ranges(request.call.args, request.call.kwargs)
-                # Otherwise there is hardly anything left to compile, or the caller times calls of its own.
-                if not serves and not self.caller_measures:
-                    aside.speedup = self._speedup(self.check.input_s)
-                return aside
-            aside.report = lambda _line: None  # there is another way to compile, if this fails
-            self._call_compiled(aside)
-            aside.report, aside.wait = None, request.wait
-            if aside.compiled:
-                return aside
-            not_kept = f"; it is not kept: {aside.describe()}"
-        self.forget_pass("join_linears")  # torch's compiler joins linears of equal size
-        self._separate_weights()  # compiled code refers to them
-        name = "compile_cpp" if request.graph == "auto" else request.graph
+        aside = CompiledAside(
+            self.model,
+            self.runner,
+            tolerance=self.check.tolerance,
+            wait=request.wait or request.measure,
+        )
+        if not aside.wait:
+            assert request.call is not None
+            with self.as_returned():
+                serves = aside.has_kept_ranges(request.call.args, request.call.kwargs)
+            # Otherwise there is hardly anything left to compile, or the caller times calls of its own.
+            if not serves and not self.caller_measures:
+                aside.speedup = self._speedup(self.check.input_s)
+            return aside
+        aside.report = lambda _line: None  # the step has these lines
+        self.runner.compiled = aside
         try:
-            call = self._graph(name)
-            outputs = self._call_compiled(call)
-        except Exception as error:
-            reason = str(error) if isinstance(error, XLaunchError) else first_line(error)
-            if request.graph != "auto":
-                raise OptimizationError(
-                    f"graph={name!r}: {reason}. graph='auto' does without, graph='none' does not try"
-                ) from error
-            self._not_compiled(PassOutcome.SKIPPED, f"{name}: {reason}")
+            self.call_returned()
+        finally:
+            self.runner.compiled = None
+        aside.report, aside.wait = None, request.wait
+        if not aside.compiled:
+            self.note("graph", PassOutcome.SKIPPED, aside.describe())
             return None
-        problem = self.check.outputs_problem(outputs)
-        if problem is not None:
-            if request.graph != "auto":
-                raise OptimizationError(f"graph={name!r}: {problem}; allow more by tolerance=...")
-            self._not_compiled(PassOutcome.UNDONE, f"{name}: {problem}")
-            return None
-        cut = pieces(call.graphs)
-        if call.graphs > 1 and request.graph == "auto" and self.check.may_change_arguments:
-            reason = f"{name}: {cut}, and a call may change its arguments: it could not be repeated"
-            self._not_compiled(PassOutcome.SKIPPED, f"{reason} where one of the graphs fails")
-            return None
-        obstacle = request.obstacle("join_linears")
-        joining = obstacle or "left to torch's compiler, which joins those of equal size"
-        packing = "torch's compiler packs the frozen weights for the CPU's instructions"
-        self.note("graph", PassOutcome.APPLIED, f"{name}: {GRAPHS[name]}, {cut}{not_kept}")
-        self.note("prepack", PassOutcome.APPLIED, packing)
-        self.note("join_linears", PassOutcome.SKIPPED, joining)
-        return call
+        return aside
 
     def _separate_weights(self) -> None:
         if not self.shares_weights:
             self.plain.separate(self.model)
-
-    def _skip_graph(self, outcome: PassOutcome, reason: str) -> None:
-        self.note("graph", outcome, reason)
-        packing = "only torch's compiler packs weights, and the model is not compiled"
-        self.note("prepack", PassOutcome.SKIPPED, packing)
-
-    def _not_compiled(self, outcome: PassOutcome, reason: str) -> None:
-        """Continue without a graph, and apply again what `_compiled` has undone for one."""
-        self._skip_graph(outcome, reason)
-        self.run_passes({"join_linears": join_linears})
-
-    def _graph(self, name: str) -> CompiledGraph:
-        joins = self.request.obstacle("join_linears") is None
-        cpp = name == "compile_cpp"
-        return CompiledGraph(self.model, self.runner, cpp_wrapper=cpp, join_linears=joins)
-
-    def _call_compiled(self, call: Graph) -> Any:
-        """Return the outputs on the sample. Raises where `call` cannot compute them."""
-        self.runner.compiled = call.compile_and_call if isinstance(call, CompiledGraph) else call
-        try:
-            return self.call_returned()
-        finally:
-            self.runner.compiled = None
 
     def _untouched(self) -> Callable[[], Any]:
         """Return a call of the input, which no pass changes."""
@@ -330,8 +265,8 @@ class _Inference(Run):
         return lambda: twin(*sample.args, **sample.kwargs)
 
     def _fastest(
-        self, original: Callable[[], Any], compiled: Graph | None
-    ) -> tuple[Graph | None, list[Timing]]:
+        self, original: Callable[[], Any], compiled: CompiledAside | None
+    ) -> tuple[CompiledAside | None, list[Timing]]:
         """Time the input, the changed modules and the compiled form; return the latter if it is the fastest.
 
         In the caller's grad mode, as the calls will probably be.
@@ -339,39 +274,30 @@ class _Inference(Run):
         assert self.request.call is not None
         sample = copied(self.request.call)
 
-        def called(compiled: Call | None) -> Callable[[], Any]:
+        def called(compiled: CompiledAside | None) -> Callable[[], Any]:
             def call() -> Any:
                 self.runner.compiled = compiled
                 return self.model(*sample.args, **sample.kwargs)
 
             return call
 
-        candidates = {"input": original}
-        if self.request.graph in ("auto", "none"):
-            candidates["none"] = called(None)
-        graph = "library" if isinstance(compiled, CompiledAside) else self.request.graph
+        candidates = {"input": original, "none": called(None)}
         if compiled is not None:
-            graph = "compile_cpp" if graph == "auto" else graph
-            candidates[graph] = called(compiled)
+            candidates["library"] = called(compiled)
         with undoing_calls(self.model), self.as_returned():
             for _ in range(MAX_CALLS):
-                if not isinstance(compiled, CompiledAside) or not compiled.is_timing:
+                if compiled is None or not compiled.is_timing:
                     break
-                candidates[graph]()  # the modules compute some of these
+                candidates["library"]()  # the modules compute some of these
             times = median_times(candidates)
         chosen = min(times, key=lambda name: times[name])
         if not self.request.measure:
-            rest = [name for name in times if name != graph or compiled is None]
-            slower = [name for name in rest if times[name] < MIN_GAIN * times[chosen]]
-            if slower and (chosen == graph or "none" in slower):
-                chosen = "none" if "none" in slower else slower[0]
-        if chosen != graph and compiled is not None:
-            kept = isinstance(compiled, CompiledAside)
-            made = () if kept else ("graph", "prepack", "join_linears")
-            self.steps = [step for step in self.steps if step.name not in made]
-            what = "compiled code" if kept else f"{graph}: {GRAPHS[graph]}"
-            reason = f"{what}; slower than {chosen!r}, or not at least 3 % faster"
-            (self._skip_graph if kept else self._not_compiled)(PassOutcome.UNDONE, reason)
+            rest = [name for name in ("none", "input") if times[name] < MIN_GAIN * times[chosen]]
+            if rest and (chosen == "library" or "none" in rest):
+                chosen = rest[0]
+        if chosen != "library" and compiled is not None:
+            reason = f"compiled code; slower than {chosen!r}, or not at least 3 % faster"
+            self.note("graph", PassOutcome.UNDONE, reason)
             compiled = None
         if chosen == "input":
             self.edits.undo()
@@ -386,8 +312,8 @@ class _Inference(Run):
             ]
         return compiled, [Timing(name, times[name], name == chosen) for name in times]
 
-    def _finished(self, timings: list[Timing]) -> nn.Module:
-        model, request, aside = self.model, self.request, self.runner.compiled
+    def _finished(self, timings: list[Timing], aside: CompiledAside | None) -> nn.Module:
+        model, request = self.model, self.request
         step = next((step for step in self.steps if step.name == "graph"), None)
         tried = request.graph == "auto" and request.level != "O0" and self.check is not None
         tried = tried and not self.generates
@@ -405,7 +331,7 @@ class _Inference(Run):
         if aside is not None:
             self.runner.frozen = FrozenModel(model)
         made = self.explanation(self.plain.kept_bytes(model), timings)
-        remember(model, made, aside if isinstance(aside, CompiledAside) else None)
+        remember(model, made, aside)
         return model
 
 

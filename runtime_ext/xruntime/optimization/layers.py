@@ -84,7 +84,8 @@ class Joined(nn.Module):
     """The weights of several linears with one input.
 
     The first linear that is called computes the outputs of all, and the others take theirs, if they
-    are called with the same tensor in the same thread. Otherwise each computes its own part.
+    are called with the same tensor in the same thread. Otherwise each computes its own part, also where
+    torch.compile traces it: Inductor may join them again.
     """
 
     def __init__(self, linears: list[nn.Linear]) -> None:
@@ -103,6 +104,8 @@ class Joined(nn.Module):
 
     def part(self, at: int, value: torch.Tensor) -> torch.Tensor:
         """Return the output of linear number `at`."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._linear(value, *self.own(at))
         waiting: _Waiting | None = getattr(self._waiting, "call", None)
         if waiting is not None and waiting.value is value and at in waiting.parts:
             if waiting.is_right(value):

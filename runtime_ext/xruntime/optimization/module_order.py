@@ -49,6 +49,23 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(hooks_of(module))
 
 
+def part_with_hooks(model: nn.Module) -> str | None:
+    """Return the name of a part that has hooks which compiled code would not run; None if there is none."""
+    for name, module in model.named_modules():
+        if module is not model and not all(map(_is_traceable, hooks_of(module))):
+            return str(name)
+    return None
+
+
+def _is_traceable(hook: Any) -> bool:
+    """Whether torch's compiler may trace a hook.
+
+    transformers installs hooks that collect hidden states, and leaves them behind when a call has asked for
+    some. It makes them for torch.compile, too: they do nothing in other calls.
+    """
+    return str(getattr(hook, "__module__", "")) == "transformers.utils.output_capturing"
+
+
 def shared_parameters(model: nn.Module) -> set[int]:
     """Return the ids of parameters that belong to several modules or names."""
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))

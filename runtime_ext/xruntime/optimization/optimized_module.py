@@ -72,7 +72,10 @@ class OptimizedModule(nn.Module):
 
     load_state_dict = _load_from_state_dict = _refusing("load them into the original module")
     share_memory = _refusing("share the original module's memory")
-    compile = _refusing("compile the original module, or choose `graph`")
+    compile = refusing(
+        OptimizationError,
+        "an optimized module is frozen: torch.compile(model) compiles its calls and leaves it as it is",
+    )
     __prepare_scriptable__ = _refusing("script the original module")
     __deepcopy__ = _refusing("copy the original module")
     __reduce_ex__ = _refusing("save state_dict(), or pickle the original module")

@@ -48,7 +48,6 @@ class Run:
         self.check: OutputCheck | None = None
         self.recording: CallRecording | None = None
         self.own_dtype = own_dtype(model)
-        self._marks: dict[str, int] = {}
         self._class: type[nn.Module] | None = None
         self._traced: tuple[Traced | None, str] | None = None
         self._counts = Counter(m for _, m in model.named_modules(remove_duplicate=False))
@@ -96,7 +95,6 @@ class Run:
             self.note(name, PassOutcome.SKIPPED, obstacle)
             return False
         mark, modes = self.edits.mark(), self.modes
-        self._marks[name] = mark
         outcome, reason = PassOutcome.APPLIED, ""
         try:
             reason = change(self)
@@ -111,11 +109,6 @@ class Run:
             self.modes = modes
         self.note(name, outcome, reason)
         return outcome is PassOutcome.APPLIED
-
-    def forget_pass(self, name: str) -> None:
-        """Undo the last pass, and remove its step."""
-        self.edits.undo(self._marks.get(name, self.edits.mark()))
-        self.steps = [step for step in self.steps if step.name != name]
 
     def note(self, name: str, outcome: PassOutcome, reason: str) -> None:
         """Add a step."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from xruntime.errors import CompilationError
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import is_channels_last, tensors_in, with_tensors
 from xruntime.optimization.skipped_norms import refusing_skipped_norms
@@ -96,9 +95,6 @@ class CallRunner:
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self.kind = kind
-        self.strict = False
-        """Raise CompilationError where compiled code does not fit, rather than call the modules."""
-
         self.modes = Modes()
         self.step: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any] | None = (
             None
@@ -146,10 +142,7 @@ class CallRunner:
         return modes.result(outputs)
 
     def is_changed(self, *, thorough: bool = False) -> bool:
-        """Whether the model was changed since it was compiled; if so, compiled code is not used again.
-
-        Raises CompilationError if it was, and the runner is strict.
-        """
+        """Whether the model was changed since it was compiled; if so, compiled code is not used again."""
         if self._change is None and self.frozen is not None:
             self._change = self.frozen.change(thorough=thorough)
         if self._change is None:
@@ -158,8 +151,6 @@ class CallRunner:
             f"{self._change} after optimize(), which compiled code does not see; change the original"
             " module and optimize it again"
         )
-        if self.strict:
-            raise CompilationError(reason)
         self.compiled = None
         self.warn("calls", reason)
         return True

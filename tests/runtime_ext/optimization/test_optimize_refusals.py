@@ -57,7 +57,8 @@ def refused(error: type[Exception], text: str, model: Any, **arguments: Any) -> 
         (r"dtype=torch.int8: allowed are float32, b", {"dtype": torch.int8}),
         (r"level='O0' changes no numerics", {"level": "O0", "dtype": torch.bfloat16}),
         (r"measure=True needs sample_input", {"measure": True}),
-        (r"graph='compile' needs sample_input", {"graph": "compile"}),
+        (r"graph='compile' was removed: call torch.compile\(optimize\(", {"graph": "compile"}),
+        (r"graph='compile_cpp' was removed: .*graph='auto'.*wait=True", {"graph": "compile_cpp"}),
         (r"Small cannot be called with the sample.*args\[0\] of the sample is torch.float64 and the"
          r" weights are torch.float32.*args\[0\].to\(torch.float32\)",
          {"sample_input": SAMPLE.double()}),

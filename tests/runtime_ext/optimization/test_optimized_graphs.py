@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimized modules that torch compiles, in the tier `long`; and what is decided before it compiles."""
+"""Optimized modules that are compiled, in the tier `long`; and what is decided before that."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +15,11 @@ from tests.runtime_ext.tiny_models import Scaled
 from torch import Tensor, nn
 
 from xruntime import optimize
-from xruntime.errors import CompilationError, OptimizationError
+from xruntime.kept import store as stores
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain
 from xruntime.threads.team import team_of
 
 pytestmark = pytest.mark.usefixtures("compiler")
-
-
-@pytest.fixture
-def no_precompiled_headers() -> Iterator[None]:
-    """They take longer than one compilation without them, and are worth it for several."""
-    import torch._inductor.config as settings
-
-    with settings.patch(cpp_cache_precompile_headers=False):
-        yield
 
 
 def agree(optimized: Any, expected: Any, tolerance: float = 1e-4) -> None:
@@ -36,68 +27,46 @@ def agree(optimized: Any, expected: Any, tolerance: float = 1e-4) -> None:
 
 
 @pytest.mark.long
-def test_compiled_graph_is_used(no_precompiled_headers: None) -> None:
+def test_hooks_of_the_model_run_around_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stores.VARIABLE, str(tmp_path))
+    monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
+    monkeypatch.setattr(
+        "xruntime.optimization.inference.median_times",
+        lambda candidates: {name: 1.0 - 0.5 * (name == "library") for name in candidates},
+    )
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
     model.register_forward_hook(lambda _module, _args, output: output - 5)
     before = snapshot(model)
     sample = torch.randn(2, 4)
-    optimized = optimize(model, sample_input=sample, graph="compile_cpp")
+    optimized = optimize(model, sample_input=sample, wait=True)
     found = explain(optimized)
     assert found.step("graph").outcome is PassOutcome.APPLIED
-    assert "compile_cpp: " in found.step("graph").reason
-    assert "packs the frozen weights" in found.step("prepack").reason
+    assert "takes over" in found.step("graph").reason
     output = optimized(sample)
     agree(output, model(sample))
     assert not output.is_inference()
     output += 1  # torch refuses this for tensors of inference mode
     assert snapshot(model) == before
     assert torch.equal(optimized.state_dict()["0.weight"], model[0].weight)
-    # Hooks of the module run around the compiled code.
     optimized.register_forward_hook(lambda _module, _args, output: output * 2)
     agree(optimized(sample), model(sample) * 2)
 
 
-@pytest.mark.long
-def test_keyword_arguments_and_siblings() -> None:
-    import torch._dynamo.utils as counting
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_torch_compile_takes_the_modules_as_one_graph(dtype: torch.dtype | None) -> None:
+    graphs: list[Any] = []
 
-    class Attention(nn.Module):
-        def __init__(self, linears: int) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(nn.Linear(16, 48 // linears) for _ in range(linears))
-            self.eval()
+    def backend(graph: torch.fx.GraphModule, _inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
 
-        def forward(self, *, hidden: Tensor) -> dict[str, Tensor]:
-            q, k, v = torch.cat([part(hidden) for part in self.parts], -1).chunk(3, -1)
-            return {"seen": nn.functional.scaled_dot_product_attention(q, k, v)}
-
-    call = {"hidden": torch.randn(2, 8, 16)}
-
-    def calls(linears: int, *, join: bool) -> int:
-        """Calls of kernels from the compiled code; some CPUs' linears count more than once."""
-        model = Attention(linears)
-        counting.counters.clear()
-        optimized = optimize(
-            model,
-            sample_input=call,
-            dtype=torch.bfloat16,
-            passes={"join_linears": join},
-            graph="compile_cpp",
-        )
-        assert explain(optimized).step("graph").outcome is PassOutcome.APPLIED
-        agree(optimized(**call)["seen"], model(**call)["seen"], 0.05)
-        return counting.counters["inductor"]["extern_calls"]
-
-    # As one matrix product in place of three.
-    assert calls(3, join=True) == calls(1, join=False) < calls(3, join=False)
-
-
-@pytest.mark.full
-def test_wrapper_in_python() -> None:
-    model, sample = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(3, 4)
-    optimized = optimize(model, sample_input=sample, graph="compile")
-    assert explain(optimized).step("graph").reason.startswith("compile: torch.compile with frozen")
-    agree(optimized(sample), model(sample))
+    model = Small()
+    optimized = optimize(model, sample_input=SAMPLE, graph="none", dtype=dtype)
+    compiled = torch.compile(optimized, fullgraph=True, backend=backend)
+    agree(compiled(SAMPLE), model(SAMPLE), 1e-4 if dtype is None else 0.1)
+    assert len(graphs) == 1
 
 
 @pytest.mark.full
@@ -149,24 +118,6 @@ def test_inner_hooks_keep_the_modules() -> None:
     seen.clear()
     optimized(sample)
     assert len(seen) == 1
-    with pytest.raises(OptimizationError, match=r"graph='compile': 0 has hooks.*graph='none'"):
-        optimize(model, sample_input=sample, graph="compile")
-
-
-@pytest.mark.long
-def test_calls_that_cannot_be_compiled_later_are_reported() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch._inductor.aot_compile", None)
-        optimized = optimize(model, sample_input=torch.randn(2, 4), wait=True)
-    other = torch.randn(3, 4)
-    with (
-        torch._dynamo.config.patch(recompile_limit=1),
-        pytest.warns(SlowCallWarning, match=r"run without compiled code, because .*more shapes"),
-    ):
-        output = optimized(other)
-    agree(output, model(other))
-    agree(optimized(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
 class Branching(nn.Module):
@@ -185,43 +136,34 @@ class Branching(nn.Module):
 
 
 @pytest.mark.long
-def test_branch_that_the_sample_did_not_take_is_called_without_compiling_again() -> None:
-    import torch._dynamo.utils as counting
-
+def test_model_that_cannot_be_exported_runs_as_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stores.VARIABLE, str(tmp_path))
     model, sample = Branching(), torch.ones(2, 4)
-    optimized = optimize(model, sample_input=sample, wait=True)
-    assert "in 2 graphs" in explain(optimized).step("graph").reason
-    with pytest.warns(
-        SlowCallWarning, match=r"Branching: from now on calls of this shape.*takes a branch"
-    ):
-        agree(optimized(-sample), model(-sample))
-    counting.counters.clear()
-    for values in (-sample, sample, -2 * sample):
+    with pytest.warns(SlowCallWarning, match=r"Branching is not compiled: .*cannot export"):
+        optimized = optimize(model, sample_input=sample, wait=True)
+    step = explain(optimized).step("graph")
+    assert step.outcome is PassOutcome.SKIPPED
+    assert "torch.export cannot export Branching" in step.reason
+    for values in (sample, -sample, -2 * sample):
         agree(optimized(values), model(values))
-    assert not counting.counters["frames"]
 
 
 def test_whatever_torch_raises_when_it_compiles_the_modules_are_called(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch._inductor as inductor
 
     def fail(*_: Any, **__: Any) -> Any:
-        def run(_: Any) -> None:
-            raise RuntimeError("API call failed at main.cpp")
+        raise RuntimeError("API call failed at main.cpp")
 
-        return run
-
-    monkeypatch.setattr(inductor, "compile", fail)
+    monkeypatch.setenv(stores.VARIABLE, str(tmp_path))
     monkeypatch.setattr(inductor, "aot_compile", fail)
     model, sample = nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval(), torch.randn(2, 4)
     with pytest.warns(SlowCallWarning, match=r"Sequential is not compiled: .*API call failed"):
         optimized = optimize(model, sample_input=sample, wait=True)
     agree(optimized(sample), model(sample))
-    before = snapshot(model)
-    with pytest.raises(OptimizationError, match=r"graph='compile': .*API call failed"):
-        optimize(model, sample_input=sample, graph="compile", dtype=torch.bfloat16, inplace=True)
-    assert snapshot(model) == before
 
 
 @pytest.mark.long
@@ -283,8 +225,6 @@ def test_model_that_changes_itself_is_not_compiled(where: str, name: str) -> Non
     if where == "output":
         with torch.no_grad():
             torch.testing.assert_close(optimized.last, model(sample))
-    with pytest.raises(OptimizationError, match=rf"graph='compile': a call changes.*{name}"):
-        optimize(model, sample_input=sample, graph="compile")
 
 
 @pytest.mark.long
@@ -308,21 +248,13 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("attribute", marks=pytest.mark.long),
-        pytest.param("hook of a part", marks=pytest.mark.full),
-        pytest.param("part", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("how", CHANGES)
 def test_change_after_optimizing_is_seen(how: str) -> None:
     torch.manual_seed(0)
     model, call = Scaled(), (torch.randn(2, 4), 2.0)
     optimized = optimize(model, sample_input=call)
-    strict = optimize(model, sample_input=call, graph="compile_cpp")
     agree(optimized(*call), model(*call))
-    for changed in (model, optimized, strict):
+    for changed in (model, optimized):
         torch.manual_seed(1)
         CHANGES[how](changed)
     with pytest.warns(
@@ -330,12 +262,9 @@ def test_change_after_optimizing_is_seen(how: str) -> None:
     ):
         agree(optimized(*call), model(*call))
     agree(optimized(*call), model(*call))
-    with pytest.raises(CompilationError, match=r"after optimize\(\).*optimize it again"):
-        strict(*call)
 
 
-@pytest.mark.long
-def test_call_in_pieces_that_changes_its_arguments_is_not_repeated() -> None:
+def test_model_that_changes_its_arguments_runs_as_modules() -> None:
     class Writing(Branching):
         def forward(self, values: Tensor) -> Tensor:
             return super().forward(values.add_(1))

@@ -63,10 +63,10 @@ def test_all_passes_and_the_explanation() -> None:
     found = explain(optimized)
     assert [step.name for step in found.steps] == [
         *("no_grad", "dropout", "conv_bn", "linear_bn", "channels_last", "precision", "weights"),
-        *("join_linears", "graph", "prepack"),
+        *("join_linears", "graph"),
     ]
     skipped = [step.name for step in found.steps if step.outcome is not PassOutcome.APPLIED]
-    assert skipped == ["graph", "prepack"]
+    assert skipped == ["graph"]
     assert f"compared with the model on the sample: {found.difference}" in str(found)
     assert found.bytes_after < found.bytes_before
     assert found.difference.allowed
@@ -126,9 +126,7 @@ def test_level_0_changes_nothing() -> None:
     assert type(optimized) is Small
     assert torch.equal(optimized(SAMPLE), model(SAMPLE))
     assert {step.outcome for step in explain(optimized).steps} == {PassOutcome.SKIPPED}
-    assert {step.reason for step in explain(optimized).steps if step.name != "prepack"} == {
-        "level O0"
-    }
+    assert {step.reason for step in explain(optimized).steps} == {"level O0"}
     optimized.train()
     optimized.load_state_dict(model.state_dict())
 

@@ -335,7 +335,7 @@ def test_refusals() -> None:
 
     refused(r"optimizer: a torch.optim.Optimizer is expected, not a float", optimizer=0.1)
     refused(r"dtype=torch.float16: allowed for training are float32, bfloat16", dtype=torch.float16)
-    refused(r"graph='compile' is for inference", graph="compile")
+    refused(r"graph='compile' was removed", graph="compile")
     refused(r"measure=True is for inference", measure=True, sample_input=IMAGES)
     refused(r"no 'conv_bn' for training; allowed are channels_last", passes={"conv_bn": True})
     more = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))], lr=0.1)
