@@ -25,7 +25,7 @@ differ from fp32 there. The root mean square of all differences is 0.01 of that 
 scaling of 2.2 instead of 2 makes both 0.1. So single values may differ by four tolerances if the root mean
 square is at most half of one; not in fp32 and fp64.
 
-**Faster**: the two forms take turns in calls that are made anyway, see `Trial`.
+**Faster**: the two forms take turns, in calls that are made anyway or in calls with a sample, see `Trial`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -197,6 +197,7 @@ class Trial:
         self.names = (one, other)
         self.calls = 0
         self._ratios: list[float] = []
+        self._times: dict[str, list[float]] = {one: [], other: []}
         self._one_s = 0.0
         self._spent_s = 0.0
 
@@ -206,14 +207,19 @@ class Trial:
         return self.names[self.calls % 2]
 
     @contextlib.contextmanager
-    def timed(self) -> Iterator[str]:
-        """Take a turn: time the block, which calls the form of the name that it gets."""
-        name, began = self.turn, time.perf_counter()
+    def timed(self, began: float | None = None) -> Iterator[str]:
+        """Take a turn: time the block, which calls the form of the name that it gets.
+
+        `began`: the time of the second form is from then on, with all that chose and checked it.
+        """
+        name, now = self.turn, time.perf_counter()
         yield name
-        self.note(time.perf_counter() - began)
+        since = now if began is None or name == self.names[0] else began
+        self.note(time.perf_counter() - since)
 
     def note(self, seconds: float) -> None:
         """Take a turn that was timed."""
+        self._times[self.turn].append(seconds)
         self._spent_s += seconds
         if self.calls % 2:
             self._ratios.append(self._one_s / max(seconds, 1e-9))
@@ -224,6 +230,11 @@ class Trial:
     def ratio(self) -> float:
         """How many times as fast the second form is: the median of the pairs."""
         return statistics.median(self._ratios) if self._ratios else 1.0
+
+    @property
+    def medians_s(self) -> dict[str, float]:
+        """The median time of a call of each form, in seconds."""
+        return {name: statistics.median(times or [0.0]) for name, times in self._times.items()}
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -247,5 +258,35 @@ class Trial:
             return True
         if high < MIN_GAIN:
             return False
+        return False if self.is_over() else None
+
+    def is_over(self, max_pair_s: float = math.inf) -> bool:
+        """Whether no more turns are taken: after enough calls, or one pair that took longer than `max_pair_s`."""
         over = self.calls >= MAX_CALLS or self._spent_s >= MAX_TRIAL_S
-        return False if over and len(self._ratios) >= MIN_PAIRS else None
+        pairs = len(self._ratios)
+        return (over and pairs >= MIN_PAIRS) or (pairs > 0 and self._spent_s / pairs > max_pair_s)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the second form is shown to be slower, by as much as it would have to be faster."""
+        return self.interval[1] < 1 / MIN_GAIN
+
+
+def compared_speed(
+    one: tuple[str, Callable[[], object]],
+    other: tuple[str, Callable[[], object]],
+    max_pair_s: float = math.inf,
+) -> Trial:
+    """Call two forms in turns until one is shown to be faster, or the trial is over.
+
+    `max_pair_s`: a pair that takes longer is the only one.
+
+    Each is called once before, since the first calls of compiled code and of oneDNN prepare things.
+    """
+    trial, calls = Trial(one[0], other[0]), dict((one, other))
+    for call in calls.values():
+        call()
+    while trial.calls % 2 or not (trial.is_faster or trial.is_slower or trial.is_over(max_pair_s)):
+        with trial.timed() as name:
+            calls[name]()
+    return trial

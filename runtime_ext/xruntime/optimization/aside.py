@@ -48,7 +48,7 @@ from xruntime.kept.model_libraries import (
 from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.turn import turn
 from xruntime.optimization.outputs import are_equal, comparable
-from xruntime.optimization.runner import CallRunner
+from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.threads.team import can_resize_team, team_of
 
 START_AFTER_S: Final = 0.5
@@ -78,6 +78,8 @@ _log = logging.getLogger("xruntime")
 class CompiledAside:
     """The calls of one model.
 
+    modes
+        How compiled code is called, which may be in another precision than the modules.
     tolerance
         The largest difference from the modules' outputs, see `xruntime.compilation.judge`.
     wait
@@ -85,15 +87,25 @@ class CompiledAside:
     """
 
     def __init__(
-        self, model: nn.Module, runner: CallRunner, *, tolerance: float, wait: bool
+        self,
+        model: nn.Module,
+        runner: CallRunner,
+        modes: Modes,
+        *,
+        tolerance: float,
+        wait: bool,
     ) -> None:
         self.model = model
         self.runner = runner
+        self.modes = modes
         self.tolerance = tolerance
         self.wait = wait
         self.speedup = 1.0
         """How many times as fast as the input model the modules are, if that was measured. The child process may
         take from the program what the passes save."""
+
+        self.times_code = True
+        """Whether code is timed next to the modules, by calls; not while the caller times it next to the input."""
 
         self.report: Callable[[str], None] | None = None
         """Receives a line that says what runs from now on, and why; None: it goes to the log and to
@@ -126,9 +138,8 @@ class CompiledAside:
 
     def _lane(self, call: FlatCall) -> _Lane | None:
         """Return the lane of a call like this one; None if there would be too many."""
-        modes = self.runner.modes
         threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-        key = CallKey(call.form, threads, modes.autocast(), dtype)
+        key = CallKey(call.form, threads, self.modes.autocast(), dtype)
         lane = self._lanes.get(key)
         if lane is None and len(self._lanes) < MAX_LANES:
             lane = self._lanes.setdefault(key, _Lane(self, key))
@@ -186,6 +197,13 @@ class CompiledAside:
         return any(lane.trials for lane in self._lanes.values())
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it is decided what computes the calls: code, or the modules for good."""
+        lanes = list(self._lanes.values())
+        decided = any(lane.libraries or lane.over is not None for lane in lanes)
+        return decided and not any(lane.making or lane.trials for lane in lanes)
+
+    @property
     def refusal(self) -> str | None:
         """Why there is no code, once that is known."""
         reasons = [lane.over for lane in self._lanes.values() if lane.over is not None]
@@ -220,8 +238,8 @@ class CompiledAside:
     @functools.cached_property
     def fingerprint(self) -> Fingerprint:
         """The fingerprint of the model and of the settings that it is compiled with."""
-        modes = f"{self.runner.modes}"
-        return fingerprint(self.model, self.runner.kind.forward, stored_format(), modes, settings())
+        facts = (stored_format(), f"{self.modes}", settings())
+        return fingerprint(self.model, self.runner.kind.forward, *facts)
 
     def store(self) -> CodeStore:
         """Return the store that has room for this model; say once if nothing is kept."""
@@ -312,7 +330,7 @@ class _Lane(Lane):
             self._drop(served, str(error))
             return outputs
         else:
-            return self.aside.runner.modes.result(served.outputs.rebuilt(tensors))
+            return self.aside.modes.result(served.outputs.rebuilt(tensors))
         return self.aside.plain(call.args, call.kwargs)
 
     def _code_for(self, sizes: Sizes) -> LoadedLibrary | None:
@@ -447,7 +465,7 @@ class _Lane(Lane):
                 return expected
             served.outputs = outputs
             served.compared.add(sizes)
-            if first:
+            if first and aside.times_code:
                 self.trials[served] = sizes, (trial := Trial("modules", "code"))
                 self._decide(served, trial)
         return expected
@@ -496,7 +514,7 @@ class _Lane(Lane):
     def _problem(self, outputs: Nest, expected: Any, tensors: Any) -> str | None:
         if len(tensors) != outputs.tensors:
             return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
-        made = self.aside.runner.modes.result(outputs.rebuilt(tensors))
+        made = self.aside.modes.result(outputs.rebuilt(tensors))
         try:
             found = difference(comparable(expected), comparable(made), self.aside.tolerance)
         except CompilationError as error:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import statistics
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -16,7 +14,7 @@ import torch
 from torch import nn
 
 from xruntime.compilation.inductor import first_line
-from xruntime.compilation.judge import MIN_GAIN
+from xruntime.compilation.judge import compared_speed
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
 from xruntime.kept.making import CAN_FORK
@@ -58,19 +56,13 @@ GENERATION_PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
 }
 """Those of models with transformers' generate(): a joined linear would read as many weights."""
 
-ROUNDS: Final = 7
-MIN_ROUND_S: Final = 0.02
-"""Minimum time of a candidate's calls in one round."""
+MAX_PAIR_S: Final = 0.5
+"""The input and the modules are called once more, and no further time, if that takes longer."""
 
-MAX_CALLS: Final = 100
-"""Maximum calls of a candidate in one round."""
-
-MAX_REPEATED_S: Final = 0.5
-"""Longer calls of the input are not repeated to time them once more."""
-
-MAX_TIMED_CALLS: Final = 5
-MAX_TIMING_S: Final = 0.1
-"""No further call is timed after this time."""
+MAX_SHORT_PAIR_S: Final = 2e-3
+MAX_COUNTING: Final = 1.25
+"""Calls that take longer than this, relative to the input's, while they are counted and checked, are not compiled in
+the background. They are of some ten microseconds."""
 
 
 def optimize_for_inference(
@@ -119,19 +111,6 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
         ) from error
 
 
-def _shortest_s(call: Callable[[], object]) -> float:
-    """The time of the shortest of some calls, in seconds; of one call if it is long."""
-    first, shortest = time.perf_counter(), float("inf")
-    for _ in range(MAX_TIMED_CALLS):
-        began = time.perf_counter()
-        call()
-        now = time.perf_counter()
-        shortest = min(shortest, now - began)
-        if now - first > MAX_TIMING_S:
-            break
-    return shortest
-
-
 class _Inference(Run):
     """One call of `optimize` for inference."""
 
@@ -145,14 +124,18 @@ class _Inference(Run):
 
     def optimized(self) -> nn.Module:
         """Return the finished module."""
-        timings: list[Timing] = []
-        reason = self._why_not_compiled()
-        original = self._untouched() if self._may_be_timed(reason) else None
+        reason, waits = self._why_not_compiled(), self.request.wait or self.request.measure
+        original = self._untouched() if self._is_timed() else None
         self.run_passes(GENERATION_PASSES if self.generates else PASSES)
-        compiled = None if reason is not None else self._compiled()
+        timings: list[Timing] = []
+        compiled = None
         if reason is not None:
             self.note("graph", PassOutcome.SKIPPED, reason)
-        if original is not None:
+        elif waits:
+            compiled = self._compiled_now(is_timed=original is not None)
+        else:
+            compiled = self._compiled_later(original)
+        if original is not None and (compiled is None or waits):
             compiled, timings = self._fastest(original, compiled)
         self.runner.compiled = compiled
         if compiled is None:  # it compares by itself
@@ -186,8 +169,8 @@ class _Inference(Run):
             return f"a call changes {check.side_effect}, which compiled code would not do"
         return WatchedState(self.model).unfollowed
 
-    def _may_be_timed(self, not_compiled: str | None) -> bool:
-        """Whether the forms may have to be timed: if asked, or if the model turns out not to compile."""
+    def _is_timed(self) -> bool:
+        """Whether the input and its forms are timed: if asked, or if the input may turn out to be the fastest."""
         request = self.request
         if request.measure or self.check is None:
             return request.measure
@@ -198,59 +181,61 @@ class _Inference(Run):
             and self.check.side_effect is None
             and not request.inplace  # it may be a model that cannot be copied
             and not self.caller_measures
-            and (not_compiled is not None or request.wait)
         )
 
-    def _speedup(self, input_s: float) -> float:
-        """How many times as fast as the input the modules are, in calls with the sample.
-
-        `input_s`: the time of an earlier call of the input. It may have been the first with these sizes, which
-        takes longer, so the input is called again unless calls are long.
-        """
-        request = self.request
-        call = request.call
-        assert call is not None
-        own = Modes(dtype=None if request.dtype is None else torch.float32)
-
-        def call_input() -> None:
-            given = copied(call)
-            with torch.no_grad(), own.precision():
-                request.model(*given.args, **given.kwargs)
-
-        if input_s < MAX_REPEATED_S and not request.inplace:
-            with undoing_calls(request.model):
-                input_s = min(input_s, _shortest_s(call_input))
-        return input_s / _shortest_s(self.call_returned)
-
-    def _compiled(self) -> CompiledAside | None:
-        """Return the model's compiled form, which is compared at its first call; None if it cannot be compiled."""
-        request = self.request
+    def _new_aside(self, modes: Modes, *, wait: bool = False) -> CompiledAside:
         assert self.check is not None
-        aside = CompiledAside(
-            self.model,
-            self.runner,
-            tolerance=self.check.tolerance,
-            wait=request.wait or request.measure,
-        )
-        if not aside.wait:
-            assert request.call is not None
-            with self.as_returned():
-                serves = aside.has_kept_ranges(request.call.args, request.call.kwargs)
-            # Otherwise there is hardly anything left to compile, or the caller times calls of its own.
-            if not serves and not self.caller_measures:
-                aside.speedup = self._speedup(self.check.input_s)
-            return aside
-        aside.report = lambda _line: None  # the step has these lines
+        tolerance = self.check.tolerance
+        return CompiledAside(self.model, self.runner, modes, tolerance=tolerance, wait=wait)
+
+    def _compiled_now(self, *, is_timed: bool) -> CompiledAside | None:
+        """Return the model's compiled form; None if it cannot be compiled."""
+        aside = self._new_aside(self.modes, wait=True)
+        aside.report, aside.times_code = lambda _line: None, not is_timed  # the step has these lines
         self.runner.compiled = aside
         try:
             self.call_returned()
         finally:
             self.runner.compiled = None
-        aside.report, aside.wait = None, request.wait
+        aside.report, aside.wait = None, self.request.wait
         if not aside.compiled:
             self.note("graph", PassOutcome.SKIPPED, aside.describe())
             return None
         return aside
+
+    def _compiled_later(self, original: Callable[[], Any] | None) -> CompiledAside | None:
+        """Return a form that is compiled in the background; None for calls that are too short for that.
+
+        Where the modules are slower than the input, those of the input are called until there is code.
+        """
+        aside, call = self._new_aside(self.modes), self.request.call
+        assert call is not None
+        with self.as_returned():
+            # Then there is hardly anything left to compile.
+            serves = aside.has_kept_ranges(call.args, call.kwargs)
+        if serves or original is None:
+            return aside
+        with undoing_calls(self.model), self.as_returned():
+            trial = compared_speed(
+                ("input", original), ("none", self._call_of(None)), max_pair_s=MAX_PAIR_S
+            )
+        if not trial.is_slower:
+            aside.speedup = trial.ratio
+            return aside
+        modes = self.modes
+        self._undo_passes("the input is faster, and called until there is code", keeps_no_grad=True)
+        aside = self._new_aside(modes)
+        with undoing_calls(self.model), self.as_returned():
+            trial = compared_speed(
+                ("input", original), ("none", self._call_of(aside)), max_pair_s=MAX_SHORT_PAIR_S
+            )
+        if trial.is_slower and trial.ratio * MAX_COUNTING < 1:
+            reason = (
+                "calls are too short to look for code in each; wait=True compiles now, and times it"
+            )
+            self.note("graph", PassOutcome.UNDONE, reason)
+            return None
+        return self._new_aside(modes)
 
     def _separate_weights(self) -> None:
         if not self.shares_weights:
@@ -264,53 +249,60 @@ class _Inference(Run):
         sample = copied(self.request.call)
         return lambda: twin(*sample.args, **sample.kwargs)
 
-    def _fastest(
-        self, original: Callable[[], Any], compiled: CompiledAside | None
-    ) -> tuple[CompiledAside | None, list[Timing]]:
-        """Time the input, the changed modules and the compiled form; return the latter if it is the fastest.
-
-        In the caller's grad mode, as the calls will probably be.
-        """
+    def _call_of(self, compiled: CompiledAside | None) -> Callable[[], Any]:
+        """Return a call of what is returned, with that compiled form, in the caller's grad mode."""
         assert self.request.call is not None
         sample = copied(self.request.call)
 
-        def called(compiled: CompiledAside | None) -> Callable[[], Any]:
-            def call() -> Any:
-                self.runner.compiled = compiled
+        def call() -> Any:
+            self.runner.compiled = compiled
+            try:
                 return self.model(*sample.args, **sample.kwargs)
+            finally:
+                self.runner.compiled = None
 
-            return call
+        return call
 
-        candidates = {"input": original, "none": called(None)}
-        if compiled is not None:
-            candidates["library"] = called(compiled)
+    def _fastest(
+        self, original: Callable[[], Any], compiled: CompiledAside | None
+    ) -> tuple[CompiledAside | None, list[Timing]]:
+        """Time the input, the changed modules and the compiled form; return the latter if it is the fastest."""
+        calls = {"input": original, "none": self._call_of(None)}
         with undoing_calls(self.model), self.as_returned():
-            for _ in range(MAX_CALLS):
-                if compiled is None or not compiled.is_timing:
-                    break
-                candidates["library"]()  # the modules compute some of these
-            times = median_times(candidates)
-        chosen = min(times, key=lambda name: times[name])
-        if not self.request.measure:
-            rest = [name for name in ("none", "input") if times[name] < MIN_GAIN * times[chosen]]
-            if rest and (chosen == "library" or "none" in rest):
-                chosen = rest[0]
-        if chosen != "library" and compiled is not None:
-            reason = f"compiled code; slower than {chosen!r}, or not at least 3 % faster"
+            trial = compared_speed(("input", original), ("none", calls["none"]))
+            stays = trial.is_slower or (self.request.measure and not trial.is_faster)
+            chosen = "input" if stays else "none"
+            times = trial.medians_s
+            if compiled is not None:
+                library = self._call_of(compiled)
+                trial = compared_speed((chosen, calls[chosen]), ("library", library))
+                times |= trial.medians_s
+        if compiled is not None and trial.is_faster:
+            compiled.times_code = True
+            whose = "the input" if chosen == "input" else "the modules"
+            compiled.note(f"the code takes over, {trial.ratio:.2f} times as fast as {whose}")
+            chosen = "library"
+        elif compiled is not None:
+            reason = (
+                f"compiled code; {trial.ratio:.2f} times as fast as {chosen!r}, 1.03 are needed"
+            )
             self.note("graph", PassOutcome.UNDONE, reason)
             compiled = None
         if chosen == "input":
-            self.edits.undo()
-            self.modes = Modes()
-            self.steps = [
-                step._replace(
-                    outcome=PassOutcome.UNDONE, reason=f"{step.reason}; the input is the fastest"
-                )
-                if step.outcome is PassOutcome.APPLIED
-                else step
-                for step in self.steps
-            ]
+            self._undo_passes("the input is the fastest")
         return compiled, [Timing(name, times[name], name == chosen) for name in times]
+
+    def _undo_passes(self, reason: str, *, keeps_no_grad: bool = False) -> None:
+        """Make the model what it was, but for gradients if they stay off."""
+        kept = ("no_grad",) if keeps_no_grad else ()
+        self.edits.undo()
+        self.modes = Modes(no_grad=keeps_no_grad and self.modes.no_grad)
+        self.steps = [
+            step._replace(outcome=PassOutcome.UNDONE, reason=f"{step.reason}; {reason}")
+            if step.outcome is PassOutcome.APPLIED and step.name not in kept
+            else step
+            for step in self.steps
+        ]
 
     def _finished(self, timings: list[Timing], aside: CompiledAside | None) -> nn.Module:
         model, request = self.model, self.request
@@ -325,7 +317,7 @@ class _Inference(Run):
             )
         self.plain.settle(model, self.edits.same_values, keep=request.keep_weights)
         self._separate_weights()
-        if any(step.outcome is PassOutcome.APPLIED for step in self.steps):
+        if aside is not None or any(it.outcome is PassOutcome.APPLIED for it in self.steps):
             model.__dict__["_xruntime_plain"] = self.plain
             self.become_optimized()
         if aside is not None:
@@ -333,26 +325,3 @@ class _Inference(Run):
         made = self.explanation(self.plain.kept_bytes(model), timings)
         remember(model, made, aside)
         return model
-
-
-def median_times(candidates: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the median time of a call of each candidate, in seconds; all see the same machine."""
-    calls = {}
-    for name, call in candidates.items():
-        call()  # the first calls of compiled code and of oneDNN prepare things
-        once_s = _time(call, 1)
-        calls[name] = max(1, min(MAX_CALLS, round(MIN_ROUND_S / max(once_s, 1e-9))))
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(ROUNDS):
-        names = list(candidates)
-        # Neither always comes first.
-        for name in names if number % 2 else reversed(names):
-            times[name].append(_time(candidates[name], calls[name]))
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _time(call: Callable[[], Any], count: int) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - began) / count

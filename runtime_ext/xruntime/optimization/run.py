@@ -7,7 +7,6 @@ import contextlib
 import math
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -200,7 +199,6 @@ class Known(NamedTuple):
     """A call of the input with the sample, made before."""
 
     outputs: Any
-    seconds: float
 
 
 class OutputCheck:
@@ -227,10 +225,9 @@ class OutputCheck:
         try:
             if known is None:
                 with undoing_calls(model), torch.no_grad(), own.precision():
-                    began = time.perf_counter()
                     outputs = model(*call.args, **call.kwargs)
                     # What is in a buffer would be undone.
-                    known = Known(with_tensors(torch.clone, outputs), time.perf_counter() - began)
+                    known = Known(with_tensors(torch.clone, outputs))
             self._expected = comparable(known.outputs)
         except OptimizationError:
             raise
@@ -247,11 +244,8 @@ class OutputCheck:
 
         call, drawn = copied(sample), torch.get_rng_state()
         with undoing_calls(model) as state:
-            began = time.perf_counter()
             with torch.no_grad(), own.precision():
                 run.recording, outputs = record(model, call)
-            self.input_s = min(known.seconds, time.perf_counter() - began)
-            """Time of the input's fastest call, in seconds."""
             self.side_effect = state.change()
             """What a call changes, in the model or beside it."""
             self.stored = None if self.side_effect is None else state.new_tensor(model)

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from xruntime.compilation.judge import TOLERANCES, tolerance_for
+from xruntime.compilation.judge import TOLERANCES, compared_speed, tolerance_for
 from xruntime.devices import cpu_bf16_flags
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.language_models import called_by_generate, generates
@@ -58,8 +58,6 @@ AMX: Final = "amx_bf16"
 
 MAX_BF16_TIME: Final = 1.2
 """Where a product of matrices takes longer in bf16, relative to fp32, no model is tried in bf16."""
-
-BF16_ROUNDS: Final = 8
 
 MAX_LINES: Final = 40
 MAX_REFUSED_CALLS: Final = 100
@@ -429,16 +427,14 @@ def chosen_precision(asked: str) -> tuple[bool, str]:
 
 def _bf16_time() -> float:
     """How long a product of matrices takes in bf16, relative to fp32: some milliseconds decide."""
-    shortest = [float("inf")] * 2
     with torch.inference_mode():
         rows, weights = torch.ones(256, 768), torch.ones(768, 768)
-        for _ in range(BF16_ROUNDS):
-            for place, dtype in enumerate((torch.float32, torch.bfloat16)):
-                given = rows.to(dtype), weights.to(dtype)
-                began = time.perf_counter()
-                torch.nn.functional.linear(*given)
-                shortest[place] = min(shortest[place], time.perf_counter() - began)
-    return shortest[1] / shortest[0]
+        low = rows.bfloat16(), weights.bfloat16()
+        trial = compared_speed(
+            ("fp32", lambda: torch.nn.functional.linear(rows, weights)),
+            ("bf16", lambda: torch.nn.functional.linear(*low)),
+        )
+    return 1 / trial.ratio
 
 
 def _text(error: Exception) -> str:

@@ -12,9 +12,9 @@ from typing import Any, Final
 import torch
 
 from xlaunch.errors import XLaunchError
-from xruntime.compilation.judge import MIN_GAIN, Difference, Trial, difference
+from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.kept.watched_state import WatchedState
-from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.aside import CompiledAside, compiled_aside
 from xruntime.optimization.run import Known
 from xruntime.optimization.steps import explain
 from xruntime.program_hook.refusals import (
@@ -33,6 +33,8 @@ from xruntime.threads.torch_modes import transformed
 
 MAX_COMPARED_SIZES: Final = 8
 """Calls of so many sizes are compared with the program's module; a compiler may make new code for each."""
+
+FORMS: Final = ("module", "form")
 
 OF_THE_FORM: Final = (RuntimeError, TypeError, AttributeError, NotImplementedError, XLaunchError)
 """Errors that replaced layers and weights in another precision may cause. Others are the program's own."""
@@ -68,6 +70,9 @@ class Routed:
         self._compared: set[Any] = set()
         self._form_state: WatchedState | None = None
         self._trial: Trial | None = None
+        self._is_final = False
+        """Whether the trial is the last one: nothing more is compiled."""
+
         self._must_be_faster = False
         self._own_errors: set[type[Exception]] = set()
         """Errors of the form that the module has raised, too."""
@@ -94,15 +99,14 @@ class Routed:
         Raises only what the program's own call raises.
         """
         self._must_be_faster = must_be_faster
-        random_before, began = torch.get_rng_state(), time.perf_counter()
+        random_before = torch.get_rng_state()
         expected = self._run(module, *args, **kwargs)
-        known = Known(expected, time.perf_counter() - began)
         random_after, plain_random = torch.get_rng_state(), random.getstate()
         try:
             self._check_first_call(args, kwargs, expected, random_before)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.optimized = optimize(module, _cloned(self._sample), known)
+                self.optimized = optimize(module, _cloned(self._sample), Known(expected))
                 if compiled_aside(self.optimized) is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)
@@ -112,7 +116,7 @@ class Routed:
                     self._note_dtypes(expected)
             self._check_unchanged("optimizing it changed it")
             self._form_state = WatchedState(self.optimized)
-            self._trial = Trial("module", "form")
+            self._trial = Trial(*FORMS)
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
             self.optimized = None
@@ -125,6 +129,7 @@ class Routed:
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the outputs, or raise what the program's module raises; `failure` says whether the form is left."""
         assert self.optimized is not None
+        began = time.perf_counter()
         if transformed():
             return self._run(module, *args, **kwargs)
         change = self._state.change()
@@ -141,20 +146,31 @@ class Routed:
             return self._run(module, *args, **kwargs)
         sizes = sizes_of(args, kwargs)
         # Code that takes over later is compared with the modules by `CompiledAside`.
-        limit = 2 if compiled_aside(self.optimized) is not None else MAX_COMPARED_SIZES
+        aside = compiled_aside(self.optimized)
+        limit = 2 if aside is not None else MAX_COMPARED_SIZES
         if sizes not in self._compared and len(self._compared) < limit:
             return self._compared_call(module, args, kwargs)
-        trial = self._trial
+        trial = self._present_trial(aside)
         if trial is None or sizes != sizes_of(*self._sample):
             return self._form_call(module, args, kwargs)
-        with trial.timed() as turn_of:
+        with trial.timed(began) as turn_of:
             if turn_of == "module":
                 outputs = self._run(module, *args, **kwargs)
             else:
                 outputs = self._form_call(module, args, kwargs)
-        if trial.is_faster is not None:
-            self._end_trial(trial)
+        if trial.is_faster or trial.is_slower or trial.is_over():
+            self._end_trial(trial, aside)
         return outputs
+
+    def _present_trial(self, aside: CompiledAside | None) -> Trial | None:
+        """Return the trial that the next call may be a turn of: one while code is compiled, and one after that."""
+        if self._is_final or aside is None:
+            return self._trial
+        if aside.is_timing:
+            return None  # some calls of the form run code, and some run modules
+        if aside.is_settled:
+            self._trial, self._is_final = Trial(*FORMS), True
+        return self._trial
 
     def _form_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Call the form. Where it fails for a reason of its own, the module is called.
@@ -199,19 +215,19 @@ class Routed:
             self.failure = error
         return expected
 
-    def _end_trial(self, trial: Trial) -> None:
-        """Leave the form if it has to be faster and is not; otherwise the compiler may take what it saves."""
-        assert self.optimized is not None
+    def _end_trial(self, trial: Trial, aside: CompiledAside | None) -> None:
+        """Leave the form where it is slower as the program calls it, unless it is still being compiled."""
         self._trial = None
-        aside = compiled_aside(self.optimized)
-        if aside is not None:
-            aside.speedup = trial.ratio
-        if aside is not None and aside.compiled:
-            return  # the code was timed on its own
+        if aside is not None and not self._is_final:
+            aside.speedup = trial.ratio  # the compiler may take what the form saves
         # Modules that are to be compiled may be no faster until then.
-        limit = 1.0 if self._must_be_faster else 0.0 if aside is not None else 1 / MIN_GAIN
-        if not trial.is_faster and trial.ratio < limit:
+        is_left = trial.is_slower and (aside is None or self._is_final)
+        if is_left or (self._must_be_faster and not trial.is_faster and trial.ratio < 1.0):
             self.failure = SlowerError(f"a call takes {1 / trial.ratio:.2f} times as long")
+        elif aside is not None and aside.compiled:
+            aside.note(
+                f"a call is {trial.ratio:.2f} times as fast as one of the program's own model"
+            )
 
     def _check_first_call(
         self, args: Any, kwargs: Any, outputs: Any, random_before: torch.Tensor

@@ -136,10 +136,6 @@ def test_compiled_call_that_skips_a_folded_norm_is_refused(
 ) -> None:
     monkeypatch.setenv(stores.VARIABLE, str(tmp_path))
     monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
-    monkeypatch.setattr(
-        "xruntime.optimization.inference.median_times",
-        lambda candidates: {name: 1.0 - 0.5 * (name == "library") for name in candidates},
-    )
     model, sample = Skipping(), torch.randn(2, 3, 6, 6)
     optimized = optimize(model, sample_input=sample, wait=True)
     assert outcome(optimized, "graph") is PassOutcome.APPLIED

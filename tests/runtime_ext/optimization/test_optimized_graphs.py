@@ -15,8 +15,10 @@ from tests.runtime_ext.tiny_models import Scaled
 from torch import Tensor, nn
 
 from xruntime import optimize
+from xruntime.compilation.judge import MIN_PAIRS, Trial
 from xruntime.kept import store as stores
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain
+from xruntime.optimization.aside import compiled_aside
 from xruntime.threads.team import team_of
 
 pytestmark = pytest.mark.usefixtures("compiler")
@@ -32,10 +34,6 @@ def test_hooks_of_the_model_run_around_the_library(
 ) -> None:
     monkeypatch.setenv(stores.VARIABLE, str(tmp_path))
     monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
-    monkeypatch.setattr(
-        "xruntime.optimization.inference.median_times",
-        lambda candidates: {name: 1.0 - 0.5 * (name == "library") for name in candidates},
-    )
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
     model.register_forward_hook(lambda _module, _args, output: output - 5)
     before = snapshot(model)
@@ -69,18 +67,36 @@ def test_torch_compile_takes_the_modules_as_one_graph(dtype: torch.dtype | None)
     assert len(graphs) == 1
 
 
-@pytest.mark.full
-def test_fastest_form_is_kept() -> None:
+def script_clock(patch: pytest.MonkeyPatch, times_s: dict[str, float]) -> None:
+    """Let each form take so many seconds a call."""
+
+    def compared(one: tuple[str, Any], other: tuple[str, Any], **_: float) -> Trial:
+        trial = Trial(one[0], other[0])
+        for name in (one[0], other[0]) * MIN_PAIRS:
+            trial.note(times_s[name])
+        return trial
+
+    patch.setattr("xruntime.optimization.inference.compared_speed", compared)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fastest", ["none", "library", "input"])
+def test_fastest_form_is_kept(
+    fastest: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stores.VARIABLE, str(tmp_path_factory.getbasetemp()))  # one compilation
+    script_clock(monkeypatch, {"input": 1.0, "none": 1.0, "library": 1.0, fastest: 0.5})
     model = Small()
-    optimized = optimize(model, sample_input=SAMPLE, measure=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowCallWarning)
+        optimized = optimize(model, sample_input=SAMPLE, measure=True)
     timings = {one.candidate: one for one in explain(optimized).timings}
     assert set(timings) == {"input", "none", "library"}
-    kept = [one for one in timings.values() if one.kept]
-    assert len(kept) == 1
-    assert kept[0].median_s == min(one.median_s for one in timings.values())
+    assert [one.candidate for one in timings.values() if one.kept] == [fastest]
+    assert timings[fastest].median_s == 0.5
     agree(optimized(SAMPLE), model(SAMPLE))
     applied = explain(optimized).step("conv_bn").outcome is PassOutcome.APPLIED
-    assert applied == (kept[0].candidate != "input")
+    assert applied == (fastest != "input")
 
 
 def test_measuring_without_compiling() -> None:
@@ -94,10 +110,7 @@ def test_measuring_without_compiling() -> None:
 
 def test_input_that_is_the_fastest_is_returned_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock is scripted: the input takes 1 ms, everything else 2."""
-    monkeypatch.setattr(
-        "xruntime.optimization.inference.median_times",
-        lambda candidates: {name: 1e-3 if name == "input" else 2e-3 for name in candidates},
-    )
+    script_clock(monkeypatch, {"input": 1e-3, "none": 2e-3})
     model = Small()
     before = snapshot(model)
     optimized = optimize(model, sample_input=SAMPLE, measure=True, graph="none", inplace=True)
@@ -105,6 +118,37 @@ def test_input_that_is_the_fastest_is_returned_as_it_was(monkeypatch: pytest.Mon
     assert snapshot(model) == before
     assert not any(step.outcome is PassOutcome.APPLIED for step in explain(optimized).steps)
     assert "the input is the fastest" in explain(optimized).step("conv_bn").reason
+
+
+@pytest.mark.parametrize("counting_s", [1.0, 2.0])
+def test_modules_that_are_slower_are_not_called_while_code_is_made(
+    counting_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is scripted: the modules are slower, and then so is the search for code, or not."""
+    clock = iter([2.0, counting_s, counting_s])
+
+    def compared(one: tuple[str, Any], other: tuple[str, Any], **_: float) -> Trial:
+        trial, other_s = Trial(one[0], other[0]), next(clock)
+        for call in (one[1], other[1]) * MIN_PAIRS:
+            call()
+            trial.note(other_s if trial.calls % 2 else 1.0)
+        return trial
+
+    monkeypatch.setattr("xruntime.optimization.inference.compared_speed", compared)
+    model = Small()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowCallWarning)
+        optimized = optimize(model, sample_input=SAMPLE, dtype=torch.bfloat16)
+    assert explain(optimized).step("precision").outcome is PassOutcome.UNDONE
+    assert torch.equal(optimized(SAMPLE), model(SAMPLE))
+    step = explain(optimized).step("graph")
+    if counting_s == 1.0:
+        assert step.outcome is PassOutcome.APPLIED
+        assert compiled_aside(optimized).modes.dtype is torch.bfloat16
+        assert not optimized(SAMPLE).requires_grad
+    else:
+        assert "wait=True compiles now" in step.reason
+        assert type(optimized) is Small
 
 
 def test_inner_hooks_keep_the_modules() -> None:
@@ -287,7 +331,7 @@ def test_model_that_is_not_compiled_is_returned_as_it_was_if_that_is_faster(
     sample = torch.randn(2, 4)
     for input_s, outcome in ((0.98, PassOutcome.APPLIED), (0.9, PassOutcome.UNDONE)):
         times = {"input": input_s, "none": 1.0}
-        monkeypatch.setattr("xruntime.optimization.inference.median_times", lambda _, it=times: it)
+        script_clock(monkeypatch, times)
         with pytest.warns(SlowCallWarning, match="is not compiled"):
             optimized = optimize(model, sample_input=sample)
         assert explain(optimized).step("no_grad").outcome is outcome

@@ -218,10 +218,6 @@ def test_threads_that_call_one_model_under_the_hook() -> None:
 def test_compiled_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call may take a minute, for a compiler. Models are too small to be faster by it: the clock is scripted."""
     monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
-    monkeypatch.setattr(
-        "xruntime.optimization.inference.median_times",
-        lambda candidates: {name: 2.0 - (name == "library") for name in candidates},
-    )
 
     @property_of(30)
     @given(models.specs, some_calls, st.sampled_from(DTYPES))
