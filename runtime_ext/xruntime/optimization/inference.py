@@ -119,7 +119,7 @@ class _Inference(Run):
         self.plain = plain
         self.shares_weights = False
         self.caller_measures = False
-        """Whether the gain of the passes is measured by the program's calls."""
+        """Whether the program's calls are timed and changes of its model are seen by the caller."""
         self.generates = generates(model)
 
     def optimized(self) -> nn.Module:
@@ -191,7 +191,10 @@ class _Inference(Run):
     def _compiled_now(self, *, is_timed: bool) -> CompiledAside | None:
         """Return the model's compiled form; None if it cannot be compiled."""
         aside = self._new_aside(self.modes, wait=True)
-        aside.report, aside.times_code = lambda _line: None, not is_timed  # the step has these lines
+        aside.report, aside.times_code = (
+            lambda _line: None,
+            not is_timed,
+        )  # the step has these lines
         self.runner.compiled = aside
         try:
             self.call_returned()
@@ -309,7 +312,7 @@ class _Inference(Run):
         step = next((step for step in self.steps if step.name == "graph"), None)
         tried = request.graph == "auto" and request.level != "O0" and self.check is not None
         tried = tried and not self.generates
-        if tried and step is not None and step.outcome is not PassOutcome.APPLIED:
+        if tried and step is not None and step.outcome is PassOutcome.SKIPPED:
             warnings.warn(
                 f"{self.runner.kind.__name__} is not compiled: {step.reason}",
                 SlowCallWarning,
@@ -320,8 +323,8 @@ class _Inference(Run):
         if aside is not None or any(it.outcome is PassOutcome.APPLIED for it in self.steps):
             model.__dict__["_xruntime_plain"] = self.plain
             self.become_optimized()
-        if aside is not None:
-            self.runner.frozen = FrozenModel(model)
+        if aside is not None and not self.caller_measures:
+            aside.frozen = FrozenModel(model)
         made = self.explanation(self.plain.kept_bytes(model), timings)
         remember(model, made, aside)
         return model

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.outputs import is_channels_last, tensors_in, with_tensors
 from xruntime.optimization.skipped_norms import refusing_skipped_norms
 from xruntime.threads.torch_modes import (
@@ -90,7 +89,7 @@ class SlowCallWarning(UserWarning):
 class CallRunner:
     """Computes the calls of one module, whose class `kind` was before it was optimized.
 
-    Compiled code may take over between any two calls, and is left where the model was changed.
+    Compiled code may take over between any two calls.
     """
 
     def __init__(self, kind: type[nn.Module]) -> None:
@@ -104,13 +103,9 @@ class CallRunner:
         self.compiled: Call | None = None
         """Compiled code, called with args and kwargs; None: the modules are called."""
 
-        self.frozen: FrozenModel | None = None
-        """The model that the code was compiled of, once it is finished."""
-
         self.norms_may_be_skipped = False
         """Whether batch norms were folded that only the sample's call is known to use."""
 
-        self._change: str | None = None
         self._warned = False
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,7 +114,7 @@ class CallRunner:
             return self.plain(model, args, kwargs)
         if is_differentiated(args, kwargs):
             return self.plain(model, args, kwargs, gradients=True)
-        if compiled is not None and not self.is_changed():
+        if compiled is not None:
             return compiled(args, kwargs)
         return self.plain(model, args, kwargs)
 
@@ -141,20 +136,6 @@ class CallRunner:
                 outputs = self.step(functools.partial(self.kind.forward, model), args, kwargs)
         return modes.result(outputs)
 
-    def is_changed(self, *, thorough: bool = False) -> bool:
-        """Whether the model was changed since it was compiled; if so, compiled code is not used again."""
-        if self._change is None and self.frozen is not None:
-            self._change = self.frozen.change(thorough=thorough)
-        if self._change is None:
-            return False
-        reason = (
-            f"{self._change} after optimize(), which compiled code does not see; change the original"
-            " module and optimize it again"
-        )
-        self.compiled = None
-        self.warn("calls", reason)
-        return True
-
     def warn(self, which: str, reason: str) -> None:
         """Warn once that some calls are slow, and why: ``"calls"``, ``"n was changed"``."""
         if not self._warned:
@@ -162,5 +143,5 @@ class CallRunner:
             warnings.warn(
                 f"{self.kind.__name__}: from now on {which} run without compiled code, because {reason}",
                 SlowCallWarning,
-                stacklevel=7,  # of a call of the module without hooks
+                stacklevel=8,  # of a call of the module without hooks
             )

@@ -158,7 +158,13 @@ class Routed:
                 outputs = self._run(module, *args, **kwargs)
             else:
                 outputs = self._form_call(module, args, kwargs)
-        if trial.is_faster or trial.is_slower or trial.is_over():
+        is_first = aside is not None and not self._is_final
+        if (
+            trial.is_faster
+            or trial.is_slower
+            or trial.is_over()
+            or (is_first and trial.is_faster is False)
+        ):
             self._end_trial(trial, aside)
         return outputs
 

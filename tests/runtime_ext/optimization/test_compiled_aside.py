@@ -60,7 +60,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "optimized"
     path.mkdir(mode=0o700)
     monkeypatch.setenv(stores.VARIABLE, str(path))
-    monkeypatch.setattr("xruntime.optimization.aside.START_AFTER_S", math.inf)
+    monkeypatch.setattr("xruntime.optimization.call_libraries.START_AFTER_S", math.inf)
     # On a busy machine a child of low priority may take minutes.
     monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
     # What is measured here is no reason to leave the code that a test is about.
@@ -86,7 +86,6 @@ def test_slow_first_calls_of_the_input_are_no_gain_of_the_passes(
 ) -> None:
     # Of a gain the compiler would take CPU time from the program.
     monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", None)
-    monkeypatch.setattr("xruntime.compilation.judge.Trial.is_slower", False)
     FIRST_CALLS_S[:] = [0.2, 0.2]
     aside = compiled_aside(optimize(Preparing(64, 64).eval(), sample_input=SAMPLE))
     assert not FIRST_CALLS_S
@@ -105,7 +104,7 @@ def call_until(model: nn.Module, done: Callable[[str], bool], *sizes: int) -> st
     """
     deadline = time.monotonic() + WAIT_S
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xruntime.optimization.aside.START_AFTER_S", 0.0)
+        patch.setattr("xruntime.optimization.call_libraries.START_AFTER_S", 0.0)
         while not done(graph(model)):
             assert time.monotonic() < deadline, graph(model)
             for size in sizes or (8,):
@@ -490,11 +489,11 @@ import torch
 sys.path.insert(0, sys.argv[1])
 from program_model import Model
 import xruntime.compilation.judge as judge
-import xruntime.optimization.aside as aside
+import xruntime.optimization.call_libraries as call_libraries
 from xruntime import optimize
 from xruntime.optimization import explain
 
-aside.START_AFTER_S = 0.0
+call_libraries.START_AFTER_S = 0.0
 judge.Trial.is_faster = True
 torch.set_num_threads(1)
 torch.manual_seed(0)
