@@ -9,6 +9,7 @@
 #define XKERNELS_H
 
 #include "xkernels/decode.h"
+#include "xkernels/dropout.h"
 #include "xkernels/embedding.h"
 #include "xkernels/interaction.h"
 #include "xkernels/library.h"

@@ -68,6 +68,7 @@ class ArgumentProblem(enum.IntEnum):
     NO_PIXELS = -20
     INVALID_GROUPS = -21
     INVALID_ORDER = -22
+    INVALID_PROBABILITY = -23
 
 
 def check(result: int, refusal: Callable[[ArgumentProblem], Exception]) -> None:

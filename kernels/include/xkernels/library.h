@@ -41,6 +41,7 @@ extern "C" {
 #define XK_NO_PIXELS (-20)            /* roi_align: images without pixels have regions */
 #define XK_INVALID_GROUPS (-21)       /* nms: they do not begin one after another */
 #define XK_INVALID_ORDER (-22)        /* nms: the number of no box */
+#define XK_INVALID_PROBABILITY (-23)  /* dropout: not from 0 to 1 */
 
 /* Types of values in memory. */
 #define XK_FLOAT32 0

@@ -34,11 +34,28 @@ def with_low_weights(
     return output.to(torch.float32) if output.dtype == low else output
 
 
-class Lowered(nn.Module):
-    """Its class is also a subclass of the layer's class, of the same name."""
+class Replaced(nn.Module):
+    """A module whose class a pass replaced by a subclass of both, of the same name."""
+
+    _layer: type[nn.Module]
+    """The class that it had."""
+
+
+def replaced_class(base: type[Replaced], kind: type[nn.Module]) -> type[Replaced]:
+    """Return a class that is `base` for modules of class `kind`. Raises what `kind` raises for subclasses."""
+    space = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "_layer": kind,
+    }
+    return types.new_class(kind.__name__, (base, kind), {}, lambda made: made.update(space))
+
+
+class Lowered(Replaced):
+    """A layer with its weight in a lower precision."""
 
     weight: torch.Tensor
-    _layer: type[nn.Module]
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's name
         return with_low_weights(
@@ -46,12 +63,6 @@ class Lowered(nn.Module):
             input,
             self.weight.dtype,
         )
-
-
-def lowered_class(kind: type[nn.Module]) -> type[Lowered]:
-    """Return the class for layers of torch's class `kind`, which has its weights in `weight`."""
-    space = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_layer": kind}
-    return types.new_class(kind.__name__, (Lowered, kind), {}, lambda made: made.update(space))
 
 
 class _Waiting(NamedTuple):

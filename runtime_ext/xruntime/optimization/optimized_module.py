@@ -17,7 +17,8 @@ from torch import nn
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
-from xruntime.optimization.layers import Lowered
+from xruntime.nn.dropout_operator import reaching_dropouts
+from xruntime.optimization.layers import Replaced
 from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.runner import CallRunner, Modes
 
@@ -148,6 +149,8 @@ class HeldForTraining(NamedTuple):
     modes: Modes
     split: dict[nn.Module, _SplitWeights]
     """Of each module; empty if no weights are split."""
+    native_dropouts: bool
+    """Whether calls of dropouts in the forward are computed natively."""
 
 
 _refuse_copy = refusing(
@@ -186,7 +189,7 @@ class TrainableModule(nn.Module):
         own = {name: value for name, value in vars(self).items() if value is not held}
         vars(made).update(copy.deepcopy(own, memo))
         for module in made.modules():
-            if isinstance(module, Lowered):
+            if isinstance(module, Replaced):
                 plain: Any = module
                 plain.__class__ = module._layer  # noqa: SLF001 - torch's class
             _drop_hooks(module)
@@ -207,23 +210,32 @@ def _drop_hooks(module: nn.Module) -> None:
 
 
 def make_trainable(
-    model: nn.Module, modes: Modes, optimizer: NativeOptimizer | None, dtype: torch.dtype | None
+    model: nn.Module,
+    modes: Modes,
+    optimizer: NativeOptimizer | None,
+    dtype: torch.dtype | None,
+    native_dropouts: bool,
 ) -> None:
     """Turn `model` into a TrainableModule, without changing its class for other objects.
 
     optimizer
         Has the remainders of split weights in its state; None: no weights are split.
+    native_dropouts
+        Whether calls of dropouts in the forward are computed natively.
     """
     kind = type(model)
 
     def forward(self: TrainableModule, *args: Any, **kwargs: Any) -> Any:
         held = self._xruntime_optimized
         with held.modes.precision():
-            outputs = held.kind.forward(self, *args, **kwargs)
+            if held.native_dropouts:
+                outputs = reaching_dropouts(held.kind.forward, self, *args, **kwargs)
+            else:
+                outputs = held.kind.forward(self, *args, **kwargs)
         return held.modes.result(outputs)
 
     hooks = {module: _SplitWeights(optimizer) for module in model.modules()} if optimizer else {}
-    model._xruntime_optimized = HeldForTraining(kind, modes, hooks)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
+    model._xruntime_optimized = HeldForTraining(kind, modes, hooks, native_dropouts)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
     model.__class__ = subclass(TrainableModule, kind, forward, dtype)
     for module, split in hooks.items():
         split.attach(module)

@@ -14,7 +14,7 @@ from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.large_pages import collapse
 from xruntime.generation.linear_rows import available, row_class
-from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, lowered_class
+from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, replaced_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.outputs import CHANNELS_LAST, is_channels_last
 from xruntime.optimization.run import Run
@@ -110,7 +110,9 @@ def lower_weights(run: Run) -> str:
 
 def take_float32(run: Run, low: torch.dtype) -> None:
     """Have the layers whose weights are in `low` take and return float32 where autocast is off."""
-    classes: dict[type, type[nn.Module]] = {kind: lowered_class(kind) for kind in CONVERTED}
+    classes: dict[type, type[nn.Module]] = {
+        kind: replaced_class(Lowered, kind) for kind in CONVERTED
+    }
     for module in run.inner_modules():
         if type(module) in CONVERTED and module.weight.dtype == low:
             run.edits.set_class(module, classes[type(module)])

@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from xruntime import native, optim
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
+from xruntime.nn import dropout_operator
 from xruntime.optim.native_optimizer import NativeOptimizer
 from xruntime.optimization.arguments import OptimizeRequest
+from xruntime.optimization.dropouts import reach_dropouts
 from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,
@@ -59,9 +61,9 @@ def optimize_for_training(
         with run.undoing():
             run.prepare()
             for name, change in PASSES.items():
-                before = run.optimizer, run.split
+                before = run.optimizer, run.split, run.native_dropouts
                 if not run.run_pass(name, change):
-                    run.optimizer, run.split = before
+                    run.optimizer, run.split, run.native_dropouts = before
     finally:
         for module, training in modes:
             module.training = training
@@ -99,6 +101,14 @@ class _Training(Run):
         self.optimizer = optimizer
         self.split = False
         """Whether the optimizer has the rest of the weights' bits."""
+        self.native_dropouts = False
+        """Whether the forward's own calls of dropouts are computed natively."""
+
+    def compute_dropouts(self) -> str:
+        """Have dropouts computed by native kernels."""
+        reason = reach_dropouts(self)
+        self.native_dropouts = dropout_operator.is_reachable()
+        return reason
 
     def fuse(self) -> str:
         """Replace torch's optimizer by ours, with its state."""
@@ -148,10 +158,10 @@ class _Training(Run):
         model = self.model
         reason = "compiled code here is for inference: call torch.compile on the result"
         self.note("graph", PassOutcome.SKIPPED, reason)
-        if self.modes.dtype is not None:
+        if self.modes.dtype is not None or self.native_dropouts:
             splitting = self.optimizer if self.split else None
             assert splitting is None or isinstance(splitting, NativeOptimizer)
-            make_trainable(model, self.modes, splitting, self.own_dtype)
+            make_trainable(model, self.modes, splitting, self.own_dtype, self.native_dropouts)
         remember(model, self.explanation())
         return model, self.optimizer
 
@@ -159,6 +169,7 @@ class _Training(Run):
 PASSES: Final[Mapping[str, Callable[[_Training], str]]] = {
     "channels_last": use_channels_last,
     "precision": lower_precision,
+    "dropout_training": _Training.compute_dropouts,
     "fused_optimizer": _Training.fuse,
     "split_bf16": _Training.split_weights,
 }

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pass that has a model's dropouts computed by native kernels while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from xlaunch.text import counted
+from xruntime import native
+from xruntime.errors import KernelsUnavailableError
+from xruntime.nn import dropout_operator
+from xruntime.optimization.layers import Replaced, replaced_class
+from xruntime.optimization.run import Run
+from xruntime.optimization.steps import SkipPassError
+
+
+class NativeDropout(Replaced):
+    """Takes the place of nn.Dropout; also backward may call it, from a checkpoint."""
+
+    p: float
+    inplace: bool
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        return dropout_operator.dropout(input, self.p, self.training, self.inplace)
+
+
+class WithDropouts(Replaced):
+    """A module whose code calls dropouts itself: in attention, or as functions."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return dropout_operator.reaching_dropouts(self._layer.forward, self, *args, **kwargs)
+
+
+def reach_dropouts(run: Run) -> str:
+    """Have dropouts computed natively: modules, and calls in the code of modules.
+
+    The model itself has to be called through `reaching_dropouts`. Raises SkipPassError.
+    """
+    layers = [one for one in run.model.modules() if type(one) is nn.Dropout and 0 < one.p < 1]
+    reachable = dropout_operator.is_reachable()
+    callers = [one for one in run.model.modules() if reachable and _calls_dropouts(one)]
+    if not layers and not callers:
+        raise SkipPassError("there is no dropout")
+    try:
+        native.library()
+        native.isa_name()
+    except KernelsUnavailableError as error:
+        raise SkipPassError(str(error)) from error
+    classes: dict[type, type[nn.Module]] = {nn.Dropout: replaced_class(NativeDropout, nn.Dropout)}
+    for layer in layers:
+        if layer is not run.model:
+            run.edits.set_class(layer, classes[nn.Dropout])
+    for module in callers:
+        kind = type(module)
+        # A class that allows no subclass is reached through the modules around it.
+        with contextlib.suppress(Exception):
+            classes[kind] = classes.get(kind) or replaced_class(WithDropouts, kind)
+            if module is not run.model:
+                run.edits.set_class(module, classes[kind])
+    where = [counted(len(layers), "dropout")] if layers else []
+    where += [f"those in the code of {counted(len(callers), 'module')}"] if callers else []
+    return (
+        f"{' and '.join(where)} run natively: masks follow from torch's generator, with other values"
+        " than torch's own"
+    )
+
+
+def _calls_dropouts(module: nn.Module) -> bool:
+    """Whether the code of a module's class may call a dropout that is not a module."""
+    kind = type(module)
+    if kind.__module__.startswith("torch."):
+        chance = getattr(module, "dropout", None)  # of attention and recurrent layers
+        return isinstance(chance, float) and chance > 0
+    if issubclass(kind, Replaced) or kind.forward is nn.Module.forward:
+        return False
+    return any("dropout" in name.lower() for name in _names(kind))
+
+
+def _names(kind: type) -> Iterator[str]:
+    """The names and texts in the code of a class, and of those that it derives from."""
+    for base in kind.__mro__:
+        if base.__module__.startswith("torch.") or base is object:
+            continue
+        for name, value in vars(base).items():
+            if name != "__init__" and callable(value):
+                function: Callable[..., Any] = inspect.unwrap(value)
+                code = getattr(function, "__code__", None)
+                if code is not None:
+                    yield from (str(one) for one in (*code.co_names, *code.co_consts))
