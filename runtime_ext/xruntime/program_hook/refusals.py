@@ -25,6 +25,11 @@ COMPILERS = (
 )
 """Packages that call a module to compile it, or to compare it with its compiled form."""
 
+TRAINS = (
+    "it runs in training mode. A script that trains calls xruntime.optimize(model, optimizer=optimizer,"
+    " dtype=torch.bfloat16): fused steps of the optimizer, weights in bf16, dropouts on all cores"
+)
+
 Form = tuple[Any, ...]
 """What an optimized form is for: each argument's place, and its dtype and rank or plain value."""
 
@@ -88,7 +93,7 @@ def module_refusal(module: torch.nn.Module) -> Refusal | None:
     if len(parts) == 1 and type(module).__module__.startswith("torch.nn."):
         return Refusal("the program calls a single layer of torch's", final=True)
     if any(part.training for part in parts):
-        return Refusal("it runs in training mode", final=True)
+        return Refusal(TRAINS, final=True)
     tensors = [*parameters, *module.buffers()]
     unusual = [it for it in tensors if type(it) not in (torch.Tensor, torch.nn.Parameter)]
     if unusual:
