@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare steps of training: stock torch under autocast, eager and compiled, and `xruntime.optimize`.
+
+    python -m benchmarks.optimizers.training_steps
+    python -m benchmarks.optimizers.training_steps --work bert --batch 16 --launches 4 --json training.json
+
+Two layers of BERT-base, ViT-base and GPT-2, with dropouts of 0.1 and random weights, updated by AdamW. All forms
+compute in bf16. The forms of a model are alive together and work in turns (turns.py). Memory is the peak of
+the process's resident memory during steps.
+
+Goals: the better of the stock forms times 1.15 for BERT, 1.1 for ViT and GPT-2, and no more memory than autocast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.turns import (
+    DIRECTORY,
+    LAUNCHER,
+    Contender,
+    ContenderResults,
+    measure_rows,
+    rate_cell,
+    times,
+    turn_parser,
+)
+from benchmarks.optimizers.training_works import FORMS, WORKS
+
+SCRIPT = ("-m", "benchmarks.optimizers.training_works")
+GOALS = {"bert": 1.15, "vit": 1.1, "gpt2": 1.1}
+BASE, OURS = "autocast", "optimize"
+
+
+def contenders(work: str, batch: int) -> dict[str, Contender]:
+    """Return the forms of a model, all launched the same way."""
+    return {
+        form: Contender(
+            [*LAUNCHER, *SCRIPT, DIRECTORY, work, "--form", form, "--batch", str(batch)], batch
+        )
+        for form in FORMS
+    }
+
+
+def rows(work: str, measured: dict[str, ContenderResults]) -> list[list[str]]:
+    """Format the forms of a model."""
+    found = []
+    for form, one in measured.items():
+        memory = one.memory_mib()
+        p50, _ = one.percentiles_ms()
+        found.append(
+            [
+                work,
+                form,
+                rate_cell(one, measured[BASE]),
+                "-" if p50 is None else f"{p50:.0f}",
+                "-" if memory is None else f"{memory[0]:.0f}",
+            ]
+        )
+    return found
+
+
+def goals(work: str, measured: dict[str, ContenderResults]) -> list[str]:
+    """Report whether the goals of a model are met."""
+    stock = [one for form, one in measured.items() if form != OURS and one.rate() is not None]
+    if not stock or measured[OURS].rate() is None:
+        return [f"goal open: {work}: not measured"]
+    better = max(stock, key=lambda one: one.rate() or 0)
+    ratio = times(measured[OURS], better)
+    lines = []
+    if ratio is not None:
+        least = GOALS[work]
+        verdict = ratio.verdict(least)
+        lines.append(f"goal {verdict}: {work}: {ratio} of the better stock form, at least {least}")
+    ours, base = measured[OURS].memory_mib(), measured[BASE].memory_mib()
+    if ours is not None and base is not None:
+        verdict = "met" if ours[0] <= base[0] else "MISSED"
+        lines.append(f"goal {verdict}: {work}: {ours[0]:.0f} MiB, at most {base[0]:.0f}")
+    return lines
+
+
+def main() -> int:
+    parser = turn_parser(__doc__, seconds=1.0)
+    parser.set_defaults(launches=2, turns=4)
+    parser.add_argument("--work", action="append", choices=WORKS, help="default: all")
+    parser.add_argument("--batch", type=int, default=8, help="default 8")
+    options = parser.parse_args()
+    print(f"{machine_line()}; torch {torch.__version__}; load {os.getloadavg()[0]:.1f}")
+    works = options.work or list(WORKS)
+    cells = ((work, contenders(work, options.batch)) for work in works)
+    measured = measure_rows(cells, options, "training steps")
+    header = ["model", "form", f"items/s (times {BASE} [95 %])", "median step, ms", "memory, MiB"]
+    print_table(header, [row for work, one in measured.items() for row in rows(work, one)])
+    print("", *[line for work, one in measured.items() for line in goals(work, one)], sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
