@@ -28,7 +28,7 @@ native.declare(
     ),
 )
 
-MIN_VALUES: Final = 1 << 12
+MIN_VALUES: Final = 1 << 15
 """Fewer values are left to torch: calling an operator takes longer than drawing them."""
 
 

@@ -86,7 +86,7 @@ class Closure(nn.Module):
 
 
 KINDS = (Module, Function, Attention, Multihead)
-VALUES = torch.randn(4, 64, 64, generator=torch.Generator().manual_seed(0))
+VALUES = torch.randn(8, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
 def trained(model: nn.Module, **options: Any) -> nn.Module:
