@@ -30,6 +30,8 @@ def test_package_and_version_are_in_the_name_of_the_directory():
     assert place(finding, [Path("p/s-1"), Path("p/t-1.2")]) == ("t", "1.2", "0.py")
 
 
-@pytest.mark.parametrize("draw", ["1", "2", "3", "held out", "held out 2", "scripts 1", "scripts 4"])
+@pytest.mark.parametrize(
+    "draw", ["1", "2", "3", "held out", "held out 2", "scripts 1", "scripts 4"]
+)
 def test_judged_findings_are_of_rules(draw: str):
     assert {row["rule"] for row in read_judged(draw)} <= set(BY_CODE)

@@ -54,8 +54,10 @@ def judge(
     )
 
 
-def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
-    """One line for the whole run: the devices that were busy; if none was, the CPU, and why."""
+def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int, seen_s: float) -> str:
+    """One line for a run that was sampled for `seen_s`: the devices that were busy; if none was, the
+    CPU, and why.
+    """
     on_cpu = f"{cpus_used:.1f} of {cpus} CPUs busy"
     order = (DeviceVerdict.WORKED, DeviceVerdict.WAITED, DeviceVerdict.IDLE)
     for wanted in order:
@@ -65,6 +67,8 @@ def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int) -> str:
     unknown = [use.text for use in uses if use.verdict == DeviceVerdict.UNKNOWN.value]
     if unknown:
         return f"{'; '.join(unknown)} ({on_cpu})"
+    if not uses and seen_s < MIN_TIME_S:
+        return f"the run was too short to say ({seen_s:.1f} s were sampled); no GPU can be seen from here"
     if not uses:
         return f"worked on the CPU ({on_cpu}); no GPU can be seen from here"
     if len(uses) == 1:

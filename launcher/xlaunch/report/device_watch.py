@@ -120,7 +120,7 @@ class DeviceWatch:
                 "of the whole device, memory is the growth since the start"
             )
         return DevicesReport(
-            verdict=summarize(uses, cpus_used, self._cpus),
+            verdict=summarize(uses, cpus_used, self._cpus, seconds),
             cpus=self._cpus,
             cpus_used=cpus_used,
             devices=uses,

@@ -99,8 +99,10 @@ def test_work_on_the_cpu():
     busy = "worked on the CPU (7.5 of 8 CPUs busy)"
     for hidden, told in ((False, "not used"), (True, "hidden from the program")):
         use = judged((40, 7.5, reading(0.0, 0.0, 0.0)), device=H100._replace(hidden=hidden))
-        assert summarize([use], 7.5, 8) == f"{busy}; {GPU} was {told}"
-    assert summarize([], 7.5, 8) == f"{busy}; no GPU can be seen from here"
+        assert summarize([use], 7.5, 8, 40.0) == f"{busy}; {GPU} was {told}"
+    assert summarize([], 7.5, 8, 40.0) == f"{busy}; no GPU can be seen from here"
+    short = "the run was too short to say (0.2 s were sampled); no GPU can be seen from here"
+    assert summarize([], 0.0, 8, 0.2) == short
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_work_on_the_cpu():
 def test_what_cannot_be_said(use: DeviceUse, end: str):
     assert use.verdict == DeviceVerdict.UNKNOWN.value
     assert use.text.endswith(end)
-    assert use.text in summarize([use], 1.0, 2)
+    assert use.text in summarize([use], 1.0, 2, 0.5)
 
 
 def test_a_device_that_worked_says_so_before_one_that_did_not():
@@ -123,5 +125,6 @@ def test_a_device_that_worked_says_so_before_one_that_did_not():
     sample = DeviceSample(0.5, 2.0, 1.0, (reading(0.0, 0.0, 0.0), reading(0.9, 0.9, 2)))
     uses = judge([sample], two, [(), ()])
     assert (
-        summarize(uses, 1.0, 8) == "worked on cuda:1 (NVIDIA H100), 90 % busy (1.0 of 8 CPUs busy)"
+        summarize(uses, 1.0, 8, 40.0)
+        == "worked on cuda:1 (NVIDIA H100), 90 % busy (1.0 of 8 CPUs busy)"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast (XL012, XL013), and what depends on the device: copies of constants, fixed devices."""
+"""Autocast (XL015, XL016), and what depends on the device: copies of constants, fixed devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_devices(facts: FileFacts) -> Iterator[Problem]:
         if full.startswith("torch.autograd.") and on and not _is_conditional(call):
             yield (
                 call.node,
-                "XL109",
+                "XL119",
                 "anomaly mode checks every result of the backward pass; leave it out when the error is "
                 "found, or turn it on by an option",
             )
@@ -63,7 +63,7 @@ def _scaler_with_bf16(facts: FileFacts) -> Iterator[Problem]:
         if facts.full(call.node.func, call.scope) in _SCALERS and not keyword(call.node, "enabled"):
             yield (
                 call.node,
-                "XL012",
+                "XL015",
                 "bfloat16 has the range of float32, so gradients need no scaler, which checks them all "
                 "for infinities and makes each step wait; leave it out, or pass enabled=False",
             )
@@ -89,7 +89,7 @@ def _other_device(facts: FileFacts) -> Iterator[Problem]:
             others = " and ".join(sorted(used))
             yield (
                 call.node,
-                "XL013",
+                "XL016",
                 f"autocast is for {found[1]}, and this file moves to {others}, where it has no effect; "
                 f"pass device_type=device.type",
             )
@@ -111,7 +111,7 @@ def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
                 )
                 yield (
                     call.node,
-                    "XL102",
+                    "XL112",
                     f"{name} is made on the CPU and copied to the device at every step; {remedy}",
                 )
 
@@ -136,14 +136,14 @@ def _no_cpu_path(facts: FileFacts) -> Iterator[Problem]:
             if is_load and not mapped and _CHECKPOINT.search(text):
                 yield (
                     call.node,
-                    "XL108",
+                    "XL118",
                     "without map_location, a checkpoint of a GPU cannot be read where there is none, as "
                     "this script allows; pass map_location=device",
                 )
         elif call.receiver is not None and fixed:
             yield (
                 call.node,
-                "XL107",
+                "XL117",
                 f"{dotted(call.receiver) or 'a tensor'} goes to cuda also where this script chose the "
                 f"CPU; use the device that it chose",
             )

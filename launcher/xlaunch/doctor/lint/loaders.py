@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders of data: built again in each epoch (XL031), not pinned (XL103), too many workers (XL104)."""
+"""Loaders of data: built again in each epoch (XL033), not pinned (XL113), too many workers (XL104)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_loaders(facts: FileFacts) -> Iterator[Problem]:
         if trains and workers is not None and count != 0 and (loop := _epoch_of(facts, call)):
             yield (
                 call.node,
-                "XL031",
+                "XL033",
                 f"the loop of line {loop.lineno} builds the same loader again and again, and its "
                 f"workers start each time; build it once above, with persistent_workers=True",
             )
@@ -40,7 +40,7 @@ def check_loaders(facts: FileFacts) -> Iterator[Problem]:
         if copies and pinned is None and not other_memory and not has_stars(call.node):
             yield (
                 call.node,
-                "XL103",
+                "XL113",
                 "batches are copied to a GPU from memory that is not pinned; pass pin_memory=True, "
                 "and non_blocking=True to the copies",
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: of a model that is replaced afterwards (XL011), and not fused (XL106)."""
+"""Optimizers: of a model that is replaced afterwards (XL014), and not fused (XL106)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_optimizers(facts: FileFacts) -> Iterator[Problem]:
             target, line = replaced
             yield (
                 call.node,
-                "XL011",
+                "XL014",
                 f"the optimizer has the parameters of {target} as it is here, and line {line} replaces "
                 f"them: the new ones are never trained; build the optimizer below that line",
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluations: while Dropout and BatchNorm are in training mode (XL025), and with gradients (XL101)."""
+"""Evaluations: while Dropout and BatchNorm are in training mode (XL025), and with gradients (XL111)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
         if not is_old and not _is_reached(facts, call, _gradients_are_off, _DEPTH):
             yield (
                 call.node,
-                "XL101",
+                "XL111",
                 f"{name} is evaluated with gradients: what backward() would need stays in memory; put "
                 f"the loop under with torch.no_grad()",
             )

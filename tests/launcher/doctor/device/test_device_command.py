@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.launcher.cli.commands import ask, clean_environment, xlaunch
 
 DOCTOR = ("doctor", "--device")
+VERDICT = re.compile(r"CPUs busy\)|the run was too short to say")
 SCRIPT = """
 import sys
 # One write a line, which `python -u` makes of print() two: xlaunch may write a line in between.
@@ -33,7 +35,7 @@ def test_verdict_is_on_stderr_and_the_exit_code_is_the_programs(script: Path):
     lines = done.err.splitlines()
     assert "to stderr" in lines
     assert "xlaunch doctor: instance 0 failed with exit code 4" in lines
-    assert any("CPUs busy)" in line for line in lines)
+    assert any(VERDICT.search(line) for line in lines)
     assert any(line.startswith("xlaunch doctor:   images/s: 12.5") for line in lines)
 
 
@@ -42,7 +44,7 @@ def test_json_has_stdout_for_itself_and_variables_set_options(script: Path):
     done = xlaunch(*DOCTOR, "--json", "--", script, "0", env=env)
     document = json.loads(done.out)
     assert (done.code, document["exit_code"], document["cpus"]) == (0, 0, 1)
-    assert "CPUs busy" in document["verdict"]
+    assert VERDICT.search(document["verdict"])
     assert document["metrics"][0]["name"] == "images/s"
     assert {"samples", "advice", "devices", "messages"} <= document.keys()
     assert {"to stdout", "to stderr"} <= set(done.err.splitlines())

@@ -115,13 +115,13 @@ FOUND = {
         "import torch\nfor t in targets:\n    t.to(d)",
         "import torch\nx = torch.ones(2)\ntry:\n    x.cuda()\nexcept RuntimeError: ...\nprint(x)",
     ],
-    "XL011": [
+    "XL014": [
         TRAINING.replace("train_loader, test", "model.layer = nn.Linear(8, 3)\ntrain_loader, test"),
         TRAINING.replace("train_loader, test", "model = Net()\ntrain_loader, test"),
         TRAINING.replace("train_loader, test", "model = torch.load('m')\ntrain_loader, test"),
     ],
-    "XL012": ["import torch\nscaler = torch.cuda.amp.GradScaler()\n" + BF16],
-    "XL013": [
+    "XL015": ["import torch\nscaler = torch.cuda.amp.GradScaler()\n" + BF16],
+    "XL016": [
         "import torch\nd = torch.device('mps')\nwith torch.autocast('cuda'):\n    model.to(d)",
         "import torch\nwith torch.amp.autocast(device_type='cpu'):\n    model.cuda()",
     ],
@@ -158,7 +158,7 @@ FOUND = {
         "    def training_step(self, batch, i):\n        loss = self(batch)\n        print(loss)\n",
         METHOD + "trainer = Trainer()\nfor x in data:\n    total += trainer.one(x)\n",
     ],
-    "XL031": [
+    "XL033": [
         EPOCHS + BUILT,
         EPOCHS.replace("def train():\n    for epoch in range(9):\n", "def train():\n")
         + BUILT.replace("        for", "    for")
@@ -294,7 +294,7 @@ def test_left_alone(case: str, tmp_path: Path):
 
 
 HINTS = {
-    "XL101": [
+    "XL111": [
         (WHOLE.replace("with torch.no_grad()", "if 1").replace("output", "correct"), WHOLE),
         (
             WHOLE.replace("with torch.no_grad()", "if 1").replace("output", "correct"),
@@ -303,7 +303,7 @@ HINTS = {
             ),
         ),
     ],
-    "XL102": [
+    "XL112": [
         (
             WHOLE.replace(STEP, IN_STEP + f"{made}.to(device)\n"),
             WHOLE.replace(STEP, IN_STEP + other),
@@ -313,17 +313,17 @@ HINTS = {
             ("nn.L1Loss()", "x.to(device)\n"),
         )
     ],
-    "XL103": [(WHOLE, WHOLE.replace("_set)", "_set, pin_memory=True)"))],
-    "XL107": [
+    "XL113": [(WHOLE, WHOLE.replace("_set)", "_set, pin_memory=True)"))],
+    "XL117": [
         (CHOICE + "model.to('cuda:0')", CHOICE + "model.to(d)"),
         (CHOICE + "x.to('cuda')", CHOICE + "if d == 'cuda':\n    x.cuda()"),
         (CHOICE + "x.cuda(0).to('cuda:1')", "import torch\nx.to('cuda:1')"),
     ],
-    "XL108": [
+    "XL118": [
         (CHOICE + "m = torch.load('model.pt')", CHOICE + "m = torch.load('model.pt', d)"),
         (CHOICE + "m = torch.load('model.pt')", "import torch\nm = torch.load('model.pt')"),
     ],
-    "XL109": [
+    "XL119": [
         (
             "import torch\ntorch.autograd.set_detect_anomaly(True)",
             "import torch\nif args.debug:\n    torch.autograd.set_detect_anomaly(True)",
@@ -347,7 +347,7 @@ def test_hints(code: str, text: str, twin: str, tmp_path: Path):
 def test_a_file_shows_three_hints_of_a_kind(tmp_path: Path):
     text = CHOICE + "x.to('cuda')\n" * 5
     found = findings_in(text, tmp_path, hints=True)
-    assert [(one.code, one.line) for one in found] == [("XL107", 3), ("XL107", 4), ("XL107", 5)]
+    assert [(one.code, one.line) for one in found] == [("XL117", 3), ("XL117", 4), ("XL117", 5)]
     assert found[2].message.endswith(" (and 2 more: line 6, 7)")
 
 

@@ -11,7 +11,7 @@ model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10)).to(dev
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for inputs, labels in loader:
     inputs, labels = inputs.to(device), labels.to(device)
-    with torch.autocast("cuda", dtype=torch.bfloat16):  # fault: XL013, twin: with torch.autocast("xpu", dtype=torch.bfloat16):
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # fault: XL016, twin: with torch.autocast("xpu", dtype=torch.bfloat16):
         loss = nn.functional.cross_entropy(model(inputs), labels)
     optimizer.zero_grad()
     loss.backward()

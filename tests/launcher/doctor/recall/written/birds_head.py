@@ -9,7 +9,7 @@ from birds import loader
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 model = torchvision.models.mobilenet_v3_small(weights="DEFAULT")
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # fault: XL011, twin: pass
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # fault: XL014, twin: pass
 model.classifier[3] = nn.Linear(1024, 200)
 pass  # twin: optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 model.to(device)

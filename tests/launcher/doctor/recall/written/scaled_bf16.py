@@ -9,7 +9,7 @@ from captions import Captioner, loader
 device = "cuda" if is_available() else "cpu"
 model = Captioner().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-scaler = torch.amp.GradScaler(device)  # fault: XL012, twin: scaler = torch.amp.GradScaler(device, enabled=False)
+scaler = torch.amp.GradScaler(device)  # fault: XL015, twin: scaler = torch.amp.GradScaler(device, enabled=False)
 for images, texts in loader:
     optimizer.zero_grad()
     with torch.autocast(device_type=device, dtype=torch.bfloat16):
