@@ -27,7 +27,7 @@ from xtune.space.user_parameters import parse_parameter
 __all__ = ["Trial", "tune"]
 
 OF_PROGRAMS = (
-    "ready", "measure", "ready_timeout", "prepare", "cleanup", "conf_file", "timeout", "tried", "work",
+    "ready", "measure", "load", "warmup", "ready_timeout", "prepare", "cleanup", "conf_file", "timeout", "tried", "work",
 )  # fmt: skip
 """Options that a function has no use for: it does that itself."""
 
@@ -37,6 +37,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "ready_timeout": POSITIVE_DURATION.parse,
     "seed": WHOLE_NUMBER.parse,
     "timeout": POSITIVE_DURATION.parse,
+    "warmup": POSITIVE_DURATION.parse,
     **{key: option.kind.parse for key, option in FIXED_OPTIONS.items()},
 }
 _CHOICES = {"goal": ("maximize", "minimize"), "work": (EACH, SHARED)}

@@ -145,6 +145,7 @@ def prepare(
             show_output=show_output,
             timeout_s=asked.timeout_s,
             service=asked.service,
+            loads=asked.loads,
             prepare=asked.prepare,
             cleanup=asked.cleanup,
             seed=asked.seed,
@@ -152,7 +153,8 @@ def prepare(
 
     program = identify_program(request)
     if asked.service is not None:
-        program = measured_by(program, asked.service.measure)
+        load = "" if asked.loads is None else f" at the highest of {asked.loads}"
+        program = measured_by(program, asked.service.measure + load)
     identities = identify_machine(machine, read_processor()), program
     probe: Launch | None = None
     if known is not None:
@@ -287,7 +289,7 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
 
 
 def _make_space(asked: SearchRequest, machine: Machine, one_instance: bool) -> MadeSpace:
-    own = parse_parameters(asked.param, asked.request)
+    own = parse_parameters(asked.param, asked.request, asked.commands)
     if asked.conf_file is not None:
         return _hypertune_space(asked, asked.conf_file, machine, own)
     offers = Offers()

@@ -12,6 +12,7 @@ from xlaunch.options.definitions import IN_FILES, OptionGroup
 from xlaunch.options.precedence import request_from
 from xlaunch.planning.request import Request
 from xlaunch.text import check_passable
+from xtune.launches.highest_load import LoadRange, parse_load
 from xtune.launches.services import Service, with_ports
 
 DEFAULT_BUDGET = "40 launches"
@@ -57,8 +58,16 @@ class SearchRequest(NamedTuple):
     study: str | None
     service: Service | None
     """How the program is measured if it is a service."""
+    loads: LoadRange | None
+    """Of which the highest is found that meets the requirements."""
     prepare: str | None
     cleanup: str | None
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The commands besides the program's, which may have parameters, too."""
+        service = () if self.service is None else (self.service.measure, self.service.ready)
+        return (*service, *filter(None, (self.prepare, self.cleanup)))
 
 
 AS_GIVEN = (
@@ -70,7 +79,8 @@ AS_GIVEN = (
 
 DEFAULT_REQUEST: dict[str, Any] = {
     "metric": (), "goal": (), "require": (), "min_effect": 0.01, "work": EACH,
-    "ready": None, "measure": None, "ready_timeout": READY_TIMEOUT_S, "prepare": None, "cleanup": None,
+    "ready": None, "measure": None, "ready_timeout": READY_TIMEOUT_S,
+    "load": None, "warmup": 0.0, "prepare": None, "cleanup": None,
     "param": (), "when": (), "only_params": False, "tried": (), "allow_numerics": False, "conf_file": None,
     "budget": None, "timeout": None, "seed": 0, "storage": None, "study": None,
     "quiet": False, "verbose": False,
@@ -110,6 +120,11 @@ def search_request(options: Mapping[str, Any]) -> SearchRequest:
     service = _service(options)
     if service is not None:
         request = with_ports(request)
+    loads = None
+    if options["load"] is not None and service is not None:
+        loads = parse_load(options["load"], service.measure)
+        if not options["require"]:
+            raise UsageError("--load needs the bound to keep, such as --require 'p99<=200ms'")
     return SearchRequest(
         request=request,
         metrics=options["metric"],
@@ -117,6 +132,7 @@ def search_request(options: Mapping[str, Any]) -> SearchRequest:
         work_shared=options["work"] == SHARED,
         timeout_s=options["timeout"],
         service=service,
+        loads=loads,
         **{name: value for name, value in options.items() if name in AS_GIVEN},
     )
 
@@ -124,6 +140,11 @@ def search_request(options: Mapping[str, Any]) -> SearchRequest:
 def _service(options: Mapping[str, Any]) -> Service | None:
     ready, measure = options["ready"], options["measure"]
     if ready is None and measure is None:
+        for name in ("load", "warmup"):
+            if options[name]:
+                raise UsageError(
+                    f"--{name} is about a service under load: give --ready and --measure"
+                )
         return None
     if ready is None or measure is None:
         raise UsageError(
@@ -132,7 +153,7 @@ def _service(options: Mapping[str, Any]) -> Service | None:
         )
     if not options["metric"]:
         raise UsageError("--measure needs a --metric of its output, such as 'requests/sec'")
-    return Service(ready, measure, options["ready_timeout"])
+    return Service(ready, measure, options["ready_timeout"], options["warmup"])
 
 
 def parse_percentage(text: str) -> float:

@@ -110,7 +110,7 @@ def _metric_printed(asked: SearchRequest) -> str:
     objective = Objective(WALL, Goal.MINIMIZE)
     if asked.service is not None:
         raise UsageError("--metric auto: of a service, name what its load generator prints")
-    space = Space(parse_parameters(asked.param, asked.request))
+    space = Space(parse_parameters(asked.param, asked.request, asked.commands))
     resolver = Resolver(space, asked.request, os.environ, read_machine())
     resolver.command(BARE)  # raises if the program is missing
     runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
@@ -140,6 +140,8 @@ def search(
         _keep_probe(task, store, task.probe)
     task.runner.reads_output = task.objective.metric == WALL and not asked.metrics
     task.runner.learn([record.launch for record in store.records() if record.launch is not None])
+    if isinstance(task.runner, Runner):
+        task.runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
     host_turn = HostTurn(runtime_directory(os.environ), observer.waiting)

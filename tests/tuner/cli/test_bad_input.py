@@ -60,6 +60,16 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--ready {port} nap.py 1", "a service needs both --ready (a URL, a port,"),
         ("--measure wrk nap.py 1", "and --measure (the command of a load generator)"),
         ("--measure wrk --ready {port} nap.py 1", "--measure needs a --metric of its output"),
+        ("--load c=1..8 nap.py 1", "--load is about a service"),
+        ("--warmup 2s nap.py 1", "--warmup is about a service"),
+        (
+            "--measure echo{c} --ready {port} --metric x/s --load c=1..8 nap.py 1",
+            "--load needs the bound to keep",
+        ),
+        (
+            "--measure echo --ready {port} --metric x/s --require p99<=1s --load c=1..8 nap.py 1",
+            "write {c} in --measure",
+        ),
         (
             "--measure no-wrk --ready {port} --metric x/s nap.py 1",
             "program 'no-wrk' is not on PATH",

@@ -16,10 +16,11 @@ from tests.tuner.launches.conftest import MakeRunner
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xtune.launches import services
+from xtune.launches.highest_load import LoadRange
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.services import Service, cores_beside, cores_kept_free, free_ports, with_ports
-from xtune.space.parameters import BARE, Configuration
+from xtune.space.parameters import BARE, Configuration, Parameter, Where
 
 DEFAULT, TWO = Configuration({}), Configuration({"layout": "2x1"})
 
@@ -82,6 +83,8 @@ def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
         command: str | None = None,
         ready_timeout_s: float = 60.0,
         limit_s: float | None = None,
+        warmup_s: float = 0.0,
+        told: Callable[[str], None] = print,
         asked: dict[str, object] | None = None,
         **options: object,
     ) -> Launch:
@@ -93,9 +96,10 @@ def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
             "requests/sec",
             program=base.program.words,
             asked={"substitute": True, **(asked or {})},
-            service=Service(ready, generate, ready_timeout_s),
+            service=Service(ready, generate, ready_timeout_s, warmup_s),
             **options,
         )
+        runner.load_tried = told
         return runner.measure(configuration, limit_s=limit_s)
 
     yield once
@@ -160,6 +164,45 @@ def test_the_generator_runs_beside_the_service(
         assert used == f"[{first}]"
     assert cores_kept_free(Request.of("x", cpus=(first,)), machine) == free
     assert cores_kept_free(Request.of("x"), machine) == ()
+
+
+def test_the_highest_load_within_a_bound_is_measured(measure: Measure) -> None:
+    told: list[str] = []
+    launch = measure(
+        command="printf 'Requests/sec: %s\\n  99%% %s.00ms\\n' {c} {c}",
+        requirements=["p99<=40ms"],
+        loads=LoadRange("c", 1, 512),
+        told=told.append,
+    )
+    level = dict(launch.metrics)["load c"]
+    assert launch.value == level
+    assert 38 <= level <= 40
+    assert told[0] == "c=23: 23 requests/sec, p99 23 ms: holds"
+
+
+def test_a_warm_up_under_load_is_not_measured(measure: Measure, tmp_path: Path) -> None:
+    count = "echo x >> runs; echo Requests/sec: $(wc -l < runs); sleep 0.1"
+    launch = measure(command=f"sh -c '{count}'", warmup_s=0.3)
+    made = (tmp_path / "runs").read_text().count("x")
+    assert launch.value == made > 1
+
+
+@pytest.mark.parametrize("configuration", [BARE, Configuration({"n": 7})])
+def test_parameters_may_stand_in_every_command(
+    measure: Measure, tmp_path: Path, configuration: Configuration
+) -> None:
+    launch = measure(
+        "plain",
+        configuration,
+        command="echo Requests/sec: {n}",
+        parameters=[Parameter("n", (3, 7), 3, Where.PROGRAM)],
+        prepare="touch before-{n}",
+        cleanup="touch after-{n}",
+    )
+    n = 3 if configuration == BARE else configuration["n"]
+    assert launch.value == n
+    assert (tmp_path / f"before-{n}").exists()
+    assert (tmp_path / f"after-{n}").exists()
 
 
 FAILS = """

@@ -178,7 +178,11 @@ def test_each_needs_a_place() -> None:
     other = Request.of("{x}", "{{x}}")
     for texts, request, said in (
         (["bach=1,2"], INFER, r"^--param bach: \{bach\} occurs neither in the program's "),
-        (["bach=1,2"], INFER, r"nor in --env; there is \{batch\}$"),
+        (
+            ["bach=1,2"],
+            INFER,
+            r"nor in --env, --measure, --prepare, --cleanup or --ready; there is \{batch\}$",
+        ),
         (["n_q=1,2"], INFER, r"write \{n_q\} where the value goes, as in --n-q \{n_q\}$"),
         (["x=1,2"], other, "occurs neither"),
         (["batch=1,2", "batch=4"], INFER, "'batch' is given twice; join the values"),

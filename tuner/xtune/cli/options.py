@@ -80,6 +80,11 @@ SERVICE = [
         "--ready-timeout", None, f"Time to get ready. Default: {READY_TIMEOUT_S:g} s.",
         type=Parsed(POSITIVE_DURATION), default=READY_TIMEOUT_S,
     ),
+    _option("--load", "NAME=LOW..HIGH", "Measure at the highest load within --require: c=1..512."),
+    _option(
+        "--warmup", None, "Time under load before it is measured.",
+        type=Parsed(POSITIVE_DURATION), default=0.0,
+    ),
     PREPARE,
     _option("--cleanup", "COMMAND", "Command to run after each launch."),
 ]  # fmt: skip

@@ -67,9 +67,8 @@ class FunctionMeasurer:
         self._function = function
         self._resolver = resolver
         self._objective = objective
-        parameters = resolver.space.parameters
-        self._own = [one.name for one in parameters if one.where is Where.PROGRAM]
-        self._has_layouts = len(self._own) < len(parameters)
+        places = {one.where for one in resolver.space.parameters}
+        self._has_layouts = places > {Where.PROGRAM} or Where.PROGRAM not in places
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -114,8 +113,7 @@ class FunctionMeasurer:
         return self._read(launch, result, time.monotonic() - started)
 
     def _trial(self, configuration: Configuration) -> Trial:
-        complete = self._resolver.space.complete({} if configuration == BARE else configuration)
-        parameters = {name: complete[name] for name in self._own}
+        parameters = self._resolver.own_values(configuration)
         if not self._has_layouts or configuration == BARE:
             return Trial(parameters)
         layout = self._resolver.resolve(configuration).plan

@@ -12,10 +12,11 @@ from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
 from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
+from xtune.launches.highest_load import LOAD, Tried
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
 from xtune.launches.meters import MemoryWatch
 from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
-from xtune.launches.requirements import check, metrics_to_read
+from xtune.launches.requirements import RESOURCES, check, describe_seen, metrics_to_read
 from xtune.launches.services import Load
 from xtune.launches.summaries import (
     Summary,
@@ -29,6 +30,7 @@ from xtune.launches.summaries import (
     window_of,
 )
 from xtune.launches.watching import Watched, describe_unseen, failure_of
+from xtune.space.parameters import BARE
 
 ERRORS_NOT_SEEN = (
     "failed requests are not seen: the output is not that of a known load generator"
@@ -221,6 +223,23 @@ class Reader:
         ]
         return launch._replace(series=tuple(series)), found
 
+    def tried(self, load: Load, memory: MemoryWatch) -> Tried:
+        """Whether a load of several is within the requirements that its generators can tell."""
+        if load.problem:
+            return Tried(False, load.problem)
+        unmeasured = Launch(BARE, "", Outcome.NOT_STARTED, None, 0.0)
+        launch = self.measured_load(unmeasured, load, Report(0, "", 0.0, 0, (), (), ()), memory, ())
+        if launch.value is None:
+            return Tried(False, launch.notes[0])
+        seen = dict(launch.requirements)
+        bounds = [it for it in self._objective.requirements if it.quantity not in RESOURCES]
+        values = [(it, seen.get(it.text)) for it in bounds]
+        shown = [f"{number(launch.value)} {self._objective.metric}"]
+        for bound, value in values:
+            told = "not printed" if value is None else describe_seen(bound, value)
+            shown.append(f"{bound.quantity} {told}")
+        return Tried(all(bound.holds(value) for bound, value in values), ", ".join(shown))
+
     def measured_load(
         self,
         launch: Launch,
@@ -249,6 +268,9 @@ class Reader:
             notes.append(ERRORS_NOT_SEEN)
         summaries, name = summaries_of(load.outputs, self.metrics), name_of(self._objective.metric)
         summaries |= {word: summary_of_share(word, share) for word, share in shares.items()}
+        if load.level is not None:
+            word, level = load.level
+            summaries[f"{LOAD} {word}"] = summary_of_share(f"{LOAD} {word}", level)
         series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
         lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
         unseen = f"the generator printed no {self._objective.metric!r}; its last lines:"

@@ -13,7 +13,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import xlaunch
@@ -25,6 +25,7 @@ from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announcement
+from xtune.launches.highest_load import LoadRange, load_at_limit
 from xtune.launches.launch import WALL, Launch, Objective, Outcome
 from xtune.launches.measurements import Reader
 from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
@@ -56,6 +57,7 @@ from xtune.launches.watching import (
 )
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
+from xtune.space.user_parameters import replace
 
 PADDING_VARIABLE = "XTUNE_PADDING"
 """Has a random length in every launch: the start address of the stack affects the speed of some
@@ -91,6 +93,7 @@ class Runner:
         show_output: bool = False,
         timeout_s: float | None = None,
         service: Service | None = None,
+        loads: LoadRange | None = None,
         prepare: str | None = None,
         cleanup: str | None = None,
         seed: int | None = None,
@@ -112,6 +115,8 @@ class Runner:
             by its values so far if they are enough and steady.
         service
             The program is a service, and its metrics are what a load generator prints.
+        loads
+            Measure the service at the highest of these loads that meets the requirements.
         prepare, cleanup
             Commands to run before and after each launch.
         seed
@@ -125,6 +130,11 @@ class Runner:
         self._environment = os.environ if environment is None else environment
         self._reader = Reader(objective, metrics, is_service=service is not None)
         self._service = service
+        self._loads = loads
+        self._highest: dict[Configuration, int] = {}
+        """The last of each configuration."""
+        self.load_tried: Callable[[str], None] = lambda _: None
+        """Is told each load that was tried."""
         self._prepare, self._cleanup = prepare, cleanup
         self._kept_free = (
             () if service is None else cores_kept_free(resolver.request(BARE), resolver.machine)
@@ -185,14 +195,16 @@ class Runner:
             value=None,
             began_s=time.time(),
         )
-        problem = ""
+        problem, values = "", self._resolver.own_values(configuration)
         try:
             if self._prepare:
-                problem = run_command(self._prepare, "--prepare")
+                problem = run_command(replace(self._prepare, values), "--prepare")
             if not problem:
                 launch = self._launched(launch, cut_at, limit_s)
         finally:
-            after = run_command(self._cleanup, "--cleanup") if self._cleanup else ""
+            after = (
+                run_command(replace(self._cleanup, values), "--cleanup") if self._cleanup else ""
+            )
         return launch._replace(notes=(*launch.notes, *filter(None, (problem, after))))
 
     def _launched(self, launch: Launch, cut_at: float | None, limit_s: float | None) -> Launch:
@@ -245,6 +257,28 @@ class Runner:
             tag=None,
         )
 
+    def _at_limit(
+        self, configuration: Configuration, service: Service, memory: MemoryWatch
+    ) -> Callable[[Callable[[str], Load]], Load] | None:
+        """What finds the highest load; None without --load."""
+        loads = self._loads
+        if loads is None:
+            return None
+
+        def measured(generate: Callable[[str], Load]) -> Load:
+            load = load_at_limit(
+                lambda level: generate(loads.fill(service.measure, level)),
+                lambda load: self._reader.tried(load, memory),
+                loads,
+                start=self._highest.get(configuration),
+                tell=self.load_tried,
+            )
+            if load.level is not None:
+                self._highest[configuration] = load.level[1]
+            return load
+
+        return measured
+
     def _refuse_incomparable(self, plan: Plan) -> None:
         if self._objective.metric == WALL and plan.count > 1 and not self._work_shared:
             raise XLaunchError(
@@ -288,12 +322,14 @@ class Runner:
                 load: Load | None = None
                 if self._service is not None:
                     deadline = None if limit_s is None else started + limit_s
+                    service = self._service.fill(self._resolver.own_values(launch.configuration))
                     load = put_under_load(
-                        self._service,
+                        service,
                         Running(run, command.plan, tail, meter, command.port, deadline),
                         self._machine,
                         self._environment,
                         self._kept_free,
+                        self._at_limit(launch.configuration, service, memory),
                     )
                     load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()

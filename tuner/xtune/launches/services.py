@@ -11,6 +11,7 @@ has a port of its own. The generators run on cores that the service does not use
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -22,7 +23,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import xlaunch
@@ -52,6 +53,8 @@ from xtune.launches.launch import Outcome
 from xtune.launches.meters import EnergyMeter
 from xtune.launches.requests import Requests, requests_of
 from xtune.launches.watching import Tail
+from xtune.space.parameters import Value
+from xtune.space.user_parameters import replace
 
 
 class BareCommand(NamedTuple):
@@ -116,6 +119,14 @@ class Service(NamedTuple):
     measure: str
     """The generator's command. With words in braces: one for each instance."""
     ready_timeout_s: float = 120.0
+    warmup_s: float = 0.0
+    """Time under load that is not measured."""
+
+    def fill(self, values: Mapping[str, Value]) -> Service:
+        """With values for the parameters in braces."""
+        return self._replace(
+            ready=replace(self.ready, values), measure=replace(self.measure, values)
+        )
 
     @property
     def awaited_line(self) -> str | None:
@@ -140,6 +151,8 @@ class Load(NamedTuple):
     """By itself."""
     said: str = ""
     """The last lines of the service's standard error."""
+    level: tuple[str, int] | None = None
+    """The name of --load, and the highest that held."""
     requests: Requests | None = None
     """What became of the requests; None: the generator is not known, and errors are not seen."""
 
@@ -293,13 +306,17 @@ def put_under_load(
     machine: Machine,
     environment: Mapping[str, str],
     kept_free: CPUs,
+    measured: Callable[[Callable[[str], Load]], Load] | None = None,
 ) -> Load:
-    """Wait until a service is ready, and run its generators until all have ended.
+    """Wait until a service is ready, warm it up, and run its generators until all have ended.
 
     environment
         Of the generators.
     kept_free
         See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle.
+    measured
+        Puts the service under several loads: is given what runs a generator's command, and returns
+        the load that counts.
     """
     probes: dict[int, Probe] = {}
     try:
@@ -309,6 +326,31 @@ def put_under_load(
             probe.close()
     if load.problem:
         return load
+
+    warmup_s = service.warmup_s
+
+    def generate(command: str) -> Load:
+        nonlocal warmup_s
+        own = service._replace(measure=command)
+        warm_at, warmup_s = time.monotonic() + warmup_s, 0.0
+        while time.monotonic() < warm_at:
+            load = _generate(own, running, machine, environment, kept_free, until=warm_at)
+            if load.problem:
+                return load
+        return _generate(own, running, machine, environment, kept_free)
+
+    return generate(service.measure) if measured is None else measured(generate)
+
+
+def _generate(
+    service: Service,
+    running: Running,
+    machine: Machine,
+    environment: Mapping[str, str],
+    kept_free: CPUs,
+    until: float = math.inf,
+) -> Load:
+    """Run the generators. `until`: when they are killed, on the clock of `time.monotonic()`."""
     plan = running.plan
     used = tuple([cpu for one in plan.instances for cpu in one.cpus]) if plan.bound else ()
     cpus = kept_free or (cores_beside(machine, used) if used else ())
@@ -327,6 +369,8 @@ def put_under_load(
                 return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
             if running.deadline is not None and time.monotonic() > running.deadline:
                 return Load((), Outcome.TIMED_OUT, "the generator took longer than the time limit")
+            if time.monotonic() > until:
+                return Load()
         outputs = tuple([_text_of(file.fileno()) for file in files])
         reports = [one.report() for one in generators]
         codes = [one.exit_code for one in reports]

@@ -155,6 +155,12 @@ class Observer:
     def rate_printed(self, name: str) -> None:
         """Wall time is compared, and the program prints a rate, which --metric can name."""
 
+    def load_tried(self, text: str) -> None:
+        """A service was put under one of several loads.
+
+        **Ex.:** ``c=64: 1,210 requests/sec, p99 180 ms: holds``.
+        """
+
     def suspending(self) -> None:
         """Ctrl-Z has ended the running launch, and is about to stop this process."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from xtune.evidence.noise import disturbance_of
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import MIN_PAIRS, VerdictKind
+from xtune.launches.highest_load import LOAD
 from xtune.launches.launch import Outcome
 from xtune.search.budget import MIN_LAUNCHES, MIN_WITH_FINAL
 from xtune.show.results import HEADLINES, SearchResult
@@ -61,6 +63,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
         yield from _passed_over(result)
     else:
         yield f"  {verdict.reason}"
+    yield from _highest_loads(result)
     if verdict.kind is VerdictKind.INCONCLUSIVE:
         yield from _lead(result)
         if result.resolution is not None and result.resolution.degrees >= MIN_DEGREES_SHOWN:
@@ -82,6 +85,23 @@ def result_lines(result: SearchResult) -> Iterator[str]:
         f"  {launches(len(result.launches))}, {duration(result.wall_s)} in all; details: xtune report"
         f"{_storage_option(result)} {shlex.quote(result.study)}"
     )
+
+
+def _highest_loads(result: SearchResult) -> Iterator[str]:
+    """The medians of the highest loads within the requirements, with --load."""
+    loads: dict[str, dict[Configuration, list[float]]] = {}
+    for launch in result.launches:
+        for name, value in launch.metrics:
+            if name.startswith(f"{LOAD} ") and result.objective.is_feasible(launch):
+                loads.setdefault(name, {}).setdefault(launch.configuration, []).append(value)
+    for name, rows in loads.items():
+        shown = {"best": result.shown, "bare command": BARE}
+        medians = [
+            f"{word}: {statistics.median(rows[one]):g}"
+            for word, one in shown.items()
+            if one in rows
+        ]
+        yield f"  highest {name} within the requirements: {'; '.join(medians) or 'none'}"
 
 
 def describe_interval(interval: RatioInterval, unit: str = "") -> str:

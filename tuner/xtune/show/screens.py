@@ -140,6 +140,10 @@ class PlainScreen(Observer):
             " several instances are searched, too"
         )
 
+    def load_tried(self, text: str) -> None:
+        if self._verbose:
+            self._say(text)
+
     def resumed(self) -> None:
         self._say(RESUMED)
 
@@ -197,6 +201,8 @@ class LiveScreen(PlainScreen):
         self._last = ""
         """The launch that ended last."""
         self._failed = 0
+        self._load = ""
+        """The last one that was tried in the running launch."""
         self._since = time.monotonic()
         self._live = Live(
             console=place,
@@ -226,6 +232,10 @@ class LiveScreen(PlainScreen):
 
     def launching(self, step: NextLaunch, progress: Progress) -> None:
         self._step, self._progress, self._since = step, progress, time.monotonic()
+        self._load = ""
+
+    def load_tried(self, text: str) -> None:
+        self._load = text
 
     def launched(self, record: Record, progress: Progress) -> None:
         self._progress, self._since = progress, time.monotonic()
@@ -254,6 +264,8 @@ class LiveScreen(PlainScreen):
         if self._step is not None:
             text = describe_step(self._step, self._space)
             rows.add_row("running", Text(f"{text}, for {duration(time.monotonic() - self._since)}"))
+        if self._load:
+            rows.add_row("load", Text(self._load))
         if self._last:
             failed = f"; {launches(self._failed)} failed so far" if self._failed else ""
             rows.add_row("last", Text(self._last + failed))

@@ -107,6 +107,22 @@ class Resolver:
             request = with_variable(request, name, complete[name])
         return request
 
+    def own_values(self, configuration: Configuration) -> dict[str, Value]:
+        """The values of the program's own parameters; `BARE`: their defaults."""
+        complete = self.space.complete({} if configuration == BARE else configuration)
+        own = [one.name for one in self.space.parameters if one.where is Where.PROGRAM]
+        return {name: complete[name] for name in own}
+
+    @functools.cached_property
+    def _elsewhere(self) -> list[str]:
+        """Parameters that are only in the commands that prepare and measure launches."""
+        defaults = self.own_values(BARE)
+        return [
+            name
+            for name, value in defaults.items()
+            if fill(self._request, {name: value}) == self._request
+        ]
+
     def resolve(self, configuration: Configuration) -> Resolved:
         """The plan of a configuration.
 
@@ -177,7 +193,12 @@ class Resolver:
             prepared = self._prepare(made._replace(memory_share_bytes=rounded), request)
         except XLaunchError as error:
             return error
-        return Resolved(complete, request, made, self._identify(made, prepared))
+        plan_hash = self._identify(made, prepared)
+        if self._elsewhere:
+            plan_hash = _digest(
+                {"started": plan_hash, **{name: complete[name] for name in self._elsewhere}}
+            )
+        return Resolved(complete, request, made, plan_hash)
 
     def _prepare(self, made: Plan, request: Request) -> Environment:
         return prepare_environment(made, request.program, self._environment, run=request.run)

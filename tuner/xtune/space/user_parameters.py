@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 from xlaunch.planning import Request
@@ -81,11 +81,14 @@ def parse_parameter(text: str) -> Parameter:
     )
 
 
-def parse_parameters(texts: Iterable[str], request: Request) -> tuple[Parameter, ...]:
-    """Parse several --param.
+def parse_parameters(
+    texts: Iterable[str], request: Request, commands: Iterable[str] = ()
+) -> tuple[Parameter, ...]:
+    """Parse several --param. `commands`: others that may have them, such as that of --measure.
 
-    Raises `SpaceError` for one that is given twice, or that occurs neither in ARGS nor in --env.
+    Raises `SpaceError` for one that is given twice, or that occurs nowhere.
     """
+    places = [*request.program.words[1:], *[text for _, text in request.program.env], *commands]
     parameters: list[Parameter] = []
     for text in texts:
         parameter = parse_parameter(text)
@@ -93,7 +96,7 @@ def parse_parameters(texts: Iterable[str], request: Request) -> tuple[Parameter,
             raise SpaceError(
                 f"--param {text!r}: {parameter.name!r} is given twice; join the values"
             )
-        _require_place(parameter.name, request)
+        _require_place(parameter.name, places)
         parameters.append(parameter)
     return tuple(parameters)
 
@@ -140,8 +143,7 @@ def _owner_of(name: str) -> str | None:
     return None
 
 
-def _require_place(name: str, request: Request) -> None:
-    texts = [*request.program.words[1:], *(value for _, value in request.program.env)]
+def _require_place(name: str, texts: Sequence[str]) -> None:
     if any(not (m[1] and m[3]) for text in texts for m in _braces([name]).finditer(text)):
         return
     written = {word for text in texts for word in re.findall(r"\{(\w+)\}", text)}
@@ -151,7 +153,8 @@ def _require_place(name: str, request: Request) -> None:
     else:
         hint = f"write {{{name}}} where the value goes, as in --{name.replace('_', '-')} {{{name}}}"
     raise SpaceError(
-        f"--param {name}: {{{name}}} occurs neither in the program's arguments nor in --env; {hint}"
+        f"--param {name}: {{{name}}} occurs neither in the program's arguments nor in --env, --measure, --prepare,"
+        f" --cleanup or --ready; {hint}"
     )
 
 
