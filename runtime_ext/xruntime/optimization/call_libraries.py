@@ -5,26 +5,28 @@ compared with the modules, and timed next to them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 import torch
+from torch import nn
 
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import Trial, difference
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Sizes
+from xruntime.kept.fingerprint import Fingerprint
 from xruntime.kept.making import NotCompiledError, Order
 from xruntime.kept.model_libraries import CallKey, Lane, LoadedLibrary, own_memory_problem
-from xruntime.kept.store import open_store
+from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.turn import turn
 from xruntime.optimization.outputs import are_equal, comparable
-
-if TYPE_CHECKING:
-    from xruntime.optimization.aside import CompiledAside
+from xruntime.optimization.runner import CallRunner, Modes
 
 START_AFTER_S: Final = 0.5
 """Compiling begins when calls without code have taken this time in all, so nothing is compiled for
@@ -44,10 +46,31 @@ MAX_SIZES: Final = 4096
 """Maximum number of remembered sizes."""
 
 
+class CalledModel(Protocol):
+    """What the libraries of one kind of calls need of their model, see `xruntime.optimization.aside`."""
+
+    model: nn.Module
+    runner: CallRunner
+    modes: Modes
+    tolerance: float
+    wait: bool
+    times_code: bool
+    report: Callable[[str], None] | None
+    began: float
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def is_changed(self, *, thorough: bool = False) -> bool: ...
+    def beside(self, threads: int) -> contextlib.AbstractContextManager[int]: ...
+    def store(self) -> CodeStore: ...
+    def note(self, line: str) -> None: ...
+
+
 class CallLibraries(Lane):
     """Calls of one form, made by threads with one number of threads, one autocast and default dtype."""
 
-    def __init__(self, aside: CompiledAside, key: CallKey) -> None:
+    def __init__(self, aside: CalledModel, key: CallKey) -> None:
         runners = max(1, min(MAX_RUNNERS, len(os.sched_getaffinity(0)) // key.threads))
         super().__init__(key, lambda: aside.fingerprint, runners, aside.note)
         self.aside = aside
