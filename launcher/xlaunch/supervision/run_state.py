@@ -10,11 +10,14 @@ from typing import Any
 from xlaunch.claims import record_details
 from xlaunch.output.messages import Messages
 from xlaunch.output.relay import Relay
-from xlaunch.supervision.instance_run import InstanceRun
+from xlaunch.report import Report
+from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
+from xlaunch.supervision.instance_start import NOT_BOUND
 from xlaunch.supervision.job import Job
 from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.sampling import Sampler
 from xlaunch.supervision.states import State
+from xlaunch.text import counted
 
 
 class RunState:
@@ -48,6 +51,23 @@ class RunState:
         """The last run of the instance at `position` of the plan."""
         runs = [*self.ended, *self.running.values()]
         return next((run for run in reversed(runs) if run.position == position), None)
+
+    def report(self, exit_code: int, reason: str | None, argv: tuple[str, ...]) -> Report:
+        """The report on all instances, which have ended. `reason`: of the first failure."""
+        instances = reports_of(self.ended)
+        warnings = self.messages.warnings
+        bound = self.plan.bound and not any(text.startswith(NOT_BOUND) for text in warnings)
+        for instance in instances if bound else ():
+            self.messages.warn(describe_escape(instance))
+        return Report(
+            exit_code=exit_code,
+            reason=reason or f"{counted(len(instances), 'instance')} succeeded",
+            wall_s=time.monotonic() - self.started,
+            count=self.plan.count,
+            instances=instances,
+            warnings=tuple(warnings),
+            argv=argv,
+        )
 
     def record(self, **details: Any) -> None:
         """Write details of the launch into its record, for `xlaunch ps`."""

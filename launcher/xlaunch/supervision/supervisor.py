@@ -19,13 +19,11 @@ from xlaunch.output.logs import log_path
 from xlaunch.output.relay import Chunk
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
-from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
-from xlaunch.supervision.instance_start import NOT_BOUND, exec_failure, fork_instance, place_of
+from xlaunch.supervision.instance_run import InstanceRun
+from xlaunch.supervision.instance_start import exec_failure, fork_instance, place_of
 from xlaunch.supervision.job import Job
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.memory_kills import MemoryKills
-from xlaunch.supervision.other_work import StolenTime
-from xlaunch.supervision.part import Part
 from xlaunch.supervision.replacements import Replacements
 from xlaunch.supervision.run_state import RunState
 from xlaunch.supervision.service import LATE_S, make_health, make_late_parts
@@ -105,7 +103,6 @@ class Supervisor:
         self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else Terminal(None)
         self._ctrl_c = CtrlC(self._terminal, run.grace_s)
         self._memory_kills = MemoryKills()
-        self._stolen = StolenTime({cpu for instance in plan.instances for cpu in instance.cpus})
         self._replacements = Replacements(self._run)
         self._parts = make_watches(job, self._run, fifo_directory, others_run=others_run)
         self._parts += [self._replacements, *make_health(self._run, self._replacements)]
@@ -140,7 +137,10 @@ class Supervisor:
         self.flush()
         if self.messages.report_lost_output() and self._reason is None:
             self.exit_code, self._reason = XLaunchError.exit_code, "output was lost"
-        return self._make_report(parts)
+        report = self._run.report(self.exit_code, self._reason, self._environment.program.argv)
+        for part in parts:
+            report = part.add_to(report)
+        return report
 
     def flush(self) -> None:
         """Write the pending output, until a signal ends the wait for its readers."""
@@ -491,25 +491,3 @@ class Supervisor:
             self._reason = (
                 f"{signal_name(number)} came while instance {index} waited for its restart"
             )
-
-    # The end.
-
-    def _make_report(self, parts: Iterable[Part]) -> Report:
-        instances = reports_of(self._run.ended)
-        warnings = self.messages.warnings
-        bound = self._plan.bound and not any(it.startswith(NOT_BOUND) for it in warnings)
-        for instance in instances if bound else ():
-            self.messages.warn(describe_escape(instance))
-        self.messages.warn(self._stolen.describe())
-        report = Report(
-            exit_code=self.exit_code,
-            reason=self._reason or f"{counted(len(instances), 'instance')} succeeded",
-            wall_s=time.monotonic() - self._run.started,
-            count=self._plan.count,
-            instances=instances,
-            warnings=tuple(warnings),
-            argv=self._environment.program.argv,
-        )
-        for part in parts:
-            report = part.add_to(report)
-        return report

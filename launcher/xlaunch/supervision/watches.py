@@ -15,7 +15,7 @@ from xlaunch.output.relay import Chunk
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.job import Job
-from xlaunch.supervision.other_work import Occupancy
+from xlaunch.supervision.other_work import Occupancy, StolenTime
 from xlaunch.supervision.part import Part
 from xlaunch.supervision.run_state import RunState
 from xlaunch.supervision.states import State
@@ -34,7 +34,7 @@ def make_watches(
 
     `fifo_directory`: where to make FIFOs for metrics. `others_run`: other processes were runnable before.
     """
-    watches: list[Part] = []
+    watches: list[Part] = [StolenTimeWatch(run)]
     if others_run:
         watches.append(OtherWorkWatch(run))
     if job.run.metric or job.live is not None:
@@ -145,6 +145,17 @@ class DevicesWatch(Part):
 
     def add_to(self, report: Report) -> Report:
         return report._replace(devices=self._devices.report())
+
+
+class StolenTimeWatch(Part):
+    """Warns about time that the host of a virtual machine gave to other machines."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._stolen = StolenTime({cpu for one in run.plan.instances for cpu in one.cpus})
+
+    def finish(self) -> None:
+        self._run.messages.warn(self._stolen.describe())
 
 
 class OtherWorkWatch(Part):
