@@ -41,7 +41,6 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
     """Loops that evaluate the model of this file's training, which no `eval()` or `no_grad` reaches."""
     if facts.modules() & _OWN_MODES or not (facts.called["backward"] and facts.called["step"]):
         return
-    layer = _layer(facts)
     models = trained_models(facts)
     seen = set()
     for call in facts.calls if models else ():
@@ -52,7 +51,9 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
         if region is None or id(region) in seen or not _evaluates(facts, region):
             continue
         seen.add(id(region))
-        if layer is not None and not _is_reached(facts, call, _mode_is_set, _DEPTH):
+        unset = not _is_reached(facts, call, _mode_is_set, _DEPTH)
+        layer = _layer(facts) if unset else None
+        if layer is not None:
             yield (
                 call.node,
                 "XL025",
