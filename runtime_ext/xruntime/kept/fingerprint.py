@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xruntime.kept.watched_state import WatchedState, inner_values, is_installed
+from xruntime.kept.held_values import inner_values, is_installed
+from xruntime.kept.watched_state import WatchedState
 
 CHUNK_BYTES: Final = 16 << 20
 """Weights are hashed in pieces of this size, by as many threads as torch has."""

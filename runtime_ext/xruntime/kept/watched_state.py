@@ -5,31 +5,16 @@ it was made from.
 
 from __future__ import annotations
 
-import array
 import ctypes
-import datetime
-import decimal
-import enum
-import fractions
-import logging
-import numbers
-import os
-import re
-import sys
-import threading
-import types
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from operator import is_
-from pathlib import PurePath
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from xruntime.pytrees import CONSTANT_TYPES, constant_key
+from xruntime.kept.held_values import ROOT, Holder, parts_of
+from xruntime.pytrees import CONSTANT_TYPES
 
 SAMPLED: Final = 2
 """Words of each tensor's memory that are compared. Only changes that torch does not count need it: those
@@ -38,59 +23,7 @@ through ``.data``, and of tensors made in inference mode."""
 MAX_VALUES: Final = 100_000
 """Maximum number of values of a model that are compared before each call."""
 
-MAX_BUFFER_BYTES: Final = 1 << 16
-"""Maximum size of an array outside of torch that is compared before each call."""
-
-_RELATED: Final = {
-    *("training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
-}
-_UNRELATED: Final = frozenset(vars(torch.nn.Module())) - _RELATED
-"""Torch's own attributes of a module that no forward call depends on."""
-
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
-_REGISTERED: Final = ("_parameters", "_buffers", "_modules")
-_ROOT: Final = "the module"
-_NOTHING: Final = object()
-
-_IMMUTABLE: Final = (
-    *CONSTANT_TYPES,
-    *(enum.Enum, re.Pattern, range, slice, PurePath, numbers.Number),
-    *(
-        decimal.Decimal,
-        fractions.Fraction,
-        datetime.date,
-        datetime.time,
-        datetime.timedelta,
-        datetime.tzinfo,
-    ),
-    *(
-        types.ModuleType,
-        types.CodeType,
-        types.GenericAlias,
-        property,
-        type(...),
-        type(NotImplemented),
-    ),
-)
-_INNER_WORKINGS: Final = (
-    *(logging.Logger, threading.local, type(threading.Lock()), type(threading.RLock())),
-    *(torch.utils.hooks.RemovableHandle, types.BuiltinFunctionType, types.WrapperDescriptorType),
-    *(types.MethodDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
-)
-"""Objects that no output depends on, and functions without a state that Python sees."""
-
-_INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
-
-
-def is_installed(module: str) -> bool:
-    """Whether a Python module belongs to Python or to an installed package, whose code does not change."""
-    top = module.partition(".")[0]
-    if top == "__main__":
-        return False
-    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and bool(_INSTALLED.intersection(file.split(os.sep)))
 
 
 class WatchedState:
@@ -124,7 +57,7 @@ class WatchedState:
         self.unfollowed: str | None = None
         """What can change without being noticed, for a message; None if everything is followed."""
 
-        self._holders: list[_Holder] = []
+        self._holders: list[Holder] = []
         self._empty: list[Any] = []
         """Containers that were empty, such as the forward hooks of most layers."""
 
@@ -150,16 +83,16 @@ class WatchedState:
             name, value = waiting.popleft()
             if isinstance(value, torch.Tensor):
                 if _is_plain(value):
-                    yield name or _ROOT, value
+                    yield name or ROOT, value
                 continue
-            found = _parts(value)
+            found = parts_of(value)
             if found is None:
                 text = f"{name} is a {type(value).__name__}, whose changes are not followed"
                 self.unfollowed = self.unfollowed or text
                 continue
             for holder in found.holders:
                 if id(holder.container) not in self._ignored:
-                    self._note(holder._replace(name=name or _ROOT))
+                    self._note(holder._replace(name=name or ROOT))
             for key, inner in found.values:
                 count += 1
                 if type(inner) in CONSTANT_TYPES or id(inner) in met:
@@ -172,7 +105,7 @@ class WatchedState:
                 self.unfollowed = self.unfollowed or f"it holds more than {max_values:,} values"
                 return
 
-    def _note(self, holder: _Holder) -> None:
+    def _note(self, holder: Holder) -> None:
         if holder.values or not isinstance(holder.container, (dict, list, set, deque)):
             self._holders.append(holder)
         else:
@@ -269,229 +202,6 @@ class _Tensor(NamedTuple):
             if not torch.equal(self.alias, self.content):
                 self.alias.copy_(self.content)
         return True
-
-
-class _Holder(NamedTuple):
-    """A container, and the values that were in it."""
-
-    name: str
-    container: Any
-    size: int
-    """Its length; -1 where it has none."""
-
-    keys: list[Any] | None
-    """The relevant keys of a dict; None for another container."""
-
-    read: Callable[[], Iterable[Any]]
-    """Returns the values that matter, as they are now."""
-
-    values: tuple[Any, ...]
-    restore: Callable[[tuple[Any, ...]], object]
-    """Puts these values back."""
-
-    def is_same(self) -> bool:
-        """Whether the same objects are in it."""
-        if self.size >= 0 and len(self.container) != self.size:
-            return False
-        return all(map(is_, self.read(), self.values))
-
-    def changed(self) -> str | None:
-        """Return the name of what has changed; None if only equal values were set."""
-        if self.keys is None:
-            now = tuple(self.read())
-            same = len(now) == len(self.values) and all(map(_is_same, now, self.values))
-            return None if same else self.name
-        before = dict(zip(self.keys, self.values, strict=True))
-        for key in [*self.container, *self.keys]:
-            now, old = self.container.get(key, _NOTHING), before.get(key, _NOTHING)
-            if _is_related(key) and not _is_same(now, old):
-                return str(key) if self.name == _ROOT else f"{self.name}.{key}"
-        return None
-
-
-def _is_related(key: Any) -> bool:
-    """Whether a forward call may depend on an attribute of that name."""
-    return key not in _UNRELATED and not (isinstance(key, str) and key.startswith("_xruntime"))
-
-
-def _is_same(now: Any, old: Any) -> bool:
-    if now is old:
-        return True
-    key = constant_key(now)
-    return key is not None and key == constant_key(old)
-
-
-class _Parts(NamedTuple):
-    """What of an object may change, and the named values that it holds."""
-
-    holders: list[_Holder]
-    values: list[tuple[str, Any]]
-
-
-_NO_PARTS: Final = _Parts([], [])
-
-
-def inner_values(value: Any) -> list[tuple[str, Any]] | None:
-    """The named values in a container or an object; None if it may hold what cannot be read."""
-    found = _parts(value)
-    return None if found is None else found.values
-
-
-def _parts(value: Any) -> _Parts | None:
-    """Return the parts of an object; None for one whose changes cannot be followed."""
-    if isinstance(value, (type, *_IMMUTABLE)):
-        return _NO_PARTS
-    if isinstance(value, (tuple, frozenset)):
-        return _Parts([], [(str(at), it) for at, it in enumerate(value)])
-    if isinstance(value, types.MethodType):
-        return _Parts([], [("__self__", value.__self__), ("__func__", value.__func__)])
-    if isinstance(value, types.BuiltinFunctionType):
-        own = value.__self__
-        of_torch = own is None or type(own).__module__.partition(".")[0] == "torch"
-        return _Parts([], [] if of_torch else [("__self__", own)])
-    if isinstance(value, partial):
-        inner: list[tuple[str, Any]] = [("func", value.func), ("args", value.args)]
-        return _Parts([], [*inner, ("keywords", value.keywords)])
-    if isinstance(value, weakref.ref):
-        return _Parts([], [("", value())])
-    if isinstance(value, types.FunctionType):
-        return _function_parts(value)
-    if isinstance(value, _INNER_WORKINGS):
-        return _NO_PARTS
-    return _object_parts(value)
-
-
-def _function_parts(function: types.FunctionType) -> _Parts:
-    """What a function keeps between its calls. What it reads of its Python module is part of the fingerprint."""
-    if is_installed(function.__module__ or ""):
-        return _NO_PARTS
-    values: list[tuple[str, Any]] = [
-        ("", function.__defaults__ or ()),
-        ("", function.__kwdefaults__ or ()),
-        ("", function.__dict__ or ()),
-    ]
-    cells = function.__closure__ or ()
-    if not cells:
-        return _Parts([], values)
-
-    def read() -> tuple[Any, ...]:
-        return tuple([_content(cell) for cell in cells])
-
-    def restore(contents: tuple[Any, ...]) -> None:
-        for cell, content in zip(cells, contents, strict=True):
-            if content is not _NOTHING:
-                cell.cell_contents = content
-
-    now = read()
-    values += zip(function.__code__.co_freevars, now, strict=True)
-    return _Parts([_Holder("", cells, -1, None, read, now, restore)], values)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return _NOTHING
-
-
-def _object_parts(value: Any) -> _Parts | None:
-    holders: list[_Holder] = []
-    inner: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        holders.append(_dict_holder(value))
-        inner += [(str(key), it) for key, it in value.items() if _is_related(key)]
-    elif isinstance(value, (list, set, deque)):
-        holders.append(_items_holder(value))
-        inner += [(str(at), it) for at, it in enumerate(value)]
-    own = getattr(value, "__dict__", None)
-    if isinstance(own, dict):
-        holders.append(_dict_holder(own))
-        for key, it in own.items():
-            if key in _REGISTERED and isinstance(value, torch.nn.Module):
-                inner.append(("", it))
-            elif _is_related(key):
-                inner.append((str(key), it))
-    slots = slots_of(type(value))
-    if slots:
-        holders.append(_slots_holder(value, slots))
-        inner += [(name, getattr(value, name, None)) for name in slots]
-    if holders:
-        return _Parts(holders, inner)
-    if type(value) is object or value is _NOTHING:
-        return _NO_PARTS
-    return _buffer_parts(value)
-
-
-def slots_of(kind: type) -> list[str]:
-    """Return the names of the attributes that a class keeps in slots."""
-    found: dict[str, None] = {}
-    for base in kind.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__"):
-                private = name.startswith("__") and not name.endswith("__")
-                found[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
-    return list(found)
-
-
-def _dict_holder(holder: dict[Any, Any]) -> _Holder:
-    keys = [key for key in holder if _is_related(key)]
-    read = partial(map, partial(dict.get, holder), keys)
-
-    def restore(values: tuple[Any, ...]) -> None:
-        for key in [key for key in holder if _is_related(key)]:
-            dict.__delitem__(holder, key)
-        dict.update(holder, zip(keys, values, strict=True))
-
-    return _Holder("", holder, len(holder), keys, read, tuple(read()), restore)
-
-
-def _items_holder(holder: Any) -> _Holder:
-    def restore(values: tuple[Any, ...]) -> None:
-        holder.clear()
-        (holder.update if isinstance(holder, set) else holder.extend)(values)
-
-    return _Holder("", holder, len(holder), None, holder.__iter__, tuple(holder), restore)
-
-
-def _slots_holder(holder: Any, slots: list[str]) -> _Holder:
-    def read() -> tuple[Any, ...]:
-        return tuple([getattr(holder, name, _NOTHING) for name in slots])
-
-    def restore(values: tuple[Any, ...]) -> None:
-        for name, value in zip(slots, values, strict=True):
-            if value is not _NOTHING:
-                object.__setattr__(holder, name, value)
-            elif hasattr(holder, name):
-                object.__delattr__(holder, name)
-
-    return _Holder("", holder, -1, None, read, read(), restore)
-
-
-def _buffer_parts(value: Any) -> _Parts | None:
-    """The content of a small array; None for an object that cannot be looked into."""
-    if (
-        type(value).__module__.partition(".")[0] == "numpy"
-        and "random" not in type(value).__module__
-    ):
-        if type(value).__hash__ is not None:  # a dtype
-            return _NO_PARTS
-    elif not isinstance(value, (bytearray, array.array)):
-        return None
-    try:
-        if memoryview(value).nbytes > MAX_BUFFER_BYTES:
-            return None
-        content = memoryview(value).tobytes()
-    except (TypeError, ValueError, BufferError):  # an array of objects
-        return None
-
-    def read() -> tuple[bytes]:
-        return (memoryview(value).tobytes(),)
-
-    def restore(values: tuple[Any, ...]) -> None:
-        memoryview(value).cast("B")[:] = values[0]
-
-    return _Parts([_Holder("", value, -1, None, read, (content,), restore)], [])
 
 
 def _version(tensor: torch.Tensor) -> int:

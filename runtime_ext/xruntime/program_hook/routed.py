@@ -13,8 +13,10 @@ import torch
 
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
+from xruntime.compilation.samples import Sample
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.aside import CompiledAside, compiled_aside
+from xruntime.optimization.outputs import copied, is_unchanged
 from xruntime.optimization.run import Known
 from xruntime.optimization.steps import explain
 from xruntime.program_hook.refusals import (
@@ -28,7 +30,7 @@ from xruntime.program_hook.refusals import (
     mode_refusal,
     sizes_of,
 )
-from xruntime.pytrees import entries, leaves, rebuilt, tensor_leaves
+from xruntime.pytrees import entries, rebuilt, tensor_leaves
 from xruntime.threads.torch_modes import transformed
 
 MAX_COMPARED_SIZES: Final = 8
@@ -61,7 +63,7 @@ class Routed:
     ) -> None:
         self._run = run
         self._form = form_of(args=args, kwargs=kwargs)
-        self._sample = _cloned((args, kwargs))
+        self._sample = copied(Sample(args, kwargs))
         self._tolerance = tolerance
         self._state = WatchedState(module)
         if self._state.unfollowed is not None:
@@ -106,7 +108,7 @@ class Routed:
             self._check_first_call(args, kwargs, expected, random_before)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.optimized = optimize(module, _cloned(self._sample), Known(expected))
+                self.optimized = optimize(module, copied(self._sample), Known(expected))
                 if compiled_aside(self.optimized) is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)
@@ -207,11 +209,11 @@ class Routed:
     def _compared_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the module's outputs; compare those of the form, which is called on copies of the arguments."""
         assert self.optimized is not None
-        before = _cloned((args, kwargs))
+        before = copied(Sample(args, kwargs))
         # The module first: it may refuse the sizes.
         expected = self._run(module, *args, **kwargs)
         try:
-            if not _same((args, kwargs), before):
+            if not is_unchanged(Sample(args, kwargs), before):
                 raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
             self._check_unchanged("a call changes it")
             outputs = self._restored(self.optimized(*before[0], **before[1]), ())
@@ -245,7 +247,7 @@ class Routed:
             raise NotYetError(str(error)) from None
         if not torch.equal(torch.get_rng_state(), random_before):
             raise UnfitError("a call draws random numbers")
-        if not _same((args, kwargs), self._sample):
+        if not is_unchanged(Sample(args, kwargs), self._sample):
             raise PipelineError("a call changes its arguments")
         change = self._state.change()
         if change is not None:
@@ -282,27 +284,3 @@ class Routed:
         found = [self._restored(item, (*path, key)) for key, item in inner]
         same = all(one is item for one, (_, item) in zip(found, inner, strict=True))
         return value if same else rebuilt(value, found, path)
-
-
-def _cloned(value: Any, path: tuple[Any, ...] = ("call",)) -> Any:
-    """A copy of a nest with copies of its tensors, of the same strides."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    inner = entries(value)
-    if inner is None:
-        return value
-    return rebuilt(value, [_cloned(item, (*path, key)) for key, item in inner], path)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two nests hold the same values; NaN equals itself."""
-    left, right = list(leaves(one)), list(leaves(other))
-    if [path for path, _ in left] != [path for path, _ in right]:
-        return False
-    for (_, a), (_, b) in zip(left, right, strict=True):
-        if not isinstance(a, torch.Tensor):
-            if a != b:
-                return False
-        elif a.shape != b.shape or a.dtype != b.dtype or not bool(((a == b) | (a != a)).all()):
-            return False
-    return True
