@@ -21,6 +21,8 @@ from xruntime.pytrees import CONSTANT_TYPES, constant_key
 
 Sizes = tuple[tuple[int, ...], ...]
 
+_ONLY_TENSORS: Final = frozenset((torch.Tensor,))
+
 _SCOPE: Final = {
     "abs": abs,
     "max": max,
@@ -87,13 +89,14 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     That is a call with tensors of another class or on another device, or with values other than
     numbers, texts and torch's own types.
     """
-    if not kwargs and all(type(it) is torch.Tensor for it in args):
+    if not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
         leaves, nest = list(args), _of_arguments(len(args))  # what flattening gives, but faster
     else:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         nest = Structure(spec)
     tensors: list[torch.Tensor] = []
     facts: list[Any] = []
+    sizes: list[tuple[int, ...]] = []
     for leaf in leaves:
         kind = type(leaf)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -105,12 +108,12 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
+            sizes.append(tuple(leaf.shape))
         elif (key := constant_key(leaf)) is not None:
             facts.append(key)
         else:
             return None
-    sizes = tuple([tuple(tensor.shape) for tensor in tensors])
-    return FlatCall(args, kwargs, Form(nest, tuple(facts)), tensors, leaves, sizes)
+    return FlatCall(args, kwargs, Form(nest, tuple(facts)), tensors, leaves, tuple(sizes))
 
 
 class Pattern(NamedTuple):

@@ -46,7 +46,7 @@ def transformed() -> bool:
     return (
         torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
         or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
-        or _has_function_modes()
+        or (torch._C._len_torch_function_stack() > 0 and _has_function_modes())  # noqa: SLF001
         or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
         or forward_ad._current_level >= 0  # noqa: SLF001
     )
