@@ -69,6 +69,18 @@ def test_a_gain() -> None:
     ]
 
 
+def test_the_highest_loads_are_those_of_the_winner_and_the_bare_command() -> None:
+    made = [
+        launch(one, 100.0, metrics=(("load c", load),))
+        for one, load in ((BARE, 8.0), (FOUR, 30.0), (BARE, 9.0), (FOUR, 32.0), (BARE, 10.0))
+    ]
+    gain = Verdict(VerdictKind.GAIN, FOUR, FOUR, interval(1.5, 1.2, 1.8), "")
+    said = "  highest load c within the requirements: 31; bare command: 9"
+    assert said in result_lines(concluded(gain, made))
+    alone = result_lines(concluded(undecided(BARE, "x"), made))
+    assert "  highest load c within the requirements: 9" in alone
+
+
 def test_a_better_median_that_the_final_did_not_compare_is_named() -> None:
     lucky = (*LAUNCHES, launch(TWO, 500.0))
     assert (

@@ -89,19 +89,18 @@ def result_lines(result: SearchResult) -> Iterator[str]:
 
 def _highest_loads(result: SearchResult) -> Iterator[str]:
     """The medians of the highest loads within the requirements, with --load."""
+    objective = result.objective
     loads: dict[str, dict[Configuration, list[float]]] = {}
     for launch in result.launches:
         for name, value in launch.metrics:
-            if name.startswith(f"{LOAD} ") and result.objective.is_feasible(launch):
+            if name.startswith(f"{LOAD} ") and objective.is_feasible(launch):
                 loads.setdefault(name, {}).setdefault(launch.configuration, []).append(value)
     for name, rows in loads.items():
-        shown = {"best": result.shown, "bare command": BARE}
-        medians = [
-            f"{word}: {statistics.median(rows[one]):g}"
-            for word, one in shown.items()
-            if one in rows
-        ]
-        yield f"  highest {name} within the requirements: {'; '.join(medians) or 'none'}"
+        medians = {one: f"{statistics.median(values):g}" for one, values in rows.items()}
+        shown = [medians[result.shown]] if result.shown in medians else []
+        if result.shown != BARE:
+            shown.append(f"bare command: {medians.get(BARE, 'none')}")
+        yield f"  highest {name} within the requirements: {'; '.join(shown) or 'none'}"
 
 
 def describe_interval(interval: RatioInterval, unit: str = "") -> str:
