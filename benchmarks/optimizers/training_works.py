@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.workloads import work_on
+from benchmarks.harness.workloads import DTYPES, work_on
 from xruntime import optimize
 
-FORMS = ("autocast", "compile", "optimize")
-"""Stock torch under autocast to bf16, eager and compiled; ours in bf16. All with torch's fused AdamW or ours."""
+FORMS = ("eager", "compile", "optimize")
+"""Stock torch with its fused AdamW, eager and compiled; ours."""
 
 LAYERS, LENGTH, CLASSES = 2, 128, 1000
 
@@ -67,21 +67,22 @@ def gpt2(batch: int) -> TrainingWork:
     return TrainingWork(model, tokens[:, :-1], tokens[:, 1:])
 
 
-WORKS: dict[str, Callable[[int], TrainingWork]] = {"bert": bert, "vit": vit, "gpt2": gpt2}
+WORKS: dict[str, Callable[[int], TrainingWork]] = {"bert": bert, "gpt2": gpt2, "vit": vit}
 
 
-def step_of(form: str, work: TrainingWork) -> Callable[[], object]:
-    """Return a function that runs one step."""
+def step_of(form: str, work: TrainingWork, dtype: torch.dtype) -> Callable[[], object]:
+    """Return a function that runs one step, in bf16 under autocast or in what `optimize` makes of it."""
     model: nn.Module = work.model.train()
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if form == "optimize":
-        model, optimizer = optimize(model, optimizer=optimizer, dtype=torch.bfloat16, inplace=True)
+        model, optimizer = optimize(model, optimizer=optimizer, dtype=dtype, inplace=True)
     elif form == "compile":
         model.compile()
+    autocast = dtype is torch.bfloat16 and form != "optimize"
 
     def step() -> object:
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=form != "optimize"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             scores = model(work.batch).logits
         loss = functional.cross_entropy(scores.flatten(0, -2).float(), work.targets.flatten())
         loss.backward()
@@ -96,10 +97,11 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="directory of the benchmark's turns")
     parser.add_argument("work", choices=WORKS)
     parser.add_argument("--form", choices=FORMS, required=True)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     options = parser.parse_args()
     torch.manual_seed(0)
-    step = step_of(options.form, WORKS[options.work](options.batch))
+    step = step_of(options.form, WORKS[options.work](options.batch), DTYPES[options.dtype])
     step()
     # The peak of memory is that of steps, without the preparation.
     Path("/proc/self/clear_refs").write_text("5")
