@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -72,6 +73,9 @@ class Routed:
         self._compared: set[Any] = set()
         self._form_state: WatchedState | None = None
         self._trial: Trial | None = None
+        self._turn = threading.Lock()
+        """Held by the call that is a turn of the trial."""
+
         self._is_final = False
         """Whether the trial is the last one: nothing more is compiled."""
 
@@ -153,8 +157,21 @@ class Routed:
         if sizes not in self._compared and len(self._compared) < limit:
             return self._compared_call(module, args, kwargs)
         trial = self._present_trial(aside)
-        if trial is None or sizes != sizes_of(*self._sample):
+        # Calls of other threads meanwhile are no turns: a pair is of two calls, one after the other.
+        if sizes != sizes_of(*self._sample) or trial is None or not self._turn.acquire(False):
             return self._form_call(module, args, kwargs)
+        try:
+            if trial is not self._trial:  # another thread has ended it
+                return self._form_call(module, args, kwargs)
+            return self._timed_call(trial, aside, began, (module, args, kwargs))
+        finally:
+            self._turn.release()
+
+    def _timed_call(
+        self, trial: Trial, aside: CompiledAside | None, began: float, call: tuple[Any, Any, Any]
+    ) -> Any:
+        """Compute a call as a turn of the trial."""
+        module, args, kwargs = call
         with trial.timed(began) as turn_of:
             if turn_of == "module":
                 outputs = self._run(module, *args, **kwargs)
