@@ -107,6 +107,9 @@ ENDED_UNDER_LOAD = "the service ended while it was measured"
 MAX_BUSY = 0.9
 """A generator that used more of its own CPUs is taken to be at its limit."""
 
+MIN_BUSY_S = 1.0
+"""A generator that ran for less is not: starting up takes a whole CPU."""
+
 MAX_OUTPUT = 1 << 22
 """Bytes of a generator's output that are read, from its end."""
 
@@ -407,7 +410,7 @@ def _busy(reports: Sequence[Report], cpus: int) -> float:
     """The share of their own CPUs that the generators used; 0 if they have none, or it is not known."""
     used_s = [one.cpu_s for report in reports for one in report.instances]
     wall_s = max([one.wall_s for report in reports for one in report.instances], default=0.0)
-    if not cpus or not wall_s or None in used_s:
+    if not cpus or wall_s < MIN_BUSY_S or None in used_s:
         return 0.0
     return sum(filter(None, used_s)) / (wall_s * cpus)
 
