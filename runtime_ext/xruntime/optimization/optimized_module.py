@@ -17,7 +17,6 @@ from torch import nn
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
-from xruntime.nn.dropout_operator import reaching_dropouts
 from xruntime.optimization.layers import Replaced
 from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.runner import CallRunner, Modes
@@ -223,6 +222,9 @@ def make_trainable(
     native_dropouts
         Whether calls of dropouts in the forward are computed natively.
     """
+    # For training alone: xruntime.nn brings torch's compiler.
+    from xruntime.nn.dropout_operator import reaching_dropouts
+
     kind = type(model)
 
     def forward(self: TrainableModule, *args: Any, **kwargs: Any) -> Any:
