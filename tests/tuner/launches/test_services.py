@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.launcher.launching import is_alive, wait_until
 from tests.tuner.launches.conftest import MakeRunner
 
 from xlaunch.machine import read_machine
@@ -275,9 +276,8 @@ def test_a_preparation_that_hangs_is_killed_with_what_it_started(tmp_path: Path)
     text = f"sh -c 'sleep 300 & echo $! $$ > {note}; wait'"
     told = services.run_command(text, "--prepare", 2.0)
     assert told == f"--prepare {text!r} did not end within 2 s and was killed"
-    left = [pid for pid in map(int, note.read_text().split()) if psutil.pid_exists(pid)]
-    running = [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-    assert running == []
+    pids = [int(pid) for pid in note.read_text().split()]
+    wait_until(lambda: not any(map(is_alive, pids)), "its processes end")
 
 
 @pytest.mark.parametrize(
