@@ -212,7 +212,7 @@ def test_sizes_that_vary_are_compiled_once(store: Path, monkeypatch: pytest.Monk
     assert len(entries(store)) == 1
     # Where that code is found again, nobody has to know what the passes gain.
     with monkeypatch.context() as patch:
-        patch.delattr("xruntime.optimization.inference._Inference._speedup")
+        patch.delattr("xruntime.optimization.inference.compared_speed")
         again = optimize(copy.deepcopy(original), sample_input=SAMPLE)
     agree(again, original, 8, 5)
     assert graph(again).startswith("code that was kept for ?x64 takes over")
