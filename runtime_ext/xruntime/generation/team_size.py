@@ -22,7 +22,7 @@ from xruntime import native
 from xruntime.threads.team import team_size
 
 TRIALS: Final = 5
-"""So many steps of each of two numbers of threads are timed, by turns; the medians are compared."""
+"""How many steps are timed with each of two numbers of threads, alternately, before their medians are compared."""
 
 MIN_GAIN: Final = 0.03
 """A smaller number is used if it is this much faster."""
