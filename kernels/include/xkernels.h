@@ -19,5 +19,6 @@
 #include "xkernels/optimizer.h"
 #include "xkernels/roi_align.h"
 #include "xkernels/team.h"
+#include "xkernels/weights.h"
 
 #endif /* XKERNELS_H */

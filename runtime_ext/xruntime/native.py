@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from xruntime.errors import KernelsUnavailableError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """The XK_ABI_VERSION of xkernels.h that this package uses."""
 
 LIBRARY_NAME = "libxkernels.so"
@@ -122,6 +122,12 @@ class CPython(ctypes.Structure):
     """xk_python of xkernels.h: the addresses of these functions."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in _PYTHON_FUNCTIONS)
+
+
+class CWeights(ctypes.Structure):
+    """xk_weights of xkernels.h."""
+
+    _fields_ = fields((_ADDRESS, "values"), (_INT32, "type"))
 
 
 class CMethod(ctypes.Structure):

@@ -4,6 +4,7 @@
 #define XKERNELS_DECODE_H
 
 #include "xkernels/library.h"
+#include "xkernels/weights.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -11,11 +12,11 @@ extern "C" {
 
 /* A layer: x += attention(norm(x)), then x += down(silu(gate(norm(x))) * up(norm(x))).
  *
- * Weights of linears are (outputs, inputs) and dense; a bias may be NULL, and so may query_norm and
+ * A bias may be NULL, and so may query_norm and
  * key_norm, which have head_dim values and are applied to each head before the rotary embedding. */
 typedef struct xk_decode_layer {
   const void *input_norm, *attention_norm, *query_norm, *key_norm;
-  const void *query, *key, *value, *output, *gate, *up, *down;
+  xk_weights query, key, value, output, gate, up, down;
   const void *query_bias, *key_bias, *value_bias, *output_bias, *gate_bias, *up_bias, *down_bias;
   void *keys, *values;  /* cached positions; the step writes number `position` */
   int64_t batch_stride; /* elements from one sequence's keys and values to the next one's */
@@ -27,18 +28,19 @@ typedef struct xk_decode_layer {
 typedef struct xk_decode {
   const xk_decode_layer* layers;
   int64_t layer_count, batch, hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
-  int32_t weight_type;                 /* of the embedding, the linears and their biases */
-  int32_t norm_type;                   /* of the norms' weights */
-  int32_t cache_type;                  /* of keys and values */
-  float epsilon;                       /* of the norms */
-  float scale;                         /* of the products of queries and keys */
-  const void *embedding, *norm, *head; /* head is (vocabulary, hidden) */
-  const int64_t* tokens;               /* (batch), each below vocabulary */
-  const float *cosines, *sines;        /* (batch, head_dim) */
-  const int64_t* starts; /* (batch): how many of `positions` are padding, at the left */
-  int64_t positions;     /* cached positions of a sequence before this one, also those that a
-                            layer has dropped */
-  void* logits;          /* (batch, vocabulary), of logits_type */
+  int32_t weight_type; /* of the embedding and the biases of linears */
+  int32_t norm_type;   /* of the norms' weights */
+  int32_t cache_type;  /* of keys and values */
+  float epsilon;       /* of the norms */
+  float scale;         /* of the products of queries and keys */
+  const void *embedding, *norm;
+  xk_weights head;              /* (vocabulary, hidden) */
+  const int64_t* tokens;        /* (batch), each below vocabulary */
+  const float *cosines, *sines; /* (batch, head_dim) */
+  const int64_t* starts;        /* (batch): how many of `positions` are padding, at the left */
+  int64_t positions;            /* cached positions of a sequence before this one, also those that a
+                                   layer has dropped */
+  void* logits;                 /* (batch, vocabulary), of logits_type */
   int32_t logits_type;
   int32_t threads; /* how many of the team compute, the others sleep; 0: all */
 } xk_decode;

@@ -4,6 +4,7 @@
 #define XKERNELS_LINEAR_ROWS_H
 
 #include "xkernels/library.h"
+#include "xkernels/weights.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -11,19 +12,19 @@ extern "C" {
 
 /* Writes (rows, outputs) values to `output`, dense: input . weights^T + bias.
  *
- * `input` is (rows, inputs); row r begins at element r * stride and is dense. `weights` is
- * (outputs, inputs) and dense, as torch stores them; `bias` has `outputs` values of the weights'
- * type, or is NULL. `value_type` is that of input and output, `weight_type` that of weights and
- * bias: each XK_FLOAT32 or XK_BFLOAT16. Pointers are aligned to one value and may be NULL if there
- * are no values. Sums are computed in fp32 and rounded once. They do not depend on the number of
- * threads. They depend on the instruction set in the last bits of fp32, because it has its own
- * order of summation, with or without fused multiply-add, and on `rows` in the same way.
+ * `input` is (rows, inputs); row r begins at element r * stride and is dense. `weights` are
+ * (outputs, inputs); `bias` has `outputs` values, or is NULL. `value_type` is that of input and
+ * output, `bias_type` that of the bias: each XK_FLOAT32 or XK_BFLOAT16. Pointers are aligned to one
+ * value and may be NULL if there are no values. Sums are computed in fp32 and rounded once. They do
+ * not depend on the number of threads. They depend on the instruction set in the last bits of fp32,
+ * because it has its own order of summation, with or without fused multiply-add, and on `rows` in
+ * the same way.
  *
  * Every weight is read once for every 3 rows: reading them is what takes the time, so this is for 1
  * to 3 rows. It runs on the calling thread's OpenMP team; small layers run on the calling thread
  * alone. It returns 0 or a code that is common to all operators. */
 XK_API int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t value_type,
-                              const void* weights, const void* bias, int32_t weight_type,
+                              const xk_weights* weights, const void* bias, int32_t bias_type,
                               int64_t inputs, int64_t outputs, void* output);
 
 #ifdef __cplusplus

@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 
+#include "ops/team.h"
+#include "xkernels/weights.h"
+
 namespace xkernels {
 
 // Rows of weights that are multiplied at once.
@@ -19,5 +22,14 @@ static constexpr int64_t padded_size(int64_t size) {
   return (size + kPadding - 1) / kPadding * kPadding;
 }
 static constexpr int64_t row_groups(int64_t rows) { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+
+// Whether a number stands for a type of activations and biases.
+static inline bool is_value_type(int32_t type) { return type == XK_FLOAT32 || type == XK_BFLOAT16; }
+
+// The code of what is wrong with a matrix of weights; 0 if it can be read.
+static inline int32_t weights_problem(const xk_weights& weights) {
+  if (!is_value_type(weights.type)) return XK_INVALID_TYPE;
+  return usable(weights.values, width_of(weights.type)) ? 0 : XK_INVALID_POINTER;
+}
 
 }  // namespace xkernels

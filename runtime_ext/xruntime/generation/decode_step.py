@@ -20,8 +20,8 @@ from torch import nn
 from xruntime import native
 from xruntime.errors import OperatorError
 from xruntime.generation.cached_layers import CacheView, growing, in_use, other_kind
-from xruntime.generation.decoders import PARTS, Sizes, UndescribedError, described
-from xruntime.generation.linear_rows import linears_of_torch
+from xruntime.generation.decoders import LINEARS, NORMS, Sizes, UndescribedError, described
+from xruntime.generation.linear_rows import c_weights, linears_of_torch
 from xruntime.generation.speed import Speed
 from xruntime.generation.team_size import TeamSizes
 from xruntime.threads.torch_modes import transformed
@@ -42,7 +42,9 @@ class _Layer(ctypes.Structure):
     """xk_decode_layer of xkernels.h."""
 
     _fields_ = native.fields(
-        (_ADDRESS, f"{' '.join(PARTS)} keys values"),
+        (_ADDRESS, " ".join(NORMS)),
+        (native.CWeights, " ".join(LINEARS)),
+        (_ADDRESS, f"{' '.join(f'{name}_bias' for name in LINEARS)} keys values"),
         (_INT64, "batch_stride head_stride position window"),
     )
 
@@ -55,7 +57,9 @@ class _Step(ctypes.Structure):
         (_INT64, f"layer_count batch {_SIZES}"),
         (_INT32, "weight_type norm_type cache_type"),
         (_FLOAT, "epsilon scale"),
-        (_ADDRESS, "embedding norm head tokens cosines sines starts"),
+        (_ADDRESS, "embedding norm"),
+        (native.CWeights, "head"),
+        (_ADDRESS, "tokens cosines sines starts"),
         (_INT64, "positions"),
         (_ADDRESS, "logits"),
         (_INT32, "logits_type threads"),
@@ -105,7 +109,8 @@ class _Plan:
 
         for layer, parts, window in zip(self.layers, made.layers, made.windows, strict=True):
             for name, parameter in parts.items():
-                setattr(layer, name, parameter.data_ptr())
+                linear = name in LINEARS
+                setattr(layer, name, c_weights(parameter) if linear else parameter.data_ptr())
             layer.window = window
 
     def is_current(self) -> bool:
@@ -359,7 +364,7 @@ class DecodeStep:
             scale=made.scale,
             embedding=made.embedding.data_ptr(),
             norm=made.norm.data_ptr(),
-            head=made.head.data_ptr(),
+            head=c_weights(made.head),
             tokens=call.tokens.data_ptr(),
             cosines=cosines.data_ptr(),
             sines=sines.data_ptr(),

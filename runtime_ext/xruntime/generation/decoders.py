@@ -24,9 +24,9 @@ NEWEST: Final = (5, 23)
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
-_NORMS: Final = ("input_norm", "attention_norm", "query_norm", "key_norm")
-_LINEARS: Final = ("query", "key", "value", "output", "gate", "up", "down")
-PARTS: Final = (*_NORMS, *_LINEARS, *[f"{name}_bias" for name in _LINEARS])
+NORMS: Final = ("input_norm", "attention_norm", "query_norm", "key_norm")
+LINEARS: Final = ("query", "key", "value", "output", "gate", "up", "down")
+PARTS: Final = (*NORMS, *LINEARS, *[f"{name}_bias" for name in LINEARS])
 """Names of a layer's parameters; it may have no norms of queries and keys, and no biases."""
 
 
@@ -183,7 +183,7 @@ class _Reader:
         )
         norms, others = {found.norm.dtype}, {found.embedding.dtype, found.head.dtype}
         for name, parameter in [it for layer in layers for it in layer.items()]:
-            (norms if name in _NORMS else others).add(parameter.dtype)
+            (norms if name in NORMS else others).add(parameter.dtype)
         _need(len(norms) == len(others) == 1, "its weights have several dtypes")
         return found
 

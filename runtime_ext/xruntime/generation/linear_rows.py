@@ -28,11 +28,18 @@ MIN_WEIGHTS: Final = 1 << 14
 
 _TYPES: Final = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 
+
+def c_weights(weight: torch.Tensor) -> native.CWeights:
+    """Return the description of weights for native code. They must live as long as it is used."""
+    return native.CWeights(weight.data_ptr(), _TYPES.get(weight.dtype, -1))
+
+
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 native.declare(
     "xk_linear_rows",
     arguments=(
-        *(_ADDRESS, _INT64, _INT64, _INT32, _ADDRESS, _ADDRESS, _INT32),
+        *(_ADDRESS, _INT64, _INT64, _INT32, ctypes.POINTER(native.CWeights)),
+        *(_ADDRESS, _INT32),
         *(_INT64, _INT64, _ADDRESS),
     ),
 )
@@ -80,9 +87,9 @@ def linear_rows(
             value.numel() // inputs if inputs else output.numel() // max(1, outputs),
             inputs,
             _TYPES.get(value.dtype, -1),
-            weight.data_ptr(),
+            ctypes.byref(c_weights(weight)),
             None if bias is None else bias.data_ptr(),
-            _TYPES.get(weight.dtype, -1),
+            _TYPES.get(weight.dtype if bias is None else bias.dtype, -1),
             inputs,
             outputs,
             output.data_ptr(),

@@ -18,10 +18,13 @@ from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
 from xruntime import native  # noqa: E402
 from xruntime.generation.decode_step import _Layer, _Step  # noqa: E402
+from xruntime.generation.linear_rows import c_weights  # noqa: E402
 from xruntime.native import ArgumentProblem  # noqa: E402
 
 Load = Callable[[str], ctypes.CDLL]
 MEMORY = torch.ones(64)
+WEIGHTS = c_weights(MEMORY)
+DEFAULTS: dict[Any, Any] = {ctypes.c_void_p: MEMORY.data_ptr(), native.CWeights: WEIGHTS}
 TOKENS = torch.zeros(2, dtype=torch.int64)
 
 
@@ -30,14 +33,14 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
     layers, step = (_Layer * 1)(), _Step()
     given = dict.fromkeys(("head_stride", "batch_stride"), 32) | {"position": 3}
     for name, kind in _Layer._fields_:
-        value = MEMORY.data_ptr() if kind is ctypes.c_void_p else given.get(name, 0)
+        value = DEFAULTS[kind] if kind in DEFAULTS else given.get(name, 0)
         setattr(layers[0], name, change.pop(name, value))
     sizes = {"layer_count": 1, "batch": 2, "hidden": 4, "heads": 2, "kv_heads": 1, "head_dim": 2}
     sizes |= {"intermediate": 4, "vocabulary": 4, "positions": 3}
     places = {"layers": ctypes.addressof(layers), "tokens": TOKENS.data_ptr()}
     places["starts"] = TOKENS.data_ptr()
     for name, kind in _Step._fields_:
-        value = MEMORY.data_ptr() if kind is ctypes.c_void_p else 0
+        value = DEFAULTS.get(kind, 0)
         setattr(step, name, change.pop(name, places.get(name, sizes.get(name, value))))
     assert not change
     code: int = load(isa).xk_decode_step(ctypes.byref(step))
@@ -49,6 +52,7 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
     [
         ({"weight_type": native.FLOAT16}, ArgumentProblem.INVALID_TYPE),
         ({"cache_type": 9}, ArgumentProblem.INVALID_TYPE),
+        ({"down": native.CWeights(MEMORY.data_ptr(), 9)}, ArgumentProblem.INVALID_TYPE),
         ({"batch": 0}, ArgumentProblem.INVALID_SIZE),
         ({"heads": 3, "kv_heads": 2}, ArgumentProblem.INVALID_SIZE),
         ({"head_dim": 3}, ArgumentProblem.INVALID_SIZE),
@@ -58,7 +62,7 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
         ({"window": -1}, ArgumentProblem.INVALID_SIZE),
         ({"threads": -1}, ArgumentProblem.INVALID_SIZE),
         ({"layers": None}, ArgumentProblem.INVALID_POINTER),
-        ({"up": None}, ArgumentProblem.INVALID_POINTER),
+        ({"up": native.CWeights(None, 0)}, ArgumentProblem.INVALID_POINTER),
         ({"query_bias": MEMORY.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),
         ({"keys": MEMORY.data_ptr() + 2}, ArgumentProblem.INVALID_POINTER),
         ({"logits": None}, ArgumentProblem.INVALID_POINTER),

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
 from xruntime import native  # noqa: E402
+from xruntime.generation.linear_rows import c_weights  # noqa: E402
 from xruntime.native import ArgumentProblem  # noqa: E402
 
 Load = Callable[[str], ctypes.CDLL]
@@ -34,7 +35,7 @@ def computed(library: ctypes.CDLL, value: torch.Tensor, weight: torch.Tensor) ->
     output = unaligned(torch.full((len(value), len(weight)), math.nan, dtype=value.dtype))
     code = library.xk_linear_rows(
         *(value.data_ptr(), len(value), value.shape[1], TYPES[value.dtype]),
-        *(weight.data_ptr(), None, TYPES[weight.dtype], weight.shape[1], len(weight)),
+        *(ctypes.byref(c_weights(weight)), None, native.FLOAT32, weight.shape[1], len(weight)),
         output.data_ptr(),
     )
     assert code == 0
@@ -89,13 +90,16 @@ VALUES = torch.ones(64)
         ({8: -4}, ArgumentProblem.INVALID_SIZE),
         ({0: None}, ArgumentProblem.INVALID_POINTER),
         ({4: None}, ArgumentProblem.INVALID_POINTER),
+        ({4: native.CWeights(None, 0)}, ArgumentProblem.INVALID_POINTER),
+        ({4: native.CWeights(VALUES.data_ptr(), 7)}, ArgumentProblem.INVALID_TYPE),
         ({5: VALUES.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),
         ({9: VALUES.data_ptr() + 2}, ArgumentProblem.INVALID_POINTER),
     ],
 )
 def test_refusals(load: Load, change: dict[int, Any], problem: ArgumentProblem) -> None:
     address, fp32 = VALUES.data_ptr(), native.FLOAT32
-    arguments: list[Any] = [address, 2, 4, fp32, address, None, fp32, 4, 3, address]
+    weights = c_weights(VALUES)
+    arguments: list[Any] = [address, 2, 4, fp32, weights, None, fp32, 4, 3, address]
     for at, value in change.items():
         arguments[at] = value
     assert load(ISAS[-1]).xk_linear_rows(*arguments) == problem
@@ -105,6 +109,6 @@ def test_refusals(load: Load, change: dict[int, Any], problem: ArgumentProblem) 
 def test_without_an_instruction_set(load: Load) -> None:
     address, fp32 = VALUES.data_ptr(), native.FLOAT32
     code = load("nonsense").xk_linear_rows(
-        *(address, 2, 4, fp32, address, None, fp32, 4, 3, address)
+        *(address, 2, 4, fp32, c_weights(VALUES), None, fp32, 4, 3, address)
     )
     assert code == native.NO_ISA

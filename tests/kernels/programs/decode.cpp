@@ -57,13 +57,13 @@ xk_decode_layer layer_of(const Sizes& s, int64_t batch, int64_t capacity, int32_
   xk_decode_layer layer = {};
   layer.input_norm = values(s.hidden, type);
   layer.attention_norm = values(s.hidden, type);
-  layer.query = values(queries * s.hidden, type);
-  layer.key = values(kv * s.hidden, type);
-  layer.value = values(kv * s.hidden, type);
-  layer.output = values(s.hidden * queries, type);
-  layer.gate = values(s.intermediate * s.hidden, type);
-  layer.up = values(s.intermediate * s.hidden, type);
-  layer.down = values(s.hidden * s.intermediate, type);
+  layer.query = {values(queries * s.hidden, type), type};
+  layer.key = {values(kv * s.hidden, type), type};
+  layer.value = {values(kv * s.hidden, type), type};
+  layer.output = {values(s.hidden * queries, type), type};
+  layer.gate = {values(s.intermediate * s.hidden, type), type};
+  layer.up = {values(s.intermediate * s.hidden, type), type};
+  layer.down = {values(s.hidden * s.intermediate, type), type};
   if (more) {
     layer.query_norm = values(s.head_dim, type);
     layer.key_norm = values(s.head_dim, type);
@@ -102,7 +102,7 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
   step.epsilon = 1e-6F;
   step.scale = 0.25F;
   step.embedding = values(s.vocabulary * s.hidden, type);
-  step.head = values(s.vocabulary * s.hidden, type);
+  step.head = {values(s.vocabulary * s.hidden, type), type};
   step.norm = values(s.hidden, type);
   step.cosines = static_cast<float*>(values(batch * s.head_dim, XK_FLOAT32));
   step.sines = static_cast<float*>(values(batch * s.head_dim, XK_FLOAT32));
@@ -126,9 +126,9 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
 
 void multiply(int64_t rows, int64_t inputs, int64_t outputs, int32_t type) {
   const void* const bias = outputs % 2 ? values(outputs, type) : nullptr;
-  const int32_t problem = xk_linear_rows(values(rows * inputs, type), rows, inputs, type,
-                                         values(outputs * inputs, type), bias, type, inputs,
-                                         outputs, values(rows * outputs, type));
+  const xk_weights weights = {values(outputs * inputs, type), type};
+  const int32_t problem = xk_linear_rows(values(rows * inputs, type), rows, inputs, type, &weights,
+                                         bias, type, inputs, outputs, values(rows * outputs, type));
   if (problem) fail("xk_linear_rows", problem);
   ++calls;
   kept.clear();

@@ -15,13 +15,12 @@ using xkernels::Cutter;
 using xkernels::DecodeKernels;
 using xkernels::DecodeScratch;
 using xkernels::DecodeState;
+using xkernels::is_value_type;
 using xkernels::padded_size;
 using xkernels::usable;
 
 constexpr int64_t kMaxSize = 1 << 24;
 constexpr int64_t kMaxBatch = 1 << 12;
-
-bool is_type(int32_t type) { return type == XK_FLOAT32 || type == XK_BFLOAT16; }
 
 bool is_size(int64_t size, int64_t largest = kMaxSize) { return size >= 1 && size <= largest; }
 
@@ -36,9 +35,9 @@ int32_t layer_problem(const xk_decode& of, const xk_decode_layer& layer) {
   for (const void* one : {layer.query_norm, layer.key_norm}) {
     if (one != nullptr && !usable(one, norm)) return XK_INVALID_POINTER;
   }
-  for (const void* one :
+  for (const xk_weights& one :
        {layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down}) {
-    if (!usable(one, weight)) return XK_INVALID_POINTER;
+    if (const int32_t problem = xkernels::weights_problem(one)) return problem;
   }
   for (const void* one : {layer.query_bias, layer.key_bias, layer.value_bias, layer.output_bias,
                           layer.gate_bias, layer.up_bias, layer.down_bias}) {
@@ -50,7 +49,7 @@ int32_t layer_problem(const xk_decode& of, const xk_decode_layer& layer) {
 
 int32_t problem_of(const xk_decode& of) {
   for (const int32_t type : {of.weight_type, of.norm_type, of.cache_type, of.logits_type}) {
-    if (!is_type(type)) return XK_INVALID_TYPE;
+    if (!is_value_type(type)) return XK_INVALID_TYPE;
   }
   if (!is_size(of.batch, kMaxBatch) || of.layer_count < 0 || !is_size(of.hidden) ||
       !is_size(of.heads) || !is_size(of.kv_heads) || of.heads % of.kv_heads != 0 ||
@@ -59,11 +58,12 @@ int32_t problem_of(const xk_decode& of) {
       of.positions > kMaxSize || of.threads < 0)
     return XK_INVALID_SIZE;
   const int weight = xkernels::width_of(of.weight_type);
-  if (of.layers == nullptr || !usable(of.embedding, weight) || !usable(of.head, weight) ||
+  if (of.layers == nullptr || !usable(of.embedding, weight) ||
       !usable(of.norm, xkernels::width_of(of.norm_type)) || !usable(of.tokens, 8) ||
       !usable(of.cosines, 4) || !usable(of.sines, 4) || !usable(of.starts, 8) ||
       !usable(of.logits, xkernels::width_of(of.logits_type)))
     return XK_INVALID_POINTER;
+  if (const int32_t problem = xkernels::weights_problem(of.head)) return problem;
   for (int64_t at = 0; at < of.layer_count; ++at) {
     if (const int32_t problem = layer_problem(of, of.layers[at])) return problem;
   }

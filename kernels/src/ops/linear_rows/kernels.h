@@ -11,9 +11,9 @@
 namespace xkernels {
 
 struct LinearRows {
-  const void* weights;
+  xk_weights weights;
   const void* bias;
-  int32_t weight_type;
+  int32_t bias_type;
   int64_t inputs, outputs;
   const float* rows;  // (count, padded), the activations
   int64_t count, padded;

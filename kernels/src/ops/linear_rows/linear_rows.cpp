@@ -8,10 +8,12 @@
 
 namespace {
 
+using xkernels::is_value_type;
 using xkernels::kRowsAtOnce;
 using xkernels::LinearRows;
 using xkernels::LinearRowsKernels;
 using xkernels::usable;
+using xkernels::weights_problem;
 
 // Layers of fewer weights run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 1 << 16;
@@ -20,26 +22,27 @@ constexpr int64_t kMaxSize = INT32_MAX;  // the loops over a row count in an int
 constexpr int64_t kMaxStride = 1LL << 40;
 constexpr int64_t kMaxRows = 1 << 16;
 
-bool is_type(int32_t type) { return type == XK_FLOAT32 || type == XK_BFLOAT16; }
-
 bool is_size(int64_t size, int64_t largest) { return size >= 0 && size <= largest; }
 
 }  // namespace
 
 int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t value_type,
-                       const void* weights, const void* bias, int32_t weight_type, int64_t inputs,
-                       int64_t outputs, void* output) {
+                       const xk_weights* weights, const void* bias, int32_t bias_type,
+                       int64_t inputs, int64_t outputs, void* output) {
   int32_t problem = 0;
-  if (!is_type(value_type) || !is_type(weight_type)) {
+  if (weights == nullptr) {
+    problem = XK_INVALID_POINTER;
+  } else if (!is_value_type(value_type) || !is_value_type(bias_type) ||
+             !is_value_type(weights->type)) {
     problem = XK_INVALID_TYPE;
   } else if (!is_size(rows, kMaxRows) || !is_size(inputs, kMaxSize) ||
              !is_size(outputs, kMaxSize) || !is_size(stride, kMaxStride)) {
     problem = XK_INVALID_SIZE;
   } else if (rows > 0 && outputs > 0) {
-    const int value = xkernels::width_of(value_type), weight = xkernels::width_of(weight_type);
-    const bool valid = usable(input, value, inputs) && usable(weights, weight, inputs) &&
-                       (bias == nullptr || usable(bias, weight)) && usable(output, value);
-    if (!valid) problem = XK_INVALID_POINTER;
+    const int value = xkernels::width_of(value_type);
+    const bool valid = usable(input, value, inputs) && usable(output, value) &&
+                       (bias == nullptr || usable(bias, xkernels::width_of(bias_type)));
+    problem = valid ? inputs == 0 ? 0 : weights_problem(*weights) : XK_INVALID_POINTER;
   }
   problem = xkernels::checked<LinearRowsKernels>(problem);
   if (problem != 0 || rows == 0 || outputs == 0) return problem;
@@ -53,8 +56,8 @@ int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t 
     from += row * stride * xkernels::width_of(value_type);
     kernels->widen(from, value_type, inputs, copies.data() + row * padded);
   }
-  const LinearRows of = {weights,       bias, weight_type, inputs, outputs,
-                         copies.data(), rows, padded,      output, value_type};
+  const LinearRows of = {*weights,      bias, bias_type, inputs, outputs,
+                         copies.data(), rows, padded,    output, value_type};
   xkernels::run_on_team(outputs * inputs >= kGrain, [&](int64_t thread, int64_t threads) {
     const xkernels::Share share =
         xkernels::share_of(xkernels::row_groups(outputs), thread, threads);

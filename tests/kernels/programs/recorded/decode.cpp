@@ -34,7 +34,7 @@ class Model {
     step.scale = static_cast<float>(1 / sqrt(case_.number("head_dim")));
     step.embedding = case_.data<void>("embedding");
     step.norm = case_.data<void>("norm");
-    step.head = case_.data<void>("head");
+    step.head = {case_.data<void>("head"), type_of(case_.array("head"))};
     step.tokens = case_.data<int64_t>("tokens");
     step.cosines = case_.data<float>("cosines");
     step.sines = case_.data<float>("sines");
@@ -54,19 +54,23 @@ class Model {
     return array.bytes() + at * (array.count / size("layers")) * array.width;
   }
 
+  xk_weights weights(const char* name, int64_t at) {
+    return {part(name, at), type_of(case_.array(name))};
+  }
+
   xk_decode_layer layer(int64_t at) {
     xk_decode_layer made{};
     made.input_norm = part("input_norm", at);
     made.attention_norm = part("attention_norm", at);
     made.query_norm = part("query_norm", at);
     made.key_norm = part("key_norm", at);
-    made.query = part("query", at);
-    made.key = part("key", at);
-    made.value = part("value", at);
-    made.output = part("output", at);
-    made.gate = part("gate", at);
-    made.up = part("up", at);
-    made.down = part("down", at);
+    made.query = weights("query", at);
+    made.key = weights("key", at);
+    made.value = weights("value", at);
+    made.output = weights("output", at);
+    made.gate = weights("gate", at);
+    made.up = weights("up", at);
+    made.down = weights("down", at);
     made.query_bias = part("query_bias", at);
     made.key_bias = part("key_bias", at);
     made.value_bias = part("value_bias", at);

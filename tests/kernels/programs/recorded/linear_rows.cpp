@@ -7,10 +7,10 @@ namespace {
 
 const Runner linear_rows("linear_rows", [](Case& c) {
   const auto size = [&](const char* name) { return static_cast<int64_t>(c.number(name)); };
+  const xk_weights weights = {c.data<void>("weights"), type_of(c.array("weights"))};
   return xk_linear_rows(c.data<void>("input"), size("rows"), size("stride"),
-                        type_of(c.array("input")), c.data<void>("weights"), c.data<void>("bias"),
-                        type_of(c.array("weights")), size("inputs"), size("outputs"),
-                        c.data<void>("output"));
+                        type_of(c.array("input")), &weights, c.data<void>("bias"), weights.type,
+                        size("inputs"), size("outputs"), c.data<void>("output"));
 });
 
 }  // namespace
