@@ -4,15 +4,27 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import reprlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from xruntime.errors import BatchError
+
+MAX_DEPTH: Final = 32
+"""Values below this depth are not looked into: an object may refer to itself."""
 
 Path: TypeAlias = tuple[Any, ...]
 """The name of a root, then the indices and keys that lead to a value: ("args", 0, "mask")."""
@@ -83,28 +95,84 @@ def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
     return made
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Build the nest of plain tuples, lists and dicts again, with `function` of each value in them."""
-    if type(value) in (tuple, list):
-        return type(value)([mapped(function, item) for item in value])
-    if type(value) is dict:
-        return {key: mapped(function, item) for key, item in value.items()}
-    return function(value)
+def parts(value: Any) -> Collection[tuple[Any, Any]] | None:
+    """As `entries`, also of dataclasses by field, and of nested tensors."""
+    if isinstance(value, torch.Tensor):
+        return list(enumerate(value.unbind())) if value.is_nested else None
+    inner = entries(value)
+    if inner is None and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name)) for name in names]
+    return inner
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every value that is not a nest, with its path."""
-    inner = None if isinstance(value, torch.Tensor) else entries(value)
+def with_tensors(function: Callable[[torch.Tensor], Any], value: Any, depth: int = 0) -> Any:
+    """Return `value` with each tensor in it replaced by `function` of it, also in dataclasses.
+
+    Values in which nothing changes, and classes that cannot be built again, are returned as they are.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    inner = parts(value) if depth < MAX_DEPTH else None
+    if not inner:
+        return value
+    made = [with_tensors(function, item, depth + 1) for _, item in inner]
+    # torch.compile cannot compare containers by identity.
+    if not torch.compiler.is_compiling() and all(
+        new is old for new, (_, old) in zip(made, inner, strict=True)
+    ):
+        return value
+    try:
+        if entries(value) is not None:
+            return rebuilt(value, made, ())
+        fields = {field.name for field in dataclasses.fields(value) if field.init}
+        new = {key: item for (key, _), item in zip(inner, made, strict=True) if key in fields}
+        return dataclasses.replace(value, **new)
+    except (BatchError, TypeError, ValueError):
+        return value
+
+
+def leaves(
+    value: Any, path: Path = (), inside: Callable[[Any], Any] = entries
+) -> Iterator[tuple[Path, Any]]:
+    """Yield every value in which `inside` finds no others, with its path."""
+    is_tensor = isinstance(value, torch.Tensor) and inside is entries
+    inner = None if is_tensor or len(path) > MAX_DEPTH else inside(value)
     if inner is None:
         yield path, value
         return
     for key, item in inner:
-        yield from leaves(item, (*path, key))
+        yield from leaves(item, (*path, key), inside)
 
 
 def tensor_leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
     """Yield the tensors of a nest, with their paths."""
     return ((at, leaf) for at, leaf in leaves(value, path) if isinstance(leaf, torch.Tensor))
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a nest, also those in dataclasses."""
+    return [leaf for _, leaf in leaves(value, (), parts) if isinstance(leaf, torch.Tensor)]
+
+
+def are_equal(values: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether there are equal tensors and constants at each place; no where that cannot be told.
+
+    NaN equals itself.
+    """
+    return all(map(_is_equal, values, others))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return constant_key(one) is not None and constant_key(one) == constant_key(other)
+    if type(one) not in (torch.Tensor, torch.nn.Parameter) or one.layout is not torch.strided:
+        return one is other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(
+        ((one == other) | ((one != one) & (other != other))).all()
+    )
 
 
 def described(value: Any) -> str:

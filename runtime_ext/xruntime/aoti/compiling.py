@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from xruntime.aoti.inputs import memory_format
 from xruntime.aoti.package_file import own_description
@@ -26,7 +27,7 @@ from xruntime.compilation.inductor import (
 from xruntime.compilation.samples import Sample, check_threads, sample_call
 from xruntime.errors import CompilationError
 from xruntime.operator_library import LINK_OPTIONS
-from xruntime.pytrees import mapped
+from xruntime.pytrees import with_tensors
 from xruntime.threads.team import team_of
 
 _SCRIPT = """\
@@ -94,11 +95,10 @@ def compile_package(
 def _dense(call: Sample) -> Sample:
     """Return the same call with tensors without gaps, so that the package expects such."""
 
-    def dense(value: Any) -> Any:
-        gaps = isinstance(value, torch.Tensor) and memory_format(value) is None
-        return value.contiguous() if gaps else value
+    def dense(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous() if memory_format(tensor) is None else tensor
 
-    return Sample(mapped(dense, call.args), mapped(dense, call.kwargs))
+    return Sample(*with_tensors(dense, tuple(call)))
 
 
 def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
         return {0: torch.export.Dim.AUTO} if tensor else None
 
     bound = inspect.signature(module.forward).bind(*call.args, **call.kwargs)
-    return {name: mapped(vary, value) for name, value in bound.arguments.items()}
+    return {name: pytree.tree_map(vary, value) for name, value in bound.arguments.items()}
 
 
 def library_settings(linked: Path | None = None) -> dict[str, object]:

@@ -33,14 +33,20 @@ _DTYPE = re.compile(r"int32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);
 
 
 CONTIGUOUS: Final = "contiguous"
-_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The memory format by the number of dimensions."""
+
+
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is stored channels-last, and not contiguous at the same time."""
+    return tensor.layout is torch.strided and memory_format(tensor) == "channels_last"
 
 
 def memory_format(tensor: torch.Tensor) -> str | None:
     """How a tensor lies in memory; None if it has gaps or another order."""
     if tensor.is_contiguous():
         return CONTIGUOUS
-    wanted = _FORMATS.get(tensor.dim())
+    wanted = CHANNELS_LAST.get(tensor.dim())
     if wanted is not None and tensor.is_contiguous(memory_format=wanted):
         return "channels_last"
     return None

@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from xruntime.errors import CompilationError
-from xruntime.pytrees import described, leaves, place
+from xruntime.pytrees import described, leaves, parts, place
 from xruntime.threads.torch_modes import Autocast
 
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
@@ -129,8 +129,8 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
     """
     found = [Difference(0.0, 0.0, tolerance, "output")]
     other_dtypes = []
-    expected_leaves = list(leaves(expected, ("output",)))
-    seen_leaves = dict(leaves(seen, ("output",)))
+    expected_leaves = list(leaves(expected, ("output",), parts))
+    seen_leaves = dict(leaves(seen, ("output",), parts))
     if [path for path, _ in expected_leaves] != list(seen_leaves):
         raise CompilationError(
             f"the eager module's output is {described(expected)}, and the compiled one's is"

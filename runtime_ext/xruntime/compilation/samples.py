@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +11,15 @@ import torch
 
 from xruntime.compilation.call_shapes import CallShape
 from xruntime.errors import SampleError, ThreadCountError
-from xruntime.pytrees import Path, mapped, place, tensor_leaves
+from xruntime.pytrees import (
+    Path,
+    are_equal,
+    leaves,
+    place,
+    tensor_leaves,
+    tensors_in,
+    with_tensors,
+)
 
 
 class Sample(NamedTuple):
@@ -25,6 +34,29 @@ class Sample(NamedTuple):
     def tensors(self) -> list[tuple[Path, torch.Tensor]]:
         """Return the tensors among the arguments, with their paths."""
         return [*tensor_leaves(self.args, ("args",)), *tensor_leaves(self.kwargs, ("kwargs",))]
+
+    def copied(self) -> Sample:
+        """Return the same call on copies of its arguments, into which a model may write.
+
+        Modules are not copied, and of arguments that cannot be copied only the tensors are.
+        """
+        arguments = [*self.args, *self.kwargs.values()]
+        made: dict[int, Any] = {
+            id(leaf): leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.nn.Module)
+        }
+        made |= {id(tensor): tensor.detach().clone() for tensor in tensors_in(arguments)}
+        try:
+            given = copy.deepcopy(arguments, dict(made))
+        except Exception:  # noqa: BLE001 - any error of an argument's own class
+            given = with_tensors(lambda tensor: made[id(tensor)], arguments)
+        count = len(self.args)
+        return Sample(tuple(given[:count]), dict(zip(self.kwargs, given[count:], strict=True)))
+
+    def is_unchanged(self, before: Sample) -> bool:
+        """Whether the call holds what it held `before`; no if that cannot be told."""
+        now, old = list(leaves(tuple(self))), list(leaves(tuple(before)))
+        same = [path for path, _ in now] == [path for path, _ in old]
+        return same and are_equal([value for _, value in now], [value for _, value in old])
 
 
 def sample_call(sample: object) -> Sample:
@@ -65,19 +97,19 @@ def with_varying_sizes(call: Sample) -> Sample:
     """
     import torch._dynamo as dynamo
 
-    def marked(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.dim():
+    def marked(value: torch.Tensor) -> torch.Tensor:
+        if not value.dim():
             return value
         if value.shape[0] < 2:
             raise SampleError(
                 f"dynamic=True needs a sample of at least 2 items, and one tensor has {value.shape[0]}:"
                 " torch compiles separate code for sizes below 2"
             )
-        value = CallShape().plain(value.detach())
-        dynamo.maybe_mark_dynamic(value, 0)
-        return value
+        plain: torch.Tensor = CallShape().plain(value.detach())
+        dynamo.maybe_mark_dynamic(plain, 0)
+        return plain
 
-    return Sample(mapped(marked, call.args), mapped(marked, call.kwargs))
+    return Sample(*with_tensors(marked, tuple(call)))
 
 
 def check_threads(threads: object) -> int:

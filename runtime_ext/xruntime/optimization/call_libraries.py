@@ -25,8 +25,8 @@ from xruntime.kept.making import NotCompiledError, Order
 from xruntime.kept.model_libraries import CallKey, Lane, LoadedLibrary, own_memory_problem
 from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.turn import turn
-from xruntime.optimization.outputs import are_equal, comparable
 from xruntime.optimization.runner import CallRunner, Modes
+from xruntime.pytrees import are_equal
 
 START_AFTER_S: Final = 0.5
 """Compiling begins when calls without code have taken this time in all, so nothing is compiled for
@@ -312,7 +312,7 @@ class CallLibraries(Lane):
             return f"the code returns {len(tensors)} tensors, and the modules {outputs.tensors}"
         made = self.aside.modes.result(outputs.rebuilt(tensors))
         try:
-            found = difference(comparable(expected), comparable(made), self.aside.tolerance)
+            found = difference(expected, made, self.aside.tolerance)
         except CompilationError as error:
             return str(error)
         return None if found.allowed else f"the code computes something else: {found}"

@@ -23,7 +23,6 @@ from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.module_order import part_with_hooks
-from xruntime.optimization.outputs import copied
 from xruntime.optimization.passes import (
     join_linears,
     lower_precision,
@@ -249,13 +248,13 @@ class _Inference(Run):
         assert self.request.call is not None
         tensors = (*self.model.parameters(), *self.model.buffers())
         twin = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
-        sample = copied(self.request.call)
+        sample = self.request.call.copied()
         return lambda: twin(*sample.args, **sample.kwargs)
 
     def _call_of(self, compiled: CompiledAside | None) -> Callable[[], Any]:
         """Return a call of what is returned, with that compiled form, in the caller's grad mode."""
         assert self.request.call is not None
-        sample = copied(self.request.call)
+        sample = self.request.call.copied()
 
         def call() -> Any:
             self.runner.compiled = compiled

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from xlaunch.text import counted
+from xruntime.aoti.inputs import CHANNELS_LAST, is_channels_last
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.large_pages import collapse
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, replaced_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
-from xruntime.optimization.outputs import CHANNELS_LAST, is_channels_last
 from xruntime.optimization.run import Run
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError

@@ -23,9 +23,9 @@ from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module_order import CallRecording, Traced, record, trace
 from xruntime.optimization.optimized_module import optimized_class, own_dtype
-from xruntime.optimization.outputs import comparable, copied, is_unchanged, tensors_in, with_tensors
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
+from xruntime.pytrees import tensors_in, with_tensors
 
 
 class Run:
@@ -153,7 +153,7 @@ class Run:
     def call_returned(self) -> Any:
         """Return the outputs of what is returned, on a copy of the sample, without gradients."""
         assert self.request.call is not None
-        call = copied(self.request.call)
+        call = self.request.call.copied()
         with undoing_calls(self.model), self.as_returned() as model, torch.no_grad():
             return model(*call.args, **call.kwargs)
 
@@ -221,14 +221,14 @@ class OutputCheck:
         # The caller's autocast does not count with a dtype, and the input has its own precision.
         own = Modes(dtype=None if request.dtype is None else torch.float32)
         name = type(model).__name__
-        call = copied(sample)
+        call = sample.copied()
         try:
             if known is None:
                 with undoing_calls(model), torch.no_grad(), own.precision():
                     outputs = model(*call.args, **call.kwargs)
                     # What is in a buffer would be undone.
                     known = Known(with_tensors(torch.clone, outputs))
-            self._expected = comparable(known.outputs)
+            self._expected = known.outputs
         except OptimizationError:
             raise
         except Exception as error:
@@ -242,7 +242,7 @@ class OutputCheck:
                 f" ({first_line(error)}){sample_problem(model, sample)}"
             ) from error
 
-        call, drawn = copied(sample), torch.get_rng_state()
+        call, drawn = sample.copied(), torch.get_rng_state()
         with undoing_calls(model) as state:
             with torch.no_grad(), own.precision():
                 run.recording, outputs = record(model, call)
@@ -255,7 +255,7 @@ class OutputCheck:
             elif not torch.equal(drawn, torch.get_rng_state()):
                 self.side_effect = "torch's random numbers"
             problem = self.outputs_problem(outputs)
-        self.may_change_arguments = not is_unchanged(call, sample)
+        self.may_change_arguments = not call.is_unchanged(sample)
         """Whether a call writes into its arguments, or may do so."""
 
         if problem is not None and math.isfinite(self.tolerance):
@@ -267,7 +267,7 @@ class OutputCheck:
 
     @staticmethod
     def _works_with_gradients(model: nn.Module, sample: Any, modes: Modes) -> bool:
-        call = copied(sample)
+        call = sample.copied()
         with (
             undoing_calls(model),
             torch.enable_grad(),
@@ -299,7 +299,7 @@ class OutputCheck:
     def outputs_problem(self, outputs: Any) -> str | None:
         """The same for outputs that were computed before."""
         try:
-            self.latest = difference(self._expected, comparable(outputs), self.tolerance)
+            self.latest = difference(self._expected, outputs, self.tolerance)
         except CompilationError as error:
             return str(error)
         return None if self.latest.allowed else f"the outputs differ: {self.latest}"

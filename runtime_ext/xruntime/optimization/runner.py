@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from xruntime.optimization.outputs import is_channels_last, tensors_in, with_tensors
+from xruntime.aoti.inputs import is_channels_last
 from xruntime.optimization.skipped_norms import refusing_skipped_norms
+from xruntime.pytrees import tensors_in, with_tensors
 from xruntime.threads.torch_modes import (
     Autocast,
     current_autocast,

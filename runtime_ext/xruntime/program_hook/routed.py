@@ -17,7 +17,6 @@ from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.aside import CompiledAside, compiled_aside
-from xruntime.optimization.outputs import copied, is_unchanged
 from xruntime.optimization.run import Known
 from xruntime.optimization.steps import explain
 from xruntime.program_hook.refusals import (
@@ -64,7 +63,7 @@ class Routed:
     ) -> None:
         self._run = run
         self._form = form_of(args=args, kwargs=kwargs)
-        self._sample = copied(Sample(args, kwargs))
+        self._sample = Sample(args, kwargs).copied()
         self._tolerance = tolerance
         self._state = WatchedState(module)
         if self._state.unfollowed is not None:
@@ -112,7 +111,7 @@ class Routed:
             self._check_first_call(args, kwargs, expected, random_before)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.optimized = optimize(module, copied(self._sample), Known(expected))
+                self.optimized = optimize(module, self._sample.copied(), Known(expected))
                 if compiled_aside(self.optimized) is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)
@@ -226,11 +225,11 @@ class Routed:
     def _compared_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the module's outputs; compare those of the form, which is called on copies of the arguments."""
         assert self.optimized is not None
-        before = copied(Sample(args, kwargs))
+        before = Sample(args, kwargs).copied()
         # The module first: it may refuse the sizes.
         expected = self._run(module, *args, **kwargs)
         try:
-            if not is_unchanged(Sample(args, kwargs), before):
+            if not Sample(args, kwargs).is_unchanged(before):
                 raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
             self._check_unchanged("a call changes it")
             outputs = self._restored(self.optimized(*before[0], **before[1]), ())
@@ -264,7 +263,7 @@ class Routed:
             raise NotYetError(str(error)) from None
         if not torch.equal(torch.get_rng_state(), random_before):
             raise UnfitError("a call draws random numbers")
-        if not is_unchanged(Sample(args, kwargs), self._sample):
+        if not Sample(args, kwargs).is_unchanged(self._sample):
             raise PipelineError("a call changes its arguments")
         change = self._state.change()
         if change is not None:

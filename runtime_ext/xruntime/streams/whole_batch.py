@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from xruntime.compilation.gil import CallableKind, kind_of
 from xruntime.compilation.judge import difference, tolerance_for
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import entries, rebuilt, tensor_leaves
+from xruntime.pytrees import tensor_leaves, with_tensors
 from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.splitting import Call
 from xruntime.threads.torch_modes import current_autocast
@@ -67,18 +66,8 @@ def eager_original(model: Any) -> Original | None:
 
 def copied(call: Call) -> Call:
     """Copy the tensors of a call, because a module may change them in place."""
-    return _copied(call[0]), _copied(call[1])
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    inner = entries(value)
-    if inner is None:
-        return value
-    with contextlib.suppress(BatchError):
-        return rebuilt(value, [_copied(item) for _, item in inner], ())
-    return value
+    args, kwargs = with_tensors(lambda tensor: tensor.detach().clone(), tuple(call))
+    return args, kwargs
 
 
 def compare(model: object, original: Original, call: Call, joined: Any) -> None:

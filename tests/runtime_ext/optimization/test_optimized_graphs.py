@@ -69,6 +69,27 @@ def test_torch_compile_takes_the_modules_as_one_graph(dtype: torch.dtype | None)
     assert len(graphs) == 1
 
 
+class Nesting(nn.Module):
+    """Returns a nest of its input and of tensors that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return {"sum": self.layer(given["x"]), "rest": [given["x"], (self.layer(given["x"]),)]}
+
+
+def test_torch_compile_takes_a_nest_of_outputs_as_one_graph() -> None:
+    model, given = Nesting().eval(), {"x": torch.randn(3, 8)}
+    optimized = optimize(model, sample_input=(given,), graph="none", dtype=torch.bfloat16)
+    found = torch.compile(optimized, fullgraph=True, backend="eager")(given)
+    expected = model(given)
+    agree(found["sum"], expected["sum"], 0.1)
+    agree(found["rest"][1][0], expected["rest"][1][0], 0.1)
+    assert torch.equal(found["rest"][0], given["x"])
+
+
 def script_clock(patch: pytest.MonkeyPatch, times_s: dict[str, float]) -> None:
     """Let each form take so many seconds a call."""
 
