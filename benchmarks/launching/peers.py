@@ -5,6 +5,7 @@
     python -m benchmarks.launching.peers --json peers.json
     python -m benchmarks.launching.peers --works resnet50-bf16-16 timm:convnext_tiny-bf16-8 --instances 4 16
     python -m benchmarks.launching.peers --markdown peers.json       # the table of an earlier run
+    python -m benchmarks.launching.peers --markdown peers.json --svg peers.svg       # and its bars
 
 Peers: plain python, python with tcmalloc or jemalloc preloaded, torch's run_cpu with and without
 `--enable-tcmalloc`, numactl, ipexrun, xlaunch, and xlaunch with `--optimize auto` when its code is
@@ -29,6 +30,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.harness.bar_chart import Bar, Panel, svg
 from benchmarks.harness.measurement import (
     at_least_2,
     machine_line,
@@ -213,6 +215,35 @@ def cell(row: Mapping[str, tuple[str, ContenderResults]], peer: str, base: str) 
     return rate_cell(measured, row[base][1] if base in row else measured, count)
 
 
+def panels(rows: Rows) -> list[Panel]:
+    """Return a panel for each work: the rates of the peers that worked on all of them, over plain python."""
+    best = {work: best_of(row) for work, row in rows.items() if row}
+    shown = [peer for peer in PEERS if all(_worked(row, peer) for row in best.values())]
+    if PLAIN not in shown:
+        return []
+    return [Panel(work, [_bar(row, peer) for peer in shown]) for work, row in best.items()]
+
+
+def _worked(row: Mapping[str, tuple[str, ContenderResults]], peer: str) -> bool:
+    return peer in row and row[peer][1].rate() is not None
+
+
+def _bar(row: Mapping[str, tuple[str, ContenderResults]], peer: str) -> Bar:
+    count, measured = row[peer]
+    base = row[PLAIN][1]
+    ratio = (measured.rate() or 0.0) / (base.rate() or 1.0)
+    found = times(measured, base) or (ratio, ratio, ratio)  # one launch has no interval
+    return Bar(peer, rate_cell(measured, measured, count), *found)
+
+
+def write_svg(path: Path, rows: Rows) -> None:
+    """Draw the rates as bars, or print why not."""
+    if drawn := panels(rows):
+        path.write_text(svg(drawn), encoding="utf-8")
+    else:
+        print(f"{path}: not written, {PLAIN} did not work on every work")
+
+
 def library(name: str) -> object:
     """Return the parser of a path to an allocator."""
 
@@ -276,7 +307,12 @@ def parse() -> argparse.Namespace:
         metavar="FILE",
         help="only print the tables of earlier JSON files",
     )
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="draw the rates over python's as bars"
+    )
     asked = parser.parse_args()
+    if asked.svg and len(asked.markdown or ()) > 1:
+        parser.error("--svg draws one run: give --markdown one file")
     for count in asked.instances:
         if not 1 <= count <= cpus:
             parser.error(f"--instances {count}: 1 to {cpus}, the number of CPUs")
@@ -290,6 +326,8 @@ def main() -> int:
             machine, absent, rows = read_rows(path)
             print(machine)
             print_rows(rows, absent)
+            if asked.svg:
+                write_svg(asked.svg, rows)
         return 0
     print(machine_line())
     works = []
@@ -303,6 +341,8 @@ def main() -> int:
         peers = Peers(asked, Path(directory))
         rows = measure(works, peers, asked)
     print_rows(rows, peers.absent)
+    if asked.svg:
+        write_svg(asked.svg, rows)
     return 0
 
 

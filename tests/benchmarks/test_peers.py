@@ -10,9 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.bar_chart import Bar, read_panels, svg
 from benchmarks.harness.turns import DIRECTORY, ContenderResults, LaunchResults
 from benchmarks.harness.works import MODULES, named_work
-from benchmarks.launching.peers import PEERS, Peers, best_of, cell, print_rows, read_rows
+from benchmarks.launching.peers import (
+    PEERS,
+    Peers,
+    best_of,
+    cell,
+    panels,
+    print_rows,
+    read_rows,
+)
 from tests.libraries import find_library
 
 
@@ -83,6 +92,36 @@ def test_a_file_of_results_gives_its_table_again(tmp_path, capsys) -> None:
     assert "| xlaunch         | 19 (1.90 [1.90, 1.90]) |" in printed
     assert "numactl: not measured, numactl is not installed" in printed
     assert "goal MISSED: digits: xlaunch is 0.95 [0.95, 0.95] times python+tcmalloc" in printed
+
+
+def test_bars_are_the_rates_of_peers_that_did_every_work(tmp_path) -> None:
+    rows = {
+        "digits": {
+            "python": measured(10, 10),
+            "numactl": measured(9, 9),
+            "xlaunch+instances=2": measured(19, 19),
+            "xlaunch+instances=8": measured(20, 20),
+        },
+        "sentences": {"python": measured(4, 4), "xlaunch+instances=2": measured(5, 5)},
+    }
+    digits, sentences = panels(rows)
+    assert [(bar.name, bar.rate, round(bar.ratio, 6)) for bar in digits.bars] == [
+        ("python", "10", 1),
+        ("xlaunch+instances", "20 by 8", 2),
+    ]
+    assert [bar.name for bar in sentences.bars] == ["python", "xlaunch+instances"]
+    assert "20 by 8 (2.00x)" in svg([digits, sentences])
+    del rows["digits"]["python"]
+    assert panels(rows) == []
+
+
+def test_the_picture_of_readme_is_that_of_the_published_table() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    text = (docs / "measurements.md").read_text()
+    drawn = read_panels(text, "Beside what a reader would type")
+    assert [panel.title for panel in drawn] == ["ResNet-50", "BERT-base"]
+    assert drawn[0].bars[-1] == Bar("xlaunch --instances 8", "615", 2.66, 2.09, 3.40)
+    assert (docs / "pictures" / "peers.svg").read_text() == svg(drawn)
 
 
 PRINT_ALLOCATORS = """
