@@ -20,7 +20,14 @@ from torch import nn
 from xruntime import native
 from xruntime.errors import OperatorError
 from xruntime.generation.cached_layers import CacheView, growing, in_use, other_kind
-from xruntime.generation.decoders import LINEARS, NORMS, Sizes, UndescribedError, described
+from xruntime.generation.decoders import (
+    LINEARS,
+    NORMS,
+    Description,
+    Sizes,
+    UndescribedError,
+    described,
+)
 from xruntime.generation.linear_rows import c_weights, linears_of_torch
 from xruntime.generation.speed import Speed
 from xruntime.generation.team_size import TeamSizes
@@ -42,10 +49,10 @@ class _Layer(ctypes.Structure):
     """xk_decode_layer of xkernels.h."""
 
     _fields_ = native.fields(
-        (_ADDRESS, " ".join(NORMS)),
+        (_ADDRESS, " ".join(f"{name} {name}_bias" for name in NORMS)),
         (native.CWeights, " ".join(LINEARS)),
         (_ADDRESS, f"{' '.join(f'{name}_bias' for name in LINEARS)} keys values"),
-        (_INT64, "batch_stride head_stride position window"),
+        (_INT64, "batch_stride head_stride position window rotary"),
     )
 
 
@@ -54,12 +61,12 @@ class _Step(ctypes.Structure):
 
     _fields_ = native.fields(
         (_ADDRESS, "layers"),
-        (_INT64, f"layer_count batch {_SIZES}"),
-        (_INT32, "weight_type norm_type cache_type"),
-        (_FLOAT, "epsilon scale"),
-        (_ADDRESS, "embedding norm"),
+        (_INT64, f"layer_count batch {_SIZES} rotary_size"),
+        (_INT32, "weight_type norm_type cache_type norm_kind activation parallel"),
+        (_FLOAT, "epsilon norm_offset scale score_cap logit_cap embedding_scale"),
+        (_ADDRESS, "embedding addends norm norm_bias"),
         (native.CWeights, "head"),
-        (_ADDRESS, "tokens cosines sines starts"),
+        (_ADDRESS, "head_bias tokens cosines sines starts"),
         (_INT64, "positions"),
         (_ADDRESS, "logits"),
         (_INT32, "logits_type threads"),
@@ -83,12 +90,17 @@ _TAKEN: Final = frozenset(
 """The arguments that a call may have. Others must be None."""
 
 
+def _described(name: str, tensor: torch.Tensor) -> Any:
+    """The value of the field of that name."""
+    return c_weights(tensor) if name in (*LINEARS, "head") else tensor.data_ptr()
+
+
 class _Plan:
     """A model as it is described, and what shows that it still is. Raises UndescribedError."""
 
     def __init__(self, model: Any, kind: type[nn.Module]) -> None:
         self.description = made = described(model, kind)
-        self._parameters = made.parameters()
+        self._parameters = made.parameters
         self._addresses = [one.data_ptr() for one in self._parameters]
         self._dtypes = [one.dtype for one in self._parameters]
         inner = [vars(module) for module in made.modules if module is not model]
@@ -107,11 +119,22 @@ class _Plan:
         self.layers = (_Layer * len(made.layers))()
         """Of each layer all but its cache."""
 
-        for layer, parts, window in zip(self.layers, made.layers, made.windows, strict=True):
-            for name, parameter in parts.items():
-                linear = name in LINEARS
-                setattr(layer, name, c_weights(parameter) if linear else parameter.data_ptr())
-            layer.window = window
+        for layer, parts, window, rotary in zip(
+            self.layers, made.layers, made.windows, made.rotaries, strict=True
+        ):
+            for name, tensor in parts.items():
+                setattr(layer, name, _described(name, tensor))
+            layer.window, layer.rotary = window, rotary
+        self.step = _Step(
+            layer_count=len(made.layers),
+            **made.sizes._asdict(),
+            **made.numbers,
+            weight_type=_TYPES[made.embedding.dtype],
+            norm_type=_TYPES[made.ends["norm"].dtype],
+            embedding=made.embedding.data_ptr(),
+            **{name: _described(name, tensor) for name, tensor in made.ends.items()},
+        )
+        """All that does not change from call to call."""
 
     def is_current(self) -> bool:
         """Whether the model has the parts and weights of the description."""
@@ -137,6 +160,11 @@ class _Call(NamedTuple):
     plan: _Plan
     tokens: torch.Tensor
     positions: torch.Tensor
+    """Of each sequence, or one for all."""
+
+    addends: torch.Tensor | None
+    """Embeddings of the positions, in float32."""
+
     starts: torch.Tensor
     cache: Any
     view: CacheView
@@ -211,19 +239,20 @@ class DecodeStep:
         made, elapsed_s = call.plan.description, time.perf_counter() - began
         search.add(threads, elapsed_s)
         if search.is_over() and self.speed.add_step(
-            batch, threads, elapsed_s, made.head, made.bytes_a_token()
+            batch, threads, elapsed_s, made.ends["head"], made.bytes_a_token()
         ):
             self._tell(self.speed.line or "")
-        return self._outputs(logits, call.cache)
+        return self._outputs(logits, call)
 
     def __reduce__(self) -> Any:
         """In a copy or pickle of a model, there is None in its place."""
         return _no_step, ()
 
-    def _outputs(self, logits: torch.Tensor, cache: Any) -> Any:
-        from transformers.modeling_outputs import CausalLMOutputWithPast
+    def _outputs(self, logits: torch.Tensor, call: _Call) -> Any:
+        from transformers import modeling_outputs
 
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        kind = getattr(modeling_outputs, call.plan.description.family.outputs)
+        return kind(logits=logits, past_key_values=call.cache)
 
     def _compared(
         self,
@@ -306,26 +335,37 @@ class DecodeStep:
             return None
         made = plan.description
         if torch.is_autocast_enabled("cpu"):
-            weights = made.head.dtype
+            weights = made.embedding.dtype
             if weights is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not weights:
                 return None
         if (kind := other_kind(cache)) is not None:
             self._name_cache(kind)
             return None
         view = growing(cache, (len(made.layers), made.sizes.kv_heads, made.sizes.head_dim))
-        if view is None or view.batch != batch or view.dtype is not made.head.dtype:
+        if view is None or view.batch != batch or view.dtype is not made.embedding.dtype:
             return None
         if int(tokens.min()) < 0 or int(tokens.max()) >= made.sizes.vocabulary:
             return None
         starts = _starts(kwargs.get("attention_mask"), batch, view.positions)
+        if starts is None:
+            return None
         positions = kwargs.get("position_ids")
         if positions is None:
             positions = torch.full((1, 1), view.positions)
-        if starts is None or type(positions) is not torch.Tensor or positions.dim() != 2:
+            if made.family.padded_places:
+                positions = positions - starts[:, None]
+        if type(positions) is not torch.Tensor or positions.dim() != 2:
             return None
         if positions.shape[1] != 1 or positions.shape[0] not in (1, batch):
             return None
-        return _Call(plan, tokens.contiguous(), positions, starts, cache, view)
+        addends = None
+        if made.places is not None:
+            rows = positions[:, 0] + made.place_offset
+            if int(rows.min()) < 0 or int(rows.max()) >= len(made.places):
+                return None
+            shape = (batch, made.sizes.hidden)
+            addends = made.places.detach()[rows].float().expand(shape).contiguous()
+        return _Call(plan, tokens.contiguous(), positions, addends, starts, cache, view)
 
     def _name_cache(self, kind: str) -> None:
         if kind not in self._other_kinds:
@@ -335,13 +375,7 @@ class DecodeStep:
     def _computed(self, call: _Call, threads: int) -> torch.Tensor:
         """Write the next position into the cache's room, and return logits, by so many threads of the team."""
         made, view = call.plan.description, call.view
-        turns: Any = made.rotary
-        with torch.autocast("cpu", enabled=False):
-            cosines, sines = turns(torch.empty(0), call.positions)
-        shape = (view.batch, made.sizes.head_dim)
-        cosines, sines = (
-            one[:, 0].to(torch.float32).expand(shape).contiguous() for one in (cosines, sines)
-        )
+        cosines, sines = _turns(made, call.positions, view.batch)
         template = call.plan.layers
         layers = type(template).from_buffer_copy(template)
         for c_layer, layer in zip(layers, view.layers, strict=True):
@@ -351,34 +385,37 @@ class DecodeStep:
             c_layer.values = room.values.data_ptr() + first
             c_layer.batch_stride, c_layer.head_stride = room.keys.stride()[:2]
             c_layer.position = room.end - room.begin
-        logits = torch.empty((view.batch, 1, made.sizes.vocabulary), dtype=made.head.dtype)
-        step = _Step(
-            layers=ctypes.addressof(layers),
-            layer_count=len(layers),
-            batch=view.batch,
-            **made.sizes._asdict(),
-            weight_type=_TYPES[made.head.dtype],
-            norm_type=_TYPES[made.norm.dtype],
-            cache_type=_TYPES[view.dtype],
-            epsilon=made.epsilon,
-            scale=made.scale,
-            embedding=made.embedding.data_ptr(),
-            norm=made.norm.data_ptr(),
-            head=c_weights(made.head),
-            tokens=call.tokens.data_ptr(),
-            cosines=cosines.data_ptr(),
-            sines=sines.data_ptr(),
-            starts=call.starts.data_ptr(),
-            positions=view.positions,
-            logits=logits.data_ptr(),
-            logits_type=_TYPES[logits.dtype],
-            threads=threads,
-        )
+        logits = torch.empty((view.batch, 1, made.sizes.vocabulary), dtype=made.embedding.dtype)
+        step = _Step.from_buffer_copy(call.plan.step)
+        step.layers = ctypes.addressof(layers)
+        step.batch, step.positions, step.threads = view.batch, view.positions, threads
+        step.rotary_size = cosines.shape[-1]
+        step.cache_type, step.logits_type = _TYPES[view.dtype], _TYPES[logits.dtype]
+        step.cosines, step.sines = cosines.data_ptr(), sines.data_ptr()
+        step.addends = None if call.addends is None else call.addends.data_ptr()
+        step.tokens, step.starts = call.tokens.data_ptr(), call.starts.data_ptr()
+        step.logits = logits.data_ptr()
         native.check(
             native.library().xk_decode_step(ctypes.byref(step)),
             lambda problem: OperatorError(f"the decode step is refused ({problem.name})"),
         )
         return logits
+
+
+def _turns(
+    made: Description, positions: torch.Tensor, batch: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the rotary embeddings, (embeddings, batch, features), dense; without any, empty."""
+    rotary: Any = made.rotary
+    if rotary is None:
+        return torch.empty(0, 0), torch.empty(0, 0)
+    with torch.autocast("cpu", enabled=False):
+        found = [rotary(torch.empty(0), positions, *it) for it in made.rotary_types]
+    cosines, sines = (
+        torch.stack([one[:, 0].float().expand(batch, -1) for one in all_of_a_kind])
+        for all_of_a_kind in zip(*found, strict=True)
+    )
+    return cosines, sines
 
 
 def _no_step() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models have a decode step: a description of their parts, read from modules and configuration together.
+"""Which models have a decode step: a table of families, and a description of a model's parts by it.
 
 A module belongs to a description by its class, not by the names of its parts: other families have parts of the
 same names that compute something else.
@@ -7,6 +7,8 @@ same names that compute something else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,20 +16,202 @@ from torch import nn
 
 from xruntime.generation.linear_rows import RowLinear
 
-FAMILIES: Final = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
-"""transformers' name of each family, and how the names of its classes begin."""
-
 OLDEST: Final = (5, 17)
 NEWEST: Final = (5, 23)
 """The versions of transformers whose modules these descriptions were compared with."""
 
 _DTYPES: Final = (torch.float32, torch.bfloat16)
 
-
-NORMS: Final = ("input_norm", "attention_norm", "query_norm", "key_norm")
+NORMS: Final = (
+    "input_norm",
+    "attention_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "query_norm",
+    "key_norm",
+)
 LINEARS: Final = ("query", "key", "value", "output", "gate", "up", "down")
-PARTS: Final = (*NORMS, *LINEARS, *[f"{name}_bias" for name in LINEARS])
-"""Names of a layer's parameters; it may have no norms of queries and keys, and no biases."""
+"""Names of a layer's parts, each of which may be missing; its bias is NAME_bias."""
+
+_ACTIVATIONS: Final = {
+    "SiLU": 0,
+    "SiLUActivation": 0,
+    "GELUActivation": 1,
+    "GELUTanh": 2,
+    "NewGELUActivation": 2,
+    "FastGELUActivation": 2,
+    "ReLU": 3,
+}
+"""Numbers in xkernels.h of the functions that these classes compute."""
+
+
+class Family(NamedTuple):
+    """A row of the table: where modules are, how their classes are called, and what they compute."""
+
+    prefix: str
+    """How the names of its classes begin."""
+
+    parts: Mapping[str, str]
+    """Of a layer: parts, and the paths of their modules. Several parts of one module are its rows in that order."""
+
+    model: str = "ForCausalLM"
+    body: tuple[str, str] = ("model", "Model")
+    """The path of what has the layers, and its class without the prefix, as in the following."""
+
+    layers: tuple[str, str] = ("layers", "DecoderLayer")
+    attention: str = "self_attn"
+    grouped: bool = True
+    """Whether several heads may share keys and values."""
+
+    mlp: str = "mlp"
+    """Empty: its linears are the layer's own."""
+
+    activation: str = "mlp.act_fn"
+    embedding: tuple[str, str] = ("embed_tokens", "")
+    """Without a class it is torch's."""
+
+    places: tuple[str, str] = ("", "")
+    """Learned embeddings of positions."""
+
+    norm: str = "norm"
+    norms: str = "RMSNorm"
+    """Their class; empty: torch's LayerNorm."""
+
+    norm_offset: float = 0
+    rotary: str = "rotary_emb"
+    windows: str = ""
+    """Which layers have sliding windows: "all", those that config's layer_types name ("types"), or none."""
+
+    rotary_by_type: bool = False
+    """Whether layers of different layer_types have different rotary embeddings."""
+
+    parallel: bool | str = False
+    """Whether attention and MLP see the same values, or the attribute of a layer that says so."""
+
+    score_cap: bool = False
+    logit_cap: bool = False
+    """Whether config names soft caps of attention scores and logits."""
+
+    padded_places: bool = False
+    """Whether positions that a call does not pass count without padding."""
+
+    needs: Mapping[str, object] = {}
+    """Attributes that each layer must have."""
+
+    outputs: str = "CausalLMOutputWithPast"
+
+
+_NORMS: Final = {"input_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+_ATTENTION: Final = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "output": "self_attn.o_proj",
+}
+_MLP: Final = {"gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
+_HEAD_NORMS: Final = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_LLAMA: Final = {**_NORMS, **_ATTENTION, **_MLP}
+_GEMMA2: Final = {
+    **_LLAMA,
+    "attention_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+_gemma2: Final = Family(
+    "Gemma2",
+    _GEMMA2,
+    embedding=("embed_tokens", "TextScaledWordEmbedding"),
+    norm_offset=1,
+    windows="types",
+    score_cap=True,
+    logit_cap=True,
+    needs={"self_attn.is_causal": True},
+)
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    "llama": Family("Llama", _LLAMA),
+    "mistral": Family("Mistral", _LLAMA, windows="all"),
+    "qwen2": Family("Qwen2", _LLAMA, windows="types"),
+    "qwen3": Family("Qwen3", {**_LLAMA, **_HEAD_NORMS}, windows="types"),
+    "phi3": Family(
+        "Phi3",
+        {
+            **_NORMS,
+            "query key value": "self_attn.qkv_proj",
+            "output": "self_attn.o_proj",
+            "gate up": "mlp.gate_up_proj",
+            "down": "mlp.down_proj",
+        },
+        activation="mlp.activation_fn",
+        windows="all",
+    ),
+    "gemma2": _gemma2,
+    "gemma3": _gemma2._replace(
+        prefix="Gemma3",
+        parts={**_GEMMA2, **_HEAD_NORMS},
+        body=("model", "TextModel"),
+        rotary_by_type=True,
+        score_cap=False,
+    ),
+    "phi": Family(
+        "Phi",
+        {
+            "input_norm": "input_layernorm",
+            "mlp_norm": "input_layernorm",
+            "query_norm": "self_attn.q_layernorm",
+            "key_norm": "self_attn.k_layernorm",
+            **_ATTENTION,
+            "output": "self_attn.dense",
+            "up": "mlp.fc1",
+            "down": "mlp.fc2",
+        },
+        activation="mlp.activation_fn",
+        norm="final_layernorm",
+        norms="",
+        parallel=True,
+    ),
+    "gpt_neox": Family(
+        "GPTNeoX",
+        {
+            **_NORMS,
+            "query": "attention.query_key_value",
+            "output": "attention.dense",
+            "up": "mlp.dense_h_to_4h",
+            "down": "mlp.dense_4h_to_h",
+        },
+        body=("gpt_neox", "Model"),
+        layers=("layers", "Layer"),
+        attention="attention",
+        grouped=False,
+        activation="mlp.act",
+        embedding=("embed_in", ""),
+        norm="final_layer_norm",
+        norms="",
+        parallel="use_parallel_residual",
+    ),
+    "opt": Family(
+        "OPT",
+        {
+            "input_norm": "self_attn_layer_norm",
+            "mlp_norm": "final_layer_norm",
+            **_ATTENTION,
+            "output": "self_attn.out_proj",
+            "up": "fc1",
+            "down": "fc2",
+        },
+        body=("model.decoder", "Decoder"),
+        grouped=False,
+        mlp="",
+        activation="activation_fn",
+        places=("embed_positions", "LearnedPositionalEmbedding"),
+        norm="final_layer_norm",
+        norms="",
+        rotary="",
+        padded_places=True,
+        needs={"do_layer_norm_before": True},
+    ),
+}
+"""By transformers' names of families."""
 
 
 class UndescribedError(Exception):
@@ -53,30 +237,40 @@ class Sizes(NamedTuple):
 class Description(NamedTuple):
     """All that the decode step has to know of a model."""
 
-    layers: list[dict[str, nn.Parameter]]
-    """Of each layer the parameters that it has, by names of `PARTS`."""
+    family: Family
+    layers: list[dict[str, torch.Tensor]]
+    """Of each layer the weights and biases that it has, by names of `NORMS` and `LINEARS`."""
 
     windows: list[int]
     """Of each layer: how many positions attend to each other; 0: all."""
 
+    rotaries: list[int]
+    """Of each layer: which of `rotary_types` its rotary embedding is for."""
+
+    rotary_types: list[tuple[str, ...]]
+    """Further arguments of `rotary`, for each embedding that it computes."""
+
+    rotary: nn.Module | None
     embedding: nn.Parameter
-    norm: nn.Parameter
-    head: nn.Parameter
-    rotary: nn.Module
+    places: nn.Parameter | None
+    place_offset: int
+    """The row of `places` for position 0."""
+
+    ends: dict[str, torch.Tensor]
+    """norm, norm_bias, head and head_bias, as far as the model has them."""
+
     sizes: Sizes
-    epsilon: float
-    scale: float
+    numbers: dict[str, float]
+    """Other fields of xk_decode that the model decides."""
+
+    parameters: list[nn.Parameter]
     modules: list[nn.Module]
     """Those whose calls the step replaces."""
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return all parameters, in an order that does not change."""
-        found = [self.embedding, self.norm, self.head]
-        return found + [one for layer in self.layers for one in layer.values()]
-
     def bytes_a_token(self) -> int:
-        """Return the bytes of all weights but the embedding's, of which a token needs one row."""
-        return sum(one.nbytes for one in self.parameters()[1:])
+        """Return the bytes of all weights that a token reads."""
+        rows = {id(one) for one in (self.embedding, self.places)} - {id(self.ends["head"])}
+        return sum(it.nbytes for it in dict.fromkeys(self.parameters) if id(it) not in rows)
 
 
 def transformers_problem() -> str | None:
@@ -100,25 +294,28 @@ def described(model: nn.Module, kind: type[nn.Module]) -> Description:
 
 class _Reader:
     def __init__(self, model: Any, kind: type[nn.Module]) -> None:
-        self.model = model
-        self.modules: list[nn.Module] = []
-        for name, prefix in FAMILIES.items():
-            self.family, self.place, self.prefix = name, _place_of(name), prefix
-            if (kind.__module__, kind.__name__) == (self.place, f"{prefix}ForCausalLM"):
+        self.model: Any = model
+        self.config: Any = getattr(model, "config", None)
+        self.known: set[nn.Module] = {model}
+        self.parameters: list[nn.Parameter] = []
+        self.epsilons: set[float] = set()
+        for name, family in FAMILIES.items():
+            self.family, self.place = family, f"transformers.models.{name}.modeling_{name}"
+            if (kind.__module__, kind.__name__) == (self.place, family.prefix + family.model):
                 break
         else:
             raise UndescribedError("it is of no family with a decode step")
         problem = transformers_problem()
         _need(problem is None, str(problem))
 
-    def part(self, module: Any, suffix: str) -> Any:
-        """A part whose class is this family's."""
-        kind, name = type(module), self.prefix + suffix
-        _need(
-            (kind.__module__, kind.__name__) == (self.place, name),
-            f"it has a {kind.__name__} in the place of a {name}",
-        )
-        self.modules.append(module)
+    def part(self, module: Any, suffix: str, plain: type[nn.Module] = nn.Module) -> Any:
+        """A part whose class is this family's, or `plain` without a suffix."""
+        kind = type(module)
+        kind = getattr(kind, "_layer", kind)  # of one with weights in bf16
+        name = self.family.prefix + suffix if suffix else plain.__name__
+        fits = (kind.__module__, kind.__name__) == (self.place, name) if suffix else kind is plain
+        _need(fits, f"it has a {kind.__name__} in the place of a {name}")
+        self.known.add(module)
         return module
 
     def weight(self, parameter: Any, *shape: int) -> nn.Parameter:
@@ -132,117 +329,162 @@ class _Reader:
             parameter.is_cpu and parameter.dtype in _DTYPES,
             f"a weight is {parameter.dtype} on {parameter.device}",
         )
+        self.parameters.append(parameter)
         return parameter  # type: ignore[no-any-return]
 
-    def linear(self, name: str, module: Any, inputs: int, outputs: int) -> dict[str, nn.Parameter]:
+    def linear(self, names: str, module: Any, inputs: int, *rows: int) -> dict[str, torch.Tensor]:
+        """The weights and biases of parts that are rows of one linear."""
         kind = type(module)
         _need(
             kind is nn.Linear or issubclass(kind, RowLinear),
             f"it has a {kind.__name__} in the place of a Linear",
         )
-        self.modules.append(module)
-        found = {name: self.weight(module.weight, outputs, inputs)}
-        if module.bias is not None:
-            found[f"{name}_bias"] = self.weight(module.bias, outputs)
+        self.known.add(module)
+        found: dict[str, torch.Tensor] = {}
+        for suffix, parameter, shape in (("", module.weight, [inputs]), ("_bias", module.bias, [])):
+            if parameter is not None:
+                parts = torch.split(self.weight(parameter, sum(rows), *shape).detach(), [*rows])
+                found |= zip([name + suffix for name in names.split()], parts, strict=True)
         return found
 
-    def norm(self, module: Any, size: int) -> nn.Parameter:
-        module = self.part(module, "RMSNorm")
-        _need(module.variance_epsilon == self.epsilon, "its norms have several epsilons")
-        return self.weight(module.weight, size)
+    def norm(self, name: str, module: Any, size: int) -> dict[str, torch.Tensor]:
+        module = self.part(module, self.family.norms, nn.LayerNorm)
+        epsilon = getattr(module, "variance_epsilon", None)
+        self.epsilons.add(module.eps if epsilon is None else epsilon)
+        found: dict[str, torch.Tensor] = {name: self.weight(module.weight, size)}
+        if getattr(module, "bias", None) is not None:
+            found[f"{name}_bias"] = self.weight(module.bias, size)
+        return found
+
+    def embeddings(self, body: Any, place: tuple[str, str]) -> Any:
+        module = self.part(attrgetter(place[0])(body), place[1], nn.Embedding)
+        _need(module.max_norm is None, "its embedding changes its weights")
+        return module
 
     def description(self) -> Description:
-        model, config = self.model, self.model.config
-        inner = self.part(model.model, "Model")
-        self.epsilon = float(inner.norm.variance_epsilon)
-        self.scale = float(inner.layers[0].self_attn.scaling)
-        count, expected = len(inner.layers), config.num_hidden_layers
+        model, config, family = self.model, self.config, self.family
+        *around, _ = family.body[0].split(".")
+        for name in around:
+            self.part(getattr(model, name), "Model")
+        body = self.part(attrgetter(family.body[0])(model), family.body[1])
+        layers = list(attrgetter(family.layers[0])(body))
+        count, expected = len(layers), config.num_hidden_layers
         _need(count == expected, f"it has {count} of {expected} layers")
-        embedding = inner.embed_tokens
-        plain = getattr(type(embedding), "_layer", type(embedding))  # of one with weights in bf16
-        _need(
-            plain is nn.Embedding and embedding.max_norm is None,
-            f"it has a {type(embedding).__name__} in the place of an Embedding",
-        )
-        self.modules += [model, inner.layers, embedding]
-        sizes = self.sizes(inner)
-        layers = [self.layer(layer, at, sizes) for at, layer in enumerate(inner.layers)]
-        head = self.linear("head", model.lm_head, sizes.hidden, sizes.vocabulary)
-        _need(len(head) == 1, "its head has a bias")
+        embedding = self.embeddings(body, family.embedding)
+        sizes = self.sizes(layers[0], *embedding.weight.shape)
+        embedding_weight = self.weight(embedding.weight, sizes.vocabulary, sizes.hidden)
+        places = self.embeddings(body, family.places) if family.places[0] else None
+        parts = [self.layer(layer, at, sizes) for at, layer in enumerate(layers)]
+        ends = self.norm("norm", attrgetter(family.norm)(body), sizes.hidden)
+        ends |= self.linear("head", model.lm_head, sizes.hidden, sizes.vocabulary)
+        types = sorted(set(config.layer_types)) if family.rotary_by_type else []
+        rotary = attrgetter(family.rotary)(body) if family.rotary else None
         found = Description(
-            layers=layers,
+            family=family,
+            layers=parts,
             windows=[self.window(at) for at in range(count)],
-            embedding=self.weight(embedding.weight, sizes.vocabulary, sizes.hidden),
-            norm=self.norm(inner.norm, sizes.hidden),
-            head=head["head"],
-            rotary=self.part(inner.rotary_emb, "RotaryEmbedding"),
+            rotaries=[types.index(config.layer_types[at]) if types else 0 for at in range(count)],
+            rotary_types=[(it,) for it in types] or [()],
+            rotary=None if rotary is None else self.part(rotary, "RotaryEmbedding"),
+            embedding=embedding_weight,
+            places=None if places is None else self.weight(places.weight, *places.weight.shape),
+            place_offset=int(getattr(places, "offset", 0)),
+            ends=ends,
             sizes=sizes,
-            epsilon=self.epsilon,
-            scale=self.scale,
-            modules=self.modules,
+            numbers=self.numbers(layers, embedding),
+            parameters=self.parameters,
+            modules=list(model.modules()),
         )
-        norms, others = {found.norm.dtype}, {found.embedding.dtype, found.head.dtype}
-        for name, parameter in [it for layer in layers for it in layer.items()]:
-            (norms if name in NORMS else others).add(parameter.dtype)
-        _need(len(norms) == len(others) == 1, "its weights have several dtypes")
+        self.check(found)
         return found
 
-    def sizes(self, inner: Any) -> Sizes:
-        attention, mlp = inner.layers[0].self_attn, inner.layers[0].mlp
-        vocabulary, hidden = inner.embed_tokens.weight.shape
-        width = int(attention.head_dim)
-        heads, kv_heads = (
-            one.weight.shape[0] // width for one in (attention.q_proj, attention.k_proj)
-        )
+    def check(self, found: Description) -> None:
+        norms: set[torch.dtype] = set()
+        others = {found.embedding.dtype}
+        for name, tensor in [it for parts in (*found.layers, found.ends) for it in parts.items()]:
+            (norms if name.removesuffix("_bias").endswith("norm") else others).add(tensor.dtype)
+        _need(len(norms) == len(others) == 1, "its weights have several dtypes")
+        for module in found.modules:
+            silent = isinstance(module, (nn.Dropout, nn.Identity, nn.ModuleList))
+            name = type(module).__name__
+            _need(silent or module in self.known, f"it has a {name}, which is not described")
+
+    def sizes(self, layer: Any, vocabulary: int, hidden: int) -> Sizes:
+        config = self.config
+        attention = attrgetter(self.family.attention)(layer)
+        width = int(attention.head_dim if hasattr(attention, "head_dim") else attention.head_size)
+        heads = config.num_attention_heads
+        kv_heads = config.num_key_value_heads if self.family.grouped else heads
         _need(
-            width % 2 == 0 and kv_heads > 0 and heads % kv_heads == 0,
+            kv_heads > 0 and heads % kv_heads == 0,
             f"it has {heads} heads of {width} features and {kv_heads} of keys",
         )
-        return Sizes(hidden, heads, kv_heads, width, mlp.gate_proj.weight.shape[0], vocabulary)
+        down = attrgetter(self.family.parts["down"])(layer).weight
+        return Sizes(hidden, heads, kv_heads, width, down.shape[1], vocabulary)
 
-    def layer(self, layer: Any, at: int, sizes: Sizes) -> dict[str, nn.Parameter]:
-        layer = self.part(layer, "DecoderLayer")
-        attention, mlp = self.part(layer.self_attn, "Attention"), self.part(layer.mlp, "MLP")
-        activation, width = type(mlp.act_fn).__name__, sizes.head_dim
-        _need(
-            attention.layer_idx == at and attention.head_dim == width,
-            f"layer {at} is number {attention.layer_idx}",
-        )
-        _need(attention.scaling == self.scale, "its layers have several scales")
-        _need(activation in ("SiLU", "SiLUActivation"), f"its activation is {activation}, not SiLU")
-        self.modules.append(mlp.act_fn)
-        parts = {
-            "input_norm": self.norm(layer.input_layernorm, sizes.hidden),
-            "attention_norm": self.norm(layer.post_attention_layernorm, sizes.hidden),
+    def layer(self, layer: Any, at: int, sizes: Sizes) -> dict[str, torch.Tensor]:
+        family = self.family
+        layer = self.part(layer, family.layers[1])
+        attention = self.part(attrgetter(family.attention)(layer), "Attention")
+        if family.mlp:
+            self.part(attrgetter(family.mlp)(layer), "MLP")
+        _need(attention.layer_idx == at, f"layer {at} is number {attention.layer_idx}")
+        for name, value in family.needs.items():
+            _need(attrgetter(name)(layer) == value, f"{name} is not {value} in layer {at}")
+        hidden, width = sizes.hidden, sizes.head_dim
+        queries, keys = sizes.heads * width, sizes.kv_heads * width
+        rows = {"query": queries, "key": keys, "value": keys, "output": hidden, "down": hidden}
+        inputs = {"output": queries, "down": sizes.intermediate}
+        if "query" in family.parts and "key" not in family.parts:
+            rows["query"] += 2 * keys
+        found: dict[str, torch.Tensor] = {}
+        for names, path in family.parts.items():
+            if names in ("query_norm", "key_norm"):
+                if path in dict(layer.named_modules()):
+                    found |= self.norm(names, attrgetter(path)(layer), width)
+            elif names in NORMS:
+                found |= self.norm(names, attrgetter(path)(layer), hidden)
+            else:
+                counts = [rows.get(name, sizes.intermediate) for name in names.split()]
+                module = attrgetter(path)(layer)
+                found |= self.linear(names, module, inputs.get(names, hidden), *counts)
+        return found
+
+    def numbers(self, layers: list[Any], embedding: Any) -> dict[str, float]:
+        family, config = self.family, self.config
+        attentions = [attrgetter(family.attention)(layer) for layer in layers]
+        activations = [attrgetter(family.activation)(layer) for layer in layers]
+        self.known.update(activations)
+        names = {type(one).__name__ for one in activations}
+        unknown = sorted(names - _ACTIVATIONS.keys())
+        _need(not unknown, f"its activation is {', '.join(unknown)}")
+        said = family.parallel
+        parallel = {bool(getattr(it, said) if isinstance(said, str) else said) for it in layers}
+        values: dict[str, set[Any]] = {
+            "epsilon": self.epsilons,
+            "scale": {float(one.scaling) for one in attentions},
+            "activation": {_ACTIVATIONS[name] for name in names},
+            "parallel": parallel,
         }
-        if self.family == "qwen3":
-            parts["query_norm"] = self.norm(attention.q_norm, width)
-            parts["key_norm"] = self.norm(attention.k_norm, width)
-        hidden, queries, keys = sizes.hidden, sizes.heads * width, sizes.kv_heads * width
-        for name, module, inputs, outputs in (
-            ("query", attention.q_proj, hidden, queries),
-            ("key", attention.k_proj, hidden, keys),
-            ("value", attention.v_proj, hidden, keys),
-            ("output", attention.o_proj, queries, hidden),
-            ("gate", mlp.gate_proj, hidden, sizes.intermediate),
-            ("up", mlp.up_proj, hidden, sizes.intermediate),
-            ("down", mlp.down_proj, sizes.intermediate, hidden),
-        ):
-            parts |= self.linear(name, module, inputs, outputs)
-        return parts
+        for name, found in values.items():
+            _need(len(found) == 1, f"its layers differ in {name}")
+        scale = getattr(embedding, "embed_scale", None)
+        return {
+            **{name: found.pop() for name, found in values.items()},
+            "norm_kind": 0 if family.norms else 1,
+            "norm_offset": family.norm_offset,
+            "score_cap": (family.score_cap and config.attn_logit_softcapping) or 0,
+            "logit_cap": (family.logit_cap and config.final_logit_softcapping) or 0,
+            "embedding_scale": 1 if scale is None else float(scale.to(embedding.weight.dtype)),
+        }
 
     def window(self, at: int) -> int:
         """How many positions attend to each other in a layer, as the model's masks say."""
-        config = self.model.config
-        if self.family == "llama":
+        if not self.family.windows:
             return 0
-        if self.family != "mistral":
-            kind = config.layer_types[at]
+        if self.family.windows == "types":
+            kind = self.config.layer_types[at]
             if kind == "full_attention":
                 return 0
             _need(kind == "sliding_attention", f"layer {at} has {kind}")
-        return config.sliding_window or 0
-
-
-def _place_of(family: str) -> str:
-    return f"transformers.models.{family}.modeling_{family}"
+        return self.config.sliding_window or 0

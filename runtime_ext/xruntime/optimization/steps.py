@@ -51,7 +51,7 @@ INFERENCE: Final[Mapping[str, str]] = {
     "weights": "weights that autocast would convert in each call are stored in `dtype`",
     "join_linears": "linears with the same input become one, such as queries, keys and values",
     "linear_rows": "linears of models with generate() read their weights as fast as memory allows",
-    "decode_step": "generate() computes each token by one native call, in Llama, Mistral, Qwen2 and Qwen3",
+    "decode_step": "generate() computes each token by one native call, in Llama, Qwen, Gemma, Phi and others",
 }
 """The passes for inference in their order, and what each is for."""
 

@@ -39,6 +39,7 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
     sizes |= {"intermediate": 4, "vocabulary": 4, "positions": 3}
     places = {"layers": ctypes.addressof(layers), "tokens": TOKENS.data_ptr()}
     places["starts"] = TOKENS.data_ptr()
+    sizes["rotary_size"] = 2
     for name, kind in _Step._fields_:
         value = DEFAULTS.get(kind, 0)
         setattr(step, name, change.pop(name, places.get(name, sizes.get(name, value))))
@@ -55,14 +56,19 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
         ({"down": native.CWeights(MEMORY.data_ptr(), 9)}, ArgumentProblem.INVALID_TYPE),
         ({"batch": 0}, ArgumentProblem.INVALID_SIZE),
         ({"heads": 3, "kv_heads": 2}, ArgumentProblem.INVALID_SIZE),
-        ({"head_dim": 3}, ArgumentProblem.INVALID_SIZE),
+        ({"rotary_size": 1}, ArgumentProblem.INVALID_SIZE),
+        ({"rotary_size": 4}, ArgumentProblem.INVALID_SIZE),
+        ({"norm_kind": 2}, ArgumentProblem.INVALID_TYPE),
+        ({"activation": -1}, ArgumentProblem.INVALID_TYPE),
         ({"positions": -1}, ArgumentProblem.INVALID_SIZE),
         ({"position": 4}, ArgumentProblem.INVALID_SIZE),
         ({"head_stride": 7}, ArgumentProblem.INVALID_SIZE),
         ({"window": -1}, ArgumentProblem.INVALID_SIZE),
         ({"threads": -1}, ArgumentProblem.INVALID_SIZE),
         ({"layers": None}, ArgumentProblem.INVALID_POINTER),
-        ({"up": native.CWeights(None, 0)}, ArgumentProblem.INVALID_POINTER),
+        ({"up": native.CWeights()}, ArgumentProblem.INVALID_POINTER),
+        ({"key": native.CWeights()}, ArgumentProblem.INVALID_POINTER),
+        ({"key_norm_bias": MEMORY.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),
         ({"query_bias": MEMORY.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),
         ({"keys": MEMORY.data_ptr() + 2}, ArgumentProblem.INVALID_POINTER),
         ({"logits": None}, ArgumentProblem.INVALID_POINTER),

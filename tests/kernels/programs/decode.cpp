@@ -48,6 +48,8 @@ void* values(int64_t count, int32_t type) {
   return kept.back()->data();
 }
 
+xk_weights matrix(int64_t count, int32_t type) { return {values(count, type), type}; }
+
 struct Sizes {
   int64_t hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
 };
@@ -55,18 +57,20 @@ struct Sizes {
 xk_decode_layer layer_of(const Sizes& s, int64_t batch, int64_t capacity, int32_t type, bool more) {
   const int64_t queries = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
   xk_decode_layer layer = {};
-  layer.input_norm = values(s.hidden, type);
-  layer.attention_norm = values(s.hidden, type);
-  layer.query = {values(queries * s.hidden, type), type};
-  layer.key = {values(kv * s.hidden, type), type};
-  layer.value = {values(kv * s.hidden, type), type};
-  layer.output = {values(s.hidden * queries, type), type};
-  layer.gate = {values(s.intermediate * s.hidden, type), type};
-  layer.up = {values(s.intermediate * s.hidden, type), type};
-  layer.down = {values(s.hidden * s.intermediate, type), type};
+  layer.input_norm = {values(s.hidden, type), nullptr};
+  layer.mlp_norm = {values(s.hidden, type), nullptr};
+  layer.query = matrix(queries * s.hidden, type);
+  layer.key = matrix(kv * s.hidden, type);
+  layer.value = matrix(kv * s.hidden, type);
+  layer.output = matrix(s.hidden * queries, type);
+  layer.up = matrix(s.intermediate * s.hidden, type);
+  layer.down = matrix(s.hidden * s.intermediate, type);
   if (more) {
-    layer.query_norm = values(s.head_dim, type);
-    layer.key_norm = values(s.head_dim, type);
+    layer.gate = matrix(s.intermediate * s.hidden, type);
+    layer.query_norm = {values(s.head_dim, type), values(s.head_dim, type)};
+    layer.key_norm = {values(s.head_dim, type), values(s.head_dim, type)};
+    layer.attention_post_norm = {values(s.hidden, type), values(s.hidden, type)};
+    layer.mlp_post_norm = {values(s.hidden, type), values(s.hidden, type)};
     layer.query_bias = values(queries, type);
     layer.key_bias = values(kv, type);
     layer.value_bias = values(kv, type);
@@ -88,6 +92,11 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
   constexpr int64_t kCapacity = 19;
   xk_decode_layer layers[2] = {layer_of(s, batch, kCapacity, type, more),
                                layer_of(s, batch, kCapacity, type, false)};
+  if (s.heads == s.kv_heads) {  // one linear for all three
+    layers[0].query = matrix(3 * s.heads * s.head_dim * s.hidden, type);
+    layers[0].query_bias = more ? values(3 * s.heads * s.head_dim, type) : nullptr;
+    layers[0].key = layers[0].value = {};
+  }
   xk_decode step = {};
   step.layers = layers;
   step.layer_count = 2;
@@ -102,10 +111,18 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
   step.epsilon = 1e-6F;
   step.scale = 0.25F;
   step.embedding = values(s.vocabulary * s.hidden, type);
-  step.head = {values(s.vocabulary * s.hidden, type), type};
-  step.norm = values(s.hidden, type);
-  step.cosines = static_cast<float*>(values(batch * s.head_dim, XK_FLOAT32));
-  step.sines = static_cast<float*>(values(batch * s.head_dim, XK_FLOAT32));
+  step.head = matrix(s.vocabulary * s.hidden, type);
+  step.norm = {values(s.hidden, type), values(s.hidden, type)};
+  step.norm_kind = step.parallel = more;
+  step.activation = static_cast<int32_t>(batch % 4);
+  step.score_cap = step.logit_cap = more ? 2 : 0;
+  step.embedding_scale = 1;
+  step.rotary_size = more ? s.head_dim - 2 : s.head_dim;
+  layers[1].rotary = 1;
+  step.cosines = static_cast<float*>(values(2 * batch * step.rotary_size, XK_FLOAT32));
+  step.sines = static_cast<float*>(values(2 * batch * step.rotary_size, XK_FLOAT32));
+  step.addends = static_cast<float*>(values(batch * s.hidden, XK_FLOAT32));
+  step.head_bias = values(s.vocabulary, type);
   step.logits = values(batch * s.vocabulary, type);
   const std::vector<int64_t> tokens(batch, s.vocabulary - 1);
   std::vector<int64_t> starts(batch, 0);
@@ -139,6 +156,7 @@ void run() {
     for (const int64_t batch : {1, 2, 3, 8}) {
       decode({72, 6, 2, 12, 101, 301}, batch, type, true);
       decode({33, 3, 1, 34, 18, 7}, batch, type, false);
+      decode({33, 3, 3, 14, 18, 7}, batch, type, batch % 2 == 0);
     }
     for (const int64_t rows : {1, 2, 3}) {
       for (const int64_t inputs : {1, 15, 33, 257}) {

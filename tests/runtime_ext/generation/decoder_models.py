@@ -22,6 +22,11 @@ def _rope(kind: str, **values: float) -> dict[str, Any]:
 
 
 SHORT: Final = {"original_max_position_embeddings": 32}
+PHI3: Final = {"pad_token_id": 0}
+GEMMA: Final = {"head_dim": 18, "query_pre_attn_scalar": 20, "sliding_window": 12} | {
+    "attn_logit_softcapping": 2.0
+}
+UNCAPPED: Final = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama": ("Llama", {}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -41,6 +46,21 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen3": ("Qwen3", {"head_dim": 18}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-sliding": ("Mistral", {"sliding_window": 12}),
+    "phi3": ("Phi3", PHI3),
+    "phi3-sliding": ("Phi3", PHI3 | {"sliding_window": 12}),
+    "phi3-partial": ("Phi3", PHI3 | _rope("default", partial_rotary_factor=0.5)),
+    "gemma2": ("Gemma2", GEMMA),
+    "gemma2-uncapped": ("Gemma2", GEMMA | UNCAPPED),
+    "gemma3": ("Gemma3", GEMMA | {"final_logit_softcapping": 3.0}),
+    "phi": ("Phi", {}),
+    "phi-head-norms": ("Phi", {"qk_layernorm": True, "num_key_value_heads": 6}),
+    "gpt-neox": ("GPTNeoX", {}),
+    "gpt-neox-sequential": ("GPTNeoX", {"use_parallel_residual": False, "hidden_act": "relu"}),
+    "opt": ("OPT", {"ffn_dim": 101, "word_embed_proj_dim": 72}),
+    "opt-without-biases": (
+        "OPT",
+        {"ffn_dim": 101, "word_embed_proj_dim": 72, "enable_bias": False},
+    ),
 }
 
 
@@ -49,7 +69,8 @@ def decoder(case: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> Any:
     import transformers
 
     name, special = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **special, **sizes})
+    text = "Text" if name == "Gemma3" else ""
+    config = getattr(transformers, f"{name}{text}Config")(**{**SIZES, **special, **sizes})
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -24,24 +24,35 @@ constexpr int64_t kMaxBatch = 1 << 12;
 
 bool is_size(int64_t size, int64_t largest = kMaxSize) { return size >= 1 && size <= largest; }
 
+bool is_optional(const void* pointer, int width) {
+  return pointer == nullptr || usable(pointer, width);
+}
+
+bool is_norm(const xk_decode_norm& norm, int width) {
+  return is_optional(norm.weight, width) && is_optional(norm.bias, width);
+}
+
 int32_t layer_problem(const xk_decode& of, const xk_decode_layer& layer) {
   const int weight = xkernels::width_of(of.weight_type), norm = xkernels::width_of(of.norm_type);
-  if (layer.position < 0 || layer.position > of.positions || layer.window < 0 ||
+  if (layer.position < 0 || layer.position > of.positions || layer.window < 0 || layer.rotary < 0 ||
       layer.batch_stride < 0 || layer.head_stride < (layer.position + 1) * of.head_dim)
     return XK_INVALID_SIZE;
-  for (const void* one : {layer.input_norm, layer.attention_norm}) {
-    if (!usable(one, norm)) return XK_INVALID_POINTER;
+  for (const xk_decode_norm& one : {layer.input_norm, layer.attention_post_norm, layer.mlp_norm,
+                                    layer.mlp_post_norm, layer.query_norm, layer.key_norm}) {
+    if (!is_norm(one, norm)) return XK_INVALID_POINTER;
   }
-  for (const void* one : {layer.query_norm, layer.key_norm}) {
-    if (one != nullptr && !usable(one, norm)) return XK_INVALID_POINTER;
-  }
-  for (const xk_weights& one :
-       {layer.query, layer.key, layer.value, layer.output, layer.gate, layer.up, layer.down}) {
-    if (const int32_t problem = xkernels::weights_problem(one)) return problem;
+  const bool joined =
+      layer.key.values == nullptr && layer.value.values == nullptr && of.heads == of.kv_heads;
+  for (const xk_weights* one : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate,
+                                &layer.up, &layer.down}) {
+    const bool optional =
+        one == &layer.gate || (joined && (one == &layer.key || one == &layer.value));
+    if (optional && one->values == nullptr) continue;
+    if (const int32_t problem = xkernels::weights_problem(*one)) return problem;
   }
   for (const void* one : {layer.query_bias, layer.key_bias, layer.value_bias, layer.output_bias,
                           layer.gate_bias, layer.up_bias, layer.down_bias}) {
-    if (one != nullptr && !usable(one, weight)) return XK_INVALID_POINTER;
+    if (!is_optional(one, weight)) return XK_INVALID_POINTER;
   }
   const int cached = xkernels::width_of(of.cache_type);
   return usable(layer.keys, cached) && usable(layer.values, cached) ? 0 : XK_INVALID_POINTER;
@@ -51,16 +62,20 @@ int32_t problem_of(const xk_decode& of) {
   for (const int32_t type : {of.weight_type, of.norm_type, of.cache_type, of.logits_type}) {
     if (!is_value_type(type)) return XK_INVALID_TYPE;
   }
+  if (of.norm_kind < XK_ROOT_MEAN_SQUARE || of.norm_kind > XK_MEAN_AND_DEVIATION ||
+      of.activation < XK_SILU || of.activation > XK_RELU)
+    return XK_INVALID_TYPE;
   if (!is_size(of.batch, kMaxBatch) || of.layer_count < 0 || !is_size(of.hidden) ||
       !is_size(of.heads) || !is_size(of.kv_heads) || of.heads % of.kv_heads != 0 ||
-      !is_size(of.head_dim) || of.head_dim % 2 != 0 || !is_size(of.heads * of.head_dim) ||
-      !is_size(of.intermediate) || !is_size(of.vocabulary) || of.positions < 0 ||
-      of.positions > kMaxSize || of.threads < 0)
+      !is_size(of.head_dim) || !is_size(of.heads * of.head_dim) || of.rotary_size < 0 ||
+      of.rotary_size % 2 != 0 || of.rotary_size > of.head_dim || !is_size(of.intermediate) ||
+      !is_size(of.vocabulary) || of.positions < 0 || of.positions > kMaxSize || of.threads < 0)
     return XK_INVALID_SIZE;
   const int weight = xkernels::width_of(of.weight_type);
-  if (of.layers == nullptr || !usable(of.embedding, weight) ||
-      !usable(of.norm, xkernels::width_of(of.norm_type)) || !usable(of.tokens, 8) ||
-      !usable(of.cosines, 4) || !usable(of.sines, 4) || !usable(of.starts, 8) ||
+  if (of.layers == nullptr || !usable(of.embedding, weight) || !is_optional(of.head_bias, weight) ||
+      !is_norm(of.norm, xkernels::width_of(of.norm_type)) || !is_optional(of.addends, 4) ||
+      !usable(of.tokens, 8) || !usable(of.cosines, 4, of.rotary_size) ||
+      !usable(of.sines, 4, of.rotary_size) || !usable(of.starts, 8) ||
       !usable(of.logits, xkernels::width_of(of.logits_type)))
     return XK_INVALID_POINTER;
   if (const int32_t problem = xkernels::weights_problem(of.head)) return problem;
@@ -86,9 +101,8 @@ int32_t xk_decode_step(const xk_decode* step) {
   const auto rows = [&](int64_t size) { return of.batch * padded_size(size); };
   const auto cut_state = [&](Cutter& cutter) {
     return DecodeState{cutter.take<float>(rows(of.hidden)),
-                       cutter.take<float>(rows(of.heads * of.head_dim)),
-                       cutter.take<float>(rows(of.kv_heads * of.head_dim)),
-                       cutter.take<float>(rows(of.kv_heads * of.head_dim)),
+                       cutter.take<float>(rows(of.hidden)),
+                       cutter.take<float>(rows((of.heads + 2 * of.kv_heads) * of.head_dim)),
                        cutter.take<float>(rows(of.heads * of.head_dim)),
                        cutter.take<float>(rows(of.intermediate)),
                        cutter.take<float>(rows(of.intermediate))};

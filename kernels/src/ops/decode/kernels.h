@@ -15,10 +15,10 @@ namespace xkernels {
 // Activations that all threads see, (batch, padded size of what they hold), zeroed at first.
 struct DecodeState {
   float* hidden;
-  float* queries;        // of all heads
-  float *keys, *values;  // of all key and value heads: this position's
-  float* attended;       // of all heads
-  float *gated, *ups;    // intermediate
+  float* branch;       // what a part of a layer adds to it, before the norm behind that part
+  float* projected;    // queries of all heads, and this position's keys and values
+  float* attended;     // of all heads
+  float *gated, *ups;  // intermediate
 };
 
 // Memory of one thread, zeroed at first.

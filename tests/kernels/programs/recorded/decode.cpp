@@ -3,6 +3,8 @@
 // Decode steps. Each array of weights has those of all layers, one after another.
 #include <math.h>
 
+#include <string>
+
 #include "cases.h"
 #include "xkernels.h"
 
@@ -30,11 +32,21 @@ class Model {
     step.norm_type = type_of(case_.array("norm"));
     step.cache_type = type_of(case_.array("keys"));
     step.logits_type = type_of(case_.array("logits"));
+    step.rotary_size = size("rotary_size");
+    step.norm_kind = static_cast<int32_t>(size("norm_kind"));
+    step.activation = static_cast<int32_t>(size("activation"));
+    step.parallel = static_cast<int32_t>(size("parallel"));
+    step.norm_offset = static_cast<float>(case_.number("norm_offset"));
+    step.score_cap = static_cast<float>(case_.number("score_cap"));
+    step.logit_cap = static_cast<float>(case_.number("logit_cap"));
+    step.embedding_scale = static_cast<float>(case_.number("embedding_scale"));
     step.epsilon = static_cast<float>(case_.number("epsilon"));
     step.scale = static_cast<float>(1 / sqrt(case_.number("head_dim")));
     step.embedding = case_.data<void>("embedding");
-    step.norm = case_.data<void>("norm");
+    if (case_.has("addends")) step.addends = case_.data<float>("addends");
+    step.norm = {case_.data<void>("norm"), whole("norm_bias")};
     step.head = {case_.data<void>("head"), type_of(case_.array("head"))};
+    step.head_bias = whole("head_bias");
     step.tokens = case_.data<int64_t>("tokens");
     step.cosines = case_.data<float>("cosines");
     step.sines = case_.data<float>("sines");
@@ -54,16 +66,25 @@ class Model {
     return array.bytes() + at * (array.count / size("layers")) * array.width;
   }
 
+  void* whole(const char* name) { return case_.has(name) ? case_.data<void>(name) : nullptr; }
+
   xk_weights weights(const char* name, int64_t at) {
+    if (!case_.has(name)) return {};
     return {part(name, at), type_of(case_.array(name))};
+  }
+
+  xk_decode_norm norm(const std::string& name, int64_t at) {
+    return {part(name.c_str(), at), part((name + "_bias").c_str(), at)};
   }
 
   xk_decode_layer layer(int64_t at) {
     xk_decode_layer made{};
-    made.input_norm = part("input_norm", at);
-    made.attention_norm = part("attention_norm", at);
-    made.query_norm = part("query_norm", at);
-    made.key_norm = part("key_norm", at);
+    made.input_norm = norm("input_norm", at);
+    made.attention_post_norm = norm("attention_post_norm", at);
+    made.mlp_norm = norm("mlp_norm", at);
+    made.mlp_post_norm = norm("mlp_post_norm", at);
+    made.query_norm = norm("query_norm", at);
+    made.key_norm = norm("key_norm", at);
     made.query = weights("query", at);
     made.key = weights("key", at);
     made.value = weights("value", at);
@@ -83,6 +104,7 @@ class Model {
     made.head_stride = size("capacity") * size("head_dim");
     made.batch_stride = made.head_stride * size("kv_heads");
     made.position = size("positions") - (at == 1 ? size("dropped") : 0);
+    made.rotary = at;
     made.window = at == 1 ? size("window") : 0;
     return made;
   }
