@@ -4,6 +4,7 @@
     python -m benchmarks.optimizers.training_works DIRECTORY bert --form optimize
 
 Steps run in the turns of DIRECTORY until the benchmark ends. A step is forward, backward and an update by AdamW.
+Only the form `optimize` imports this project: the Python of the form `ipex` does not have it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from torch.nn import functional
 
 from benchmarks.harness.measurement import command_parser
 from benchmarks.harness.workloads import DTYPES, work_on
-from xruntime import optimize
 
-FORMS = ("eager", "compile", "optimize")
-"""Stock torch with its fused AdamW, eager and compiled; ours."""
+FORMS = ("eager", "channels-last", "compile", "ipex", "optimize")
+"""Stock torch, eager, eager with convolutions channels-last, and compiled; IPEX; ours. All begin with torch's fused
+AdamW."""
 
 LAYERS, LENGTH, CLASSES = 2, 128, 1000
 
@@ -67,15 +68,71 @@ def gpt2(batch: int) -> TrainingWork:
     return TrainingWork(model, tokens[:, :-1], tokens[:, 1:])
 
 
-WORKS: dict[str, Callable[[int], TrainingWork]] = {"bert": bert, "gpt2": gpt2, "vit": vit}
+class WideBlock(nn.Module):
+    """Two convolutions with a dropout between them, added to the input."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(map(nn.BatchNorm2d, (inputs, outputs)))
+        self.convolutions = nn.ModuleList(
+            [
+                nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+                nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            ]
+        )
+        self.dropout = nn.Dropout(0.3)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = functional.relu(self.norms[0](images))
+        inner = functional.relu(self.norms[1](self.convolutions[0](values)))
+        added: Tensor = self.convolutions[1](self.dropout(inner)) + self.shortcut(values)
+        return added
+
+
+def cnn(batch: int) -> TrainingWork:
+    """A wide residual network of 16 layers, 4 times as wide, with dropouts of 0.3 (arXiv 1605.07146)."""
+    sizes = [(16, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1)]
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        *(WideBlock(*size) for size in sizes),
+        *(nn.BatchNorm2d(256), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        nn.Linear(256, 100),
+    )
+    return TrainingWork(model, torch.randn(batch, 3, 32, 32), torch.randint(0, 100, (batch,)))
+
+
+WORKS: dict[str, Callable[[int], TrainingWork]] = {
+    "bert": bert,
+    "cnn": cnn,
+    "gpt2": gpt2,
+    "vit": vit,
+}
+
+
+def forms_of(work: str) -> list[str]:
+    """Return the forms of a work."""
+    return [form for form in FORMS if form != "channels-last" or work == "cnn"]
 
 
 def step_of(form: str, work: TrainingWork, dtype: torch.dtype) -> Callable[[], object]:
     """Return a function that runs one step, in bf16 under autocast or in what `optimize` makes of it."""
     model: nn.Module = work.model.train()
+    batch = work.batch
+    if form == "channels-last":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        batch = batch.to(memory_format=torch.channels_last)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if form == "optimize":
+        from xruntime import optimize
+
         model, optimizer = optimize(model, optimizer=optimizer, dtype=dtype, inplace=True)
+    elif form == "ipex":
+        import intel_extension_for_pytorch as ipex
+
+        model, optimizer = ipex.optimize(model, optimizer=optimizer, dtype=dtype, inplace=True)
     elif form == "compile":
         model.compile()
     autocast = dtype is torch.bfloat16 and form != "optimize"
@@ -83,7 +140,8 @@ def step_of(form: str, work: TrainingWork, dtype: torch.dtype) -> Callable[[], o
     def step() -> object:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            scores = model(work.batch).logits
+            output = model(batch)
+        scores = output if isinstance(output, Tensor) else output.logits
         loss = functional.cross_entropy(scores.flatten(0, -2).float(), work.targets.flatten())
         loss.backward()
         optimizer.step()
