@@ -9,6 +9,7 @@ instance takes its place when nothing needs a supervisor, otherwise it becomes t
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,61 +17,90 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.environment import Environment, Program, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine import machine_of
+from xlaunch.machine import machine_of, read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import ProgramRequest, Request, RunRequest, checked
+from xlaunch.planning.request import HostRequest, ProgramRequest, Request, RunRequest, checked
+from xlaunch.shared_host import plan_beside_others
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
     from xlaunch.leases import Lease
     from xlaunch.report import Report
-    from xlaunch.shared_host import Placed
     from xlaunch.supervision.keeper_client import RunningLaunch
 
 __all__ = ["check_startable", "launch", "run_plan", "start"]
 
 
+class Purpose(enum.Enum):
+    """What a prepared launch is for."""
+
+    LAUNCH = "launch"
+    """To be run: its cores are recorded for other launches, and its directories are made."""
+    PLAN = "plan"
+    """To be shown: what a launch would do now, and nothing is left behind."""
+    ENVIRONMENT = "environment"
+    """For something else that starts the program, at any time: other launches do not count."""
+
+
 class PreparedLaunch(NamedTuple):
     """A plan for a machine, and what its instances are started with."""
 
+    request: Request
+    """What was asked for; a rank has files of its own."""
     machine: Machine
+    """The machine, or the share of it that a rank may use."""
     plan: Plan
     environment: Environment | None
     """None without a program."""
+    inherited: Mapping[str, str]
+    """The variables that the program inherits, without those that torchrun set."""
+    lease: Lease | None = None
+    """The record of its cores; None if none was written."""
+    notes: tuple[str, ...] = ()
 
 
 def prepare(
     request: Request,
+    host: HostRequest = HostRequest(),
     *,
-    sysroot: str | None = None,
-    synthetic: str | None = None,
-    placed: Placed | None = None,
-    make_directories: bool = False,
+    purpose: Purpose,
+    note: Callable[[str], None] = lambda _: None,
     untried: str | None = None,
 ) -> PreparedLaunch:
-    """Plan `request` for the machine that the options name, and choose its environment.
+    """Plan `request`, and choose its environment.
 
-    `placed`: its plan beside the other launches of this machine. `make_directories`: for a launch, which needs a program. For it and `untried` see `prepare_environment`.
+    A launch on this machine is planned beside the others; `note` is called before it waits for them.
+    `untried`: see `prepare_environment`. Raises `UsageError` and `XLaunchError`.
     """
     inherited: Mapping[str, str] = os.environ
-    if placed is not None:
-        request, made, machine, inherited = placed[:4]
+    lease: Lease | None = None
+    notes: tuple[str, ...] = ()
+    if host.is_this_machine and purpose is not Purpose.ENVIRONMENT:
+        request, made, machine, inherited, lease, notes = plan_beside_others(
+            request,
+            read_machine(),
+            inherited,
+            host=host,
+            note=note,
+            record=purpose is Purpose.LAUNCH,
+        )
     else:
-        with machine_of(sysroot, synthetic) as machine:
+        with machine_of(host.sysroot, host.synthetic) as machine:
             made = plan(request.layout, machine)
-    if not request.program.words and not make_directories:
-        return PreparedLaunch(machine, made, None)
-    environment = prepare_environment(
-        made,
-        request.program,
-        inherited,
-        run=request.run,
-        make_directories=make_directories,
-        untried=untried,
-    )
-    return PreparedLaunch(machine, made, environment)
+    environment = None
+    if request.program.words:
+        environment = prepare_environment(
+            made,
+            request.program,
+            inherited,
+            run=request.run,
+            make_directories=purpose is Purpose.LAUNCH,
+            untried=untried,
+            started=purpose is not Purpose.ENVIRONMENT,
+        )
+    return PreparedLaunch(request, machine, made, environment, inherited, lease, notes)
 
 
 def launch(

@@ -18,7 +18,7 @@ from xlaunch.machine.processes import ancestor_without, initial_environment
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
+from xlaunch.planning.request import RANK_VARIABLES, HostRequest, RankMode, Request
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def plan_beside_others(
     machine: Machine,
     environment: Mapping[str, str],
     *,
-    rank_mode: RankMode = RankMode.AUTO,
-    exclusive: bool = False,
-    wait_s: float = 0.0,
+    host: HostRequest = HostRequest(),
     note: Callable[[str], None] = lambda _: None,
     record: bool = True,
     directory: str | None = None,
@@ -70,7 +68,7 @@ def plan_beside_others(
     """Plan `request`, and leave a record of the cores that it takes unless `record` is False.
 
     A rank plans for its share of `machine`. Among equal placements cores are preferred that no launch
-    has taken; `exclusive` takes no others, and waits for them up to `wait_s`; `note` is called before.
+    has taken; `host.exclusive` takes no others, and waits for them up to `host.wait_s`; `note` is called before.
     Raises `UsageError` as `plan` does, and `XLaunchError` where the cores stay taken.
     """
     if THREADS_OF_RANKS in environment:  # with the OMP_NUM_THREADS that is chosen again
@@ -79,7 +77,7 @@ def plan_beside_others(
     if sys.platform != "linux":
         return Placed(request, plan(request.layout, machine), machine, environment, None)
     notes: list[str] = []
-    (rank, doubt), job = _rank_of(environment, rank_mode), 0
+    (rank, doubt), job = _rank_of(environment, host.rank_mode), 0
     warnings = [] if doubt is None else [doubt]
     if rank is not None:
         from xlaunch.planning.ranks import with_own_files
@@ -90,7 +88,8 @@ def plan_beside_others(
         warnings += [] if shared.warning is None else [shared.warning]
         environment, replaced = _without_torchruns_threads(environment, rank, job)
         notes += replaced
-    deadline = time.monotonic() + wait_s
+    exclusive = host.exclusive or host.wait_s is not None
+    deadline = time.monotonic() + (host.wait_s or 0.0)
     while True:
         try:
             made, held, lease = _take_cores(

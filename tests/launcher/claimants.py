@@ -12,7 +12,7 @@ import sys
 from xlaunch import shared_host
 from xlaunch.errors import XLaunchError
 from xlaunch.machine import machine_of
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import HostRequest, Request
 
 directory, count, ncores, exclusive = sys.argv[1], *map(int, sys.argv[2:])
 shared_host.MAX_SHARED_S = shared_host.MAX_EXCLUSIVE_S = 60.0
@@ -30,7 +30,11 @@ for _ in range(count):
         told: object = "ended by an error"
         try:
             placed = shared_host.plan_beside_others(
-                request, machine, {}, exclusive=bool(exclusive), directory=directory
+                request,
+                machine,
+                {},
+                host=HostRequest(exclusive=bool(exclusive)),
+                directory=directory,
             )
             told = placed.plan.instances[0].cpus if placed.lease else "no record"
         except XLaunchError as error:

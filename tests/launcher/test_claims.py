@@ -25,7 +25,7 @@ from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import start_ticks
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import HostRequest, Request
 from xlaunch.shared_host import plan_beside_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
@@ -39,7 +39,8 @@ def take(
 ) -> tuple[int, ...]:
     """Plan one instance, and record its cores for this process."""
     request = Request.of("infer.py", ncores=ncores)
-    placed = plan_beside_others(request, machine, {}, exclusive=exclusive, directory=str(directory))
+    host = HostRequest(exclusive=exclusive)
+    placed = plan_beside_others(request, machine, {}, host=host, directory=str(directory))
     assert placed.lease is not None
     assert placed.lease.claimed_ns == 0
     return placed.plan.instances[0].cpus

@@ -33,7 +33,7 @@ from xlaunch.claims import record
 from xlaunch.environment.start_hook import DIRECTORY as HOOK
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.processes import start_ticks
-from xlaunch.planning.request import Mode, Request
+from xlaunch.planning.request import HostRequest, Mode, Request
 from xlaunch.shared_host import plan_beside_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
@@ -70,8 +70,7 @@ def placed(tmp_path: Path, *, exclusive: bool = False, wait_s: float = 0, **opti
         Request.of("infer.py", **options),
         HOST,
         {},
-        exclusive=exclusive,
-        wait_s=wait_s,
+        host=HostRequest(exclusive=exclusive, wait_s=wait_s or None),
         directory=str(tmp_path),
     )
 

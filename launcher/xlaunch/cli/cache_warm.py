@@ -39,7 +39,7 @@ def warm_command(asked: ResolvedOptions) -> int:
     Programs that never end need --timeout. The exit code is 1 if the third run still compiles
     something, and the program's if it fails. --optimize implies --optimize-wait.
     """
-    from xlaunch.launching import launch, prepare
+    from xlaunch.launching import Purpose, launch, prepare
 
     request, options = request_from(asked.values), asked.values
     say_chosen(asked)
@@ -49,7 +49,8 @@ def warm_command(asked: ResolvedOptions) -> int:
         )
     if request.program.optimize is not None:
         request = request.replace(optimize_wait=True)  # a run ends with all of it compiled
-    _, made, environment = prepare(request, make_directories=True)
+    prepared = prepare(request, purpose=Purpose.LAUNCH, note=say)
+    request, made, environment = prepared.request, prepared.plan, prepared.environment
     assert environment is not None
     for warning in environment.warnings:
         say(f"warning: {warning}")

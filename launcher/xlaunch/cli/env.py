@@ -7,7 +7,6 @@ import enum
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import click
@@ -17,22 +16,21 @@ from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.children import PATH as PYTHON_PATH
 from xlaunch.cli.plan import OF_A_RUN, say_untried
 from xlaunch.console import say
-from xlaunch.environment import optimization, prepare_environment
+from xlaunch.environment import optimization
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.contribution import PRELOAD
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, VariableSetting, split_inherited, without_names
 from xlaunch.errors import UsageError
-from xlaunch.machine import machine_of
+from xlaunch.launching import PreparedLaunch, Purpose, prepare
 from xlaunch.machine.architecture import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.options.commands import Parsed, launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of
-from xlaunch.options.precedence import ResolvedOptions, request_from
-from xlaunch.planning.planner import plan
+from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import MemoryPolicy, ProgramRequest, Request
+from xlaunch.planning.request import MemoryPolicy, ProgramRequest
 
 SCHEMA_VERSION = 1
 """Version of ``--format json``; raised when a key changes its meaning or is removed."""
@@ -117,15 +115,20 @@ def command(asked: ResolvedOptions) -> None:
         # Settings that need no library: what the image has is not known here.
         profile = choose_profile(AUTO, glibc=glibc_version())
         request = request.replace(allocator=profile.name)
-    with machine_of(options.get("sysroot"), options.get("synthetic")) as machine:
-        made = plan(request.layout, machine)
+    prepared = prepare(
+        request,
+        host_request_from(options),
+        purpose=Purpose.ENVIRONMENT,
+        untried=say_untried(asked),
+    )
+    made = prepared.plan
     if len(made.instances) != 1:
         indices = format_cpu_list([instance.index for instance in made.instances])
         raise UsageError(
             f"each of {len(made.instances)} instances has an environment of its own; choose one: "
             f"--instance-index {made.instances[0].index} (of {indices})"
         )
-    found = _surroundings(made, request, os.environ, say_untried(asked))
+    found = _surroundings(prepared)
     writer = {
         OutputFormat.SH: _sh,
         OutputFormat.SYSTEMD: _systemd,
@@ -136,25 +139,22 @@ def command(asked: ResolvedOptions) -> None:
     click.echo(os.fsencode(writer(found)))
 
 
-def _surroundings(
-    plan: Plan, request: Request, inherited: Mapping[str, str], untried: str | None
-) -> Surroundings:
-    environment = prepare_environment(
-        plan, request.program, inherited, run=request.run, untried=untried, started=False
-    )
+def _surroundings(prepared: PreparedLaunch) -> Surroundings:
+    plan, environment = prepared.plan, prepared.environment
+    assert environment is not None
     for warning in (*plan.warnings, *environment.warnings):
         say(f"warning: {warning}")
     if environment.forbids_huge_pages:
         say(_left_out("--thp never"))
     variables = environment.variables[0]
-    users_own = split_inherited(inherited).users_own
+    users_own = split_inherited(prepared.inherited).users_own
     return Surroundings(
         plan=plan,
-        request=request.program,
+        request=prepared.request.program,
         instance=plan.instances[0],
         settings=environment.settings[0],
         changed={n: value for n, value in variables.items() if users_own.get(n) != value},
-        removed=tuple([name for name in inherited if name not in variables]),
+        removed=tuple([name for name in prepared.inherited if name not in variables]),
     )
 
 

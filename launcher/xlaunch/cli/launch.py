@@ -13,14 +13,13 @@ from xlaunch.cli.hints import misplaced_options, program_hints
 from xlaunch.console import say
 from xlaunch.environment.wrappers import assignments
 from xlaunch.errors import UsageError
-from xlaunch.launching import check_startable, prepare, run_plan
-from xlaunch.machine import read_machine
+from xlaunch.launching import Purpose, check_startable, prepare, run_plan
 from xlaunch.options.commands import launch_command, say_chosen
 from xlaunch.options.definitions import COMMANDS, MAX_CACHE_SIZE, RESERVED
 from xlaunch.options.kinds import SIZE
-from xlaunch.options.precedence import ResolvedOptions, request_from
-from xlaunch.planning.request import LogFormat, OnFailure, ProgramRequest, RankMode
-from xlaunch.shared_host import is_rank, plan_beside_others
+from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
+from xlaunch.planning.request import LogFormat, OnFailure, ProgramRequest
+from xlaunch.shared_host import is_rank
 
 
 @launch_command(
@@ -66,8 +65,8 @@ def command(asked: ResolvedOptions) -> int:
     if not dry_run:
         say_chosen(asked)
     starts_ranks = "nproc_per_node" in options or "nnodes" in options
-    mode = options.get("rank_mode", RankMode.AUTO)
-    if request.run.health is not None and (starts_ranks or is_rank(os.environ, mode)):
+    host = host_request_from(options)
+    if request.run.health is not None and (starts_ranks or is_rank(os.environ, host.rank_mode)):
         raise UsageError(
             "--health is for services, whose instances can be restarted one by one; ranks wait for each other"
         )
@@ -93,35 +92,25 @@ def command(asked: ResolvedOptions) -> int:
     def warn(text: str) -> None:
         note(text, "warning")
 
-    placed = plan_beside_others(
-        request,
-        read_machine(),
-        os.environ,
-        rank_mode=mode,
-        exclusive=options.get("exclusive", False) or "wait" in options,
-        wait_s=options.get("wait", 0.0),
-        note=note,
-    )
-    request = placed.request
-    found = prepare(request, placed=placed, make_directories=True)
-    _, made, environment = found
+    prepared = prepare(request, host, purpose=Purpose.LAUNCH, note=note)
+    request, made, environment = prepared.request, prepared.plan, prepared.environment
     assert environment is not None
     check_startable(made, request.run, environment.programs)
     if options.get("verbose") or options.get("explain"):
         from xlaunch.cli.plan import describe
 
-        click.echo(describe(found, asked), err=True)
+        click.echo(describe(prepared, asked), err=True)
     elif not quiet:
         for warning in (*made.warnings, *environment.warnings):
             warn(warning)
-    for text in placed.notes:
+    for text in prepared.notes:
         note(text)
     restarts = request.run.failure_rule is OnFailure.RESTART
     if not quiet and (misplaced := misplaced_options(request.program.words)):
         says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
         note(f"{says}, which does not mention it; xlaunch's options stand before the program")
     if not quiet:
-        for text in program_hints(environment.program, placed.environment):
+        for text in program_hints(environment.program, prepared.inherited):
             note(text)
     if request.run.max_restarts is not None and not restarts:
         warn("--max-restarts does nothing without --on-failure restart")
@@ -134,7 +123,7 @@ def command(asked: ResolvedOptions) -> int:
         note=warn,
         table=not quiet,
         explain=options.get("verbose", False),
-        lease=placed.lease,
+        lease=prepared.lease,
     )
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -13,15 +12,13 @@ from xlaunch.console import say, terminal_width
 from xlaunch.environment import Environment
 from xlaunch.environment.variables import VariableSetting
 from xlaunch.errors import UsageError
-from xlaunch.launching import PreparedLaunch, prepare
-from xlaunch.machine import read_machine
+from xlaunch.launching import PreparedLaunch, Purpose, prepare
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, OptionGroup
-from xlaunch.options.precedence import ResolvedOptions, request_from
+from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
-from xlaunch.planning.request import RankMode, Request
-from xlaunch.shared_host import plan_beside_others
+from xlaunch.planning.request import Request
 
 OF_A_RUN = (
     *[option.name for option in OPTIONS if option.group is OptionGroup.SUPERVISION],
@@ -69,20 +66,8 @@ def say_untried(asked: ResolvedOptions) -> str | None:
 
 def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaunch:
     """What a launch with these options would do now, without leaving a record of it."""
-    options = asked.values
-    sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
-    placed = None
-    if sysroot is None and synthetic is None:
-        placed = plan_beside_others(
-            request,
-            read_machine(),
-            os.environ,
-            rank_mode=options.get("rank_mode", RankMode.AUTO),
-            exclusive=options.get("exclusive", False) or "wait" in options,
-            record=False,
-        )
-    untried = say_untried(asked)
-    return prepare(request, sysroot=sysroot, synthetic=synthetic, placed=placed, untried=untried)
+    host = host_request_from(asked.values)
+    return prepare(request, host, purpose=Purpose.PLAN, untried=say_untried(asked))
 
 
 def print_plan(found: PreparedLaunch, asked: ResolvedOptions) -> None:
@@ -117,7 +102,7 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
 
 def describe(found: PreparedLaunch, asked: ResolvedOptions) -> str:
     """The plan and the environment as text; with --explain with the reasons and the options."""
-    machine, made, environment = found
+    machine, made, environment = found.machine, found.plan, found.environment
     explain = asked.values.get("explain", False)
     width = terminal_width(1)
     lines = [render_plan(made, machine, explain=explain, width=width)]

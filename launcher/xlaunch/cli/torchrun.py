@@ -22,7 +22,7 @@ from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
-from xlaunch.options.precedence import VARIABLES, ResolvedOptions
+from xlaunch.options.precedence import VARIABLES, ResolvedOptions, host_request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.ranks import Rank, RankShare, share_of_rank
@@ -40,8 +40,8 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
     contradict each other, and for a program that does not exist.
     """
     options = asked.values
-    named = [options.get(name) for name in ("sysroot", "synthetic")]
-    with machine_of(*named) as machine:
+    host = host_request_from(options)
+    with machine_of(host.sysroot, host.synthetic) as machine:
         pass  # the values stay; a capture that comes through a pipe can be read only once
     counts_nodes = "nproc_per_node" not in options
     if counts_nodes:
@@ -57,12 +57,13 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
             near_gpus=request.layout.gpus_per_instance is None,
             oversubscribe=bool(crowd),
         )
-        if any(named):
-            say_untried(asked)
-            found = PreparedLaunch(machine, plan(layout, machine), None)
-        else:
-            without_program = request._replace(layout=layout).replace(words=(), module=False)
+        without_program = request._replace(layout=layout).replace(words=(), module=False)
+        if host.is_this_machine:
             found = prepare_unrecorded(without_program, asked)
+        else:
+            say_untried(asked)
+            made = plan(layout, machine)
+            found = PreparedLaunch(without_program, machine, made, None, os.environ)
         if crowd:
             made = found.plan._replace(instances=crowd[0], warnings=(crowd[1],))
             found = found._replace(plan=made)

@@ -99,7 +99,14 @@ FIELDS = {
     "program": "words",
     **{
         name: f"{name}_s"
-        for name in ("timeout", "grace", "health_interval", "health_timeout", "health_start")
+        for name in (
+            "timeout",
+            "grace",
+            "wait",
+            "health_interval",
+            "health_timeout",
+            "health_start",
+        )
     },
 }
 """Options, and the program, whose field in a part of `Request` has another name."""

@@ -15,7 +15,7 @@ from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS, Option
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
 from xlaunch.planning.contradictions import find_contradiction
-from xlaunch.planning.request import Request
+from xlaunch.planning.request import HostRequest, Request
 from xlaunch.text import did_you_mean
 
 COMMAND_LINE = "command line"
@@ -172,6 +172,12 @@ def request_from(values: Mapping[str, Any]) -> Request:
     """The request that options make; None stands for an option that is not set."""
     fields = {FIELDS.get(key, key): value for key, value in values.items() if value is not None}
     return Request().replace(**{name: fields[name] for name in _DEFAULTS if name in fields})
+
+
+def host_request_from(values: Mapping[str, Any]) -> HostRequest:
+    """The machine that options name, and how they share it; None stands for an option that is not set."""
+    fields = {FIELDS.get(key, key): value for key, value in values.items() if value is not None}
+    return HostRequest(**{name: fields[name] for name in HostRequest._fields if name in fields})
 
 
 def field_of(option: Option) -> str | None:

@@ -286,6 +286,24 @@ class RunRequest(NamedTuple):
         return self.on_failure or (OnFailure.STOP if self.health is None else OnFailure.RESTART)
 
 
+class HostRequest(NamedTuple):
+    """Which machine to plan for, and how to share it with other launches."""
+
+    sysroot: str | None = None
+    """A captured machine: a directory or an archive. None: this machine."""
+    synthetic: str | None = None
+    """A made-up machine, by its levels. None: this machine."""
+    rank_mode: RankMode = RankMode.AUTO
+    exclusive: bool = False
+    """Take no cores that another launch has."""
+    wait_s: float | None = None
+    """How long to wait for such cores, in seconds; implies `exclusive`."""
+
+    @property
+    def is_this_machine(self) -> bool:
+        return self.sysroot is None and self.synthetic is None
+
+
 class Request(NamedTuple):
     """The options of one launch, in the three parts that its steps read.
 
