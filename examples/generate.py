@@ -4,11 +4,12 @@
     python examples/generate.py
     xlaunch --optimize auto -- examples/generate.py
     xlaunch --optimize auto -- examples/generate.py --model ~/models/Qwen2.5-0.5B-Instruct --prompt "The capital of France is"
+    xtune --metric tokens/s --param batch=1,4,8 -- examples/generate.py --batch {batch}
 
 Without --model, a Llama-like model of 134 million random weights in bf16 is built from its
 configuration, and nothing is asked of a network: its tokens mean nothing, its speed is that of a trained
 model. With --model, a directory with the weights and tokenizer of a language model is loaded. The last
-lines are the seconds to the first token, and the tokens a second after it.
+lines are the seconds to the first token, and the tokens a second of all sequences after it.
 
 Needs `pip install transformers`.
 """
@@ -60,10 +61,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="directory of a language model")
     parser.add_argument("--prompt", help=f"text to continue, default {PROMPT!r}; needs --model")
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate, default 64")
+    parser.add_argument("--batch", type=int, default=1, help="sequences at once, default 1")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="default bf16")
     arguments = parser.parse_args()
     if arguments.tokens < 2:
         parser.error(f"--tokens {arguments.tokens}: at least 2 are needed")
+    if arguments.batch < 1:
+        parser.error(f"--batch {arguments.batch}: at least 1 is needed")
     if arguments.prompt is not None and arguments.model is None:
         parser.error("--prompt needs --model: random weights know no words")
     if arguments.model is not None and not (arguments.model / "config.json").is_file():
@@ -76,8 +80,12 @@ def main() -> int:
         model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
         ids = tokenizer(arguments.prompt or PROMPT, return_tensors="pt").input_ids
+    ids = ids.repeat(arguments.batch, 1)
     size = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{type(model).__name__}: {size:,} parameters, {arguments.dtype}, {ids.shape[1]} tokens")
+    sequences = "" if arguments.batch == 1 else f"{arguments.batch} sequences of "
+    print(
+        f"{type(model).__name__}: {size:,} parameters, {arguments.dtype}, {sequences}{ids.shape[1]} tokens"
+    )
     timed(model, ids, 2)  # the first calls prepare things
     _, first_s = timed(model, ids, 1)
     found, all_s = timed(model, ids, arguments.tokens)
@@ -86,7 +94,8 @@ def main() -> int:
     else:
         print(tokenizer.decode(found[0], skip_special_tokens=True))
     print(f"first token after {first_s:.3f} s")
-    print(f"{(arguments.tokens - 1) / max(all_s - first_s, 1e-9):.1f} tokens/s")
+    count = arguments.batch * (arguments.tokens - 1)
+    print(f"{count / max(all_s - first_s, 1e-9):.1f} tokens/s")
     return 0
 
 

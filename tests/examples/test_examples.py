@@ -255,10 +255,10 @@ def test_streams_answer_as_the_plain_model_does(needs: Callable[[object, str], N
 
 @pytest.mark.long
 def test_generate_measures() -> None:
-    done = run_example("generate.py", "--tokens", "4")
+    done = run_example("generate.py", "--tokens", "4", "--batch", "2")
     assert done.returncode == 0, done.stderr
     first, tokens, first_token, rate = done.stdout.splitlines()
-    assert first == "LlamaForCausalLM: 134,105,856 parameters, bf16, 32 tokens"
+    assert first == "LlamaForCausalLM: 134,105,856 parameters, bf16, 2 sequences of 32 tokens"
     assert re.fullmatch(r"tokens: \[\d+, \d+, \d+, \d+\] \.\.\.", tokens)
     assert re.fullmatch(r"first token after \d+\.\d{3} s", first_token)
     assert re.fullmatch(r"\d+\.\d tokens/s", rate)
@@ -269,6 +269,7 @@ def test_generate_measures() -> None:
     [
         (("--model", "/nowhere"), "--model /nowhere: not a directory with a config.json"),
         (("--prompt", "x"), "--prompt needs --model: random weights know no words"),
+        (("--batch", "0"), "--batch 0: at least 1 is needed"),
         (("--tokens", "1"), "--tokens 1: at least 2 are needed"),
     ],
 )
