@@ -48,6 +48,8 @@ class OptimizeRequest(NamedTuple):
     passes: Mapping[str, bool] = MappingProxyType({})
     tolerance: float | None = None
     keep_weights: bool = True
+    autocast_outputs: bool = False
+    """Whether outputs stay in `dtype` where the caller's autocast makes the model's own outputs so."""
     call: Sample | None = None
     """The call that the sample describes, once it is checked."""
 

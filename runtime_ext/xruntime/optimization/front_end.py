@@ -108,12 +108,16 @@ def optimize(
 
     Raises OptimizationError, SampleError, CompilationError; the model is as before then.
     """
-    request = checked(
-        OptimizeRequest(
-            *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
-            *(measure, wait, passes or {}, tolerance, keep_weights),
-        )
+    request = OptimizeRequest(
+        *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
+        *(measure, wait, passes or {}, tolerance, keep_weights),
     )
+    return optimize_by(request, optimizer)
+
+
+def optimize_by(request: OptimizeRequest, optimizer: torch.optim.Optimizer | None) -> Any:
+    """Check a request of `optimize` and carry it out. Raises as `optimize` does."""
+    request = checked(request)
     if optimizer is None:
         return optimize_for_inference(request)
     # The optimizers import torch's compiler, which takes most of a second.

@@ -73,7 +73,8 @@ def lower_precision(run: Run) -> str:
     if dtypes and dtypes == {wanted}:
         raise SkipPassError(f"all weights are {_name(wanted)} already")
     outputs = _output_dtype(run, wanted, dtypes)
-    run.modes = run.modes._replace(dtype=wanted, outputs=outputs)
+    follows = run.request.autocast_outputs
+    run.modes = run.modes._replace(dtype=wanted, outputs=outputs, autocast_outputs=follows)
     kept = f"; outputs in {_name(wanted)} are returned as {_name(outputs)}" if outputs else ""
     return f"calls run under autocast to {_name(wanted)}{kept}"
 

@@ -40,6 +40,9 @@ class Modes(NamedTuple):
     outputs: torch.dtype | None = None
     """Precision that outputs in `dtype` are converted to; None: they stay."""
 
+    autocast_outputs: bool = False
+    """Whether outputs stay in `dtype` for a caller under autocast to it, all the same."""
+
     contiguous: bool = False
     """Whether channels-last outputs are returned contiguous, as the model's are."""
 
@@ -60,9 +63,12 @@ class Modes(NamedTuple):
 
     def result(self, outputs: Any) -> Any:
         """Return outputs in the dtype and the layout that the caller expects."""
-        if self.outputs is None and not self.contiguous:
+        modes, caller = self, current_autocast() if self.autocast_outputs else None
+        if caller is not None and caller.dtype == self.dtype:
+            modes = self._replace(outputs=None)
+        if modes.outputs is None and not modes.contiguous:
             return outputs
-        return with_tensors(self._usual, outputs)
+        return with_tensors(modes._usual, outputs)
 
     def _usual(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.outputs is not None and tensor.dtype == self.dtype:

@@ -49,6 +49,8 @@ def test_a_name_that_is_gone_says_what_to_use() -> None:
         ("cpu.runtime.task.Task", "use ipex.cpu.runtime"),
         ("frontend.optimize", "use ipex.optimize"),
         ("has_cpu", "everything here is for CPUs"),
+        ("optim._lars.create_optimizer_lars", "norms and biases as a group with adaptive=False"),
+        ("_C.isa_has_amx_fp16_support", "torch.cpu.get_capabilities()['amx_fp16']"),
     ],
 )
 def test_names_of_the_extension_s_tests_and_examples(path: str, said: str) -> None:

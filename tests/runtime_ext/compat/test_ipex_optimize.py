@@ -140,6 +140,41 @@ def test_a_sample_checks_the_result() -> None:
     assert optimization.explain(fast).difference is not None
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_outputs_are_bf16_under_autocast_where_the_models_own_are(training: bool) -> None:
+    """As the extension's were: it did nothing to outputs."""
+    model = small_model().train(training)
+    fast: Any = ipex.optimize(
+        model,
+        dtype=torch.bfloat16,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1) if training else None,
+    )
+    fast = fast[0] if training else fast
+    assert fast(BATCH).dtype == torch.float32
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert model(BATCH).dtype == dtype
+            assert fast(BATCH).dtype == (dtype if dtype == torch.bfloat16 else torch.float32)
+    plain = optimization.optimize(small_model(), dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert plain(BATCH).dtype == torch.float32
+
+
+def test_compiled_outputs_are_bf16_under_autocast() -> None:
+    fast = torch.compile(ipex.optimize(small_model(), dtype=torch.bfloat16), backend="eager")
+    with torch.no_grad():
+        assert fast(BATCH).dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert fast(BATCH).dtype == torch.bfloat16
+
+
+def test_training_in_fp16_is_refused() -> None:
+    model = small_model().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(OptimizationError, match="for training are float32, bfloat16"):
+        ipex.optimize(model, dtype=torch.float16, optimizer=optimizer)
+
+
 def test_inplace() -> None:
     model = small_model()
     assert ipex.optimize(model, dtype=torch.bfloat16, inplace=True) is model

@@ -112,6 +112,14 @@ def test_example_inputs_are_given_once() -> None:
         )
 
 
+def test_a_prepared_model_has_no_layers_and_names_the_original() -> None:
+    model = small_model()
+    prepared = ipex.quantization.prepare(model, STATIC, example_inputs=torch.rand(4, 8))
+    with pytest.raises(TypeError, match=r"use prepared\.model\[0\]"):
+        prepared[0]
+    assert prepared.model is model
+
+
 def test_what_was_not_prepared_is_not_converted() -> None:
     with pytest.raises(QuantizationError, match=r"convert takes what ipex\.quantization\.prepare"):
         ipex.quantization.convert(small_model())  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ from torch import nn
 from xruntime.compat.ipex import switches
 from xruntime.compat.ipex.replacements import report
 from xruntime.optimization import INFERENCE, TRAINING
-from xruntime.optimization import optimize as _optimize
+from xruntime.optimization.arguments import OptimizeRequest
+from xruntime.optimization.front_end import optimize_by
 
 PASSES: Final = {
     "conv_bn_folding": "conv_bn",
@@ -70,7 +71,9 @@ def optimize(
     weights_prepack, auto_kernel_selection, optimize_lstm
         Accepted, and reported once if given: torch does these by itself.
 
-    Raises OptimizationError, SampleError, CompilationError; model and optimizer are as before then.
+    Under autocast to `dtype`, outputs are in `dtype` where the model's own would be; without it, they have the
+    dtype of the model's own. Raises OptimizationError, SampleError, CompilationError; model and optimizer are as
+    before then.
     """
     given = dict(locals())
     if isinstance(model, torch.jit.ScriptModule):
@@ -99,17 +102,18 @@ def optimize(
             )
         else:
             graph = "auto"
-    untyped: Any = _optimize  # its overloads want an optimizer or none
-    return untyped(
+    request = OptimizeRequest(
         model,
-        optimizer=optimizer,
+        sample_input,
+        training=training,
         dtype=None if level == "O0" and dtype is torch.float32 else dtype,
-        sample_input=sample_input,
         level=level,
         inplace=inplace,
         graph=graph,
         passes=passes,
+        autocast_outputs=True,
     )
+    return optimize_by(request, optimizer)
 
 
 def compile_backend(

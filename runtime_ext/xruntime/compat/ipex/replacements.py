@@ -27,7 +27,7 @@ _GROUPS: Final[dict[str, str]] = {
     "use torch.device('meta') as a context manager": "OnDevice _init_on_device",
     "use torch.compile": "compatible_mode compile _dynamo _inductor _get_compiler_backend"
     " _set_compiler_backend cpu.graph_capture",
-    "use torch's own functions": "core _C",
+    "use torch's own functions, such as torch.cpu.get_capabilities()['amx_fp16']": "core _C",
     "use ipex.__version__": "version",
     "leave the question out: everything here is for CPUs": "has_cpu",
     "use torch.xpu": "xpu",
@@ -48,7 +48,7 @@ _GROUPS: Final[dict[str, str]] = {
     "torch chooses among oneDNN's kernels and MKL's by itself": (
         "cpu._auto_kernel_selection _disable_dnnl _enable_dnnl _using_dnnl"
     ),
-    "use torch.backends.cpu.get_cpu_capability()": "cpu._cpu_isa",
+    "use torch.backends.cpu.get_cpu_capability() and torch.cpu.get_capabilities()": "cpu._cpu_isa",
     "use ipex.enable_onednn_fusion": "cpu.onednn_fusion",
     "use torch's own functions; ipex.verbose is here": "cpu.utils utils",
     "use ipex.optimize, set_fp32_math_mode and the like directly": "frontend",
@@ -70,11 +70,14 @@ _GROUPS: Final[dict[str, str]] = {
     "use torch.nn.Linear and torch.compile, which fuses them": (
         "nn.modules.IPEXLinearEltwise nn.modules.linear_fuse_eltwise"
     ),
-    "use MergedEmbeddingBag and torch.cat": "nn.modules.MergedEmbeddingBagWithCat",
+    "use torch.cat([dense, *MergedEmbeddingBag.from_embeddingbag_list(tables)(indices, offsets)], 1)": (
+        "nn.modules.MergedEmbeddingBagWithCat"
+    ),
     "use torch.nn.LSTM": "nn.modules.lstm",
     "use ipex.optimize, which converts the weights": "nn.utils",
     "use ipex.optim.Lamb": "optim._lamb",
-    "use ipex.optim.Lars": "optim._lars",
+    "use ipex.optim.Lars; in place of create_optimizer_lars, give it norms and biases as a group with"
+    " adaptive=False and weight_decay=0": "optim._lars",
     "use the optimizers of ipex.optim": "optim._functional",
     "use ipex.optimize(model, optimizer=optimizer)": "optim._optimizer_utils",
     _LOW_PRECISION: "quantization.QConfigWoq quantization.WoqActQuantMode quantization.WoqLowpMode"

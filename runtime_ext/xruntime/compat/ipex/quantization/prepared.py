@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -36,6 +36,10 @@ class Prepared(nn.Module):
             self._observed = [
                 quantization.prepare(model, conf, example, dynamic_shapes=dynamic_shapes)
             ]
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raise a TypeError that names the original: this module has no layers of its own."""
+        raise TypeError(f"what prepare returns has no layers: use prepared.model[{index!r}]")
 
     @property
     def model(self) -> nn.Module:
