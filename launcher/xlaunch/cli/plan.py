@@ -54,7 +54,11 @@ def command(asked: ResolvedOptions) -> None:
     xlaunch shows the same with --dry-run. PROGRAM may be left out. All options of xlaunch are
     taken; those that change nothing here are not listed.
     """
-    print_plan(prepare_unrecorded(request_from(asked.values), asked), asked)
+    request = request_from(asked.values)
+    first = "".join(request.program.words[:1])
+    if asked.values.get("svg") and first.endswith(".svg"):
+        raise UsageError(f"--svg prints the picture: write > {first}")
+    print_plan(prepare_unrecorded(request, asked), asked)
 
 
 def say_untried(asked: ResolvedOptions) -> str | None:

@@ -63,19 +63,19 @@ class Modes(NamedTuple):
 
     def result(self, outputs: Any) -> Any:
         """Return outputs in the dtype and the layout that the caller expects."""
-        modes, caller = self, current_autocast() if self.autocast_outputs else None
-        if caller is not None and caller.dtype == self.dtype:
-            modes = self._replace(outputs=None)
-        if modes.outputs is None and not modes.contiguous:
+        caller = current_autocast() if self.autocast_outputs else None
+        wanted = None if caller is not None and caller.dtype == self.dtype else self.outputs
+        if wanted is None and not self.contiguous:
             return outputs
-        return with_tensors(modes._usual, outputs)
 
-    def _usual(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.outputs is not None and tensor.dtype == self.dtype:
-            tensor = tensor.to(self.outputs)
-        if self.contiguous and is_channels_last(tensor):
-            tensor = tensor.contiguous()
-        return tensor
+        def usual(tensor: torch.Tensor) -> torch.Tensor:
+            if wanted is not None and tensor.dtype == self.dtype:
+                tensor = tensor.to(wanted)
+            if self.contiguous and is_channels_last(tensor):
+                tensor = tensor.contiguous()
+            return tensor
+
+        return with_tensors(usual, outputs)
 
 
 def is_differentiated(args: Any, kwargs: Any) -> bool:

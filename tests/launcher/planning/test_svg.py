@@ -20,6 +20,8 @@ from xlaunch.planning.svg import MAX_WIDTH, draw_svg
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
 
+OTHERS = ("peers", "recording")
+"""Pictures of other commands."""
 COMMANDS = {
     "plan": 'plan --svg --synthetic "package:2 node:1 core:28 pu:2" --instances 4',
     "eight-nodes": 'plan --svg --synthetic "package:2 node:4 l3:2 core:8 pu:2" --instances 8 --reserve-cores 8',
@@ -31,7 +33,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_pictures_of_the_documentation_are_what_the_command_prints(name: str):
     assert (PICTURES / f"{name}.svg").read_bytes() == ask(*shlex.split(COMMANDS[name])).out
-    assert {path.stem for path in PICTURES.glob("*.svg")} == COMMANDS.keys()
+    assert {path.stem for path in PICTURES.glob("*.svg")} <= {*COMMANDS, *OTHERS}
 
 
 def rectangles(root: ET.Element, *kinds: str) -> Iterator[tuple[int, int, int, int]]:
@@ -81,3 +83,4 @@ def test_a_picture_goes_alone():
         ("plan", "--svg", "--explain"),
     ):
         assert "--svg" in ask(*words).refused(2)
+    assert "write > plan.svg" in ask("plan", "--instances", "1", "--svg", "plan.svg").refused(2)
