@@ -91,6 +91,8 @@ def check(result: int, refusal: Callable[[ArgumentProblem], Exception]) -> None:
 FLOAT32 = 0
 BFLOAT16 = 1
 FLOAT16 = 2
+PACKED8 = 16
+PACKED4 = 17
 
 
 _INT32, _INT64 = ctypes.c_int32, ctypes.c_int64
@@ -127,7 +129,7 @@ class CPython(ctypes.Structure):
 class CWeights(ctypes.Structure):
     """xk_weights of xkernels.h."""
 
-    _fields_ = fields((_ADDRESS, "values"), (_INT32, "type"))
+    _fields_ = fields((_ADDRESS, "values scales"), (_INT32, "type"))
 
 
 class CMethod(ctypes.Structure):

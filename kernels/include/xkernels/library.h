@@ -56,7 +56,8 @@ XK_API int32_t xk_abi_version(void);
  *
  * The library has each operator once for each of several instruction sets, and runs those of the
  * best one that the CPU and the operating system support. x86-64: "v2", "v3" (AVX2), "v4"
- * (AVX-512), "v4-bf16" (AVX-512 with bf16 instructions); aarch64, which has been tested under
+ * (AVX-512), "v4-bf16" (AVX-512 with bf16 and VNNI
+ * instructions); aarch64, which has been tested under
  * emulation only: "base", "bf16". Every one computes the same bits, unless the operator's header
  * says otherwise. The variable XKERNELS_ISA names another; it is read once, when the library is
  * loaded. The team and the mailbox do not depend on it. */

@@ -51,7 +51,7 @@ bool supported(int isa) {
     case 2:
       return has_v4();
     default:
-      return has_v4() && XK_HAS("avx512bf16");
+      return has_v4() && XK_HAS("avx512bf16") && XK_HAS("avx512vnni");
   }
 #elif defined(__aarch64__)
   constexpr unsigned long kBf16 = 1UL << 14;  // HWCAP2_BF16, which old headers lack

@@ -18,6 +18,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError, OperatorError
+from xruntime.generation.packed_weights import PackedWeight
 from xruntime.threads.torch_modes import transformed
 
 MAX_ROWS: Final = 3
@@ -29,9 +30,11 @@ MIN_WEIGHTS: Final = 1 << 14
 _TYPES: Final = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 
 
-def c_weights(weight: torch.Tensor) -> native.CWeights:
+def c_weights(weight: torch.Tensor | PackedWeight) -> native.CWeights:
     """Return the description of weights for native code. They must live as long as it is used."""
-    return native.CWeights(weight.data_ptr(), _TYPES.get(weight.dtype, -1))
+    if isinstance(weight, PackedWeight):
+        return weight.c_weights()
+    return native.CWeights(weight.data_ptr(), None, _TYPES.get(weight.dtype, -1))
 
 
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -62,6 +65,11 @@ def linears_of_torch() -> Iterator[None]:
         _thread.torch_only = False
 
 
+def only_torch() -> bool:
+    """Whether the calling thread is within `linears_of_torch`."""
+    return _thread.torch_only
+
+
 def available() -> bool:
     """Whether the native library is there, with an instruction set for this CPU."""
     try:
@@ -72,11 +80,11 @@ def available() -> bool:
 
 
 def linear_rows(
-    value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    value: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return torch.nn.functional.linear of a dense `value`, in its dtype, without a derivative.
 
-    Values and weights are float32 or bfloat16, on the CPU; `bias` has the weights' dtype. Sums are computed in
+    Values, bias and weights that are not packed are float32 or bfloat16, on the CPU. Sums are computed in
     float32 and rounded once. Raises OperatorError.
     """
     outputs, inputs = weight.shape
@@ -89,7 +97,7 @@ def linear_rows(
             _TYPES.get(value.dtype, -1),
             ctypes.byref(c_weights(weight)),
             None if bias is None else bias.data_ptr(),
-            _TYPES.get(weight.dtype if bias is None else bias.dtype, -1),
+            native.FLOAT32 if bias is None else _TYPES.get(bias.dtype, -1),
             inputs,
             outputs,
             output.data_ptr(),

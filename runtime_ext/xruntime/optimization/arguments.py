@@ -16,6 +16,9 @@ from xruntime.compilation.gil import kind_of
 from xruntime.compilation.inductor import eager_module
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
+from xruntime.generation.language_models import generates
+from xruntime.generation.linear_rows import available
+from xruntime.generation.packed_weights import BITS
 from xruntime.optimization.optimized_module import OptimizedModule
 from xruntime.optimization.steps import INFERENCE, TRAINING, is_explained, is_for_training
 from xruntime.pytrees import place
@@ -48,6 +51,8 @@ class OptimizeRequest(NamedTuple):
     passes: Mapping[str, bool] = MappingProxyType({})
     tolerance: float | None = None
     keep_weights: bool = True
+    weight_bits: int | None = None
+    head_bits: int | None = None
     autocast_outputs: bool = False
     """Whether outputs stay in `dtype` where the caller's autocast makes the model's own outputs so."""
     call: Sample | None = None
@@ -129,6 +134,7 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
             f"level='O0' changes no numerics, and dtype={dtype} would: use level='O1', with passes={{...}}"
             " to switch others off"
         )
+    _check_bits(asked)
     unsampled = asked.sample_input is None
     if asked.wait and (training or graph != "auto" or level == "O0" or unsampled):
         raise OptimizationError(
@@ -154,6 +160,44 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
             " (accelerate: remove_hook_from_module), or optimize the module before"
         )
     return asked._replace(model=model, call=call)
+
+
+def _check_bits(asked: OptimizeRequest) -> None:
+    """Check `weight_bits` and `head_bits`, and that the model and the other arguments go with them."""
+    model, bits = asked.model, asked.weight_bits
+    for name, value in (("weight_bits", bits), ("head_bits", asked.head_bits)):
+        if value is not None and (isinstance(value, bool) or value not in BITS):
+            raise OptimizationError(
+                f"{name}={value!r}: allowed are 8 and 4, or None to keep the weights' precision"
+            )
+    if bits is None:
+        if asked.head_bits is not None:
+            raise OptimizationError(f"head_bits={asked.head_bits} goes with weight_bits: give both")
+        return
+    asking, what = f"weight_bits={bits}", type(model).__name__
+    if asked.training:
+        raise OptimizationError(f"{asking} is for inference: leave it out with an optimizer")
+    if not generates(model):
+        raise OptimizationError(
+            f"{asking} is for language models with transformers' generate(), and this is a {what}"
+        )
+    if asked.level == "O0":
+        raise OptimizationError(f"level='O0' changes no numerics, and {asking} would: use 'O1'")
+    if asked.sample_input is not None:
+        raise OptimizationError(
+            f"{asking} changes outputs by more than a comparison allows: leave sample_input out"
+        )
+    dtypes = {it.dtype for it in model.parameters() if it.is_floating_point()}
+    for dtype in (asked.dtype, *dtypes):
+        if dtype not in (None, torch.float32, torch.bfloat16):
+            raise OptimizationError(
+                f"{asking} computes in float32 or bfloat16, and not in {dtype}: load the model with"
+                " dtype=torch.bfloat16"
+            )
+    if not available():
+        raise OptimizationError(
+            f"{asking} needs the native library: see python -m xruntime kernels"
+        )
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -31,6 +31,8 @@ def optimize(
     passes: Mapping[str, bool] | None = None,
     tolerance: float | None = None,
     keep_weights: bool = True,
+    weight_bits: int | None = None,
+    head_bits: int | None = None,
 ) -> Model: ...
 
 
@@ -49,6 +51,8 @@ def optimize(
     passes: Mapping[str, bool] | None = None,
     tolerance: float | None = None,
     keep_weights: bool = True,
+    weight_bits: int | None = None,
+    head_bits: int | None = None,
 ) -> tuple[Model, torch.optim.Optimizer]: ...
 
 
@@ -66,6 +70,8 @@ def optimize(
     passes: Mapping[str, bool] | None = None,
     tolerance: float | None = None,
     keep_weights: bool = True,
+    weight_bits: int | None = None,
+    head_bits: int | None = None,
 ) -> Any:
     """Return a faster form of `model`, or of (model, optimizer) for training.
 
@@ -98,6 +104,12 @@ def optimize(
         None: what the precision in use explains, see `xruntime.compilation.judge`.
     keep_weights
         Keep the weights that passes replace, for state_dict(). They are the input's tensors, not copies.
+    weight_bits
+        8 or 4: store the weights of linears of language models in so many bits, in groups of 32 with one scale,
+        which changes outputs. With `inplace` the model's old weights are freed. Embeddings and the output layer keep
+        their precision.
+    head_bits
+        8 or 4: the same for the output layer, in addition to weight_bits.
 
     A pass whose result differs from the model's outputs on the sample is undone. `xruntime.optimization.
     explain(model)` lists what was applied, skipped and undone, and why.
@@ -110,7 +122,7 @@ def optimize(
     """
     request = OptimizeRequest(
         *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
-        *(measure, wait, passes or {}, tolerance, keep_weights),
+        *(measure, wait, passes or {}, tolerance, keep_weights, weight_bits, head_bits),
     )
     return optimize_by(request, optimizer)
 

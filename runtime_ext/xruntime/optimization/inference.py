@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -21,6 +22,7 @@ from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.aside import CompiledAside
+from xruntime.optimization.few_bits import pack_weights
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.module_order import part_with_hooks
 from xruntime.optimization.passes import (
@@ -49,7 +51,10 @@ PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
 }
 
 GENERATION_PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
-    **{name: change for name, change in PASSES.items() if name != "join_linears"},
+    **dict(itertools.takewhile(lambda item: item[0] != "precision", PASSES.items())),
+    "weight_bits": pack_weights,
+    "precision": lower_precision,
+    "weights": lower_weights,
     "linear_rows": use_linear_rows,
     "decode_step": use_decode_step,
 }
@@ -317,7 +322,10 @@ class _Inference(Run):
                 SlowCallWarning,
                 stacklevel=5,
             )
-        self.plain.settle(model, self.edits.same_values, keep=request.keep_weights)
+        # Few bits are asked for to save memory.
+        frees = request.inplace and request.weight_bits is not None
+        keep = request.keep_weights and not frees
+        self.plain.settle(model, self.edits.same_values, keep=keep)
         self._separate_weights()
         if aside is not None or any(it.outcome is PassOutcome.APPLIED for it in self.steps):
             model.__dict__["_xruntime_plain"] = self.plain

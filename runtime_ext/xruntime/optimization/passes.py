@@ -200,7 +200,7 @@ def use_decode_step(run: Run) -> str:
     run.edits.add_undo(lambda: setattr(run.runner, "step", None))
     pages = ""
     if run.request.inplace:  # otherwise the original may be short-lived
-        pages = f"; {collapse(run.model.parameters()) / 1e6:.0f} MB of weights are in 2 MiB pages"
+        pages = f"; {collapse((*run.model.parameters(), *run.model.buffers())) / 1e6:.0f} MB of weights are in 2 MiB pages"
     return f"calls with one token of each sequence are one native call, and the first is compared{pages}"
 
 

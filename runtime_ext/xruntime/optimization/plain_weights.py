@@ -90,8 +90,8 @@ class PlainWeights:
         """
         if self._dropped:
             raise OptimizationError(
-                "the plain weights were dropped (keep_weights=False): call state_dict() before optimize(),"
-                " or optimize with keep_weights=True"
+                "the plain weights were dropped (keep_weights=False, or weight_bits with inplace=True): call"
+                " state_dict() before optimize(), or optimize without these"
             )
         found: dict[str, Any] = {}
         for name in self._names:

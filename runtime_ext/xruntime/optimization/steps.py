@@ -47,6 +47,7 @@ INFERENCE: Final[Mapping[str, str]] = {
     "conv_bn": "a batch norm that follows a convolution becomes part of its weights",
     "linear_bn": "a batch norm that follows a linear becomes part of its weights",
     "channels_last": "convolutions are faster when the channels of a pixel are neighbours in memory",
+    "weight_bits": "linears of models with generate() have weights of `weight_bits`, fewer bytes for each token",
     "precision": "matrix multiplications and convolutions run in `dtype`, by autocast",
     "weights": "weights that autocast would convert in each call are stored in `dtype`",
     "join_linears": "linears with the same input become one, such as queries, keys and values",

@@ -53,7 +53,7 @@ def call(load: Load, isa: str = ISAS[-1], **change: Any) -> int:
     [
         ({"weight_type": native.FLOAT16}, ArgumentProblem.INVALID_TYPE),
         ({"cache_type": 9}, ArgumentProblem.INVALID_TYPE),
-        ({"down": native.CWeights(MEMORY.data_ptr(), 9)}, ArgumentProblem.INVALID_TYPE),
+        ({"down": native.CWeights(MEMORY.data_ptr(), None, 9)}, ArgumentProblem.INVALID_TYPE),
         ({"batch": 0}, ArgumentProblem.INVALID_SIZE),
         ({"heads": 3, "kv_heads": 2}, ArgumentProblem.INVALID_SIZE),
         ({"rotary_size": 1}, ArgumentProblem.INVALID_SIZE),

@@ -48,7 +48,7 @@ void* values(int64_t count, int32_t type) {
   return kept.back()->data();
 }
 
-xk_weights matrix(int64_t count, int32_t type) { return {values(count, type), type}; }
+xk_weights matrix(int64_t count, int32_t type) { return {values(count, type), nullptr, type}; }
 
 struct Sizes {
   int64_t hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
@@ -143,7 +143,7 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
 
 void multiply(int64_t rows, int64_t inputs, int64_t outputs, int32_t type) {
   const void* const bias = outputs % 2 ? values(outputs, type) : nullptr;
-  const xk_weights weights = {values(outputs * inputs, type), type};
+  const xk_weights weights = {values(outputs * inputs, type), nullptr, type};
   const int32_t problem = xk_linear_rows(values(rows * inputs, type), rows, inputs, type, &weights,
                                          bias, type, inputs, outputs, values(rows * outputs, type));
   if (problem) fail("xk_linear_rows", problem);

@@ -107,10 +107,25 @@ int32_t xk_decode_step(const xk_decode* step) {
                        cutter.take<float>(rows(of.intermediate)),
                        cutter.take<float>(rows(of.intermediate))};
   };
+  int64_t inputs = 0;  // the most of a linear with packed weights
+  const auto add_inputs = [&](const xk_weights& weights, int64_t size) {
+    if (xkernels::is_packed_type(weights.type) && size > inputs) inputs = size;
+  };
+  add_inputs(of.head, of.hidden);
+  for (int64_t at = 0; at < of.layer_count; ++at) {
+    const xk_decode_layer& layer = of.layers[at];
+    for (const xk_weights& one : {layer.query, layer.key, layer.value, layer.gate, layer.up}) {
+      add_inputs(one, of.hidden);
+    }
+    add_inputs(layer.output, of.heads * of.head_dim);
+    add_inputs(layer.down, of.intermediate);
+  }
   const auto cut_scratch = [&](Cutter& cutter) {
     return DecodeScratch{cutter.take<float>(rows(of.hidden)),
                          cutter.take<float>(padded_size(of.head_dim)),
-                         cutter.take<float>(padded_size(of.positions + 1))};
+                         cutter.take<float>(padded_size(of.positions + 1)),
+                         {cutter.take<int16_t>(of.batch * xkernels::integer_size(inputs)),
+                          cutter.take<float>(of.batch * xkernels::scale_size(inputs))}};
   };
   const xkernels::ThreadMemory shared(1, cut_state);
   const int64_t team = omp_get_max_threads();

@@ -23,9 +23,10 @@ struct DecodeState {
 
 // Memory of one thread, zeroed at first.
 struct DecodeScratch {
-  float* normed;  // (batch, padded hidden)
-  float* query;   // padded head_dim
-  float* scores;  // padded positions
+  float* normed;      // (batch, padded hidden)
+  float* query;       // padded head_dim
+  float* scores;      // padded positions
+  Integers integers;  // of the inputs of linears with packed weights
 };
 
 struct DecodeKernels {

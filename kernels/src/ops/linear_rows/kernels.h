@@ -24,8 +24,9 @@ struct LinearRows {
 struct LinearRowsKernels {
   // Copies `count` values to fp32.
   void (*widen)(const void* from, int32_t type, int64_t count, float* to);
-  // Computes outputs begin to end - 1 of all rows; `begin` is a multiple of kRowsAtOnce.
-  void (*multiply)(const LinearRows& of, int64_t begin, int64_t end);
+  // Computes outputs begin to end - 1 of all rows; `begin` is a multiple of kRowsAtOnce. Packed
+  // weights need memory for `integers`, of this thread.
+  void (*multiply)(const LinearRows& of, const Integers& integers, int64_t begin, int64_t end);
 };
 
 XK_DECLARE_KERNELS(LinearRowsKernels)

@@ -8,6 +8,8 @@
 
 namespace {
 
+using xkernels::Cutter;
+using xkernels::Integers;
 using xkernels::is_value_type;
 using xkernels::kRowsAtOnce;
 using xkernels::LinearRows;
@@ -33,7 +35,7 @@ int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t 
   if (weights == nullptr) {
     problem = XK_INVALID_POINTER;
   } else if (!is_value_type(value_type) || !is_value_type(bias_type) ||
-             !is_value_type(weights->type)) {
+             !(is_value_type(weights->type) || xkernels::is_packed_type(weights->type))) {
     problem = XK_INVALID_TYPE;
   } else if (!is_size(rows, kMaxRows) || !is_size(inputs, kMaxSize) ||
              !is_size(outputs, kMaxSize) || !is_size(stride, kMaxStride)) {
@@ -50,6 +52,14 @@ int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t 
   const int64_t padded = xkernels::padded_size(inputs);
   xkernels::Buffer<float> copies;
   if (!copies.allocate_zeros(rows * padded)) return XK_REFUSED;
+  const int64_t packed = xkernels::is_packed_type(weights->type) ? rows : 0;
+  const auto cut_integers = [&](Cutter& cutter) {
+    return Integers{cutter.take<int16_t>(packed * xkernels::integer_size(inputs)),
+                    cutter.take<float>(packed * xkernels::scale_size(inputs))};
+  };
+  const bool parallel = outputs * inputs >= kGrain;
+  const xkernels::ThreadMemory own(parallel ? omp_get_max_threads() : 1, cut_integers);
+  if (!own.allocated()) return XK_REFUSED;
   const LinearRowsKernels* kernels = xkernels::kernels<LinearRowsKernels>();
   for (int64_t row = 0; row < rows; ++row) {
     const char* from = static_cast<const char*>(input);
@@ -58,11 +68,12 @@ int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t 
   }
   const LinearRows of = {*weights,      bias, bias_type, inputs, outputs,
                          copies.data(), rows, padded,    output, value_type};
-  xkernels::run_on_team(outputs * inputs >= kGrain, [&](int64_t thread, int64_t threads) {
+  xkernels::run_on_team(parallel, [&](int64_t thread, int64_t threads) {
     const xkernels::Share share =
         xkernels::share_of(xkernels::row_groups(outputs), thread, threads);
     const int64_t end = share.end * kRowsAtOnce;
-    kernels->multiply(of, share.begin * kRowsAtOnce, end < outputs ? end : outputs);
+    kernels->multiply(of, own.of_thread(thread), share.begin * kRowsAtOnce,
+                      end < outputs ? end : outputs);
   });
   return 0;
 }

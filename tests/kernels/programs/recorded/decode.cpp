@@ -45,7 +45,7 @@ class Model {
     step.embedding = case_.data<void>("embedding");
     if (case_.has("addends")) step.addends = case_.data<float>("addends");
     step.norm = {case_.data<void>("norm"), whole("norm_bias")};
-    step.head = {case_.data<void>("head"), type_of(case_.array("head"))};
+    step.head = {case_.data<void>("head"), nullptr, type_of(case_.array("head"))};
     step.head_bias = whole("head_bias");
     step.tokens = case_.data<int64_t>("tokens");
     step.cosines = case_.data<float>("cosines");
@@ -70,7 +70,7 @@ class Model {
 
   xk_weights weights(const char* name, int64_t at) {
     if (!case_.has(name)) return {};
-    return {part(name, at), type_of(case_.array(name))};
+    return {part(name, at), nullptr, type_of(case_.array(name))};
   }
 
   xk_decode_norm norm(const std::string& name, int64_t at) {

@@ -7,7 +7,7 @@ namespace {
 
 const Runner linear_rows("linear_rows", [](Case& c) {
   const auto size = [&](const char* name) { return static_cast<int64_t>(c.number(name)); };
-  const xk_weights weights = {c.data<void>("weights"), type_of(c.array("weights"))};
+  const xk_weights weights = {c.data<void>("weights"), nullptr, type_of(c.array("weights"))};
   return xk_linear_rows(c.data<void>("input"), size("rows"), size("stride"),
                         type_of(c.array("input")), &weights, c.data<void>("bias"), weights.type,
                         size("inputs"), size("outputs"), c.data<void>("output"));

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linears with packed weights."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from xruntime.generation.linear_rows import linear_rows, only_torch
+from xruntime.generation.packed_weights import PackedWeight
+from xruntime.threads.torch_modes import transformed
+
+MAX_ROWS: Final = 8
+"""More rows of activations are multiplied by torch, with weights that are unpacked for the call."""
+
+_NATIVE: Final = (torch.float32, torch.bfloat16)
+
+
+class _Buffer(threading.local):
+    """Memory for unpacked weights, which each thread has once for all linears."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def tensor(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor with any values, on the same memory in each call."""
+        size = shape[0] * shape[1] * dtype.itemsize
+        if self._memory.numel() < size:
+            # A call in inference mode must not make it one of that mode.
+            with torch.inference_mode(False):
+                self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory[:size].view(dtype).view(shape)
+
+
+_buffer: Final = _Buffer()
+
+
+class PackedLinear(nn.Linear):
+    """A linear for inference with packed weights.
+
+    It takes and returns values of any floating-point dtype, as autocast says where that is on. Values and sums
+    are those of `linear_rows` for up to `MAX_ROWS` rows, and torch's in `dtype` for more.
+
+    linear
+        The layer whose weights are packed.
+    dtype
+        float32 or bfloat16: of the bias, and of the weights when torch multiplies them.
+    """
+
+    packed_values: torch.Tensor
+    packed_scales: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, bits: int, dtype: torch.dtype) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bits, self.dtype = bits, dtype
+        packed = PackedWeight.of(linear.weight, bits)
+        self.register_buffer("packed_values", packed.values)
+        self.register_buffer("packed_scales", packed.scales)
+        given: torch.Tensor | None = linear.bias
+        bias = None if given is None else nn.Parameter(given.detach().to(dtype), False)
+        self.register_parameter("bias", bias)
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weights."""
+        return PackedWeight(self.packed_values, self.packed_scales, self.in_features, self.bits)
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """The weights as a new tensor in `dtype`."""
+        return self.packed.unpacked(self.dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """Return the outputs, in the dtype of the input or of autocast."""
+        returned = input.dtype
+        if torch.is_autocast_enabled("cpu"):
+            returned = torch.get_autocast_dtype("cpu")
+        if torch.compiler.is_compiling() or transformed() or (torch.is_grad_enabled() and input.requires_grad):
+            return self._by_torch(input, self.weight, returned)
+        rows = input.numel() // max(1, self.in_features)
+        fits = input.dim() > 0 and input.shape[-1] == self.in_features and returned in _NATIVE
+        if fits and 0 < rows <= MAX_ROWS and input.is_cpu and not only_torch():
+            return linear_rows(input.to(returned).contiguous(), self.packed, self.bias)
+        weight = _buffer.tensor(self.packed.shape, self.dtype)
+        return self._by_torch(input, self.packed.unpack_into(weight), returned)
+
+    def _by_torch(
+        self, value: torch.Tensor, weight: torch.Tensor, returned: torch.dtype
+    ) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return functional.linear(value.to(self.dtype), weight, self.bias).to(returned)
+
+    def extra_repr(self) -> str:
+        """Return what is printed of it."""
+        return f"{super().extra_repr()}, weight_bits={self.bits}"
+
+    def _load_from_state_dict(self, *_: object) -> None:
+        raise NotImplementedError(
+            "packed weights cannot be loaded: load them into the original model, then optimize it"
+        )

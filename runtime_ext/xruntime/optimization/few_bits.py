@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pass that packs the weights of a language model's linears in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from xlaunch.text import counted
+from xruntime.errors import OperatorError, OptimizationError
+from xruntime.generation.linear_rows import MIN_WEIGHTS
+from xruntime.generation.packed_linear import PackedLinear
+from xruntime.optimization.module_order import has_hooks
+from xruntime.optimization.run import Run
+from xruntime.optimization.steps import SkipPassError
+
+_QUANTIZED: Final = ("quantization_config", "is_quantized", "hf_quantizer", "quantization_method")
+"""What transformers sets, on the configuration or the model, for a checkpoint that is quantized."""
+
+
+def pack_weights(run: Run) -> str:
+    """Store the weights of linears in `weight_bits`, and those of the output layer in `head_bits`.
+
+    Raises OptimizationError if there is none, or if weights are not finite.
+    """
+    bits, head_bits = run.request.weight_bits, run.request.head_bits
+    if bits is None:
+        raise SkipPassError("weight_bits was not given")
+    if (kind := _quantization(run.model)) is not None:
+        raise SkipPassError(f"the model is quantized already ({kind}), and stays as it is")
+    head = _output_layer(run.model)
+    names = {module: name for name, module in run.model.named_modules()}
+    before = after = 0
+    chosen: list[tuple[nn.Linear, int]] = []
+    for module in run.inner_modules():
+        wanted = head_bits if module is head else bits
+        if wanted is not None and _can_be_packed(module):
+            assert isinstance(module, nn.Linear)
+            chosen.append((module, wanted))
+    if not chosen:
+        raise OptimizationError(
+            f"weight_bits={bits}: {run.runner.kind.__name__} has no nn.Linear of at least {MIN_WEIGHTS} weights"
+            " besides its output layer: leave it out"
+        )
+    for linear, number in chosen:
+        dtype = run.request.dtype or linear.weight.dtype
+        try:
+            packed = PackedLinear(linear, number, dtype)
+        except OperatorError as error:
+            raise OptimizationError(f"weight_bits={bits}: {names[linear]}: {error}") from error
+        before += linear.weight.nbytes
+        after += packed.packed.nbytes
+        run.edits.replace_module(linear, packed)
+    output = "its precision" if head_bits is None else f"{head_bits} bits"
+    return (
+        f"packed {counted(len(chosen), 'linear')} in {bits} bits, {before / 1e6:.0f} MB of weights into"
+        f" {after / 1e6:.0f}; embeddings keep their precision, and the output layer has {output}"
+    )
+
+
+def _can_be_packed(module: Any) -> bool:
+    return (
+        type(module) is nn.Linear
+        and type(module.weight) is nn.Parameter
+        and module.weight.is_cpu
+        and module.weight.numel() >= MIN_WEIGHTS
+        and not has_hooks(module)
+    )
+
+
+def _output_layer(model: Any) -> nn.Module | None:
+    """The layer that computes logits."""
+    head = model.get_output_embeddings()
+    return head if isinstance(head, nn.Module) else None
+
+
+def _quantization(model: Any) -> str | None:
+    """How the weights of a model are quantized, as far as transformers or their classes tell; None if they are not."""
+    for place in (model, getattr(model, "config", None)):
+        for name in _QUANTIZED:
+            if found := getattr(place, name, None):
+                return str(getattr(found, "quant_method", found))
+    for parameter in model.parameters():
+        if type(parameter.data) is not torch.Tensor:
+            return type(parameter.data).__name__
+    return None
