@@ -26,6 +26,7 @@ from xruntime.generation.decoders import (
     Description,
     Sizes,
     UndescribedError,
+    Weight,
     described,
 )
 from xruntime.generation.linear_rows import c_weights, linears_of_torch
@@ -90,7 +91,7 @@ _TAKEN: Final = frozenset(
 """The arguments that a call may have. Others must be None."""
 
 
-def _described(name: str, tensor: torch.Tensor) -> Any:
+def _described(name: str, tensor: Weight) -> Any:
     """The value of the field of that name."""
     return c_weights(tensor) if name in (*LINEARS, "head") else tensor.data_ptr()
 

@@ -15,6 +15,10 @@ import torch
 from torch import nn
 
 from xruntime.generation.linear_rows import RowLinear
+from xruntime.generation.packed_linear import PackedLinear
+from xruntime.generation.packed_weights import PackedWeight
+
+Weight = torch.Tensor | PackedWeight
 
 OLDEST: Final = (5, 17)
 NEWEST: Final = (5, 23)
@@ -238,7 +242,7 @@ class Description(NamedTuple):
     """All that the decode step has to know of a model."""
 
     family: Family
-    layers: list[dict[str, torch.Tensor]]
+    layers: list[dict[str, Weight]]
     """Of each layer the weights and biases that it has, by names of `NORMS` and `LINEARS`."""
 
     windows: list[int]
@@ -256,14 +260,14 @@ class Description(NamedTuple):
     place_offset: int
     """The row of `places` for position 0."""
 
-    ends: dict[str, torch.Tensor]
+    ends: dict[str, Weight]
     """norm, norm_bias, head and head_bias, as far as the model has them."""
 
     sizes: Sizes
     numbers: dict[str, float]
     """Other fields of xk_decode that the model decides."""
 
-    parameters: list[nn.Parameter]
+    parameters: list[Weight]
     modules: list[nn.Module]
     """Those whose calls the step replaces."""
 
@@ -297,7 +301,7 @@ class _Reader:
         self.model: Any = model
         self.config: Any = getattr(model, "config", None)
         self.known: set[nn.Module] = {model}
-        self.parameters: list[nn.Parameter] = []
+        self.parameters: list[Weight] = []
         self.epsilons: set[float] = set()
         for name, family in FAMILIES.items():
             self.family, self.place = family, f"transformers.models.{name}.modeling_{name}"
@@ -332,26 +336,32 @@ class _Reader:
         self.parameters.append(parameter)
         return parameter  # type: ignore[no-any-return]
 
-    def linear(self, names: str, module: Any, inputs: int, *rows: int) -> dict[str, torch.Tensor]:
+    def linear(self, names: str, module: Any, inputs: int, *rows: int) -> dict[str, Weight]:
         """The weights and biases of parts that are rows of one linear."""
         kind = type(module)
         _need(
-            kind is nn.Linear or issubclass(kind, RowLinear),
+            kind is nn.Linear or issubclass(kind, RowLinear | PackedLinear),
             f"it has a {kind.__name__} in the place of a Linear",
         )
         self.known.add(module)
-        found: dict[str, torch.Tensor] = {}
-        for suffix, parameter, shape in (("", module.weight, [inputs]), ("_bias", module.bias, [])):
+        found: dict[str, Weight] = {}
+        packed = module.packed if issubclass(kind, PackedLinear) else None
+        if packed is not None:
+            _need(packed.shape == (sum(rows), inputs), f"packed weights have shape {packed.shape}")
+            self.parameters.append(packed)
+            found = dict(zip(names.split(), packed.split([*rows]), strict=True))
+        weight = None if packed is not None else module.weight
+        for suffix, parameter, shape in (("", weight, [inputs]), ("_bias", module.bias, [])):
             if parameter is not None:
                 parts = torch.split(self.weight(parameter, sum(rows), *shape).detach(), [*rows])
                 found |= zip([name + suffix for name in names.split()], parts, strict=True)
         return found
 
-    def norm(self, name: str, module: Any, size: int) -> dict[str, torch.Tensor]:
+    def norm(self, name: str, module: Any, size: int) -> dict[str, Weight]:
         module = self.part(module, self.family.norms, nn.LayerNorm)
         epsilon = getattr(module, "variance_epsilon", None)
         self.epsilons.add(module.eps if epsilon is None else epsilon)
-        found: dict[str, torch.Tensor] = {name: self.weight(module.weight, size)}
+        found: dict[str, Weight] = {name: self.weight(module.weight, size)}
         if getattr(module, "bias", None) is not None:
             found[f"{name}_bias"] = self.weight(module.bias, size)
         return found
@@ -375,7 +385,7 @@ class _Reader:
         embedding_weight = self.weight(embedding.weight, sizes.vocabulary, sizes.hidden)
         places = self.embeddings(body, family.places) if family.places[0] else None
         parts = [self.layer(layer, at, sizes) for at, layer in enumerate(layers)]
-        ends = self.norm("norm", attrgetter(family.norm)(body), sizes.hidden)
+        ends: dict[str, Weight] = self.norm("norm", attrgetter(family.norm)(body), sizes.hidden)
         ends |= self.linear("head", model.lm_head, sizes.hidden, sizes.vocabulary)
         types = sorted(set(config.layer_types)) if family.rotary_by_type else []
         rotary = attrgetter(family.rotary)(body) if family.rotary else None
@@ -402,7 +412,8 @@ class _Reader:
         norms: set[torch.dtype] = set()
         others = {found.embedding.dtype}
         for name, tensor in [it for parts in (*found.layers, found.ends) for it in parts.items()]:
-            (norms if name.removesuffix("_bias").endswith("norm") else others).add(tensor.dtype)
+            if isinstance(tensor, torch.Tensor):
+                (norms if name.removesuffix("_bias").endswith("norm") else others).add(tensor.dtype)
         _need(len(norms) == len(others) == 1, "its weights have several dtypes")
         for module in found.modules:
             silent = isinstance(module, (nn.Dropout, nn.Identity, nn.ModuleList))
@@ -419,10 +430,10 @@ class _Reader:
             kv_heads > 0 and heads % kv_heads == 0,
             f"it has {heads} heads of {width} features and {kv_heads} of keys",
         )
-        down = attrgetter(self.family.parts["down"])(layer).weight
-        return Sizes(hidden, heads, kv_heads, width, down.shape[1], vocabulary)
+        down = attrgetter(self.family.parts["down"])(layer)
+        return Sizes(hidden, heads, kv_heads, width, down.in_features, vocabulary)
 
-    def layer(self, layer: Any, at: int, sizes: Sizes) -> dict[str, torch.Tensor]:
+    def layer(self, layer: Any, at: int, sizes: Sizes) -> dict[str, Weight]:
         family = self.family
         layer = self.part(layer, family.layers[1])
         attention = self.part(attrgetter(family.attention)(layer), "Attention")
@@ -437,7 +448,7 @@ class _Reader:
         inputs = {"output": queries, "down": sizes.intermediate}
         if "query" in family.parts and "key" not in family.parts:
             rows["query"] += 2 * keys
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Weight] = {}
         for names, path in family.parts.items():
             if names in ("query_norm", "key_norm"):
                 if path in dict(layer.named_modules()):

@@ -80,7 +80,11 @@ class PackedLinear(nn.Linear):
         returned = input.dtype
         if torch.is_autocast_enabled("cpu"):
             returned = torch.get_autocast_dtype("cpu")
-        if torch.compiler.is_compiling() or transformed() or (torch.is_grad_enabled() and input.requires_grad):
+        if (
+            torch.compiler.is_compiling()
+            or transformed()
+            or (torch.is_grad_enabled() and input.requires_grad)
+        ):
             return self._by_torch(input, self.weight, returned)
         rows = input.numel() // max(1, self.in_features)
         fits = input.dim() > 0 and input.shape[-1] == self.in_features and returned in _NATIVE

@@ -12,6 +12,7 @@ import torch
 
 from xlaunch.text import counted
 from xruntime.generation.linear_rows import linear_rows
+from xruntime.generation.packed_weights import PackedWeight
 
 MODULE_CALLS: Final = 2
 """So many calls are timed in the modules: the first one also prepares things, so the quickest counts."""
@@ -51,7 +52,12 @@ class Speed:
                 self._modules.append(seconds)
 
     def add_step(
-        self, batch: int, threads: int, seconds: float, head: torch.Tensor, weight_bytes: int
+        self,
+        batch: int,
+        threads: int,
+        seconds: float,
+        head: torch.Tensor | PackedWeight,
+        weight_bytes: int,
     ) -> bool:
         """Keep the time of a native step by so many threads; return whether `line` was found just now.
 
@@ -69,7 +75,7 @@ class Speed:
             self.line = self._described(threads, head.detach(), weight_bytes)
             return True
 
-    def _described(self, threads: int, head: torch.Tensor, weight_bytes: int) -> str:
+    def _described(self, threads: int, head: torch.Tensor | PackedWeight, weight_bytes: int) -> str:
         step_s, modules_s = statistics.median(self._steps), min(self._modules)
         share = weight_bytes / step_s / _read_rate(head)
         first = ""
@@ -82,9 +88,9 @@ class Speed:
         )
 
 
-def _read_rate(head: torch.Tensor) -> float:
+def _read_rate(head: torch.Tensor | PackedWeight) -> float:
     """Bytes a second at which a product of one row reads these weights."""
-    row = head.new_zeros((1, head.shape[1]))
+    row = torch.zeros((1, head.shape[1]))
     times = []
     for _ in range(READS):
         began = time.perf_counter()
