@@ -55,7 +55,7 @@ class PackedWeight:
     def __init__(self, values: torch.Tensor, scales: torch.Tensor, inputs: int, bits: int) -> None:
         self.values = values
         self.scales = scales
-        self.shape = (len(values), inputs)
+        self.inputs = inputs
         self.bits = bits
 
     @classmethod
@@ -83,6 +83,11 @@ class PackedWeight:
         return cls(values, scales, inputs, bits)
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(self.values), self.inputs
+
+    @property
     def nbytes(self) -> int:
         """Bytes of values and scales."""
         return self.values.nbytes + self.scales.nbytes
@@ -98,7 +103,7 @@ class PackedWeight:
     def split(self, rows: list[int]) -> list[PackedWeight]:
         """Return views of parts of so many outputs, as torch.split does."""
         parts = zip(torch.split(self.values, rows), torch.split(self.scales, rows), strict=True)
-        return [PackedWeight(*part, self.shape[1], self.bits) for part in parts]
+        return [PackedWeight(*part, self.inputs, self.bits) for part in parts]
 
     def c_weights(self) -> native.CWeights:
         """Return the description for native code."""
@@ -108,7 +113,7 @@ class PackedWeight:
         """Write the weights, rounded to the dtype of `output`, which is dense float32 or bfloat16, and return it."""
         native.check(
             native.library().xk_unpack_weights(
-                *(ctypes.byref(self.c_weights()), self.shape[1], self.shape[0]),
+                *(ctypes.byref(self.c_weights()), self.inputs, self.shape[0]),
                 *(DTYPES[output.dtype], output.data_ptr()),
             ),
             lambda problem: OperatorError(f"packed weights are refused ({problem.name})"),
@@ -119,11 +124,12 @@ class PackedWeight:
         """Return the weights by operators of torch, which it can trace, compile and export."""
         outputs, groups = self.scales.shape
         if self.bits == 8:
-            integers = self.values.view(torch.int8).view(outputs, groups, GROUP)
+            unsigned = self.values.view(outputs, groups, GROUP)
         else:
             lower, upper = self.values.view(outputs, groups, 8, 2).unbind(-1)
             nibbles = (lower & 15, lower >> 4, upper & 15, upper >> 4)
             unsigned = torch.stack(nibbles, 2).view(outputs, groups, GROUP)
-            integers = (unsigned ^ 8).to(torch.int8) - 8
+        half = 1 << (self.bits - 1)
+        integers = (unsigned ^ half).to(torch.int16) - half  # two's complement
         weights = integers.to(torch.float32) * self.scales.to(torch.float32)[..., None]
-        return weights.flatten(1)[:, : self.shape[1]].to(dtype)
+        return weights.flatten(1)[:, : self.inputs].to(dtype)

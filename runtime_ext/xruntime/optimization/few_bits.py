@@ -53,10 +53,12 @@ def pack_weights(run: Run) -> str:
         before += linear.weight.nbytes
         after += packed.packed.nbytes
         run.edits.replace_module(linear, packed)
-    output = "its precision" if head_bits is None else f"{head_bits} bits"
+    kept = "embeddings and the output layer keep their precision"
+    if head_bits is not None:
+        kept = f"the output layer has {head_bits} bits, and embeddings keep their precision"
     return (
-        f"packed {counted(len(chosen), 'linear')} in {bits} bits, {before / 1e6:.0f} MB of weights into"
-        f" {after / 1e6:.0f}; embeddings keep their precision, and the output layer has {output}"
+        f"packed {counted(len(chosen), 'linear')} in {bits} bits, {before / 1e6:.3g} MB of weights into"
+        f" {after / 1e6:.3g}; {kept}"
     )
 
 

@@ -70,6 +70,10 @@ class Model {
 
   xk_weights weights(const char* name, int64_t at) {
     if (!case_.has(name)) return {};
+    const std::string scales = std::string(name) + "_scales";
+    if (case_.has(scales)) {
+      return {part(name, at), part(scales.c_str(), at), static_cast<int32_t>(size("format"))};
+    }
     return {part(name, at), nullptr, type_of(case_.array(name))};
   }
 

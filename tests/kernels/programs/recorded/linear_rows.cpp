@@ -7,10 +7,14 @@ namespace {
 
 const Runner linear_rows("linear_rows", [](Case& c) {
   const auto size = [&](const char* name) { return static_cast<int64_t>(c.number(name)); };
-  const xk_weights weights = {c.data<void>("weights"), nullptr, type_of(c.array("weights"))};
+  const bool packed = c.has("scales");
+  const int32_t type =
+      packed ? static_cast<int32_t>(c.number("format")) : type_of(c.array("weights"));
+  const xk_weights weights = {c.data<void>("weights"), c.data<void>("scales"), type};
   return xk_linear_rows(c.data<void>("input"), size("rows"), size("stride"),
-                        type_of(c.array("input")), &weights, c.data<void>("bias"), weights.type,
-                        size("inputs"), size("outputs"), c.data<void>("output"));
+                        type_of(c.array("input")), &weights, c.data<void>("bias"),
+                        packed ? XK_FLOAT32 : type, size("inputs"), size("outputs"),
+                        c.data<void>("output"));
 });
 
 }  // namespace

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tests.kernels.recorded.cases import Array, Case, Expectation, stored, values_of
+from tests.kernels.recorded.packing import FORMATS, packed
 
 LAYERS = 2
 LINEARS = ("query", "key", "value", "output", "gate", "up", "down")
@@ -112,9 +113,11 @@ def cases() -> Iterator[Case]:
     for number, sizes in enumerate(SIZES):
         for weight_type, norm_type in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32")):
             yield _case(number, sizes, weight_type, norm_type)
+    for number, sizes in enumerate(SIZES):
+        yield _case(number, sizes, "fp32", "fp32", 8 if number % 2 else 4)
 
 
-def _case(number: int, it: Sizes, weight_type: str, norm_type: str) -> Case:
+def _case(number: int, it: Sizes, weight_type: str, norm_type: str, bits: int = 0) -> Case:
     random = np.random.default_rng(number)
     queries, keys = it.heads * it.head_dim, it.kv_heads * it.head_dim
     shapes = {
@@ -132,7 +135,15 @@ def _case(number: int, it: Sizes, weight_type: str, norm_type: str) -> Case:
     if it.plain:
         del shapes["gate"]
     arrays: dict[str, Array] = {}
+    exact_weights: dict[str, Array] = {}
     for name, (outputs, inputs) in shapes.items():
+        if bits:
+            arrays[name], arrays[f"{name}_scales"], exact_weights[name] = packed(
+                random, (LAYERS, outputs, inputs), bits
+            )
+            if it.biased:
+                arrays[f"{name}_bias"] = stored(random.standard_normal((LAYERS, outputs)), "fp32")
+            continue
         weights = random.standard_normal((LAYERS, outputs, inputs)) / np.sqrt(inputs)
         arrays[name] = stored(weights, weight_type)
         if it.biased:
@@ -168,13 +179,13 @@ def _case(number: int, it: Sizes, weight_type: str, norm_type: str) -> Case:
         cache[0, ..., it.positions :, :] = UNUSED
         cache[1, ..., it.positions - it.dropped :, :] = UNUSED
         arrays[name] = stored(cache, weight_type)
-    exact = _Exact(it, {name: values_of(one) for name, one in arrays.items()})
+    values = {name: values_of(one) for name, one in arrays.items()}
+    exact = _Exact(it, values | exact_weights)
     logits, new = exact.logits()
     arrays["logits"] = stored(np.full(logits.shape, 7), weight_type)
     expected = {
-        "logits": _near(logits, weight_type),
-        "keys": _near(new["keys"], weight_type),
-        "values": _near(new["values"], weight_type),
+        name: _near(wanted, "packed" if bits else weight_type)
+        for name, wanted in (("logits", logits), *((it, new[it]) for it in ("keys", "values")))
     }
     numbers = {
         **it._asdict(),
@@ -182,16 +193,17 @@ def _case(number: int, it: Sizes, weight_type: str, norm_type: str) -> Case:
         "layers": LAYERS,
         "capacity": it.positions + 3,
         "epsilon": 1e-6,
+        "format": FORMATS.get(bits, 0),
     }
-    return Case(f"decode/{number}/{weight_type}/{norm_type}", numbers, arrays, expected)
+    name = f"decode/{number}/{f'packed{bits}' if bits else weight_type}/{norm_type}"
+    return Case(name, numbers, arrays, expected)
 
 
 def _near(wanted: Array, as_type: str) -> Expectation:
     # Keys that were rounded to bf16 are a unit off where fp32 is on the other side of the middle.
     largest = float(np.abs(wanted[wanted != UNUSED]).max())
-    return Expectation(wanted, 2**-7 if as_type == "bf16" else 2e-5, largest * (
-        2e-3 if as_type == "bf16" else 2e-5
-    ))  # fmt: skip
+    rtol, atol = {"bf16": (2**-7, 2e-3), "packed": (1e-3, 1e-3)}.get(as_type, (2e-5, 2e-5))
+    return Expectation(wanted, rtol, largest * atol)
 
 
 def _capped(values: Array, cap: float) -> Array:
