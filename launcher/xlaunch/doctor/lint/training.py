@@ -7,9 +7,18 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Call, FileFacts, Function, Problem, Scope, dotted
+from xlaunch.doctor.lint.facts import (
+    Block,
+    Call,
+    FileFacts,
+    Function,
+    Problem,
+    Scope,
+    dotted,
+    keyword,
+)
 from xlaunch.doctor.lint.source import SkippedError, read_source
 
 _LAYERS = re.compile(r"(Dropout|(Sync)?BatchNorm)([1-3]d)?$")
@@ -23,17 +32,23 @@ _SETS_MODE = re.compile(r"((set|switch|to)_)*(eval|mode|train_mode|eval_mode|tra
 _EVALUATION_DATA = re.compile(
     r"(?<![a-z])(val|valid|validation|test|eval|dev)(?![a-z])|loader", re.IGNORECASE
 )
-_EVALUATES = re.compile(r"(^|_)(val|valid(at\w+)?|test|eval|evaluat\w+|dev)(_|$)", re.IGNORECASE)
+_EVALUATES = re.compile(
+    r"(^|_)(val|valid(at\w+)?|test|eval|evaluat\w+|dev|infer\w*)(_|$)", re.IGNORECASE
+)
 """Names of functions that evaluate a model."""
 _OTHER_PURPOSES = re.compile(
     r"bn|calib|dropout|uncertain|train|stat|find|adv|attack", re.IGNORECASE
 )
 _MAX_FILES = 40
+_RUNS = re.compile(r"(forward|module|infer\w*|predict\w*)$")
+"""Methods of models that compute outputs."""
 _COUNTS = re.compile(r"correct|acc|loss|argmax|topk|metric|score|pred|\.max\(", re.IGNORECASE)
 _OWN_MODES = frozenset(
     ("pytorch_lightning", "lightning", "ignite", "fastai", "skorch", "tensorflow")
 )
 """Frameworks that set the mode themselves."""
+_MODES = ("train", "eval")
+_GRADIENTS_OFF = {"set_grad_enabled", "detach_", "requires_grad_"}
 _DEPTH = 6
 
 
@@ -44,15 +59,12 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
     models = trained_models(facts)
     seen = set()
     for call in facts.calls if models else ():
-        name = dotted(call.node.func)
-        if name is None or name.split(".")[-1] not in models:
-            continue
-        region = _region(facts, call)
-        if region is None or id(region) in seen or not _evaluates(facts, region):
+        name = _evaluated_model(facts, call, models)
+        region = _region(facts, call) if name is not None else None
+        if name is None or region is None or id(region) in seen or not _evaluates(facts, region):
             continue
         seen.add(id(region))
-        unset = not _is_reached(facts, call, _mode_is_set, _DEPTH)
-        layer = _layer(facts) if unset else None
+        layer = None if _mode_is_set(facts, call, name, _DEPTH) else _layer(facts)
         if layer is not None:
             yield (
                 call.node,
@@ -61,13 +73,27 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
                 f"this loop; write {name}.eval() above it, and {name}.train() before training goes on",
             )
         is_old = "volatile" in facts.words  # of torch before 0.4
-        if not is_old and not _is_reached(facts, call, _gradients_are_off, _DEPTH):
+        if not is_old and not _gradients_are_off(facts, call, _DEPTH):
             yield (
                 call.node,
                 "XL111",
                 f"{name} is evaluated with gradients: what backward() would need stays in memory; put "
                 f"the loop under with torch.no_grad()",
             )
+
+
+def _evaluated_model(facts: FileFacts, call: Call, models: set[str]) -> str | None:
+    """The model that a call runs. **Ex.:** ``model`` for ``model(x)`` and ``model.module(x)``."""
+    name = dotted(call.node.func) or ""
+    owner, _, method = name.rpartition(".")
+    if method in models:
+        return name
+    owner = owner.removesuffix(".module")
+    if owner.rpartition(".")[2] not in models or not _RUNS.match(method):
+        return None
+    own = [scope for scope in facts.within if _name_of(scope) == method]
+    sets_mode = any(_sets_mode(one) for scope in own for one in facts.within[scope])
+    return owner if (own or method in ("forward", "module")) and not sets_mode else None
 
 
 def _region(facts: FileFacts, call: Call) -> Block | None:
@@ -197,30 +223,96 @@ def _calls_training(facts: FileFacts, calls: list[Call]) -> bool:
     return any(call.name in training for call in calls)
 
 
-def _is_reached(
-    facts: FileFacts, call: Call, sets: Callable[[FileFacts, Call], bool], depth: int
-) -> bool:
-    """Whether `sets` holds where a call is made, or where the function around it may be called."""
-    scope = call.scope
-    if sets(facts, call):
-        return True
-    if not isinstance(scope.node, Function) or not depth:
+def _callers(facts: FileFacts, scope: Scope) -> list[Call]:
+    """The calls that may run a function: of a method through an object, of a function by its name."""
+    is_method = scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef)
+    return [
+        call
+        for call in facts.named(_name_of(scope))
+        if call.scope is not scope
+        and (call.receiver is not None) == is_method
+        and not (call.name in _MODES and not call.node.args and _is_module(facts, call))
+    ]
+
+
+def _is_module(facts: FileFacts, call: Call) -> bool:
+    """Whether what a method is called of has parameters. **Ex.:** ``model`` of ``model.train()``."""
+    owner = dotted(call.receiver)
+    used = facts.named("parameters", "named_parameters", "state_dict", "load_state_dict", "eval")
+    return owner is not None and owner in [dotted(one.receiver) for one in used]
+
+
+def _mode_is_set(facts: FileFacts, call: Call, model: str, depth: int) -> bool:
+    """Whether an ``eval()`` may come before a call, in its function or where that may be called."""
+    loops = set(call.block.loops())
+    last = call.node.end_lineno or call.line
+    around = facts.within[call.scope]
+    before = [one for one in around if one.line <= last]
+    # What follows in the same loop comes before the next round.
+    before[:0] = [one for one in around if one.line > last and loops & set(one.block.loops())]
+    setting, training = _functions_that_set_mode(facts)
+    for one in reversed(before):
+        if one.name in setting - {call.name} or (_sets_mode(one) and not _is_of_another(one, model)):
+            return True
+        trains = one.name in training or (one.name == "train" and _is_module(facts, one))
+        if trains and one is not call and call.block.is_within(_around(one.block)):
+            return False
+    if not isinstance(call.scope.node, Function) or not depth:
         return False
-    callers = [one for one in facts.named(scope.node.name) if one.scope is not scope]
+    callers = _callers(facts, call.scope)
     if not callers:
-        return any(sets(facts, one) for one in facts.calls)
-    return any(_is_reached(facts, one, sets, depth - 1) for one in callers)
-
-
-def _mode_is_set(facts: FileFacts, call: Call) -> bool:
-    """Whether the function around a call sets the mode of a model."""
-    return any(_sets_mode(one) for one in facts.within[call.scope]) or _calls_setter(
-        facts, call.scope
+        return any(map(_sets_mode, facts.calls))
+    return any(
+        _mode_is_set(facts, one, _passed(one, call.scope, model), depth - 1) for one in callers
     )
 
 
-def _gradients_are_off(facts: FileFacts, call: Call) -> bool:
-    """**Ex.:** in ``with torch.no_grad():``, in a function with that decorator."""
+def _around(block: Block) -> Block:
+    """The block without the loops and ``with`` statements around it: what always runs, once or more."""
+    while block.parent is not None and (
+        block.part == "loop" or isinstance(block.node, ast.With | ast.AsyncWith)
+    ):
+        block = block.parent
+    return block
+
+
+def _is_of_another(call: Call, model: str) -> bool:
+    """Whether a method is called of another model: another parameter, or one that is made there.
+
+    **Ex.:** ``teacher.eval()``, ``teacher = Net().eval()``.
+    """
+    owner = dotted(call.receiver)
+    bound = call.scope.bindings
+    if owner is None:
+        target = call.parent.targets[0] if isinstance(call.parent, ast.Assign) else None
+        made = [ast.unparse(one.node) for one in bound.get(model, ()) if one.node is not None]
+        return isinstance(target, ast.Name) and not any(
+            re.search(rf"\b{target.id}\b", text) for text in (model, *made)
+        )
+    ways = [one.how for name in (owner, model) for one in bound.get(name, ())]
+    return owner != model and ways == ["parameter", "parameter"]
+
+
+def _passed(call: Call, scope: Scope, name: str) -> str:
+    """What a call of a function passes as its parameter `name`; `name` for what is no parameter."""
+    assert isinstance(scope.node, Function)
+    own = [one.arg for one in scope.node.args.args if one.arg != "self"]
+    given = dict(zip(own, call.node.args, strict=False))
+    return dotted(given.get(name) or keyword(call.node, name)) or name
+
+
+def _functions_that_set_mode(facts: FileFacts) -> tuple[set[str], set[str]]:
+    """The names of functions that leave a model in evaluation mode, and of those in training mode.
+
+    Functions that set both are in neither.
+    """
+    setting = {_name_of(call.scope) for call in facts.calls if _sets_mode(call)} - {""}
+    training = {_name_of(call.scope) for call in facts.called["train"] if not _sets_mode(call)}
+    return setting - training, training - setting - {""}
+
+
+def _gradients_are_off(facts: FileFacts, call: Call, depth: int) -> bool:
+    """**Ex.:** in ``with torch.no_grad():``, in a function with that decorator, or called from there."""
     around = [
         item.context_expr
         for one in call.block.ancestors()
@@ -233,11 +325,18 @@ def _gradients_are_off(facts: FileFacts, call: Call) -> bool:
         if isinstance(one.node, Function)
         for decorator in one.node.decorator_list
     ]
-    calls = [one.name for one in facts.within[call.scope]]
-    return any(
+    calls = {one.name for one in facts.within[call.scope]}
+    if calls & _GRADIENTS_OFF or any(
         re.search(r"no_grad|inference_mode|grad_enabled", ast.unparse(one))
         for one in (*around, *decorators)
-    ) or bool({"set_grad_enabled", "detach_", "requires_grad_"} & set(calls))
+    ):
+        return True
+    if not isinstance(call.scope.node, Function) or not depth:
+        return False
+    callers = _callers(facts, call.scope)
+    if not callers:
+        return bool(_GRADIENTS_OFF & facts.called.keys())
+    return any(_gradients_are_off(facts, one, depth - 1) for one in callers)
 
 
 def _sets_mode(call: Call) -> bool:
@@ -245,21 +344,6 @@ def _sets_mode(call: Call) -> bool:
     if call.name == "train" and call.receiver is not None:
         given = [*call.node.args, *(one.value for one in call.node.keywords)]
         return bool(given) and not re.search(r"load|data|epoch|args|\d|True", ast.unparse(given[0]))
-    named = _SETS_MODE.match(call.name) is not None
-    return named and (call.receiver is not None or call.name != "eval")
-
-
-def _calls_setter(facts: FileFacts, scope: Scope) -> bool:
-    """Whether a function of this file that is called from here sets the mode."""
-    setters = {
-        call.scope.node.name
-        for call in facts.calls
-        if _sets_mode(call) and isinstance(call.scope.node, Function)
-    }
-    # A function that evaluates by itself ends with train() again.
-    returns = {
-        call.scope.node.name
-        for call in facts.called["train"]
-        if isinstance(call.scope.node, Function)
-    }
-    return any(call.name in setters - returns for call in facts.within[scope])
+    if call.name == "eval":
+        return call.receiver is not None and not call.node.args
+    return _SETS_MODE.match(call.name) is not None
