@@ -68,7 +68,7 @@ def check_moves(facts: FileFacts) -> Iterator[Problem]:
         remedy = _remedy_in_batch(call, text)
         if remedy is None:
             if not _is_tensor(facts, call.receiver, call.scope) and not _is_used_as_tensor(
-                facts, call.scope, text
+                facts, call, text
             ):
                 continue
             target = _module_of_parameter(call.scope, text) or f"{text} = {text}"
@@ -142,8 +142,39 @@ def _is_trial(facts: FileFacts, call: Call, name: str) -> bool:
     return False
 
 
-def _is_used_as_tensor(facts: FileFacts, scope: Scope, name: str) -> bool:
+def _is_kept_beside(facts: FileFacts, call: Call, name: str) -> bool:
+    """Whether a value that came with this one is moved beside it, and its result is kept.
+
+    **Ex.:** ``x = x.cuda()`` for ``y.cuda()`` where ``x, y = load()``, or where both are items of a batch.
+    """
+    own = _sources(call.scope, name)
+    return bool(own) and any(
+        isinstance(one.parent, ast.Assign)
+        and one.block is call.block
+        and (beside := dotted(one.receiver)) is not None
+        and beside != name
+        and own == _sources(call.scope, beside)
+        for one in facts.named(call.name)
+    )
+
+
+def _sources(scope: Scope, name: str) -> set[object]:
+    """What a name is unpacked from, or what it is an item of; empty if it may be anything else."""
+    bindings = [one for one in scope.find_bindings(name) if not _keeps(one, name)]
+    found: set[object] = set()
+    for one in bindings:
+        if one.how in ("item", "each item"):
+            found.add(one.node)
+        elif one.how == "is" and isinstance(one.node, ast.Subscript) and dotted(one.node.value):
+            found.add(dotted(one.node.value))
+        else:
+            return set()
+    return found
+
+
+def _is_used_as_tensor(facts: FileFacts, call: Call, name: str) -> bool:
     """Whether a function uses a name as tensors are used, and never as a module."""
+    scope = call.scope
     attributes = {
         one.attr
         for one, _, block in facts.attributes
@@ -154,6 +185,8 @@ def _is_used_as_tensor(facts: FileFacts, scope: Scope, name: str) -> bool:
     is_called = any(dotted(call.node.func) == name for call in calls)
     if is_called or attributes & _OF_MODULES:
         return False
+    if _is_kept_beside(facts, call, name):
+        return True
     if attributes & _OF_TENSORS or facts.modules() & _OTHER_BATCHES:
         return bool(attributes & _OF_TENSORS)
     models = trained_models(facts)

@@ -252,7 +252,9 @@ def _mode_is_set(facts: FileFacts, call: Call, model: str, depth: int) -> bool:
     before[:0] = [one for one in around if one.line > last and loops & set(one.block.loops())]
     setting, training = _functions_that_set_mode(facts)
     for one in reversed(before):
-        if one.name in setting - {call.name} or (_sets_mode(one) and not _is_of_another(one, model)):
+        if one.name in setting - {call.name} or (
+            _sets_mode(one) and not _is_of_another(one, model)
+        ):
             return True
         trains = one.name in training or (one.name == "train" and _is_module(facts, one))
         if trains and one is not call and call.block.is_within(_around(one.block)):

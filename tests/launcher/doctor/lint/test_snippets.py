@@ -52,6 +52,8 @@ for epoch in range(9):
 """
 WHOLE = MODEL + TRAIN + EVALUATE + SETUP + LOOP
 
+UNSET = WHOLE.replace("model.eval()", "correct = 0").replace("output = model", "loss = model")
+
 TRAIN_OF_CALLER = "import torch\nfrom torch.nn import functional as F\n" + TRAIN
 METHOD = """\
 import torch
@@ -114,6 +116,8 @@ FOUND = {
         "import torch\nfor v in batch.values():\n    v.cuda(non_blocking=True)",
         "import torch\nfor t in targets:\n    t.to(d)",
         "import torch\nx = torch.ones(2)\ntry:\n    x.cuda()\nexcept RuntimeError: ...\nprint(x)",
+        "import torch\nx, y = load()\nx = x.to(d)\ny.to(d)",
+        "import torch\nfor b in data:\n    x, y = b['x'], b['y']\n    x = x.to(d)\n    y.to(d)",
     ],
     "XL014": [
         TRAINING.replace("train_loader, test", "model.layer = nn.Linear(8, 3)\ntrain_loader, test"),
@@ -134,9 +138,20 @@ FOUND = {
             "x, y in loader:\n            output =",
             "i in range(9):\n            x = next(b)\n            correct =",
         ),
-        WHOLE.replace("def test(model", "def test(net")
-        .replace("model.eval()", "correct = 0")
-        .replace("output = model", "correct = net"),
+        UNSET.replace("def test(model", "def test(net").replace("loss = model", "loss = net"),
+        *(
+            UNSET.replace(*change)
+            for change in (
+                ("loader):\n    c", "loader):\n    evaluator.eval(loader)\n    c"),
+                ("loss = model(", "loss = model.module("),
+                (LOOP, LOOP + "model.eval()\n"),  # after all evaluations
+                (LOOP, f"model.eval()\n{LOOP}"),  # and training undoes it
+                (SETUP, SETUP + "teacher = Net().eval()\n"),
+            )
+        ),
+        UNSET.replace("def test(model, device", "def test(model, teacher, device").replace(
+            "    correct = 0\n", "    teacher.eval()\n"
+        ),
     ],
     "XL030": [
         WHOLE.replace("loss.backward()\n", "loss.backward()\n        print(loss)\n"),
@@ -222,9 +237,14 @@ LEFT_ALONE = {
     "the caller sets the mode": WHOLE.replace("    model.eval()\n", "").replace(
         "    test(model", "    model.eval()\n    test(model"
     ).replace("output = model", "loss = model"),
-    "no layer that the mode changes": WHOLE.replace("model.eval()", "correct = 0")
-    .replace("output = model", "loss = model")
-    .replace("nn.Dropout()", "nn.ReLU()"),
+    "no layer that the mode changes": UNSET.replace("nn.Dropout()", "nn.ReLU()"),
+    "the mode of a wrapped model": UNSET.replace(
+        "    correct = 0\n", "    inner = model.module\n    inner.eval()\n"
+    ),
+    "a model that evaluates by itself": UNSET.replace("loss = model(", "loss = model.predict(").replace(
+        "    def forward", "    def predict(self, x):\n        self.eval()\n    def forward"
+    ),
+    "modules that come together": "import torch\na, b = networks()\nb = b.cuda()\na.cuda()\na.train()",
     "no library reads it": "import os, numpy\nos.environ['KMP_AFFINITY'] = 'compact'",
     "not read by numpy": "import os, numpy\nos.environ['MKL_NUM_THREADS'] = '2'",
     "still read by torch": "import os, numpy\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch",
