@@ -8,7 +8,16 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, Scope, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import (
+    Call,
+    FileFacts,
+    Problem,
+    Scope,
+    argument,
+    dotted,
+    has_stars,
+    keyword,
+)
 
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
@@ -39,7 +48,7 @@ def check_arguments(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
-    names = ["add_argument", *(("add", "add_arg") if "configargparse" in facts.modules() else ())]
+    names = ("add_argument", *(("add", "add_arg") if "configargparse" in facts.modules() else ()))
     added = [
         call
         for call in facts.named(*names)
@@ -144,15 +153,11 @@ def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
         options = _option_strings(call.node)
         if not options or has_stars(call.node) or any("/" in one for one in options):
             continue
-        default = keyword(call.node, "default")
         if full == "typer.Option":
-            on = _is_constant(call.node.args[0] if call.node.args else default, True)
+            on = _is_constant(argument(call.node, 0, "default"), True)
         else:
-            flag = _is_constant(keyword(call.node, "is_flag"), True)
-            on = (
-                full in ("click.option", "rich_click.option")
-                and flag
-                and _is_constant(default, True)
+            on = full in ("click.option", "rich_click.option") and all(
+                _is_constant(keyword(call.node, name), True) for name in ("is_flag", "default")
             )
         changes = ("flag_value", "callback", "parser")
         if on and not any(keyword(call.node, one) for one in changes):
@@ -177,7 +182,7 @@ def _truth_of_environment(
     elif facts.call_name(read, scope) in ("os.environ.get", "os.getenv"):
         assert isinstance(read, ast.Call)
         name = read.args[0] if read.args else None
-        default = read.args[1] if len(read.args) > 1 else keyword(read, "default")
+        default = argument(read, 1, "default")
         sure = isinstance(default, ast.Constant) and (
             isinstance(default.value, bool | int)
             or str(default.value).lower() in ("0", "1", "true", "false", "no", "yes")
@@ -207,10 +212,9 @@ def _text_as_truth(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     tested = {one.attr for one, _ in facts.tests if isinstance(one, ast.Attribute)}
     tested -= {one.attr for one, _, _ in facts.assignments if isinstance(one, ast.Attribute)}
     for call in options:
-        default = keyword(call.node, "default")
+        is_flag = call.name == "DEFINE_string"
+        default = argument(call.node, 1 if is_flag else None, "default")
         kind = keyword(call.node, "type")
-        if default is None and call.name == "DEFINE_string" and len(call.node.args) > 1:
-            default = call.node.args[1]
         word = str(default.value) if isinstance(default, ast.Constant) else ""
         is_text = isinstance(default, ast.Constant) and isinstance(default.value, str)
         if (
@@ -246,14 +250,14 @@ def _fire_options(facts: FileFacts) -> Iterator[Problem]:
             named = zip(
                 function.args.args[len(function.args.args) - len(values) :], values, strict=True
             )
-            for argument, value in named:
+            for parameter, value in named:
                 text = value.value if isinstance(value, ast.Constant) else None
-                if argument.arg in text_only and re.fullmatch(r"'[\d,]+'", repr(text)):
+                if parameter.arg in text_only and re.fullmatch(r"'[\d,]+'", repr(text)):
                     yield (
                         value,
                         "XL003",
-                        f'fire makes a number of "--{argument.arg} 1" and a tuple of "0,1", and this '
-                        f"function needs text; take str({argument.arg})",
+                        f'fire makes a number of "--{parameter.arg} 1" and a tuple of "0,1", and this '
+                        f"function needs text; take str({parameter.arg})",
                     )
 
 
@@ -312,11 +316,30 @@ def _escapes(facts: FileFacts, call: Call, names: set[str]) -> bool:
 def _is_only_shown(facts: FileFacts, name: str) -> bool:
     """Whether an option is text wherever it is read. **Ex.:** ``f"run-{args.seed}"``."""
     uses = [parent for one, parent, _ in facts.attributes if one.attr == name]
-    return bool(uses) and all(
-        isinstance(one, ast.FormattedValue)
-        or (isinstance(one, ast.Call) and (dotted(one.func) or "").split(".")[-1] in _SHOWS)
-        for one in uses
+    passing = [one for one in uses if isinstance(one, ast.keyword)]
+    formatted = {  # by functions of this file that get it
+        _formats(function, option.arg)
+        for call in (facts.calls if passing else ())
+        for option in call.node.keywords
+        if option in passing and (function := facts.definition(call)) is not None
+    }
+    return (
+        bool(uses)
+        and formatted == ({True} if passing else set())
+        and all(
+            isinstance(one, ast.FormattedValue | ast.keyword)
+            or (isinstance(one, ast.Call) and (dotted(one.func) or "").split(".")[-1] in _SHOWS)
+            for one in uses
+        )
     )
+
+
+def _formats(function: ast.AST, parameter: str | None) -> bool:
+    """Whether a function puts a parameter into texts, and uses it for nothing else."""
+    parts = list(ast.walk(function))
+    shown = [part.value for part in parts if isinstance(part, ast.FormattedValue)]
+    used = [part for part in parts if isinstance(part, ast.Name) and part.id == parameter]
+    return bool(used) and all(part in shown for part in used)
 
 
 def _converted_attributes(facts: FileFacts) -> set[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Autocast (XL015, XL016), and what depends on the device: copies of constants, fixed devices."""
+"""Autocast (XL015, XL016), and what depends on the device: copies of constants, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, dotted, keyword
+from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, argument, keyword
 from xlaunch.doctor.lint.waits import steps
 
 _DEVICE = re.compile(r"(cuda|xpu|mps|cpu)(:\d+)?$")
@@ -28,10 +28,10 @@ def check_devices(facts: FileFacts) -> Iterator[Problem]:
     yield from _scaler_with_bf16(facts)
     yield from _other_device(facts)
     yield from _made_each_step(facts)
-    yield from _no_cpu_path(facts)
+    yield from _loaded_unmapped(facts)
     for call in facts.named("set_detect_anomaly", "detect_anomaly"):
         full = facts.full(call.node.func, call.scope) or ""
-        mode = call.node.args[0] if call.node.args else keyword(call.node, "mode")
+        mode = argument(call.node, 0, "mode")
         on = mode is None or ast.unparse(mode) == "True"
         if full.startswith("torch.autograd.") and on and not _is_conditional(call):
             yield (
@@ -83,7 +83,7 @@ def _other_device(facts: FileFacts) -> Iterator[Problem]:
     if not used or any("is_available" in name for name in facts.words):
         return
     for call in _autocasts(facts):
-        first = call.node.args[0] if call.node.args else keyword(call.node, "device_type")
+        first = argument(call.node, 0, "device_type")
         found = isinstance(first, ast.Constant) and _DEVICE.match(str(first.value))
         if found and found[1] not in used:
             others = " and ".join(sorted(used))
@@ -116,36 +116,24 @@ def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
                 )
 
 
-def _no_cpu_path(facts: FileFacts) -> Iterator[Problem]:
-    """Places that need a GPU, in a file that can otherwise do without."""
+def _loaded_unmapped(facts: FileFacts) -> Iterator[Problem]:
+    """Checkpoints that only a GPU can read, in a file that can otherwise do without."""
     choices = [one for _, one, _ in facts.assignments if isinstance(one, ast.Call | ast.IfExp)]
-    if "is_available" not in facts.words or not any(
-        _CHOICE.search(ast.unparse(one)) for one in choices
+    if (
+        "is_available" not in facts.words
+        or any(name.startswith("save") for name in facts.called)
+        or not any(_CHOICE.search(ast.unparse(one)) for one in choices)
     ):
         return
-    saves = any(name.startswith("save") for name in facts.called)
-    for call in facts.named("to", "cuda", *(() if saves else ("load",))):
-        if _is_conditional(call):
-            continue
-        first = call.node.args[0] if call.node.args else None
-        fixed = isinstance(first, ast.Constant) and str(first.value).startswith("cuda")
-        if call.name == "load":
-            text = ast.unparse(call.parent if isinstance(call.parent, ast.Assign) else call.node)
-            is_load = facts.full(call.node.func, call.scope) == "torch.load"
-            mapped = keyword(call.node, "map_location") or len(call.node.args) > 1
-            if is_load and not mapped and _CHECKPOINT.search(text):
-                yield (
-                    call.node,
-                    "XL118",
-                    "without map_location, a checkpoint of a GPU cannot be read where there is none, as "
-                    "this script allows; pass map_location=device",
-                )
-        elif call.receiver is not None and fixed:
+    for call in facts.calls_named("torch.load"):
+        text = ast.unparse(call.parent if isinstance(call.parent, ast.Assign) else call.node)
+        mapped = argument(call.node, 1, "map_location") is not None
+        if not mapped and not _is_conditional(call) and _CHECKPOINT.search(text):
             yield (
                 call.node,
-                "XL117",
-                f"{dotted(call.receiver) or 'a tensor'} goes to cuda also where this script chose the "
-                f"CPU; use the device that it chose",
+                "XL118",
+                "without map_location, a checkpoint of a GPU cannot be read where there is none, as "
+                "this script allows; pass map_location=device",
             )
 
 

@@ -422,6 +422,13 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((one.value for one in call.keywords if one.arg == name), None)
 
 
+def argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
+    """The value of an argument that may be given by its position, or by its name."""
+    if position is not None and len(call.args) > position:
+        return call.args[position]
+    return keyword(call, name)
+
+
 def has_stars(call: ast.Call) -> bool:
     """Whether a call passes ``*args`` or ``**options``, which may hold anything."""
     return any(one.arg is None for one in call.keywords) or any(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, dotted, has_stars, keyword
+from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, argument, dotted, has_stars, keyword
 
 _FUSED = frozenset(f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "Adagrad"))
 _LAYERS = frozenset(
@@ -42,7 +42,7 @@ def check_optimizers(facts: FileFacts) -> Iterator[Problem]:
 
 def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
     """What is replaced after an optimizer took its parameters and before it is used, and where."""
-    first = call.node.args[0] if call.node.args else keyword(call.node, "params")
+    first = argument(call.node, 0, "params")
     if not isinstance(first, ast.Call) or not isinstance(first.func, ast.Attribute):
         return None
     model = dotted(first.func.value) if first.func.attr == "parameters" else None

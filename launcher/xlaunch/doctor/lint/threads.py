@@ -23,6 +23,8 @@ READERS = {
 """Variables, and the modules whose import reads them: as built for PyPI, torch has GNU's OpenMP and
 MKL, and imports numpy, which has OpenBLAS. No variable of Intel's OpenMP (KMP_...) is read by either."""
 
+_COUNTS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
 _STARTING = frozenset(("subprocess", "multiprocessing", "joblib", "ray", "dask", "concurrent"))
 """Calls that start other programs: variables that are set before them may be for those."""
 
@@ -36,8 +38,7 @@ def check_threads(facts: FileFacts) -> Iterator[Problem]:
 def _set_late(facts: FileFacts) -> Iterator[Problem]:
     imported = {part for name, _, _ in facts.imports for part in name.split(".")}
     starts_others = bool(imported & _STARTING) or bool(
-        facts.words
-        & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes", "set_num_threads"}
+        facts.words & {"multiprocessing", "Popen", "spawn", "torchrun", "start_processes"}
     )
     if starts_others or not (facts.texts | facts.words) & READERS.keys():
         return
@@ -52,6 +53,8 @@ def _set_late(facts: FileFacts) -> Iterator[Problem]:
         # A function runs after the imports at the top, wherever it stands.
         inside = block.scope is not facts.module
         readers = [one for one in loaded if one[1] in READERS[variable]]
+        if variable in _COUNTS and "set_num_threads" in facts.words:  # which sets torch's count
+            readers = [one for one in readers if one[1] not in _TORCH]
         before = [library for line, library in readers if inside or line < node.lineno]
         if len(before) < len(readers):  # the last one still reads it
             continue

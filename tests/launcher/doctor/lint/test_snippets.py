@@ -184,6 +184,7 @@ FOUND = {
         "import os, torch\nos.environ.update(OMP_NUM_THREADS='2')",
         "import os, torch\nos.environ.update({'MKL_NUM_THREADS': '2'})",
         "import os, torch\ndef main():\n    os.environ['OMP_NUM_THREADS'] = '1'\nmain()",
+        "import os, torch\nos.environ['OMP_PLACES'] = 'cores'\ntorch.set_num_threads(n)",
     ],
     "XL041": ["from torch import set_num_threads\nset_num_threads(4)"],
     "XL050": [
@@ -215,6 +216,8 @@ LEFT_ALONE = {
     "options of another file": OPTIONS + "args = parser.parse_args()",
     "text that is compared": PARSER
     + "parser.add_argument('--x', type=str, default='False')\nif args.x == 'True': ...",
+    "text for a command": PARSER + "parser.add_argument('--x', default=1)\ndef run(y): return f'run -x {y}'\n"
+    "run(y=parser.parse_args().x)",
     "fire with numbers": "import fire\ndef main(gpus='0'):\n    print(gpus)\nfire.Fire(main)",
     "whether a variable is set, else empty": "import os\nif os.environ.get('X', ''): ...",
     "modules of a dictionary": "import torch\nfor name, module in modules.items():\n    module.to('cuda')",
@@ -246,6 +249,8 @@ LEFT_ALONE = {
     ),
     "modules that come together": "import torch\na, b = networks()\nb = b.cuda()\na.cuda()\na.train()",
     "no library reads it": "import os, numpy\nos.environ['KMP_AFFINITY'] = 'compact'",
+    "torch's threads are set by a call": "import os, torch\nos.environ['OMP_NUM_THREADS'] = '2'\n"
+    "torch.set_num_threads(n)",
     "not read by numpy": "import os, numpy\nos.environ['MKL_NUM_THREADS'] = '2'",
     "still read by torch": "import os, numpy\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch",
     "sparse gradients": "import torch\ne = torch.nn.Embedding(9, 9, sparse=True)\n"
@@ -334,11 +339,6 @@ HINTS = {
         )
     ],
     "XL113": [(WHOLE, WHOLE.replace("_set)", "_set, pin_memory=True)"))],
-    "XL117": [
-        (CHOICE + "model.to('cuda:0')", CHOICE + "model.to(d)"),
-        (CHOICE + "x.to('cuda')", CHOICE + "if d == 'cuda':\n    x.cuda()"),
-        (CHOICE + "x.cuda(0).to('cuda:1')", "import torch\nx.to('cuda:1')"),
-    ],
     "XL118": [
         (CHOICE + "m = torch.load('model.pt')", CHOICE + "m = torch.load('model.pt', d)"),
         (CHOICE + "m = torch.load('model.pt')", "import torch\nm = torch.load('model.pt')"),
@@ -365,9 +365,9 @@ def test_hints(code: str, text: str, twin: str, tmp_path: Path):
 
 
 def test_a_file_shows_three_hints_of_a_kind(tmp_path: Path):
-    text = CHOICE + "x.to('cuda')\n" * 5
+    text = CHOICE + "torch.load('m.pt')\n" * 5
     found = findings_in(text, tmp_path, hints=True)
-    assert [(one.code, one.line) for one in found] == [("XL117", 3), ("XL117", 4), ("XL117", 5)]
+    assert [(one.code, one.line) for one in found] == [("XL118", 3), ("XL118", 4), ("XL118", 5)]
     assert found[2].message.endswith(" (and 2 more: line 6, 7)")
 
 
