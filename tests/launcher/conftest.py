@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ import pytest
 from tests.launcher.cli.commands import clean_environment
 
 from xlaunch.cache.table import VARIABLES
+from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.tree import Tree
+
+LIMIT_BYTES = 256 << 20
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,3 +82,25 @@ def unshared(
     for run in begun:
         run.kill()
         run.communicate()
+
+
+@pytest.fixture
+def limited_group(needs) -> Iterator[Path]:
+    """A control group below this process's own, with `LIMIT_BYTES` of memory."""
+    for levels in ControlGroups(Tree("/")).enclosing("memory"):
+        for level in levels:
+            name = "max" if level.version == 2 else "limit_in_bytes"
+            group = Path(level.directory, f"xlaunch-test-{os.getpid()}")
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            try:
+                (group / f"memory.{name}").write_text(str(LIMIT_BYTES))
+                yield group
+                return
+            except OSError:
+                continue
+            finally:
+                group.rmdir()
+    needs(False, "a memory control group that can be divided")

@@ -20,6 +20,7 @@ from xlaunch import cli
 
 SHOW = Path(__file__).with_name("show.py")
 XLAUNCH = (sys.executable, "-m", "xlaunch")
+EAT_MEMORY = "held = []\nwhile True: held.append(b'x' * (1 << 24))"
 PATIENCE_S = 60.0
 """How long a launch may take. Never waited for in full unless the test fails."""
 
@@ -174,3 +175,8 @@ def two_cpus(needs: Any) -> list[int]:
     cpus = allowed_cpus()
     needs(len(cpus) > 1, "two CPUs")
     return cpus[:2]
+
+
+def in_group(group: Path, *command: str) -> tuple[str, ...]:
+    """A command that runs in a control group."""
+    return ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh", *command)

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.launcher.cli.commands import XLAUNCH, run
+from tests.launcher.cli.commands import EAT_MEMORY, XLAUNCH, in_group, run
 from tests.launcher.machine.trees import write_files
 
-from xlaunch.machine.cgroups import ControlGroups
-from xlaunch.machine.tree import Tree
 from xlaunch.supervision.memory_kills import KILLER, MemoryKills
-
-LIMIT_BYTES = 256 << 20
 
 
 class Machine:
@@ -74,37 +68,13 @@ def test_a_machine_without_counters(tmp_path: Path):
     assert MemoryKills(str(tmp_path)).attribute() is None
 
 
-@pytest.fixture
-def limited_group(needs) -> Iterator[Path]:
-    """A control group below this process's own, with `LIMIT_BYTES` of memory."""
-    for levels in ControlGroups(Tree("/")).enclosing("memory"):
-        for level in levels:
-            name = "max" if level.version == 2 else "limit_in_bytes"
-            group = Path(level.directory, f"xlaunch-test-{os.getpid()}")
-            try:
-                group.mkdir()
-            except OSError:
-                continue
-            try:
-                (group / f"memory.{name}").write_text(str(LIMIT_BYTES))
-                yield group
-                return
-            except OSError:
-                continue
-            finally:
-                group.rmdir()
-    needs(False, "a memory control group that can be divided")
-
-
 @pytest.mark.machine
 @pytest.mark.parametrize("shell", [False, True])
 def test_an_instance_that_the_kernel_killed_says_so(limited_group: Path, shell: bool):
-    eat = "held = []\nwhile True: held.append(bytearray(1 << 24))"
-    program = [sys.executable, "-c", eat]
+    program = [sys.executable, "-c", EAT_MEMORY]
     if shell:
         program = ["sh", "-c", '"$@"; exit $?', "sh", *program]
-    join = f'echo $$ > {limited_group}/cgroup.procs; exec "$@"'
-    done = run(("sh", "-c", join, "sh", *XLAUNCH, "--supervise", *program))
+    done = run(in_group(limited_group, *XLAUNCH, "--supervise", *program))
     assert done.code == 137
     assert f"killed by {KILLER} (limit 256 MiB)" in done.err
 

@@ -17,6 +17,8 @@ AVX512 = "avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 av
 AMX = "amx_tile amx_int8 amx_bf16"
 GPU = "sys/bus/pci/drivers/nvidia/0000:01:00.0"
 NVIDIA = {f"{GPU}/vendor": "0x10de", f"{GPU}/device": "0x2335"}
+ARC = "sys/bus/pci/drivers/xe/0000:03:00.0"
+INTEL = {f"{ARC}/vendor": "0x8086", f"{ARC}/device": "0x56a0"}
 
 
 def machine(root: Path, files: dict[str, str], online: str = "0-3", **variables: str) -> Facts:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.launcher.doctor.checks.made_up import (
+    INTEL,
     NVIDIA,
     expect,
     machine,
@@ -166,10 +167,6 @@ def test_driver(
     check: str, files: dict[str, str], severity: Severity | None, said: str, tmp_path: Path
 ):
     expect(check, machine(tmp_path, files), severity, said)
-
-
-ARC = "sys/bus/pci/drivers/xe/0000:03:00.0"
-INTEL = {f"{ARC}/vendor": "0x8086", f"{ARC}/device": "0x56a0"}
 
 
 @pytest.mark.parametrize(

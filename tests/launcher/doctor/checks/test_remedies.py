@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, run
-from tests.launcher.doctor.checks.made_up import NVIDIA, torch_build
+from tests.launcher.cli.commands import EAT_MEMORY, clean_environment, in_group, run
+from tests.launcher.conftest import LIMIT_BYTES
+from tests.launcher.doctor.checks.made_up import INTEL, NVIDIA, torch_build
 from tests.launcher.machine.trees import cpus, write_files
 
 DOCTOR = (sys.executable, "-m", "xlaunch", "doctor", "--json")
@@ -45,16 +46,35 @@ def test_quota(tmp_path: Path):
     ("check", "variable", "value"),
     [
         ("gpu-variables", "CUDA_VISIBLE_DEVICES", "-1"),
+        ("gpu-variables", "ONEAPI_DEVICE_SELECTOR", "*:cpu"),
         ("openmp-variables", "OMP_NUM_THREADS", "1"),
         ("openmp-variables", "KMP_AFFINITY", "bogus"),
         ("openmp-variables", "OMP_PLACES", "bogus"),
     ],
 )
 def test_variables(check: str, variable: str, value: str, tmp_path: Path):
-    root = write_files(tmp_path / "machine", {**cpus("0-3"), **NVIDIA})
+    root = write_files(tmp_path / "machine", {**cpus("0-3"), **NVIDIA, **INTEL})
     words = ("--sysroot", root, "--python", sys.executable)
     (found,) = after("", check, words, **{variable: value})
     assert after(found["advise"], check, words, **{variable: value}) == []
+
+
+@pytest.mark.machine
+def test_memory_that_earlier_programs_of_a_group_needed(limited_group: Path):
+    def found() -> dict[str, str]:
+        done = run(in_group(limited_group, *DOCTOR, "--ignore", "load"))
+        told = json.loads(done.out[done.out.index(b"{") :])
+        return next(it for it in told["findings"] if it["check"] == "memory-limit")
+
+    assert found()["severity"] == "ok"
+    most = f"held = b'x' * {LIMIT_BYTES * 9 // 10}"
+    assert run(in_group(limited_group, sys.executable, "-c", most)).code == 0
+    peak = found()
+    assert (peak["severity"], "in use at some time" in peak["found"]) == ("advice", True)
+    assert run(in_group(limited_group, sys.executable, "-c", EAT_MEMORY)).code in (-9, 137)
+    killed = found()
+    assert killed["severity"] == "warning"
+    assert killed["found"] == "memory limit 256 MiB, and 1 process of the group ended at it"
 
 
 def test_open_files(needs):
