@@ -8,7 +8,8 @@ after `backward()` (XL030), the result of a `.to()` is dropped (XL010), or an op
 (XL001). Places are drawn in the order of a seed, the same number of each kind as far as there are that
 many, one a file and kind. An `eval()` is removed only from functions that measure a model, in files that
 make Dropout or BatchNorm; a loss is read only in loops over steps, not epochs, of files that name cuda and
-do not synchronize; modules keep their `.to()`: elsewhere none of these is a fault. The untouched script is
+do not synchronize; modules and the batches of PyTorch Geometric, which move in place, keep their `.to()`: elsewhere
+none of these is a fault. The untouched script is
 the twin: a fault counts as found if its rule has a finding that the twin lacks.
 """
 
@@ -61,6 +62,7 @@ def injections(path: Path) -> Iterator[Injection]:
         "XL025": re.search(r"nn\.(Dropout|BatchNorm)|models\.(resnet|vgg|dense)", source)
         is not None,
         "XL030": "cuda" in source and ".synchronize()" not in source,
+        "XL010": "torch_geometric" not in source,
     }
     for node in ast.walk(tree):
         if not isinstance(node, ast.Expr | ast.Assign) or node.lineno != node.end_lineno:
