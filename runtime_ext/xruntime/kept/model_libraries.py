@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libraries of one model: found in the store, or compiled by a child process and added to it.
-
-Shared by what compiles beside the program (`xruntime.optimization.aside`) and by what the program waits for
-(`kept_code`).
-"""
+"""The libraries of one model: found in the store, or compiled by a child process and added to it."""
 
 from __future__ import annotations
 
@@ -259,6 +255,13 @@ def weight_bytes(model: nn.Module) -> int:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
+
+
+def own_tensor_problem(model: nn.Module, outputs: Any) -> str | None:
+    """Why code cannot return what a call of the model returned, if that is a parameter or a buffer."""
+    own = {it.data_ptr() for it in (*model.parameters(), *model.buffers())}
+    returned = any(it.data_ptr() in own for it in tensors_of(outputs) if it.numel())
+    return "it returns a tensor of its own" if returned else None
 
 
 def own_memory_problem(one: Any, other: Any) -> str | None:

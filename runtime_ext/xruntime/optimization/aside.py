@@ -1,80 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code that replaces the modules when it is ready: from the cache, or compiled in the background.
 
-    aside = CompiledAside(model, runner, tolerance=0.01, wait=False)
+    aside = CompiledAside(model, runner, modes, tolerance=0.01, wait=False)
     outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
 
-Calls differ by their form and the caller's number of threads, autocast and default dtype. For each
-such *lane* code is compiled after some calls, when it is known which sizes vary. It is compared with the
-modules on the first calls that it serves, and left if it computes something else or is not faster.
+Calls differ by their form and the caller's number of threads, autocast and default dtype. `xruntime.kept.serving` says how
+the calls of one kind are served.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
 import os
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from xruntime.kept.called_model import Policy
 from xruntime.kept.calls import FlatCall, flat_call
-from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.making import (
-    CAN_FORK,
-    MAX_SHARING_THREADS,
-    background,
-)
-from xruntime.kept.model_libraries import (
-    CallKey,
-    settings,
-    store_for,
-    stored_format,
-)
-from xruntime.kept.store import CodeStore, open_store
-from xruntime.kept.turn import turn
+from xruntime.kept.making import MAX_SHARING_THREADS, background
+from xruntime.kept.serving import ServedModel
+from xruntime.kept.store import CodeStore
 from xruntime.kept.watched_state import FrozenModel
-from xruntime.optimization.call_libraries import CallLibraries
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.threads.team import can_resize_team, team_of
+from xruntime.threads.torch_modes import Autocast
 
-MAX_LANES: Final = 64
-"""Maximum number of lanes: a value that differs from call to call, such as a time step, would make
-one for each."""
-
-_log = logging.getLogger("xruntime")
+MAX_RUNNERS: Final = 16
+"""Maximum number of calls of one model that run code at the same time."""
 
 
-class CompiledAside:
-    """The calls of one model.
+class CompiledAside(ServedModel):
+    """The calls of one model that `optimize` returned.
 
     modes
         How compiled code is called, which may be in another precision than the modules.
-    tolerance
-        The largest difference from the modules' outputs, see `xruntime.compilation.judge`.
-    wait
-        Compile at the first call of each kind, and wait.
+
+    Other parameters are those of `ServedModel`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        runner: CallRunner,
-        modes: Modes,
-        *,
-        tolerance: float,
-        wait: bool,
+        self, model: nn.Module, runner: CallRunner, modes: Modes, *, tolerance: float, wait: bool
     ) -> None:
-        self.model = model
+        kind = runner.kind
+        policy = Policy.WAIT if wait else Policy.BACKGROUND
+        what = (model, kind.forward, kind.__name__, f"{modes}", policy)
+        super().__init__(*what, tolerance=tolerance)
         self.runner = runner
         self.modes = modes
-        self.tolerance = tolerance
-        self.wait = wait
         self.frozen: FrozenModel | None = None
         """The model that code is compiled of, once it is finished; None if the caller sees its changes."""
 
@@ -82,22 +58,8 @@ class CompiledAside:
         """How many times as fast as the input model the modules are, if that was measured. The child process may
         take from the program what the passes save."""
 
-        self.times_code = True
-        """Whether code is timed next to the modules, by calls; not while the caller times it next to the input."""
-
-        self.report: Callable[[str], None] | None = None
-        """Receives a line that says what runs from now on, and why; None: it goes to the log and to
-        warnings, as in torch."""
-
-        self.notes: list[str] = []
-        """The lines so far."""
-
-        self.began = time.perf_counter()
-        self._lanes: dict[CallKey, CallLibraries] = {}
         self._kept_away: str | None = None
         self._leaves_core = False
-        self._full = False
-        _all.add(self)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs."""
@@ -105,8 +67,29 @@ class CompiledAside:
         call = None if self.is_changed() else flat_call(args, kwargs)
         if call is None:
             return self.plain(args, kwargs)
-        lane = self._lane(call)
-        return self._further(args, kwargs) if lane is None else lane(call, began)
+        lane = self.libraries_for(call)
+        return self.plain(args, kwargs) if lane is None else lane(call, began)
+
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the modules; with one thread less while the compiler is to have a core."""
+        threads = torch.get_num_threads()
+        fewer = self._leaves_core and threads > MAX_SHARING_THREADS
+        with torch.no_grad(), team_of(threads - 1) if fewer else contextlib.nullcontext():
+            return self.runner.plain(self.model, args, kwargs)
+
+    def without_code(self, call: FlatCall, reason: str | None) -> Any:
+        if reason is not None and self.report is None:
+            self.runner.warn("some calls", reason)
+        return self.plain(call.args, call.kwargs)
+
+    def autocast(self) -> Autocast | None:
+        return self.modes.autocast()
+
+    def runners(self, threads: int) -> int:
+        return max(1, min(MAX_RUNNERS, len(os.sched_getaffinity(0)) // threads))
+
+    def result(self, outputs: Any) -> Any:
+        return self.modes.result(outputs)
 
     def is_changed(self, *, thorough: bool = False) -> bool:
         """Whether the model, or a variable that it reads, was changed: compiled code is not used again then.
@@ -131,29 +114,14 @@ class CompiledAside:
                 self.runner.warn("calls", reason)
         return True
 
-    def _lane(self, call: FlatCall) -> CallLibraries | None:
-        """Return the lane of a call like this one; None if there would be too many."""
-        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-        key = CallKey(call.form, threads, self.modes.autocast(), dtype)
-        lane = self._lanes.get(key)
-        if lane is None and len(self._lanes) < MAX_LANES:
-            lane = self._lanes.setdefault(key, CallLibraries(self, key))
-        return lane
-
     def has_kept_ranges(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an earlier process kept code for this call that serves calls of other sizes, too."""
         call = flat_call(args, kwargs)
-        lane = None if call is None else self._lane(call)
+        lane = None if call is None else self.libraries_for(call)
         if call is None or lane is None:
             return False
         found = [it.code.served for it in lane.libraries]
         return any(it.fixed is None and it.fits(call.sizes) for it in found)
-
-    def _further(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._full:
-            self._full = True
-            self.note(f"calls of further forms are not compiled: there are {MAX_LANES} already")
-        return self.plain(args, kwargs)
 
     @contextlib.contextmanager
     def beside(self, threads: int) -> Iterator[int]:
@@ -161,7 +129,7 @@ class CompiledAside:
 
         The compiler may take the CPU time that the passes save.
         """
-        if self.wait:
+        if self.policy.waits:
             yield 0
             return
         cpus = len(os.sched_getaffinity(0))
@@ -171,11 +139,6 @@ class CompiledAside:
             yield chosen.nice
         finally:
             self._leaves_core = False
-
-    @property
-    def compiled(self) -> bool:
-        """Whether there is code for some calls."""
-        return any(lane.libraries for lane in self._lanes.values())
 
     @property
     def is_timing(self) -> bool:
@@ -195,66 +158,17 @@ class CompiledAside:
         reasons = [lane.over for lane in self._lanes.values() if lane.over is not None]
         return reasons[0] if reasons and not self.compiled else None
 
-    @property
-    def waits(self) -> bool:
-        """Whether the first code is being compiled."""
-        return not self.compiled and any(lane.making for lane in self._lanes.values())
-
     def describe(self) -> str:
         """Say what computes the calls."""
         return "; ".join(self.notes) or "compiled aside; until then the modules are called"
 
-    def renew_locks(self) -> None:
-        for lane in self._lanes.values():
-            lane.renew_locks()
-
-    def note(self, line: str) -> None:
-        """Report a line, and remember it for `describe`."""
-        self.notes.append(line)
-        turn.clear_line()
-        (self.report or _log.info)(line)
-
-    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the modules; with one thread less while the compiler is to have a core."""
-        threads = torch.get_num_threads()
-        fewer = self._leaves_core and threads > MAX_SHARING_THREADS
-        with torch.no_grad(), team_of(threads - 1) if fewer else contextlib.nullcontext():
-            return self.runner.plain(self.model, args, kwargs)
-
-    @functools.cached_property
-    def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the model and of the settings that it is compiled with."""
-        facts = (stored_format(), f"{self.modes}", settings())
-        return fingerprint(self.model, self.runner.kind.forward, *facts)
-
     def store(self) -> CodeStore:
         """Return the store that has room for this model; say once if nothing is kept."""
-        store = store_for(self.model)
+        store = super().store()
         if store.temporary is not None and self._kept_away != store.temporary:
             self._kept_away = store.temporary
             self.note(f"compiled code is not kept: {store.temporary}")
         return store
-
-
-_all: weakref.WeakSet[CompiledAside] = weakref.WeakSet()
-
-
-def report_unfinished(line: str) -> None:
-    """Report a line for each model whose first code is being compiled, if it would be kept."""
-    if open_store().temporary is None:
-        for aside in list(_all):
-            if aside.waits and aside.report is not None:
-                aside.report(line)
-
-
-def _renew_locks() -> None:
-    """Make new locks in a forked child, which has none of the parent's threads."""
-    for aside in _all:
-        aside.renew_locks()
-
-
-if CAN_FORK:
-    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def compiled_aside(model: nn.Module) -> CompiledAside | None:

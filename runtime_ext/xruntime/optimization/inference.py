@@ -18,6 +18,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import compared_speed
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
+from xruntime.kept.called_model import Policy
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
@@ -204,7 +205,9 @@ class _Inference(Run):
             self.call_returned()
         finally:
             self.runner.compiled = None
-        aside.report, aside.wait = None, self.request.wait
+        aside.report = None
+        if not self.request.wait:
+            aside.policy = Policy.BACKGROUND
         if not aside.compiled:
             self.note("graph", PassOutcome.SKIPPED, aside.describe())
             return None

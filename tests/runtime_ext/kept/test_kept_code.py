@@ -19,7 +19,7 @@ from tests.runtime_ext.tiny_models import Holding, Layer, Scaled, eager
 from torch import Tensor, nn
 
 from xruntime.errors import CompilationError
-from xruntime.kept import kept_code
+from xruntime.kept import called_model
 from xruntime.kept import store as stores
 from xruntime.kept.calls import flat_call
 from xruntime.kept.model_libraries import CallKey
@@ -315,13 +315,13 @@ def test_numbers_among_outputs_are_left_to_torch(
 def test_code_that_computes_something_else_is_removed(
     store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = kept_code.fingerprint
+    before = called_model.fingerprint
     other = copy.deepcopy(kept)
     other.bias.data += 1
     # As if the weights had no part in the key.
-    monkeypatch.setattr(kept_code, "fingerprint", lambda _, *facts: before(kept, *facts))
+    monkeypatch.setattr(called_model, "fingerprint", lambda _, *facts: before(kept, *facts))
     compiled = compile_for_streams(other, torch.randn(2, 4), threads=1)
-    assert "not kept: Linear computes something else" in notes(compiled)
+    assert "not kept: the code computes something else" in notes(compiled)
     assert entries(store) == []
     agrees(compiled, other, torch.randn(2, 4))
 
