@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -200,6 +201,7 @@ class Trial:
         self._times: dict[str, list[float]] = {one: [], other: []}
         self._one_s = 0.0
         self._spent_s = 0.0
+        self._busy = threading.Lock()
 
     @property
     def turn(self) -> str:
@@ -216,6 +218,27 @@ class Trial:
         yield name
         since = now if began is None or name == self.names[0] else began
         self.note(time.perf_counter() - since)
+
+    def computed(
+        self,
+        began: float,
+        one: Callable[[], Any],
+        other: Callable[[], Any],
+        after: Callable[[], object],
+    ) -> Any:
+        """Compute a call as a turn, and call `after`. While another thread does so, the second form computes it.
+
+        A pair is of two calls, one after the other; those of other threads meanwhile are no turns.
+        """
+        if not self._busy.acquire(blocking=False):
+            return other()
+        try:
+            with self.timed(began) as name:
+                outputs = one() if name == self.names[0] else other()
+            after()
+        finally:
+            self._busy.release()
+        return outputs
 
     def note(self, seconds: float) -> None:
         """Take a turn that was timed."""

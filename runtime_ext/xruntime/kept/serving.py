@@ -335,21 +335,15 @@ class CallLibraries(Lane):
 
         The time of the code is from `began` on, with all that finds and checks it.
         """
-        finding_s = time.perf_counter() - began  # and none of the time in which this thread waits
-        with self._changing:
-            found = self.trials.get(served)
-            if found is None:  # another thread has decided
-                return self._computed(served, call)
-            _, trial = found
-            of_code = trial.turn == "code"
-            entered = time.perf_counter()
-            if of_code:
-                outputs = self._computed(served, call)
-            else:
-                outputs = self.owner.plain(call.args, call.kwargs)
-            trial.note((finding_s if of_code else 0.0) + time.perf_counter() - entered)
-            self._decide(served, trial)
-        return outputs
+        found = self.trials.get(served)
+        if found is None:  # another thread has decided
+            return self._computed(served, call)
+        return found[1].computed(
+            began,
+            lambda: self.owner.plain(call.args, call.kwargs),
+            lambda: self._computed(served, call),
+            lambda: self._decide(served, found[1]),
+        )
 
     def _decide(self, served: LoadedLibrary, trial: Trial) -> None:
         """Let the code take over if it is faster, leave it if it is not, and go on with the trial otherwise."""

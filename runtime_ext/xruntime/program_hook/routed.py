@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -72,9 +71,6 @@ class Routed:
         self._compared: set[Any] = set()
         self._form_state: WatchedState | None = None
         self._trial: Trial | None = None
-        self._turn = threading.Lock()
-        """Held by the call that is a turn of the trial."""
-
         self._is_final = False
         """Whether the trial is the last one: nothing more is compiled."""
 
@@ -156,35 +152,14 @@ class Routed:
         if sizes not in self._compared and len(self._compared) < limit:
             return self._compared_call(module, args, kwargs)
         trial = self._present_trial(aside)
-        # Calls of other threads meanwhile are no turns: a pair is of two calls, one after the other.
-        if sizes != sizes_of(*self._sample) or trial is None or not self._turn.acquire(False):
+        if sizes != sizes_of(*self._sample) or trial is None:
             return self._form_call(module, args, kwargs)
-        try:
-            if trial is not self._trial:  # another thread has ended it
-                return self._form_call(module, args, kwargs)
-            return self._timed_call(trial, aside, began, (module, args, kwargs))
-        finally:
-            self._turn.release()
-
-    def _timed_call(
-        self, trial: Trial, aside: CompiledAside | None, began: float, call: tuple[Any, Any, Any]
-    ) -> Any:
-        """Compute a call as a turn of the trial."""
-        module, args, kwargs = call
-        with trial.timed(began) as turn_of:
-            if turn_of == "module":
-                outputs = self._run(module, *args, **kwargs)
-            else:
-                outputs = self._form_call(module, args, kwargs)
-        is_first = aside is not None and not self._is_final
-        if (
-            trial.is_faster
-            or trial.is_slower
-            or trial.is_over()
-            or (is_first and trial.is_faster is False)
-        ):
-            self._end_trial(trial, aside)
-        return outputs
+        return trial.computed(
+            began,
+            lambda: self._run(module, *args, **kwargs),
+            lambda: self._form_call(module, args, kwargs),
+            lambda: self._end_trial(trial, aside),
+        )
 
     def _present_trial(self, aside: CompiledAside | None) -> Trial | None:
         """Return the trial that the next call may be a turn of: one while code is compiled, and one after that."""
@@ -240,9 +215,13 @@ class Routed:
         return expected
 
     def _end_trial(self, trial: Trial, aside: CompiledAside | None) -> None:
-        """Leave the form where it is slower as the program calls it, unless it is still being compiled."""
+        """Once the trial is decided, leave a form that is slower as the program calls it and not being compiled."""
+        is_first = aside is not None and not self._is_final
+        decided = trial.is_faster or trial.is_slower or trial.is_over()
+        if trial is not self._trial or not (decided or (is_first and trial.is_faster is False)):
+            return
         self._trial = None
-        if aside is not None and not self._is_final:
+        if aside is not None and is_first:
             aside.speedup = trial.ratio  # the compiler may take what the form saves
         # Modules that are to be compiled may be no faster until then.
         is_left = trial.is_slower and (aside is None or self._is_final)
