@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model whose calls `serving` serves: how its modules are called, and when code is made for them."""
+"""A model whose calls libraries serve: how its modules are called, and when code is made for them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class CalledModel:
         """Compute a call that no library serves, for a `reason` if there will be none."""
         raise NotImplementedError
 
-    def autocast(self) -> Autocast | None:
+    def call_autocast(self) -> Autocast | None:
         """Return the autocast that calls run under."""
         raise NotImplementedError
 

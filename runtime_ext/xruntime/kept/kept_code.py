@@ -21,7 +21,7 @@ from xruntime.kept.called_model import Policy
 from xruntime.kept.calls import FlatCall, Form, flat_call
 from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.model_libraries import LoadedLibrary, settings
-from xruntime.kept.serving import ServedModel
+from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.threads.torch_modes import Autocast, under_autocast
@@ -29,7 +29,7 @@ from xruntime.threads.torch_modes import Autocast, under_autocast
 _log = logging.getLogger("xruntime")
 
 
-class KeptCode(CompiledCode):
+class KeptCode(CompiledCode, ServedModel):
     """A `CompiledCode` of AOTInductor libraries, which hold the packed weights and are kept in the store.
 
     A child process compiles them, while the call that needs one waits. Each is compared with the eager
@@ -40,8 +40,12 @@ class KeptCode(CompiledCode):
     dynamic
         Let the first size of every tensor vary from the start.
 
-    Other parameters are those of `CompiledCode`.
+    Other parameters are those of `CompiledCode`. `notes` has a line for each library, and for each reason why there
+    is none.
     """
+
+    times_code = False
+    not_made = dropped = "not kept"
 
     def __init__(
         self,
@@ -52,20 +56,28 @@ class KeptCode(CompiledCode):
         options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
-        super().__init__(model, threads=threads, options=options, **others)
-        self.notes: list[str] = []
-        """A line for each library, and for each reason why there is none."""
+        CompiledCode.__init__(self, model, threads=threads, options=options, **others)
+        facts = f"{sorted(self.options.items())} {dynamic}"
+        what = (self.model, _call, self.name, facts, Policy.STREAMS)
+        ServedModel.__init__(self, *what, tolerance=self.tolerance)
+        self.dynamic = dynamic
+        self.order = {"options": dict(options or {}), "strict": True}
 
-        self._for_libraries: dict[str, Any] = {"dynamic": dynamic, "options": dict(options or {})}
-        self._libraries = _Libraries(self, **self._for_libraries)
+    def forget(self) -> None:
+        super().forget()
+        self._firsts: dict[Form, Form] = {}
+        """Forms without numbers, and the first form with numbers of each."""
+
+        self._frozen: FrozenModel | None = None
+        self._torch_settings = _settings()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; load or compile first for a call of a new shape. Raises CompilationError."""
-        libraries, call = self._libraries, flat_call(args, kwargs)
-        lane = None if call is None else libraries.libraries_for(call)
+        call = flat_call(args, kwargs)
+        lane = None if call is None else self.libraries_for(call)
         if call is None or lane is None or (lane.over is not None and not lane.libraries):
-            return self.by_torch(args, kwargs)
-        change = libraries.change()
+            return super().__call__(args, kwargs)
+        change = self._change()
         if change is not None:
             raise CompilationError(
                 f"{self.name} would have to be compiled again: {change}, which compiled code does not"
@@ -75,57 +87,32 @@ class KeptCode(CompiledCode):
         with torch.inference_mode(), under_autocast(None):
             return lane(call, 0.0)
 
-    def by_torch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the outputs of code that torch compiles in this process."""
-        return super().__call__(args, kwargs)
+    plain = CompiledCode.eager
+
+    def without_code(self, call: FlatCall, reason: str | None) -> Any:
+        """Have torch compile it in this process."""
+        return super().__call__(call.args, call.kwargs)
 
     def discard(self) -> None:
         """Discard all code: the next call of each shape loads or compiles it for the model as it is then."""
         super().discard()
-        self._libraries = _Libraries(self, **self._for_libraries)
+        self.forget()
 
     def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         call = flat_call(args, kwargs)
-        lane = None if call is None else self._libraries.libraries_for(call)
+        lane = None if call is None else self.libraries_for(call)
         served = call is not None and lane is not None and lane.serves(call.sizes)
         return served or super().has_code(args, kwargs)
 
-
-class _Libraries(ServedModel):
-    """The libraries that were found and made for a model as it is at the first call."""
-
-    times_code = False
-    not_made = dropped = "not kept"
-
-    def __init__(self, code: KeptCode, *, dynamic: bool, options: dict[str, Any]) -> None:
-        facts = f"{sorted(code.options.items())} {dynamic}"
-        what = (code.model, _call, code.name, facts, Policy.STREAMS)
-        super().__init__(*what, tolerance=code.tolerance)
-        self.dynamic = dynamic
-        self.order = {"options": options, "strict": True}
-        self.notes = code.notes
-        self._code = code
-        self._firsts: dict[Form, Form] = {}
-        """Forms without numbers, and the first form with numbers of each."""
-
-        self._frozen: FrozenModel | None = None
-        self._settings = _settings()
-
-    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._code.eager(args, kwargs)
-
-    def without_code(self, call: FlatCall, _reason: str | None) -> Any:
-        return self._code.by_torch(call.args, call.kwargs)
-
-    def autocast(self) -> Autocast | None:
-        return self._code.autocast
+    def call_autocast(self) -> Autocast | None:
+        return self.autocast
 
     def runners(self, threads: int) -> int:
         """One for each stream that fits on the CPUs; they share the weights."""
         return max(1, (os.cpu_count() or 1) // threads)
 
     def obstacle(self, form: Form) -> str | None:
-        if not self._code.options["freezing"]:
+        if not self.options["freezing"]:
             return "its weights are not constants (freezing)"
         if self._firsts.setdefault(_without_numbers(form), form) != form:
             return "numbers in its arguments differ from call to call"
@@ -142,9 +129,9 @@ class _Libraries(ServedModel):
         self.note("not kept: the model was changed")
         return True
 
-    def change(self) -> str | None:
+    def _change(self) -> str | None:
         """Return what has changed outside of the model since; None if nothing has."""
-        if self._settings != _settings():
+        if self._torch_settings != _settings():
             return "a setting of torch's was changed, such as torch.set_default_dtype"
         # Without a fingerprint there is no code yet.
         name = self.fingerprint.changed() if "fingerprint" in self.__dict__ else None
@@ -161,14 +148,13 @@ class _Libraries(ServedModel):
             super().note(line)
 
     def note_accepted(self, library: LoadedLibrary) -> None:
-        code = self._code
-        code.graphs += 1
+        self.graphs += 1
         origin = "found" if library.kept else "compiled"
         self.notes.append(
-            f"{origin} graph {code.graphs}, a library for {library.code.served.pattern.described()},"
+            f"{origin} graph {self.graphs}, a library for {library.code.served.pattern.described()},"
             f" compiled in {library.code.seconds:.1f} s"
         )
-        _log.info("%s: %s", code.name, self.notes[-1])
+        _log.info("%s: %s", self.name, self.notes[-1])
 
 
 def _settings() -> str:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,18 +14,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xruntime import operator_library
-from xruntime.compilation.inductor import first_line
-from xruntime.errors import PackageError
-from xruntime.kept.calls import FlatCall, Form, Nest, Pattern, Sizes
-from xruntime.kept.fingerprint import Fingerprint
+from xruntime.kept.calls import Form, Nest, Sizes
 from xruntime.kept.making import (
     NoLibraryError,
-    NotCompiledError,
-    Order,
-    compile_in_child,
 )
-from xruntime.kept.store import Code, CodeStore, Refused, open_store, write_refusal
-from xruntime.kept.turn import turn
+from xruntime.kept.store import Code, CodeStore, open_store
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _FORMAT: Final = "3"
@@ -101,125 +93,6 @@ class LoadedLibrary:
         self.outputs: Nest | None = None
         self.compared: set[Sizes] = set()
         """Sizes of calls on which it was compared with the model."""
-
-
-class Lane:
-    """The libraries of one model for calls of one key: found in the store, or made.
-
-    `fingerprint` returns the model's. `note` is called with one line for each entry that is removed, and why.
-    """
-
-    def __init__(
-        self,
-        key: CallKey,
-        fingerprint: Callable[[], Fingerprint],
-        runners: int,
-        note: Callable[[str], None],
-    ) -> None:
-        self.key = key
-        self.libraries: list[LoadedLibrary] = []
-        self.samples: dict[Pattern, Sizes] = {}
-        """The sizes of the sample by pattern, for each library that exists or is being made."""
-
-        self.over: str | None = None
-        """Why no more libraries are made; None while they may be."""
-
-        self._fingerprint = fingerprint
-        self._runners = runners
-        self._note = note
-
-    @functools.cached_property
-    def prefix(self) -> str:
-        """What the names of this lane's entries begin with."""
-        return self.key.prefix(self._fingerprint().digits)
-
-    def fitting(self, sizes: Sizes) -> LoadedLibrary | None:
-        """Return the library for calls of these sizes; None without one."""
-        return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
-
-    def add(self, library: LoadedLibrary) -> None:
-        """Add a library. Those in which fewer sizes may vary come first, because they are faster."""
-        found = [*self.libraries, library]
-        self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
-
-    def order(
-        self,
-        name: str,
-        model: nn.Module,
-        forward: Callable[..., Any],
-        call: FlatCall,
-        *,
-        seen: Iterable[Sizes] = (),
-        dynamic: bool = False,
-        **others: Any,
-    ) -> Order:
-        """Return the order for a library that serves this call and others, and record that it is
-        being made.
-
-        Sizes may vary that differ from those of other libraries' samples, or of the calls in `seen`; with
-        `dynamic` the first size of each tensor. `others` are further fields of the order. Raises
-        NotCompiledError if no more libraries are made.
-        """
-        pattern = Pattern.of([*self.samples.values(), *seen, call.sizes])
-        if dynamic:
-            pattern = Pattern(tuple([(None, *it[1:]) if it else it for it in pattern.dims]))
-        if not pattern.suits(call.sizes):
-            pattern = Pattern.of([call.sizes])
-        if pattern in self.samples or len(self.samples) == MAX_CODES:
-            made = f"there is code for {len(self.samples)} kinds of sizes already"
-            raise NotCompiledError(made, final=False)
-        self.samples[pattern] = call.sizes
-        tensors = [tensor.detach().clone() for tensor in call.tensors]
-        model_call = ModelCall(forward, model, self.key, call.leaves)
-        return Order(name, model_call, tensors, pattern, self.key.threads, **others)
-
-    def find_kept(self) -> None:
-        """Add what earlier processes have kept, the latest first."""
-        store = open_store()
-        for name in store.names(self.prefix):
-            found = self._loaded(store, name)
-            if isinstance(found, LoadedLibrary):
-                if (sizes := found.code.served.fixed) is not None:
-                    self.samples[found.code.served.pattern] = sizes
-                self.add(found)
-
-    def find_or_make(self, store: CodeStore, order: Order, nice: int) -> LoadedLibrary:
-        """Return a kept library; have a child process of that niceness compile it otherwise.
-
-        Called in a thread that has run nothing parallel, see `making`. Raises NotCompiledError and OSError.
-        """
-        name = store.name_of(self.prefix, order.pattern)
-        with store.locked(name, turn.wait_for_lock):
-            found = self._loaded(store, name)
-            if isinstance(found, Refused):
-                raise NotCompiledError(found.reason, final=True)
-            if found is not None:
-                return found
-            with store.partial() as partial:
-                try:
-                    compile_in_child(order, partial, nice)
-                except NotCompiledError as error:
-                    if error.final:
-                        write_refusal(partial, str(error))
-                        store.add(partial, name)
-                    raise
-                store.add(partial, name)
-            code = store.load(name, runners=self._runners)
-        assert isinstance(code, Code)
-        return LoadedLibrary(code, name, kept=False)
-
-    def _loaded(self, store: CodeStore, name: str) -> LoadedLibrary | Refused | None:
-        """Load an entry; remove one that cannot be used, and say why."""
-        try:
-            found = store.load(name, runners=self._runners)
-        except FileNotFoundError:
-            return None
-        except (PackageError, OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error) if isinstance(error, PackageError) else first_line(error)
-            self._note(f"kept code is removed: {reason}")
-            store.remove(name)
-            return None
-        return LoadedLibrary(found, name, kept=True) if isinstance(found, Code) else found
 
 
 def store_for(model: nn.Module) -> CodeStore:

@@ -4,8 +4,8 @@
     aside = CompiledAside(model, runner, modes, tolerance=0.01, wait=False)
     outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
 
-Calls differ by their form and the caller's number of threads, autocast and default dtype. `xruntime.kept.serving` says how
-the calls of one kind are served.
+Calls differ by their form and the caller's number of threads, autocast and default dtype. `xruntime.kept.call_libraries` says
+how the calls of one kind are served.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from xruntime.kept.called_model import Policy
 from xruntime.kept.calls import FlatCall, flat_call
 from xruntime.kept.making import MAX_SHARING_THREADS, background
-from xruntime.kept.serving import ServedModel
+from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore
 from xruntime.kept.watched_state import FrozenModel
 from xruntime.optimization.runner import CallRunner, Modes
@@ -82,7 +82,7 @@ class CompiledAside(ServedModel):
             self.runner.warn("some calls", reason)
         return self.plain(call.args, call.kwargs)
 
-    def autocast(self) -> Autocast | None:
+    def call_autocast(self) -> Autocast | None:
         return self.modes.autocast()
 
     def runners(self, threads: int) -> int:

@@ -26,7 +26,7 @@ from xruntime.devices import cpu_bf16_flags
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.language_models import called_by_generate, generates
 from xruntime.generation.linear_rows import available, few_rows
-from xruntime.kept.serving import report_unfinished
+from xruntime.kept.served_model import report_unfinished
 from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.inference import optimize_for_inference

@@ -60,7 +60,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "optimized"
     path.mkdir(mode=0o700)
     monkeypatch.setenv(stores.VARIABLE, str(path))
-    monkeypatch.setattr("xruntime.kept.serving.START_AFTER_S", math.inf)
+    monkeypatch.setattr("xruntime.kept.call_libraries.START_AFTER_S", math.inf)
     # On a busy machine a child of low priority may take minutes.
     monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
     # What is measured here is no reason to leave the code that a test is about.
@@ -104,7 +104,7 @@ def call_until(model: nn.Module, done: Callable[[str], bool], *sizes: int) -> st
     """
     deadline = time.monotonic() + WAIT_S
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xruntime.kept.serving.START_AFTER_S", 0.0)
+        patch.setattr("xruntime.kept.call_libraries.START_AFTER_S", 0.0)
         while not done(graph(model)):
             assert time.monotonic() < deadline, graph(model)
             for size in sizes or (8,):
@@ -474,7 +474,7 @@ def test_a_model_without_a_fingerprint_is_called(
 
 
 def test_further_forms_are_not_compiled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xruntime.kept.serving.MAX_LANES", 2)
+    monkeypatch.setattr("xruntime.kept.served_model.MAX_LANES", 2)
     original = Model()
     model = optimize(original, sample_input=SAMPLE)
     for scale in range(4):
@@ -489,11 +489,11 @@ import torch
 sys.path.insert(0, sys.argv[1])
 from program_model import Model
 import xruntime.compilation.judge as judge
-import xruntime.kept.serving as serving
+import xruntime.kept.call_libraries as call_libraries
 from xruntime import optimize
 from xruntime.optimization import explain
 
-serving.START_AFTER_S = 0.0
+call_libraries.START_AFTER_S = 0.0
 judge.Trial.is_faster = True
 torch.set_num_threads(1)
 torch.manual_seed(0)

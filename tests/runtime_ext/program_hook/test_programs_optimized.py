@@ -75,7 +75,7 @@ with torch.no_grad():
 nn.Linear(8, 1)(y).sum().backward()             # what it returns may be used anywhere
 
 with torch.no_grad():
-    sys.modules["xruntime.kept.serving"].START_AFTER_S = 0
+    sys.modules["xruntime.kept.call_libraries"].START_AFTER_S = 0
     assert optimized(net, x)                    # from now on its code is compiled
     net.shift.data += 1
     assert by_itself(net, x) and by_itself(net, x)

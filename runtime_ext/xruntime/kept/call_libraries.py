@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the calls of one model by compiled libraries where there are some, and by the modules otherwise.
+"""The libraries for one kind of calls of a model: found in the store or made, compared with the modules, and timed
+next to them.
 
 A call is served so:
 
-1. The libraries for calls of its form, threads, autocast and default dtype are looked up, or found in the store.
+1. `ServedModel` looks up the libraries for its form, threads, autocast and default dtype; at the first such call
+   those in the store are loaded.
 2. Without a library for its sizes the modules compute it. Code is made before that if calls wait for it, and
    otherwise in the background, after calls that took `START_AFTER_S`.
 3. The first calls that a library could serve are computed by the modules, and compared with it.
@@ -14,10 +16,8 @@ A call is served so:
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
-import weakref
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -27,16 +27,16 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import Trial, difference
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.called_model import CalledModel
-from xruntime.kept.calls import FlatCall, Nest, Sizes
-from xruntime.kept.making import CAN_FORK, NotCompiledError, Order
+from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes
+from xruntime.kept.making import NotCompiledError, Order, compile_in_child
 from xruntime.kept.model_libraries import (
     CallKey,
-    Lane,
     LoadedLibrary,
+    ModelCall,
     own_memory_problem,
     own_tensor_problem,
 )
-from xruntime.kept.store import open_store
+from xruntime.kept.store import Code, CodeStore, Refused, open_store, write_refusal
 from xruntime.kept.turn import turn
 from xruntime.kept.watched_state import WatchedState
 from xruntime.pytrees import are_equal
@@ -47,9 +47,8 @@ short runs."""
 
 MIN_CALLS: Final = 2
 
-MAX_LANES: Final = 64
-"""Maximum number of kinds of calls: a value that differs from call to call, such as a time step, would make
-one for each."""
+MAX_CODES: Final = 4
+"""Maximum number of libraries for calls of one key; calls of other sizes run without one."""
 
 MAX_COMPARED_SIZES: Final = 4
 """Maximum number of sizes for which a call is compared with the modules."""
@@ -72,12 +71,19 @@ class _Called(NamedTuple):
     """Why no code can replace the call."""
 
 
-class CallLibraries(Lane):
+class CallLibraries:
     """Calls of one form, made by threads with one number of threads, one autocast and default dtype."""
 
     def __init__(self, owner: CalledModel, key: CallKey) -> None:
-        super().__init__(key, lambda: owner.fingerprint, owner.runners(key.threads), owner.note)
         self.owner = owner
+        self.key = key
+        self.libraries: list[LoadedLibrary] = []
+        self.samples: dict[Pattern, Sizes] = {}
+        """The sizes of the sample by pattern, for each library that exists or is being made."""
+
+        self.over: str | None = None
+        """Why no more libraries are made; None while they may be."""
+
         self.trials: dict[LoadedLibrary, tuple[Sizes, Trial]] = {}
         """Code that is timed by calls of these sizes."""
 
@@ -87,13 +93,14 @@ class CallLibraries(Lane):
 
         self._spent_s = 0.0
         self._calls = 0
+        self._runners = owner.runners(key.threads)
         self.renew_locks()
         try:
             problem = owner.obstacle(key.form)
             if problem is not None:
                 self._end(problem)
             elif not open_store().is_empty:
-                self.find_kept()
+                self._find_kept()
         except Exception as error:  # noqa: BLE001 - the modules are called
             self._end(first_line(error))
 
@@ -122,6 +129,10 @@ class CallLibraries(Lane):
         """Whether there is code for calls of these sizes that was compared."""
         served = self._chosen.get(sizes)
         return served is not None and served.outputs is not None
+
+    def fitting(self, sizes: Sizes) -> LoadedLibrary | None:
+        """Return the library for calls of these sizes; None without one."""
+        return next((it for it in self.libraries if it.code.served.fits(sizes)), None)
 
     def _code_for(self, sizes: Sizes) -> LoadedLibrary | None:
         try:
@@ -193,8 +204,7 @@ class CallLibraries(Lane):
             return  # it came meanwhile
         owner = self.owner
         try:
-            what = (owner.name, owner.model, owner.forward, call)
-            order = self.order(*what, seen=self._seen, dynamic=owner.dynamic, **owner.order)
+            order = self._order(call)
         except NotCompiledError as error:
             self.over = str(error)
             owner.note(f"calls of further sizes are not compiled: {self.over}")
@@ -206,6 +216,27 @@ class CallLibraries(Lane):
         else:
             turn.start(make)
 
+    def _order(self, call: FlatCall) -> Order:
+        """Return the order for a library that serves this call and others, and record that it is
+        being made.
+
+        Sizes may vary that differ from those of other libraries' samples, or of other calls without code. Raises
+        NotCompiledError if no more libraries are made.
+        """
+        owner = self.owner
+        pattern = Pattern.of([*self.samples.values(), *self._seen, call.sizes])
+        if owner.dynamic:
+            pattern = Pattern(tuple([(None, *it[1:]) if it else it for it in pattern.dims]))
+        if not pattern.suits(call.sizes):
+            pattern = Pattern.of([call.sizes])
+        if pattern in self.samples or len(self.samples) == MAX_CODES:
+            made = f"there is code for {len(self.samples)} kinds of sizes already"
+            raise NotCompiledError(made, final=False)
+        self.samples[pattern] = call.sizes
+        tensors = [tensor.detach().clone() for tensor in call.tensors]
+        model_call = ModelCall(owner.forward, owner.model, self.key, call.leaves)
+        return Order(owner.name, model_call, tensors, pattern, self.key.threads, **owner.order)
+
     def _make(self, order: Order) -> None:
         """Find code in the store or compile it; runs in a thread."""
         owner = self.owner
@@ -214,12 +245,12 @@ class CallLibraries(Lane):
                 self.over = CHANGED
                 return
             with owner.beside(self.key.threads) as nice:
-                made = self.find_or_make(owner.store(), order, nice)
+                made = self._find_or_make(owner.store(), order, nice)
             if not made.kept and not owner.is_for_streams:
                 how = "compiled" if owner.policy.waits else "compiled aside"
                 owner.note(f"{how} in {made.code.seconds:.1f} s for {order.pattern.described()}")
             with self._changing:
-                self.add(made)
+                self._add(made)
                 self._seen.clear()
                 self._chosen.clear()
         except NotCompiledError as error:
@@ -234,6 +265,64 @@ class CallLibraries(Lane):
     def _end(self, reason: str) -> None:
         self.over = reason
         self.owner.note(f"{self.owner.not_made}: {reason}")
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        """What the names of these libraries' entries begin with."""
+        return self.key.prefix(self.owner.fingerprint.digits)
+
+    def _add(self, library: LoadedLibrary) -> None:
+        """Add a library. Those in which fewer sizes may vary come first, because they are faster."""
+        found = [*self.libraries, library]
+        self.libraries = sorted(found, key=lambda it: len(it.code.served.ranges))
+
+    def _find_kept(self) -> None:
+        """Add what earlier processes have kept, the latest first."""
+        store = open_store()
+        for name in store.names(self.prefix):
+            found = self._loaded(store, name)
+            if isinstance(found, LoadedLibrary):
+                if (sizes := found.code.served.fixed) is not None:
+                    self.samples[found.code.served.pattern] = sizes
+                self._add(found)
+
+    def _find_or_make(self, store: CodeStore, order: Order, nice: int) -> LoadedLibrary:
+        """Return a kept library; have a child process of that niceness compile it otherwise.
+
+        Called in a thread that has run nothing parallel, see `making`. Raises NotCompiledError and OSError.
+        """
+        name = store.name_of(self.prefix, order.pattern)
+        with store.locked(name, turn.wait_for_lock):
+            found = self._loaded(store, name)
+            if isinstance(found, Refused):
+                raise NotCompiledError(found.reason, final=True)
+            if found is not None:
+                return found
+            with store.partial() as partial:
+                try:
+                    compile_in_child(order, partial, nice)
+                except NotCompiledError as error:
+                    if error.final:
+                        write_refusal(partial, str(error))
+                        store.add(partial, name)
+                    raise
+                store.add(partial, name)
+            code = store.load(name, runners=self._runners)
+        assert isinstance(code, Code)
+        return LoadedLibrary(code, name, kept=False)
+
+    def _loaded(self, store: CodeStore, name: str) -> LoadedLibrary | Refused | None:
+        """Load an entry; remove one that cannot be used, and say why."""
+        try:
+            found = store.load(name, runners=self._runners)
+        except FileNotFoundError:
+            return None
+        except (PackageError, OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error) if isinstance(error, PackageError) else first_line(error)
+            self.owner.note(f"kept code is removed: {reason}")
+            store.remove(name)
+            return None
+        return LoadedLibrary(found, name, kept=True) if isinstance(found, Code) else found
 
     def _computed(self, served: LoadedLibrary, call: FlatCall) -> Any:
         """Call the code; do without where it does not fit."""
@@ -379,63 +468,3 @@ def _code_tensors(call: FlatCall, copies: list[Any]) -> list[torch.Tensor]:
     copied = [it for it in copies if isinstance(it, torch.Tensor)]
     pairs = zip(call.tensors, given, copied, strict=True)
     return [copy if tensor is leaf else tensor for tensor, leaf, copy in pairs]
-
-
-class ServedModel(CalledModel):
-    """The libraries of one model, by kind of call."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lanes: dict[CallKey, CallLibraries] = {}
-        self._adding = threading.Lock()
-        self._is_full = False
-        _all.add(self)
-
-    def libraries_for(self, call: FlatCall) -> CallLibraries | None:
-        """Return the libraries for calls like this one; None if there would be too many kinds."""
-        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-        key = CallKey(call.form, threads, self.autocast(), dtype)
-        lane = self._lanes.get(key)
-        if lane is None and len(self._lanes) < MAX_LANES:
-            with self._adding:
-                lane = self._lanes.get(key) or self._lanes.setdefault(key, CallLibraries(self, key))
-        elif lane is None and not self._is_full:
-            self._is_full = True
-            self.note(f"calls of further forms are not compiled: there are {MAX_LANES} already")
-        return lane
-
-    @property
-    def compiled(self) -> bool:
-        """Whether there is code for some calls."""
-        return any(lane.libraries for lane in self._lanes.values())
-
-    @property
-    def waits(self) -> bool:
-        """Whether the first code is being compiled."""
-        return not self.compiled and any(lane.making for lane in self._lanes.values())
-
-    def renew_locks(self) -> None:
-        self._adding = threading.Lock()
-        for lane in self._lanes.values():
-            lane.renew_locks()
-
-
-_all: weakref.WeakSet[ServedModel] = weakref.WeakSet()
-
-
-def report_unfinished(line: str) -> None:
-    """Report a line for each model whose first code is being compiled, if it would be kept."""
-    if open_store().temporary is None:
-        for served in list(_all):
-            if served.waits and served.report is not None:
-                served.report(line)
-
-
-def _renew_locks() -> None:
-    """Make new locks in a forked child, which has none of the parent's threads."""
-    for served in _all:
-        served.renew_locks()
-
-
-if CAN_FORK:
-    os.register_at_fork(after_in_child=_renew_locks)

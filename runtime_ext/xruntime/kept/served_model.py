@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of one model, served by compiled libraries where there are some, and by the modules otherwise.
+
+`call_libraries` says how a call is served.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any, Final
+
+import torch
+
+from xruntime.kept.call_libraries import CallLibraries
+from xruntime.kept.called_model import CalledModel
+from xruntime.kept.calls import FlatCall
+from xruntime.kept.making import CAN_FORK
+from xruntime.kept.model_libraries import CallKey
+from xruntime.kept.store import open_store
+
+MAX_LANES: Final = 64
+"""Maximum number of kinds of calls: a value that differs from call to call, such as a time step, would make
+one for each."""
+
+
+class ServedModel(CalledModel):
+    """The libraries of one model, by kind of call."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.forget()
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Forget all libraries, and what they were compiled of. Calls that run go on with theirs."""
+        self.__dict__.pop("fingerprint", None)
+        self._lanes: dict[CallKey, CallLibraries] = {}
+        self._adding = threading.Lock()
+        self._is_full = False
+
+    def libraries_for(self, call: FlatCall) -> CallLibraries | None:
+        """Return the libraries for calls like this one; None if there would be too many kinds."""
+        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+        key = CallKey(call.form, threads, self.call_autocast(), dtype)
+        lane = self._lanes.get(key)
+        if lane is None and len(self._lanes) < MAX_LANES:
+            with self._adding:
+                lane = self._lanes.get(key) or self._lanes.setdefault(key, CallLibraries(self, key))
+        elif lane is None and not self._is_full:
+            self._is_full = True
+            self.note(f"calls of further forms are not compiled: there are {MAX_LANES} already")
+        return lane
+
+    @property
+    def compiled(self) -> bool:
+        """Whether there is code for some calls."""
+        return any(lane.libraries for lane in self._lanes.values())
+
+    @property
+    def waits(self) -> bool:
+        """Whether the first code is being compiled."""
+        return not self.compiled and any(lane.making for lane in self._lanes.values())
+
+    def renew_locks(self) -> None:
+        self._adding = threading.Lock()
+        for lane in self._lanes.values():
+            lane.renew_locks()
+
+
+_all: weakref.WeakSet[ServedModel] = weakref.WeakSet()
+
+
+def report_unfinished(line: str) -> None:
+    """Report a line for each model whose first code is being compiled, if it would be kept."""
+    if open_store().temporary is None:
+        for served in list(_all):
+            if served.waits and served.report is not None:
+                served.report(line)
+
+
+def _renew_locks() -> None:
+    """Make new locks in a forked child, which has none of the parent's threads."""
+    for served in _all:
+        served.renew_locks()
+
+
+if CAN_FORK:
+    os.register_at_fork(after_in_child=_renew_locks)
