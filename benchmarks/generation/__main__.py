@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -62,6 +62,10 @@ HEADER = (
     "loading, s",
     "memory",
 )
+
+
+SETTLE_S: Final = 0.3
+"""Idle threads of OpenMP spin for some ms. Those of the form before must not take part in a first token."""
 
 
 class FailedError(Exception):
@@ -174,6 +178,7 @@ class Cell:
                 left_s = self._left_s()
                 if left_s <= 0 or (form == "llama.cpp" and request["conversations"] > 1):
                     continue
+                time.sleep(SETTLE_S)
                 with self._failures(form):
                     answer = self._forms[form].ask(request, left_s)
                     if form == READ_LIMIT:

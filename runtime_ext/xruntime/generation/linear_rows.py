@@ -117,14 +117,15 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
     whatever `linear_rows` does not take. `widens`: the layer takes and returns float32 with weights in
     bfloat16, too, as those of `lowered_class` do.
     """
+    if type(value) is not torch.Tensor or torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then
+        return None
+    count = value.numel()
+    if count > MAX_ROWS * linear.in_features or _thread.torch_only:  # a prompt's, without a delay
+        return None
     weight, bias = linear.weight, linear.bias
-    if _thread.torch_only:
+    if type(weight) is not nn.Parameter:
         return None
-    if type(value) is not torch.Tensor or type(weight) is not nn.Parameter:
-        return None
-    if torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then
-        return None
-    shape, count = weight.shape, value.numel()
+    shape = weight.shape
     if not 0 < count <= MAX_ROWS * shape[1] or value.dim() < 1 or value.shape[-1] != shape[1]:
         return None
     if transformed():
