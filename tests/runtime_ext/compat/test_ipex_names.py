@@ -61,9 +61,9 @@ def test_names_of_the_extension_s_tests_and_examples(path: str, said: str) -> No
 @pytest.mark.parametrize(
     ("statement", "path"),
     [
-        ("import xruntime.compat.ipex.llm", "llm"),
+        ("import xruntime.compat.ipex.llm.modules", "llm.modules"),
         ("from xruntime.compat.ipex import xpu", "xpu"),
-        ("from xruntime.compat.ipex.llm import optimize", "llm"),
+        ("from xruntime.compat.ipex.llm import generation", "llm.generation"),
         ("from xruntime.compat.ipex.cpu import autocast", "cpu.autocast"),
         ("from xruntime.compat.ipex.quantization import prepare, QuantConf", "quantization.QuantConf"),
         ("from xruntime.compat.ipex.optim._lamb import Lamb", "optim._lamb"),

@@ -23,7 +23,7 @@ from xruntime.compat.ipex.replacements import missing
 if TYPE_CHECKING:
     from torch.backends.mkldnn import VERBOSE_OFF, VERBOSE_ON, VERBOSE_ON_CREATION, verbose
 
-    from xruntime.compat.ipex import cpu, nn, optim, quantization
+    from xruntime.compat.ipex import cpu, llm, nn, optim, quantization
     from xruntime.compat.ipex.optimizing import optimize
     from xruntime.compat.ipex.switches import (
         FP32MathMode,
@@ -44,6 +44,7 @@ __all__ = [
     "enable_auto_channels_last",
     "enable_onednn_fusion",
     "get_fp32_math_mode",
+    "llm",
     "nn",
     "optim",
     "optimize",
@@ -71,7 +72,7 @@ _PLACES = {
 }
 """The module of each name, which is imported when the name is first used."""
 
-_SUBMODULES = ("cpu", "nn", "optim", "quantization")
+_SUBMODULES = ("cpu", "llm", "nn", "optim", "quantization")
 
 
 def __getattr__(name: str) -> Any:

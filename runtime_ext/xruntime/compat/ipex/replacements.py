@@ -17,7 +17,7 @@ _PACKAGE: Final = "xruntime.compat.ipex."
 
 _LOW_PRECISION: Final = "use torchao.quantization.quantize_ with Int8WeightOnlyConfig() or another of its configurations"
 _LANGUAGE_MODELS: Final = (
-    "use the model of transformers with torch.compile, and torchao for weights of low precision"
+    "use a model of transformers and ipex.llm.optimize, which keeps generate()"
 )
 _OLD_PRECISION: Final = "use ipex.optimize(model, dtype=torch.bfloat16) and torch.autocast"
 
@@ -55,7 +55,8 @@ _GROUPS: Final[dict[str, str]] = {
     "use ipex.optimize(model, dtype=torch.bfloat16) and torch.compile": "fast_bert",
     "use torch.fx": "fx",
     "use torch.jit": "jit",
-    _LANGUAGE_MODELS: "llm optimize_transformers transformers cpu.transformers nn.optimize_transformers",
+    _LANGUAGE_MODELS: "llm.modules llm.functional llm.generation llm.utils llm.quantization"
+    " optimize_transformers transformers cpu.transformers nn.optimize_transformers",
     "use ipex.nn.functional.interaction": "nn.functional.InteractionFunc",
     "use torch.nn.functional.embedding_bag, which is not replaced here": "nn.functional._embeddingbag",
     "use xruntime.nn.roi_align": (
@@ -80,9 +81,7 @@ _GROUPS: Final[dict[str, str]] = {
     " adaptive=False and weight_decay=0": "optim._lars",
     "use the optimizers of ipex.optim": "optim._functional",
     "use ipex.optimize(model, optimizer=optimizer)": "optim._optimizer_utils",
-    _LOW_PRECISION: "quantization.QConfigWoq quantization.WoqActQuantMode quantization.WoqLowpMode"
-    " quantization.WoqWeightDtype quantization.WoqWeightQScheme quantization.woq cpu.woq"
-    " quantization.get_weight_only_quant_qconfig_mapping nn.modules.WeightOnlyQuantizedLinear"
+    _LOW_PRECISION: "quantization.QConfigWoq quantization.woq cpu.woq nn.modules.WeightOnlyQuantizedLinear"
     " nn.modules.weight_only_quantization",
     "use prepare(model, ipex.quantization.default_static_qconfig_mapping, example_inputs=x), which observes"
     " the calls that follow, and save_qconf_summary": "quantization.QuantConf quantization.calibrate"

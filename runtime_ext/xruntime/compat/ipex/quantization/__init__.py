@@ -24,15 +24,27 @@ from xruntime.compat.ipex.quantization.settings import (
     default_static_qconfig,
     default_static_qconfig_mapping,
 )
+from xruntime.compat.ipex.quantization.weight_only import (
+    WoqActQuantMode,
+    WoqLowpMode,
+    WoqWeightDtype,
+    WoqWeightQScheme,
+    get_weight_only_quant_qconfig_mapping,
+)
 from xruntime.compat.ipex.replacements import missing
 
 __all__ = [
+    "WoqActQuantMode",
+    "WoqLowpMode",
+    "WoqWeightDtype",
+    "WoqWeightQScheme",
     "autotune",
     "convert",
     "default_dynamic_qconfig",
     "default_dynamic_qconfig_mapping",
     "default_static_qconfig",
     "default_static_qconfig_mapping",
+    "get_weight_only_quant_qconfig_mapping",
     "prepare",
 ]
 
