@@ -125,6 +125,6 @@ inline bool usable(const void* pointer, int64_t width, int64_t count = 1) {
 }
 
 // Bytes of a value of XK_FLOAT32, XK_BFLOAT16 or XK_FLOAT16.
-inline int width_of(int32_t type) { return type == XK_FLOAT32 ? 4 : 2; }
+static inline int width_of(int32_t type) { return type == XK_FLOAT32 ? 4 : 2; }
 
 }  // namespace xkernels
