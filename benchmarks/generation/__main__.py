@@ -4,6 +4,7 @@
 
     python -m benchmarks.generation --quick
     python -m benchmarks.generation --size 0.5 --cpus 2 16 --limit-s 240 --json generation.json
+    python -m benchmarks.generation --form eager step bits8 llama.cpp-q8_0 bits4 llama.cpp-q4_0
     python -m benchmarks.generation --size 0.5 --quota 4 --conversations 1 2 --form eager step
 
 Models are of Qwen2's kind, with random weights in bf16: nothing is downloaded. Each form has a process of
@@ -15,7 +16,9 @@ less what was before loading, in times its weights; pages of the file that are m
 
 Forms: `eager`; `linears`, xruntime's native linears of few rows only; `step`, xruntime's decode step with
 `inplace=True`; `step-shared`, the same without; `llama.cpp`, in bf16, left out where its bindings and `gguf` are not
-installed; `compiled`, a static cache and torch.compile with frozen weights, which is long to compile and has to be named.
+installed. These have to be named: `bits8` and `bits4`, the step with all linears in 8 or 4 bits, the output layer included;
+`llama.cpp-q8_0` and `llama.cpp-q4_0`, all matrices in these formats; `compiled`, a static cache and torch.compile with frozen
+weights, which is long to compile.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 
-from benchmarks.generation.models import SIZES, can_save_gguf, save
+from benchmarks.generation.models import GGUF_FORMS, SIZES, can_save_gguf, save
 from benchmarks.harness.measurement import (
     in_turn,
     machine_line,
@@ -50,7 +53,8 @@ from benchmarks.harness.measurement import (
 )
 from benchmarks.harness.quota import QuotaGroup, make_group
 
-FORMS = ("eager", "linears", "step", "step-shared", "llama.cpp", "compiled")
+FORMS = ("eager", "linears", "step", "step-shared", "bits8", "bits4", *GGUF_FORMS, "compiled")
+BY_DEFAULT = ("eager", "linears", "step", "step-shared", "llama.cpp")
 READ_LIMIT = "read limit"
 END_S = 10
 HEADER = (
@@ -176,7 +180,7 @@ class Cell:
         for number in range(self._options.rounds + 1):
             for form in in_turn(list(self._forms), number) if self._forms else ():
                 left_s = self._left_s()
-                if left_s <= 0 or (form == "llama.cpp" and request["conversations"] > 1):
+                if left_s <= 0 or (form in GGUF_FORMS and request["conversations"] > 1):
                     continue
                 time.sleep(SETTLE_S)
                 with self._failures(form):
@@ -213,12 +217,13 @@ def rows_of(case: dict[str, Any]) -> list[list[str]]:
         base = rate if form == "eager" else base
         times = "-" if base is None else f"{rate / base:.2f}"
         started = case["started"].get(form)
-        load_s, memory = "-", "-"
+        load_s, memory, weight_bytes = "-", "-", case["weight_bytes"]
         if started is not None:
             load_s = f"{started['load_s']:.2f}"
             more = rounds[-1]["memory"]["peak"] - started["before"]["resident"]
             memory = f"{more / case['weight_bytes']:.2f}"
-        share = f"{rate * case['weight_bytes'] / limit:.0%}"
+            weight_bytes = started.get("weight_bytes") or weight_bytes
+        share = f"{rate * weight_bytes / limit:.0%}"
         rows.append(
             [f"{name}: {form}", f"{rate:.1f}", times, share, f"{first_s:.3f}", load_s, memory]
         )
@@ -231,7 +236,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", nargs="+", choices=SIZES, default=["0.1", "0.5", "1.2"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--prompt", nargs="+", type=int, default=[32, 2048], help="tokens")
-    parser.add_argument("--form", nargs="+", choices=FORMS, default=list(FORMS[:-1]))
+    parser.add_argument("--form", nargs="+", choices=FORMS, default=list(BY_DEFAULT))
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate, default 64")
     parser.add_argument(
         "--conversations", nargs="+", type=int, default=[1], help="calls at once, default 1"
@@ -255,8 +260,8 @@ def parsed() -> argparse.Namespace:
     options.cpus = [len(allowed)] if options.cpus is None else options.cpus
     if max(options.cpus) > len(allowed):
         parser.error(f"--cpus {max(options.cpus)}: this process may use {len(allowed)}")
-    if "llama.cpp" in options.form and not can_save_gguf():
-        options.form.remove("llama.cpp")
+    if GGUF_FORMS.keys() & set(options.form) and not can_save_gguf():
+        options.form = [form for form in options.form if form not in GGUF_FORMS]
         print("llama.cpp is left out: llama-cpp-python or gguf is not installed", file=sys.stderr)
     return options
 
@@ -293,7 +298,7 @@ def main() -> int:
         for size in options.size:
             with tempfile.TemporaryDirectory() as name:
                 directory = Path(name)
-                weight_bytes = save(size, directory, gguf="llama.cpp" in options.form)
+                weight_bytes = save(size, directory, options.form)
                 for place in where:
                     for case in Cell(size, place, options).run(directory, weight_bytes):
                         cases.append(case)

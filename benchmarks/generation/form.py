@@ -23,10 +23,12 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import torch
 from torch import nn
 
-from benchmarks.generation.models import POSITIONS
+from benchmarks.generation.models import GGUF_FORMS, POSITIONS, gguf_path
 
 READ_BYTES: Final = 1 << 30
 GEMV_INPUTS: Final = 4096
+BITS: Final = {"bits8": 8, "bits4": 4}
+"""Bits of all linears of a form, the output layer included."""
 
 Generate = Callable[[list[list[int]], int], list[float]]
 """Takes ids of each sequence and a number of tokens; returns when each step ended."""
@@ -55,9 +57,10 @@ def transformers_model(form: str, directory: Path) -> tuple[Generate, Any]:
     elif form != "eager":
         from xruntime import optimize
 
-        inplace = form == "step"
+        inplace = form not in ("linears", "step-shared")
         passes = {"decode_step": False} if form == "linears" else None
-        model = optimize(model, inplace=inplace, passes=passes)
+        bits = BITS.get(form)
+        model = optimize(model, inplace=inplace, passes=passes, weight_bits=bits, head_bits=bits)
 
     def generate(ids: list[list[int]], tokens: int) -> list[float]:
         ends: list[float] = []
@@ -84,20 +87,30 @@ def transformers_model(form: str, directory: Path) -> tuple[Generate, Any]:
 
 def model_of(form: str, directory: Path, threads: int) -> tuple[Generate, Any]:
     """Load the model for a form; return what generates, and transformers' model if it is one."""
-    if form == "llama.cpp":
+    if form in GGUF_FORMS:
         from benchmarks.generation.llama_cpp_model import LlamaCppModel
 
-        return LlamaCppModel(directory / "model.gguf", threads).generate, None
+        return LlamaCppModel(gguf_path(directory, form), threads).generate, None
     return transformers_model(form, directory)
 
 
 def report_of(form: str, model: Any) -> str:
     """What the decode step says of itself."""
-    if form not in ("step", "step-shared"):
+    if form not in ("step", "step-shared", *BITS):
         return ""
     from xruntime.optimization import explain
 
     return explain(model).step("decode_step").reason
+
+
+def bytes_of(form: str, directory: Path, model: Any) -> int | None:
+    """Return the bytes of weights that a token reads, where they are not those of the model in bf16."""
+    if form in GGUF_FORMS and form != "llama.cpp":
+        return gguf_path(directory, form).stat().st_size
+    if form in BITS:  # the output layer is tied to the embedding, and packed beside it
+        tensors = (*model.parameters(), *model.buffers())
+        return sum(it.nbytes for it in tensors) - int(model.get_input_embeddings().weight.nbytes)
+    return None
 
 
 def measured(generate: Generate, request: dict[str, int]) -> dict[str, float]:
@@ -168,7 +181,13 @@ def main() -> int:
     generate, model = model_of(form, directory, threads or torch.get_num_threads())
     load_s = time.perf_counter() - began
     say(
-        {"load_s": load_s, "before": before, "loaded": memory(), "threads": torch.get_num_threads()}
+        {
+            "load_s": load_s,
+            "before": before,
+            "loaded": memory(),
+            "threads": torch.get_num_threads(),
+            "weight_bytes": bytes_of(form, directory, model),
+        }
     )
     for line in sys.stdin:
         request = json.loads(line)

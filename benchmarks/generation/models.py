@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -57,12 +58,25 @@ def new_model(size: str) -> Any:
     return model
 
 
-def save(size: str, directory: Path, *, gguf: bool) -> int:
-    """Write a model as transformers loads it and, if asked, as llama.cpp does; return its bytes."""
+GGUF_FORMS: Final = {
+    "llama.cpp": "BF16",
+    "llama.cpp-q8_0": "Q8_0",
+    "llama.cpp-q4_0": "Q4_0",
+}
+"""By forms that llama.cpp computes: gguf's type of their matrices."""
+
+
+def gguf_path(directory: Path, form: str) -> Path:
+    """Return where the model of such a form is."""
+    return directory / f"model-{GGUF_FORMS[form]}.gguf"
+
+
+def save(size: str, directory: Path, forms: Iterable[str]) -> int:
+    """Write a model as transformers loads it and, for some forms, as llama.cpp does; return its bytes."""
     model = new_model(size)
     model.save_pretrained(directory)
-    if gguf:
-        _save_gguf(model, directory / "model.gguf")
+    for form in GGUF_FORMS.keys() & set(forms):
+        _save_gguf(model, gguf_path(directory, form), GGUF_FORMS[form])
     return sum(one.nbytes for one in model.parameters())
 
 
@@ -71,10 +85,10 @@ def can_save_gguf() -> bool:
     return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
 
 
-def _save_gguf(model: Any, path: Path) -> None:
+def _save_gguf(model: Any, path: Path, kind: str) -> None:
     import gguf  # type: ignore[import-not-found,unused-ignore]
 
-    config = model.config
+    config, matrices = model.config, gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(POSITIONS)
@@ -84,7 +98,7 @@ def _save_gguf(model: Any, path: Path) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(config.vocab_size)
     for name, value in model.named_parameters():
@@ -96,9 +110,12 @@ def _save_gguf(model: Any, path: Path) -> None:
         to = f"{prefix}{_GGUF_NAMES[place]}.{kind}"
         if value.dim() == 1:
             writer.add_tensor(to, value.detach().float().numpy())
-        else:
+        elif kind == "BF16":
             raw = value.detach().contiguous().view(torch.uint8).numpy()
-            writer.add_tensor(to, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+            writer.add_tensor(to, raw, raw_dtype=matrices)
+        else:
+            raw = gguf.quants.quantize(value.detach().float().numpy(), matrices)
+            writer.add_tensor(to, raw, raw_dtype=matrices)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
