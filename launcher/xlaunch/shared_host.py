@@ -18,7 +18,7 @@ from xlaunch.machine.processes import ancestor_without, initial_environment
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import RANK_VARIABLES, HostRequest, RankMode, Request
+from xlaunch.planning.request import LOCAL_RANK_VARIABLES, HostRequest, RankMode, Request
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def is_rank(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> b
 
 def _rank_of(environment: Mapping[str, str], mode: RankMode) -> FoundRank | tuple[None, None]:
     """The rank of this process, and a warning; None if it is alone here, which costs no import."""
-    if environment.keys().isdisjoint(RANK_VARIABLES):
+    if environment.keys().isdisjoint(LOCAL_RANK_VARIABLES):
         return None, None
     from xlaunch.planning.ranks import rank_of
 

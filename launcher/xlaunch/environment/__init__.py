@@ -36,7 +36,7 @@ from xlaunch.errors import UsageError
 from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import (
-    RANK_VARIABLES,
+    LOCAL_RANK_VARIABLES,
     Caches,
     HugePages,
     ProgramRequest,
@@ -92,7 +92,7 @@ def _contribute_optimization(situation: Situation) -> Contribution:
 
 
 def _contribute_rank_hook(situation: Situation) -> Contribution:
-    if not situation.program.starts_ranks and RANK_VARIABLES.isdisjoint(situation.given):
+    if not situation.program.starts_ranks and LOCAL_RANK_VARIABLES.isdisjoint(situation.given):
         return Contribution()
     from xlaunch.environment.start_hook import contribute_rank_hook
 

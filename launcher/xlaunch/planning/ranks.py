@@ -18,7 +18,7 @@ from xlaunch.planning.gpus import count_instances
 from xlaunch.planning.layout import quota_cores
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import select_pool, whole_cores
-from xlaunch.planning.request import LayoutRequest, RankMode, Request
+from xlaunch.planning.request import RANK_VARIABLES, LayoutRequest, RankMode, RankVariables, Request
 from xlaunch.text import counted
 
 
@@ -35,32 +35,6 @@ class Rank(NamedTuple):
     """The variable that its launcher sets. **Ex.:** ``"LOCAL_RANK"``."""
 
 
-class RankVariables(NamedTuple):
-    """The variables of one launcher."""
-
-    launcher: RankMode
-    local: str
-    local_sizes: tuple[str, ...]
-    """Any of them says how many ranks are on this host; none: the job's size over its hosts."""
-    overall: str
-    job_size: str = ""
-    hosts: str = ""
-
-
-VARIABLES = (
-    RankVariables(RankMode.TORCHRUN, "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), "RANK", "WORLD_SIZE"),
-    RankVariables(RankMode.MPI, "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",), "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    RankVariables(RankMode.MPI, "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_RANK", "PMI_SIZE"),
-    RankVariables(RankMode.MPI, "MV2_COMM_WORLD_LOCAL_RANK", ("MV2_COMM_WORLD_LOCAL_SIZE",), "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    RankVariables(RankMode.MPI, "PALS_LOCAL_RANKID", ("PALS_LOCAL_SIZE",), "PALS_RANKID"),
-    RankVariables(RankMode.MPI, "JSM_NAMESPACE_LOCAL_RANK", ("JSM_NAMESPACE_LOCAL_SIZE",), "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-    RankVariables(RankMode.MPI, "FLUX_TASK_LOCAL_ID", (), "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
-    RankVariables(RankMode.SLURM, "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",), "SLURM_PROCID"),
-)  # fmt: skip
-"""torchrun and what follows it (accelerate), and deepspeed with LOCAL_SIZE; Open MPI; Hydra (Intel
-MPI, MPICH); MVAPICH2; PALS of HPE Cray; jsrun; Flux; srun, which lists the tasks of every node."""
-
-
 class FoundRank(NamedTuple):
     rank: Rank | None
     """None: the process is alone on this host, or how many share it is not known."""
@@ -70,7 +44,7 @@ class FoundRank(NamedTuple):
 def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> FoundRank:
     """The rank that the variables of its launcher name, with a warning if they contradict each other."""
     doubt, doubted = None, ""
-    for row in VARIABLES:
+    for row in RANK_VARIABLES:
         number = environment.get(row.local, "")
         if mode not in (RankMode.AUTO, row.launcher) or number in ("", "-1"):
             continue  # scripts write -1 for a process that is no rank

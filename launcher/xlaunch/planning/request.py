@@ -103,16 +103,6 @@ class Optimize(enum.Enum):
     BF16 = "bf16"
 
 
-RANK_VARIABLES = frozenset(
-    (
-        *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
-        *("MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "PALS_LOCAL_RANKID"),
-        *("JSM_NAMESPACE_LOCAL_RANK", "FLUX_TASK_LOCAL_ID"),
-    )
-)
-"""Variables of `planning.ranks.VARIABLES`: without any of them a process is no rank."""
-
-
 class RankMode(enum.Enum):
     """The launcher whose variables tell which rank a process is."""
 
@@ -124,6 +114,35 @@ class RankMode(enum.Enum):
     MPI = "mpi"
     """mpirun and mpiexec of any MPI, PALS, jsrun, Flux."""
     SLURM = "slurm"
+
+
+class RankVariables(NamedTuple):
+    """The variables of one launcher."""
+
+    launcher: RankMode
+    local: str
+    local_sizes: tuple[str, ...]
+    """Any of them says how many ranks are on this host; none: the job's size over its hosts."""
+    overall: str
+    job_size: str = ""
+    hosts: str = ""
+
+
+RANK_VARIABLES = (
+    RankVariables(RankMode.TORCHRUN, "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"), "RANK", "WORLD_SIZE"),
+    RankVariables(RankMode.MPI, "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",), "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    RankVariables(RankMode.MPI, "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), "PMI_RANK", "PMI_SIZE"),
+    RankVariables(RankMode.MPI, "MV2_COMM_WORLD_LOCAL_RANK", ("MV2_COMM_WORLD_LOCAL_SIZE",), "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    RankVariables(RankMode.MPI, "PALS_LOCAL_RANKID", ("PALS_LOCAL_SIZE",), "PALS_RANKID"),
+    RankVariables(RankMode.MPI, "JSM_NAMESPACE_LOCAL_RANK", ("JSM_NAMESPACE_LOCAL_SIZE",), "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    RankVariables(RankMode.MPI, "FLUX_TASK_LOCAL_ID", (), "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+    RankVariables(RankMode.SLURM, "SLURM_LOCALID", ("SLURM_STEP_TASKS_PER_NODE",), "SLURM_PROCID"),
+)  # fmt: skip
+"""torchrun and what follows it (accelerate), and deepspeed with LOCAL_SIZE; Open MPI; Hydra (Intel
+MPI, MPICH); MVAPICH2; PALS of HPE Cray; jsrun; Flux; srun, which lists the tasks of every node."""
+
+LOCAL_RANK_VARIABLES = frozenset([row.local for row in RANK_VARIABLES])
+"""Without any of them a process is no rank."""
 
 
 class OnFailure(enum.Enum):

@@ -9,14 +9,13 @@ from tests.launcher.planning.shapes import ranks
 
 from xlaunch.planning.planner import plan
 from xlaunch.planning.ranks import (
-    VARIABLES,
     Rank,
     cpus_of_slurm_step,
     rank_of,
     share_of_rank,
     with_own_files,
 )
-from xlaunch.planning.request import RANK_VARIABLES, RankMode, Request
+from xlaunch.planning.request import RankMode, Request
 
 
 @pytest.mark.parametrize(
@@ -86,10 +85,6 @@ def test_a_rank_of_unknown_size_and_contradictions_are_warnings(variables, size,
     assert (None if found is None else found.local_size) == size
     assert said in (warning or "")
     assert rank_of(environment, RankMode.OFF) == (None, None)
-
-
-def test_a_process_without_these_variables_is_no_rank():
-    assert {row.local for row in VARIABLES} == RANK_VARIABLES
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
