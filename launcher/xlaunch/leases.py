@@ -44,7 +44,7 @@ from xlaunch.machine.processes import (
 )
 from xlaunch.machine.topology import CPUs
 from xlaunch.ownership import user_name
-from xlaunch.text import printable
+from xlaunch.text import INSTANCE_PREFIX, printable
 
 DIRECTORY = "xlaunch-launches-{uid}"
 DETAILS = ".details"
@@ -429,5 +429,5 @@ def _possible_cpus() -> int:
 def _cpus_of_instance(environment: Mapping[str, str]) -> CPUs:
     """The CPUs that an outer launch gave to this instance; empty if there is none."""
     with contextlib.suppress(UsageError):
-        return parse_cpu_list(environment.get("XLAUNCH_INSTANCE_CPUS", ""), below=MAX_CPUS)
+        return parse_cpu_list(environment.get(f"{INSTANCE_PREFIX}CPUS", ""), below=MAX_CPUS)
     return ()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts with their nouns, columns of text, and likely words, for every message and table of the launcher."""
+"""Counts with their nouns, columns of text, and likely words, for every message and table of the launcher;
+and the prefix of an instance's variables.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,9 @@ import os
 from collections.abc import Collection, Sequence
 
 from xlaunch.errors import UsageError
+
+INSTANCE_PREFIX = "XLAUNCH_INSTANCE_"
+"""The beginning of variables that tell an instance its place. A nested launcher sets its own."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from xlaunch.machine import usable_gpus
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LayoutRequest
-from xlaunch.text import passable
+from xlaunch.text import INSTANCE_PREFIX, passable
 
 OPTION_PREFIX = "XLAUNCH_OPT_"
 """Variables that set options of the launcher. Instances do not inherit them."""
@@ -59,9 +59,6 @@ percent signs and the two separators are encoded as in a URL. Linux limits a var
 instead of a long value there is its digest (``%#``), and instead of a long replaced value its place in
 the new one (``%@START+LENGTH``). A user's variable that the instance or its child processes do not have
 is listed without a value: ``OMP_NUM_THREADS|8``."""
-
-INSTANCE_PREFIX = "XLAUNCH_INSTANCE_"
-"""Variables that tell an instance its place. A nested launcher sets its own."""
 
 OF_THE_PLACE = frozenset((*usable_gpus.VARIABLES, *usable_gpus.COUNTING))
 """Variables that `OURS` does not list: a nested launcher keeps them, and divides the GPUs they name."""

@@ -16,7 +16,7 @@ from xlaunch.options.definitions import BY_KEY, IN_FILES, INSIDE_INSTANCES, Opti
 from xlaunch.options.kinds import FLAG, MAX_INTEGER, NAME_OR_FILE, NUMBER_LIST, VARIABLE
 from xlaunch.options.precedence import PRESET, PROJECT, Layer
 from xlaunch.ownership import inspect_ownership
-from xlaunch.text import did_you_mean, passable
+from xlaunch.text import INSTANCE_PREFIX, did_you_mean, passable
 
 SUFFIX = ".toml"
 PROJECT_FILE = "pyproject.toml"
@@ -50,7 +50,7 @@ def file_layers(
         layers.append(read_preset(preset, notes))
     if isolated:
         return FileLayers(tuple(layers), tuple(notes))
-    nested = "XLAUNCH_INSTANCE_INDEX" in environment
+    nested = f"{INSTANCE_PREFIX}INDEX" in environment
     standing = [layer for layer in (_project_layer(notes), _user_layer(notes)) if layer is not None]
     layers += [_inside_instance(layer, notes) for layer in standing] if nested else standing
     return FileLayers(tuple(layers), tuple(notes))

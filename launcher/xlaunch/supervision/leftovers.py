@@ -25,6 +25,7 @@ from xlaunch.machine.processes import (
 from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.signalling import kill as kill_processes
 from xlaunch.supervision.signalling import send
+from xlaunch.text import INSTANCE_PREFIX
 
 LEFTOVER_INTERVAL_S = 0.05
 """Polling interval while leftovers may exist."""
@@ -145,7 +146,7 @@ class Leftovers:
             return None  # it has no environment any more
         # An xlaunch inside an instance sets an index of its own.
         variables = initial_environment(pid)
-        place = [variables.get(f"XLAUNCH_INSTANCE_{name}") for name in ("INDEX", "COUNT", "CPUS")]
+        place = [variables.get(f"{INSTANCE_PREFIX}{name}") for name in ("INDEX", "COUNT", "CPUS")]
         for run in known:
             cpus = format_cpu_list(run.instance.cpus)
             if place == [str(run.instance.index), str(self._count), cpus]:
