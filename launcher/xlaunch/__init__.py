@@ -45,32 +45,20 @@ __all__ = [
     "start",
 ]
 
-_HOMES = {
-    "MAX": "xlaunch.planning",
-    "LayoutRequest": "xlaunch.planning",
-    "Machine": "xlaunch.machine.topology",
-    "Plan": "xlaunch.planning",
-    "Report": "xlaunch.report",
-    "ProgramRequest": "xlaunch.planning",
-    "Request": "xlaunch.planning",
-    "RunRequest": "xlaunch.planning",
-    "RunningLaunch": "xlaunch.supervision.keeper_client",
-    "UsageError": "xlaunch.errors",
-    "XLaunchError": "xlaunch.errors",
-    "launch": "xlaunch.launching",
-    "plan": "xlaunch.planning",
-    "read_machine": "xlaunch.machine",
-    "start": "xlaunch.launching",
-}
+_MODULES = (
+    *("errors", "machine.topology", "machine", "planning", "report", "launching"),
+    "supervision.keeper_client",
+)
+"""Where these names are; what imports least comes first."""
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: `xlaunch --version` needs none of it.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    for module in _MODULES if name in __all__ else ():
+        home = import_module(f"xlaunch.{module}")
+        if hasattr(home, name):
+            return globals().setdefault(name, getattr(home, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
