@@ -7,7 +7,7 @@ import ast
 import functools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from xlaunch.doctor.lint.facts import (
     Block,
@@ -64,7 +64,7 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
         if name is None or region is None or id(region) in seen or not _evaluates(facts, region):
             continue
         seen.add(id(region))
-        layer = None if _mode_is_set(facts, call, name, _DEPTH) else _layer(facts)
+        layer = None if _holds(facts, call, name, _mode_is_set) else _layer(facts)
         if layer is not None:
             yield (
                 call.node,
@@ -73,7 +73,7 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
                 f"this loop; write {name}.eval() above it, and {name}.train() before training goes on",
             )
         is_old = "volatile" in facts.words  # of torch before 0.4
-        if not is_old and not _gradients_are_off(facts, call, _DEPTH):
+        if not is_old and not _holds(facts, call, name, _gradients_are_off):
             yield (
                 call.node,
                 "XL111",
@@ -242,8 +242,30 @@ def _is_module(facts: FileFacts, call: Call) -> bool:
     return owner is not None and owner in [dotted(one.receiver) for one in used]
 
 
-def _mode_is_set(facts: FileFacts, call: Call, model: str, depth: int) -> bool:
-    """Whether an ``eval()`` may come before a call, in its function or where that may be called."""
+def _holds(
+    facts: FileFacts,
+    call: Call,
+    model: str,
+    decide: Callable[[FileFacts, Call, str], bool | None],
+    depth: int = _DEPTH,
+) -> bool:
+    """Whether something may hold where a model is called, or else where that function may be called.
+
+    `decide` returns None where it cannot tell from the function around the call.
+    """
+    decided = decide(facts, call, model)
+    if decided is not None or not isinstance(call.scope.node, Function) or not depth:
+        return decided is True
+    callers = _callers(facts, call.scope)
+    if not callers:
+        return any(decide(facts, one, model) for one in facts.calls)
+    return any(
+        _holds(facts, one, _passed(one, call.scope, model), decide, depth - 1) for one in callers
+    )
+
+
+def _mode_is_set(facts: FileFacts, call: Call, model: str) -> bool | None:
+    """Whether the last change of the mode before a call is an ``eval()``; None without one."""
     loops = set(call.block.loops())
     last = call.node.end_lineno or call.line
     around = facts.within[call.scope]
@@ -259,14 +281,7 @@ def _mode_is_set(facts: FileFacts, call: Call, model: str, depth: int) -> bool:
         trains = one.name in training or (one.name == "train" and _is_module(facts, one))
         if trains and one is not call and call.block.is_within(_around(one.block)):
             return False
-    if not isinstance(call.scope.node, Function) or not depth:
-        return False
-    callers = _callers(facts, call.scope)
-    if not callers:
-        return any(map(_sets_mode, facts.calls))
-    return any(
-        _mode_is_set(facts, one, _passed(one, call.scope, model), depth - 1) for one in callers
-    )
+    return None
 
 
 def _around(block: Block) -> Block:
@@ -313,8 +328,8 @@ def _functions_that_set_mode(facts: FileFacts) -> tuple[set[str], set[str]]:
     return setting - training, training - setting - {""}
 
 
-def _gradients_are_off(facts: FileFacts, call: Call, depth: int) -> bool:
-    """**Ex.:** in ``with torch.no_grad():``, in a function with that decorator, or called from there."""
+def _gradients_are_off(facts: FileFacts, call: Call, _: str) -> bool | None:
+    """**Ex.:** in ``with torch.no_grad():``, in a function with that decorator; None elsewhere."""
     around = [
         item.context_expr
         for one in call.block.ancestors()
@@ -327,18 +342,10 @@ def _gradients_are_off(facts: FileFacts, call: Call, depth: int) -> bool:
         if isinstance(one.node, Function)
         for decorator in one.node.decorator_list
     ]
+    text = " ".join(map(ast.unparse, (*around, *decorators)))
     calls = {one.name for one in facts.within[call.scope]}
-    if calls & _GRADIENTS_OFF or any(
-        re.search(r"no_grad|inference_mode|grad_enabled", ast.unparse(one))
-        for one in (*around, *decorators)
-    ):
-        return True
-    if not isinstance(call.scope.node, Function) or not depth:
-        return False
-    callers = _callers(facts, call.scope)
-    if not callers:
-        return bool(_GRADIENTS_OFF & facts.called.keys())
-    return any(_gradients_are_off(facts, one, depth - 1) for one in callers)
+    off = calls & _GRADIENTS_OFF or re.search(r"no_grad|inference_mode|grad_enabled", text)
+    return True if off else None
 
 
 def _sets_mode(call: Call) -> bool:
