@@ -20,15 +20,8 @@ from torch import nn
 from xruntime import native
 from xruntime.errors import OperatorError
 from xruntime.generation.cached_layers import CacheView, growing, in_use, other_kind
-from xruntime.generation.decoders import (
-    LINEARS,
-    NORMS,
-    Description,
-    Sizes,
-    UndescribedError,
-    Weight,
-    described,
-)
+from xruntime.generation.decoders import Description, Sizes, UndescribedError, Weight, described
+from xruntime.generation.families import LINEARS, NORMS
 from xruntime.generation.linear_rows import c_weights, linears_of_torch
 from xruntime.generation.speed import Speed
 from xruntime.generation.team_size import TeamSizes
