@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code that the next process finds again, and that a child process makes meanwhile.
 
-`fingerprint` names a model by its code and weights. `calls` describes what calls the code serves. `making`
-compiles in a child process, as an AOTInductor library. `store` keeps it in a cache directory.
+`served_model` has the libraries of a model, by kind of call; `call_libraries` says how a call is served. `fingerprint`
+names a model by its code and weights. `calls` describes what calls the code serves. `making` compiles in a child
+process, as an AOTInductor library. `store` keeps it in a cache directory.
 """

@@ -26,10 +26,10 @@ from torch.utils import _pytree as pytree
 from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import Trial, difference
 from xruntime.errors import CompilationError, PackageError, PackageInputError
-from xruntime.kept.called_model import CalledModel
 from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes
 from xruntime.kept.making import NotCompiledError, Order, compile_in_child
 from xruntime.kept.model_libraries import (
+    CalledModel,
     CallKey,
     LoadedLibrary,
     ModelCall,

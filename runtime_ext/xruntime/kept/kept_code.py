@@ -17,10 +17,9 @@ import torch
 
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.errors import CompilationError
-from xruntime.kept.called_model import Policy
 from xruntime.kept.calls import FlatCall, Form, flat_call
 from xruntime.kept.making import CAN_FORK, NotCompiledError
-from xruntime.kept.model_libraries import LoadedLibrary, settings
+from xruntime.kept.model_libraries import LoadedLibrary, Policy, settings
 from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.watched_state import FrozenModel, WatchedState

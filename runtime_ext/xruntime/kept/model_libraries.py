@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The libraries of one model: found in the store, or compiled by a child process and added to it."""
+"""A model whose calls libraries serve: how it is called, when code is made, and what names that code."""
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import functools
 import hashlib
+import logging
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,20 +19,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xruntime import operator_library
-from xruntime.kept.calls import Form, Nest, Sizes
-from xruntime.kept.making import (
-    NoLibraryError,
-)
+from xruntime.kept.calls import FlatCall, Form, Nest, Sizes
+from xruntime.kept.fingerprint import Fingerprint, fingerprint
+from xruntime.kept.making import NoLibraryError
 from xruntime.kept.store import Code, CodeStore, open_store
+from xruntime.kept.turn import turn
 from xruntime.threads.torch_modes import Autocast, under_autocast
+
+_log = logging.getLogger("xruntime")
 
 _FORMAT: Final = "3"
 
 SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """What a number is while a model is exported, if it depends on values of tensors or on sizes that vary."""
-
-MAX_CODES: Final = 4
-"""Maximum number of libraries for calls of one key; calls of other sizes run without one."""
 
 ROOM_BYTES: Final = 64 << 20
 """Free disk space that keeping code needs, in addition to twice the size of the weights."""
@@ -132,16 +136,148 @@ def weight_bytes(model: nn.Module) -> int:
 
 def own_tensor_problem(model: nn.Module, outputs: Any) -> str | None:
     """Why code cannot return what a call of the model returned, if that is a parameter or a buffer."""
-    own = {it.data_ptr() for it in (*model.parameters(), *model.buffers())}
-    returned = any(it.data_ptr() in own for it in tensors_of(outputs) if it.numel())
-    return "it returns a tensor of its own" if returned else None
+    own = _addresses([*model.parameters(), *model.buffers()])
+    return (
+        None
+        if own.isdisjoint(_addresses(tensors_of(outputs)))
+        else "it returns a tensor of its own"
+    )
 
 
 def own_memory_problem(one: Any, other: Any) -> str | None:
     """Why the outputs must not be returned to the program: the outputs of two calls share the
     code's own memory.
     """
-    addresses = {tensor.data_ptr() for tensor in one if tensor.numel()}
-    if any(tensor.data_ptr() in addresses for tensor in other if tensor.numel()):
-        return "it returns a tensor that it keeps, which the program could change"
-    return None
+    if _addresses(one).isdisjoint(_addresses(other)):
+        return None
+    return "it returns a tensor that it keeps, which the program could change"
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The memory of plain tensors; others, such as sparse and quantized ones, have none of their own."""
+    plain = (torch.Tensor, nn.Parameter)
+    dense = [it for it in tensors if type(it) in plain and it.layout is torch.strided]
+    return {it.data_ptr() for it in dense if it.numel()}
+
+
+class Policy(enum.Enum):
+    """When code is made, and what it is compared with."""
+
+    BACKGROUND = enum.auto()
+    """The modules are called until code is ready."""
+
+    WAIT = enum.auto()
+    """Calls wait for code."""
+
+    STREAMS = enum.auto()
+    """Calls wait for code of the model in one graph, which is compared once, with a call on copies of the arguments:
+    without code they are computed by other code than the modules."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call waits for code."""
+        return self is not Policy.BACKGROUND
+
+
+class CalledModel:
+    """What has to be known of a model to serve its calls by libraries.
+
+    model, forward, name
+        What is compiled: `forward` is called with the model first.
+    facts
+        What decides about the code, besides the model and torch's settings.
+    tolerance
+        The largest difference from the modules' outputs, see `xruntime.compilation.judge`.
+    """
+
+    dynamic = False
+    """Whether the first size of every tensor may vary from the start."""
+
+    times_code = True
+    """Whether code is timed next to the modules, by calls."""
+
+    report: Callable[[str], None] | None = None
+    """Receives a line that says what runs from now on, and why; None: it goes to the log and to
+    warnings, as in torch."""
+
+    not_made, dropped = "not compiled", "the modules are called again"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[..., Any],
+        name: str,
+        facts: str,
+        policy: Policy,
+        *,
+        tolerance: float,
+    ) -> None:
+        self.model = model
+        self.forward = forward
+        self.name = name
+        self.policy = policy
+        self.tolerance = tolerance
+        self.order: dict[str, Any] = {}
+        """Further fields of each `Order`."""
+
+        self.notes: list[str] = []
+        """The lines so far."""
+
+        self.began = time.perf_counter()
+        self._facts = facts
+
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the modules."""
+        raise NotImplementedError
+
+    def without_code(self, call: FlatCall, reason: str | None) -> Any:
+        """Compute a call that no library serves, for a `reason` if there will be none."""
+        raise NotImplementedError
+
+    def call_autocast(self) -> Autocast | None:
+        """Return the autocast that calls run under."""
+        raise NotImplementedError
+
+    def is_changed(self, *, thorough: bool = False) -> bool:
+        """Whether compiled code must not be used, because it does not see a change."""
+        raise NotImplementedError
+
+    def obstacle(self, _form: Form) -> str | None:
+        """Return why calls of this form get no code; None if they may."""
+        return None
+
+    def result(self, outputs: Any) -> Any:
+        """Return the code's outputs as the modules' are."""
+        return outputs
+
+    @contextlib.contextmanager
+    def beside(self, _threads: int) -> Iterator[int]:
+        """Within the block code is compiled for calls of so many threads, with the niceness that it gets."""
+        yield 0
+
+    @property
+    def is_for_streams(self) -> bool:
+        return self.policy is Policy.STREAMS
+
+    def runners(self, threads: int) -> int:
+        """Return how many calls of so many threads may run code at the same time."""
+        raise NotImplementedError
+
+    def note_accepted(self, library: LoadedLibrary) -> None:
+        """Receives each library whose outputs agree with the modules'."""
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the model and of the settings that it is compiled with."""
+        facts = (stored_format(), self._facts, settings())
+        return fingerprint(self.model, self.forward, *facts)
+
+    def store(self) -> CodeStore:
+        """Return the store that has room for this model."""
+        return store_for(self.model)
+
+    def note(self, line: str) -> None:
+        """Report a line, and remember it."""
+        self.notes.append(line)
+        turn.clear_line()
+        (self.report or _log.info)(line)

@@ -14,10 +14,9 @@ from typing import Any, Final
 import torch
 
 from xruntime.kept.call_libraries import CallLibraries
-from xruntime.kept.called_model import CalledModel
 from xruntime.kept.calls import FlatCall
 from xruntime.kept.making import CAN_FORK
-from xruntime.kept.model_libraries import CallKey
+from xruntime.kept.model_libraries import CalledModel, CallKey
 from xruntime.kept.store import open_store
 
 MAX_LANES: Final = 64

@@ -19,9 +19,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xruntime.kept.called_model import Policy
 from xruntime.kept.calls import FlatCall, flat_call
 from xruntime.kept.making import MAX_SHARING_THREADS, background
+from xruntime.kept.model_libraries import Policy
 from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore
 from xruntime.kept.watched_state import FrozenModel

@@ -18,8 +18,8 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import compared_speed
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
-from xruntime.kept.called_model import Policy
 from xruntime.kept.making import CAN_FORK
+from xruntime.kept.model_libraries import Policy
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.aside import CompiledAside

@@ -19,10 +19,10 @@ from tests.runtime_ext.tiny_models import Holding, Layer, Scaled, eager
 from torch import Tensor, nn
 
 from xruntime.errors import CompilationError
-from xruntime.kept import called_model
+from xruntime.kept import model_libraries
 from xruntime.kept import store as stores
 from xruntime.kept.calls import flat_call
-from xruntime.kept.model_libraries import CallKey
+from xruntime.kept.model_libraries import CallKey, own_tensor_problem
 from xruntime.streams.compiled_module import CompiledForStreams, compile_for_streams
 from xruntime.threads.cpu_pool import CPUPool
 from xruntime.threads.team import team_of
@@ -203,6 +203,13 @@ class Giving(nn.Linear):
         return super().forward(values), self.weight
 
 
+def test_only_plain_tensors_are_looked_for_among_outputs() -> None:
+    model = linear()
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+    assert own_tensor_problem(model, [model.mask, torch.ones(2)]) is None
+    assert own_tensor_problem(model, (model.weight,)) == "it returns a tensor of its own"
+
+
 class Hooked(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -315,11 +322,11 @@ def test_numbers_among_outputs_are_left_to_torch(
 def test_code_that_computes_something_else_is_removed(
     store: Path, kept: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = called_model.fingerprint
+    before = model_libraries.fingerprint
     other = copy.deepcopy(kept)
     other.bias.data += 1
     # As if the weights had no part in the key.
-    monkeypatch.setattr(called_model, "fingerprint", lambda _, *facts: before(kept, *facts))
+    monkeypatch.setattr(model_libraries, "fingerprint", lambda _, *facts: before(kept, *facts))
     compiled = compile_for_streams(other, torch.randn(2, 4), threads=1)
     assert "not kept: the code computes something else" in notes(compiled)
     assert entries(store) == []

@@ -324,7 +324,7 @@ def test_code_that_computes_something_else_is_removed(
     other.factor = 2.5
     # As if the attribute had no part in the key.
     monkeypatch.setattr(
-        "xruntime.kept.called_model.fingerprint",
+        "xruntime.kept.model_libraries.fingerprint",
         lambda model, *others: fingerprint_of(kept, *others),
     )
     model = optimize(other, sample_input=SAMPLE)
@@ -465,7 +465,7 @@ def test_a_model_without_a_fingerprint_is_called(
         raise RuntimeError("no memory to hash")
 
     (store / "another").mkdir()
-    monkeypatch.setattr("xruntime.kept.called_model.fingerprint", fail)
+    monkeypatch.setattr("xruntime.kept.model_libraries.fingerprint", fail)
     original = Model()
     model = optimize(original, sample_input=SAMPLE)
     with pytest.warns(SlowCallWarning, match="no memory to hash"):
