@@ -11,6 +11,7 @@
 #include "xkernels/decode.h"
 #include "xkernels/dropout.h"
 #include "xkernels/embedding.h"
+#include "xkernels/gelu.h"
 #include "xkernels/interaction.h"
 #include "xkernels/library.h"
 #include "xkernels/linear_rows.h"

@@ -60,6 +60,7 @@ TRAINING: Final[Mapping[str, str]] = {
     "channels_last": INFERENCE["channels_last"],
     "precision": INFERENCE["precision"],
     "dropout_training": "masks are drawn by all threads, and made again in backward in place of stored",
+    "gelu_training": "GELU and its derivative are one pass each, with one exponential for a value",
     "fused_optimizer": "a step is one pass over weights, gradients and states",
     "split_bf16": "weights are bf16, and the optimizer keeps the 16 bits that fp32 has more",
 }

@@ -17,8 +17,10 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
 from xruntime.nn import dropout_operator
 from xruntime.optim.native_optimizer import NativeOptimizer
+from xruntime.optimization.activations import use_native_gelus
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.dropouts import reach_dropouts
+from xruntime.optimization.layers import Replaced
 from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,
@@ -158,7 +160,8 @@ class _Training(Run):
         model = self.model
         reason = "compiled code here is for inference: call torch.compile on the result"
         self.note("graph", PassOutcome.SKIPPED, reason)
-        if self.modes.dtype is not None or self.native_dropouts:
+        replaced = any(isinstance(module, Replaced) for module in model.modules())
+        if self.modes.dtype is not None or self.native_dropouts or replaced:
             splitting = self.optimizer if self.split else None
             assert splitting is None or isinstance(splitting, NativeOptimizer)
             make_trainable(model, self.modes, splitting, self.own_dtype, self.native_dropouts)
@@ -170,6 +173,7 @@ PASSES: Final[Mapping[str, Callable[[_Training], str]]] = {
     "channels_last": use_channels_last,
     "precision": lower_precision,
     "dropout_training": _Training.compute_dropouts,
+    "gelu_training": use_native_gelus,
     "fused_optimizer": _Training.fuse,
     "split_bf16": _Training.split_weights,
 }
