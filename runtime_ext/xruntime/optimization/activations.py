@@ -11,10 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from xlaunch.text import counted
-from xruntime import native
-from xruntime.errors import KernelsUnavailableError
 from xruntime.nn import gelu_operator
-from xruntime.optimization.layers import Replaced, replaced_class
+from xruntime.optimization.layers import Replaced, replaced_class, require_kernels
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
 
@@ -42,11 +40,7 @@ def use_native_gelus(run: Run) -> str:
     found = [one for one in run.inner_modules() if _computes_gelu(one)]
     if not found:
         raise SkipPassError("there is no module that computes GELU")
-    try:
-        native.library()
-        native.isa_name()
-    except KernelsUnavailableError as error:
-        raise SkipPassError(str(error)) from error
+    require_kernels()
     classes = {kind: replaced_class(NativeGelu, kind) for kind in {type(one) for one in found}}
     for module in found:
         run.edits.set_class(module, classes[type(module)])

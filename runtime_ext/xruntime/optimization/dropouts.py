@@ -12,10 +12,8 @@ import torch
 from torch import nn
 
 from xlaunch.text import counted
-from xruntime import native
-from xruntime.errors import KernelsUnavailableError
 from xruntime.nn import dropout_operator
-from xruntime.optimization.layers import Replaced, replaced_class
+from xruntime.optimization.layers import Replaced, replaced_class, require_kernels
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
 
@@ -47,11 +45,7 @@ def reach_dropouts(run: Run) -> str:
     callers = [one for one in run.model.modules() if reachable and _calls_dropouts(one)]
     if not layers and not callers:
         raise SkipPassError("there is no dropout")
-    try:
-        native.library()
-        native.isa_name()
-    except KernelsUnavailableError as error:
-        raise SkipPassError(str(error)) from error
+    require_kernels()
     classes: dict[type, type[nn.Module]] = {nn.Dropout: replaced_class(NativeDropout, nn.Dropout)}
     for layer in layers:
         if layer is not run.model:

@@ -17,6 +17,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from xruntime import native
+from xruntime.errors import KernelsUnavailableError
+from xruntime.optimization.steps import SkipPassError
 from xruntime.threads.torch_modes import current_autocast
 
 
@@ -32,6 +35,15 @@ def with_low_weights(
     if value.dtype == low or torch.is_autocast_enabled("cpu"):
         return output
     return output.to(torch.float32) if output.dtype == low else output
+
+
+def require_kernels() -> None:
+    """Raise SkipPassError if there are no native kernels for this CPU."""
+    try:
+        native.library()
+        native.isa_name()
+    except KernelsUnavailableError as error:
+        raise SkipPassError(str(error)) from error
 
 
 class Replaced(nn.Module):

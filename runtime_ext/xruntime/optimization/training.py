@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from xruntime import native, optim
+from xruntime import optim
 from xruntime.compilation.inductor import first_line
-from xruntime.errors import KernelsUnavailableError, OptimizationError, OptimizerError
+from xruntime.errors import OptimizationError, OptimizerError
 from xruntime.nn import dropout_operator
 from xruntime.optim.native_optimizer import NativeOptimizer
 from xruntime.optimization.activations import use_native_gelus
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.dropouts import reach_dropouts
-from xruntime.optimization.layers import Replaced
+from xruntime.optimization.layers import Replaced, require_kernels
 from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,
@@ -127,10 +127,7 @@ class _Training(Run):
             raise SkipPassError(
                 f"{_name(self.optimizer)} cannot keep the rest of the weights' bits"
             )
-        try:
-            native.library_path()
-        except KernelsUnavailableError as error:
-            raise SkipPassError(str(error)) from error
+        require_kernels()
         updated = {id(p) for group in self.given.param_groups for p in group["params"]}
         found = [
             parameter
