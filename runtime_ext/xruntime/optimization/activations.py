@@ -44,7 +44,7 @@ def use_native_gelus(run: Run) -> str:
     classes = {kind: replaced_class(NativeGelu, kind) for kind in {type(one) for one in found}}
     for module in found:
         run.edits.set_class(module, classes[type(module)])
-    return f"{counted(len(found), 'GELU')} and their derivatives take one native pass each"
+    return f"{counted(len(found), 'GELU')}: one native pass in forward, and one in backward"
 
 
 def _computes_gelu(module: nn.Module) -> bool:
