@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.tuner.search.scripted import SPACE, gain
 from xtune.search.proposer import MAX_HELD, REPEAT_EVERY, Belief
 from xtune.search.proposer import Proposer as Process
 from xtune.search.records import Rating
-from xtune.space.parameters import Configuration, Parameter, Where
+from xtune.space.parameters import Configuration, Parameter, Value, Where
 from xtune.space.spaces import Space
 
 CONDITIONED = Space(SPACE.parameters, ["batch <= 4 if smt", "allocator != tcmalloc if omp == gnu"])
@@ -232,3 +233,30 @@ def test_equal_plans_that_are_found_on_the_way_are_not_launched_again() -> None:
 
     ratings = proposed(Model(space, plan, seed=1), 30, plan_hash=plan)
     assert len({one.plan_hash for one in ratings}) == 30
+
+
+MODES = Space(
+    [
+        *[Parameter(f"p{at}", tuple("abcdefg"), "a", Where.OPTION) for at in range(3)],
+        Parameter("mode", ("slow", "fast"), "slow", Where.PROGRAM),
+    ]
+)
+"""686 configurations."""
+
+Effects = Mapping[tuple[str, Value], float]
+
+
+def test_each_value_of_a_small_parameter_is_tried_twice_early() -> None:
+    """The first launch with `fast` changes all else, and so tells nothing about it."""
+    for seed in range(6):
+        chance = random.Random(seed)
+        effects = {
+            (one.name, v): chance.gauss(0, 0.3) for one in MODES.parameters for v in one.values
+        }
+
+        def score(configuration: Configuration, effects: Effects = effects) -> float:
+            return sum(effects[setting] for setting in configuration.items())
+
+        ratings = proposed(Model(MODES, repr, seed), 8, score)
+        modes = collections.Counter(one.configuration["mode"] for one in ratings)
+        assert min(modes["slow"], modes["fast"]) >= 2

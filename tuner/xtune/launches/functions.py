@@ -91,13 +91,7 @@ class FunctionMeasurer:
         limit_s: float | None = None,
     ) -> Launch:
         """See `Measurer`; a call is never cut. Raises `ObjectiveError` for a result of another type."""
-        launch = Launch(
-            configuration=configuration,
-            plan_hash=self._resolver.plan_hash(configuration) or "",
-            outcome=Outcome.NOT_STARTED,
-            value=None,
-            began_s=time.time(),
-        )
+        launch = Launch.not_started(configuration, self._resolver.plan_hash(configuration))
         started = time.monotonic()
         try:
             trial = self._trial(configuration)

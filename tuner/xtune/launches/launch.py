@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from typing import NamedTuple
 
 from xtune.space.parameters import Configuration
@@ -95,6 +96,11 @@ class Launch(NamedTuple):
     """xlaunch's warnings about other work on its CPUs."""
     notes: tuple[str, ...] = ()
     """Caveats, and the reason of a cut or failure."""
+
+    @classmethod
+    def not_started(cls, configuration: Configuration, plan_hash: str | None) -> Launch:
+        """A launch of now that has not started."""
+        return cls(configuration, plan_hash or "", Outcome.NOT_STARTED, None, time.time())
 
     @property
     def last_words(self) -> str:

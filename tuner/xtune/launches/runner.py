@@ -188,13 +188,7 @@ class Runner:
             self._earlier_s += made.secondary.wall_s
             return made
         self._reader.announcements = ()
-        launch = Launch(
-            configuration=configuration,
-            plan_hash=self._resolver.plan_hash(configuration) or "",
-            outcome=Outcome.NOT_STARTED,
-            value=None,
-            began_s=time.time(),
-        )
+        launch = Launch.not_started(configuration, self._resolver.plan_hash(configuration))
         problem, values = "", self._resolver.own_values(configuration)
         try:
             if self._prepare:

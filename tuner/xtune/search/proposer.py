@@ -27,6 +27,15 @@ PlanHash = Callable[[Configuration], str | None]
 REPEAT_EVERY = 5
 """Every fifth launch repeats the best: the best of many single launches is mostly luck."""
 
+SECOND_LOOKS_AFTER = 3
+"""Launches before the first second look."""
+
+SECOND_LOOK_EVERY = 2
+MAX_VALUES_LOOKED_AT = 3
+MIN_LOOKS = 2
+"""Every second launch is a second look: the best with another value of a small unordered parameter that
+was launched fewer than twice. In a launch that changed much else, its effect cannot be seen."""
+
 MAX_FAILURES = 1
 MAX_FAILED_SHARE = 0.5
 """A plan is not launched again if its failures exceed both limits; one bad launch may be chance."""
@@ -139,6 +148,8 @@ class Proposer:
             return free[0]
         launched = belief.launched
         members = self._around(launched.values(), best)
+        if len(ratings) > SECOND_LOOKS_AFTER and len(ratings) % SECOND_LOOK_EVERY == 0 and best:
+            members = self._second_looks(ratings, best[0], {*out, *launched}) or members
         chance = np.random.default_rng((self._seed, len(ratings)))
         merits = np.ones(len(members))
         if launched:
@@ -189,6 +200,26 @@ class Proposer:
             for one in configurations
         ]
         return np.array(found, dtype=np.intp).reshape(-1, len(self._parameters))
+
+    def _second_looks(
+        self, ratings: Sequence[Rating], best: Configuration, known: Collection[str]
+    ) -> Sequence[Configuration]:
+        """The best with one rarely launched value of a small unordered parameter, unless known."""
+        small = [
+            one
+            for one in self._parameters
+            if len(one.values) <= MAX_VALUES_LOOKED_AT and not one.ordered
+        ]
+        found = [
+            best.with_value(one.name, value)
+            for one in small
+            for value in one.values
+            if sum(it.configuration.get(one.name, one.default) == value for it in ratings)
+            < MIN_LOOKS
+        ]
+        return [
+            one for one in found if one in self._space and self.resolve(one) not in {*known, None}
+        ]
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
         """(members,): the probability of success, from the counts of the setting with the most
