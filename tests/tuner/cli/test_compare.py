@@ -55,6 +55,17 @@ def test_times_are_compared_in_one_unit(desk: Desk) -> None:
     assert "\nno difference of 1 % or more: B is 1.00 times as fast as A" in done.out
 
 
+def test_values_below_0_are_compared_by_differences(desk: Desk) -> None:
+    words = ("compare", "--goal", "minimize", "--metric", "loss", "echo loss 0.2", "echo loss -0.3")
+    done = desk.xtune(*words)
+    assert "\nB is +0.5 better than A (95 % confidence interval: +0.5 to +0.5;" in done.out
+    assert "\nloss is not always above 0, so launches are compared by differences: +" in done.out
+    found = desk.xtune(words[0], "--json", *words[1:]).found
+    assert found["verdict"] == "second"
+    assert found["difference"] == pytest.approx(0.5)
+    assert found["interval"] == pytest.approx([0.5, 0.5])
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

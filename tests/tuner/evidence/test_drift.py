@@ -11,7 +11,6 @@ import pytest
 from tests.binomial import binomial_lower_bound
 
 from xtune.evidence.noise import Control, Drift, drift_of
-from xtune.evidence.ratios import NoRatioError
 
 Level = Callable[[float], float]
 
@@ -20,11 +19,11 @@ def controls(level: Level, noise: float, *, count: int = 15, seed: int = 0) -> l
     """Over an hour."""
     rng = np.random.default_rng(seed)
     times = [3600.0 * place / (count - 1) for place in range(count)]
-    return [Control(t, 100.0 * level(t) * math.exp(rng.normal(0.0, noise))) for t in times]
+    return [Control(t, math.log(level(t)) + rng.normal(0.0, noise)) for t in times]
 
 
 def of_values(values: Iterable[float]) -> Drift:
-    return drift_of([Control(float(t), value) for t, value in enumerate(values)])
+    return drift_of([Control(float(t), math.log(value)) for t, value in enumerate(values)])
 
 
 def steady(_: float) -> float:
@@ -58,7 +57,7 @@ def test_drift_is_found_and_measured(level: Level, span: float, outliers: int) -
     for seed in range(100):
         rows = controls(level, 0.02, seed=seed)
         for at in range(5, 5 + outliers):
-            rows[at] = rows[at]._replace(value=0.6 * rows[at].value)
+            rows[at] = rows[at]._replace(level=math.log(0.6) + rows[at].level)
         drift = drift_of(rows, seed=seed + 10_000)
         found += [drift.span] if drift.has_drifted else []
     assert len(found) >= 90
@@ -103,7 +102,7 @@ def test_a_step_of_values_that_are_otherwise_equal_is_one() -> None:
 
 
 def test_order_of_controls_is_that_of_time() -> None:
-    rows = [Control(float(t), 100.0 * 0.98**t) for t in range(10)]
+    rows = [Control(float(t), -0.02 * t) for t in range(10)]
     assert drift_of(rows[::-1]) == drift_of(rows)
 
 
@@ -112,8 +111,3 @@ def test_a_caution_says_what_drift_means() -> None:
     assert "60 min," in caution
     assert "values of the search are not corrected; the final is not affected" in caution
     assert "\n" not in caution
-
-
-def test_a_control_without_a_ratio_is_refused() -> None:
-    with pytest.raises(NoRatioError, match="is 0; drift needs"):
-        drift_of([Control(0.0, 0.0)])

@@ -17,12 +17,13 @@ from tests.binomial import binomial_lower_bound, binomial_upper_bound
 from xlaunch.errors import UsageError
 from xtune.evidence.ratios import (
     NoRatioError,
-    has_ratio,
     log_ratio,
     ratio_interval,
     sign_flip_probability,
 )
-from xtune.launches.launch import Goal
+from xtune.launches.launch import Goal, Launch, Objective, Outcome
+from xtune.launches.summaries import compared
+from xtune.space.parameters import BARE
 
 Noise = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
 REPETITIONS = 4000
@@ -83,25 +84,42 @@ def test_corrected_levels_are_kept_far_out_in_the_tail() -> None:
 
 
 def test_a_ratio_above_1_is_better_for_either_goal() -> None:
-    assert log_ratio(110.0, 100.0, Goal.MAXIMIZE) == pytest.approx(math.log(1.1))
-    assert log_ratio(110.0, 100.0, Goal.MINIMIZE) == pytest.approx(-math.log(1.1))
-    assert log_ratio(100.0, 110.0, Goal.MINIMIZE) == pytest.approx(math.log(1.1))
+    assert log_ratio(110.0, 100.0, Objective("x/s", Goal.MAXIMIZE)) == pytest.approx(math.log(1.1))
+    assert log_ratio(110.0, 100.0, Objective("x/s", Goal.MINIMIZE)) == pytest.approx(-math.log(1.1))
+    assert log_ratio(100.0, 110.0, Objective("x/s", Goal.MINIMIZE)) == pytest.approx(math.log(1.1))
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, math.nan, math.inf])
 def test_a_value_without_a_ratio_is_a_users_error_in_one_line(value: float) -> None:
-    assert not has_ratio(value)
     for pair in ((value, 1.0), (1.0, value)):
         with pytest.raises(NoRatioError, match="need values above 0") as caught:
-            log_ratio(*pair, Goal.MAXIMIZE)
+            log_ratio(*pair, Objective("x/s", Goal.MAXIMIZE))
         assert "\n" not in str(caught.value)
         assert isinstance(caught.value, UsageError)
         assert isinstance(caught.value, ValueError)
 
 
-def test_no_value_has_no_ratio() -> None:
-    assert not has_ratio(None)
-    assert has_ratio(1e-9)
+def test_values_that_are_not_all_above_0_are_compared_by_differences() -> None:
+    values = [-2.0, 0.5, 0.0]
+    launches = [Launch(BARE, "", Outcome.MEASURED, value, 0.0) for value in values]
+    loss = compared(Objective("loss", Goal.MINIMIZE), launches)
+    assert loss.step == 2.0
+    assert [loss.value_at(loss.level(value) or 0.0) for value in values] == values
+    logs = [log_ratio(-2.0 + one, -1.5 + one, loss) for one in (0.0, 0.1, -0.1, 0.3)]
+    seen = ratio_interval(logs, step=loss.step)
+    assert seen.in_values(seen.estimate) == pytest.approx(0.5)
+    assert seen.inverse.in_values(seen.inverse.estimate) == pytest.approx(-0.5)
+    # Of these, ratios are known.
+    for positive in (launches[1:2], []):
+        assert compared(Objective("loss", Goal.MINIMIZE), positive).step == 0.0
+    assert compared(Objective("images/s", Goal.MAXIMIZE), launches).step == 0.0
+
+
+def test_a_first_value_near_0_does_not_make_levels_infinite() -> None:
+    launches = [Launch(BARE, "", Outcome.MEASURED, value, 0.0) for value in (1e-300, -1e300)]
+    loss = compared(Objective("loss", Goal.MINIMIZE), launches)
+    seen = ratio_interval([log_ratio(-1e300, 1e-300, loss)] * 4, step=loss.step)
+    assert seen.in_values(seen.estimate) == pytest.approx(1e300)
 
 
 def test_the_t_interval_is_the_textbook_one() -> None:

@@ -25,7 +25,7 @@ from tests.tuner.search.scripted import (
 
 from xtune.errors import BudgetError, MetricNotSeenError, ObjectiveError, StorageError, TunerError
 from xtune.evidence.verdicts import MIN_PAIRS, MoreBudget, VerdictKind
-from xtune.launches.launch import Launch, Objective, Outcome, Requirement
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement
 from xtune.launches.suspension import Suspended
 from xtune.search.budget import MIN_WITH_FINAL, Budget, FinalSize
 from xtune.search.events import (
@@ -424,6 +424,26 @@ def test_a_program_that_cannot_be_measured_is_one_clear_line(
     assert "busy" not in str(caught.value)
     assert len(measurer.measured) == 1
     assert search(ScriptedMeasurer(), Budget(launches=5), store=store).launches == 5
+
+
+def test_a_loss_below_0_is_minimized_by_differences() -> None:
+    """Of values around 0 the ratios would be anything."""
+    loss = Objective("loss", Goal.MINIMIZE)
+    level = math.log(100.0)
+
+    def as_loss(launch: Launch) -> Launch:
+        assert launch.value is not None
+        return launch._replace(value=0.3 - 10.0 * (math.log(launch.value) - level))
+
+    measurer = ScriptedMeasurer(noise=0.01, change=as_loss)
+    result = search(measurer, Budget(launches=60), objective=loss)
+    interval = result.verdict.interval
+    assert interval is not None
+    assert result.verdict.kind is VerdictKind.GAIN
+    assert gain(result.verdict.best) > 0.3
+    truth = 10.0 * (gain(result.verdict.best) - gain(BARE))
+    low, high = map(interval.in_values, (interval.low, interval.high))
+    assert low < truth < high
 
 
 def test_a_value_that_has_no_ratio_is_one_clear_line() -> None:

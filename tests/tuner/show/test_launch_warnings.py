@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from tests.tuner.show.made_up import FOUR, launch, recorded
 
-from xtune.launches.launch import Secondary
+from xtune.launches.launch import Goal, Objective, Secondary
 from xtune.search.records import Record, Stage
 from xtune.show.warnings import launch_warnings
 from xtune.space.parameters import BARE
+
+RATE = Objective("images/s", Goal.MAXIMIZE)
 
 BUSY = "CPU 0 is busy with other work (80%): make (PID 42); --cpus takes others"
 
 
 def told(*records: Record) -> list[tuple[str, str]]:
-    return [(one.about, one.text) for one in launch_warnings(records)]
+    return [(one.about, one.text) for one in launch_warnings(records, RATE)]
 
 
 def test_work_of_others_beside_a_tenth_of_the_launches() -> None:

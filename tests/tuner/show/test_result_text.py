@@ -295,6 +295,7 @@ def test_as_json() -> None:
         "verdict": "gain",
         "gain": 3.98,
         "interval": [3.9, 4.06],
+        "compared_by": "ratio",
         "best": {"n": 4},
         "baseline": {
             "command": "echo 1",

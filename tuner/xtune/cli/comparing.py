@@ -33,13 +33,20 @@ from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import ClaimRule
 from xtune.launches.launch import WALL, Launch, Objective, Outcome
 from xtune.launches.runner import Runner
-from xtune.launches.summaries import kind_in, with_unit
+from xtune.launches.summaries import compared, kind_in, with_unit
 from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.preparation import goal_of
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.result_text import describe_interval
 from xtune.show.screens import WAITING
-from xtune.show.words import amount, counted, describe_failure, duration, ratios
+from xtune.show.words import (
+    amount,
+    as_good_as,
+    counted,
+    describe_differences,
+    describe_failure,
+    duration,
+)
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
@@ -99,7 +106,7 @@ def _measure_of(text: str, objective: Objective, prepare: str | None) -> Callabl
             raise MetricNotSeenError(f"{text!r}: {launch.notes[0]}")
         if launch.outcome is not Outcome.MEASURED or launch.value is None:
             raise TunerError(f"{text!r} cannot be compared: {describe_failure(launch)}")
-        log_ratio(launch.value, launch.value, objective.goal)  # raises for a value without a ratio
+        log_ratio(launch.value, launch.value, compared(objective, [launch]))  # or raises
         return launch
 
     return measure
@@ -168,7 +175,7 @@ def _show_progress(comparison: Comparison, pair_s: float) -> None:
     left = duration((planned - made) * pair_s)
     _rewrite(
         f"xtune: {made} of up to {planned} runs of each, up to {left} left;"
-        f" B is {ratios(interval.estimate)[0]} times as good as A"
+        f" B is {as_good_as(interval.step, interval.estimate)} A"
     )
 
 
@@ -185,7 +192,8 @@ def _columns(comparison: Comparison) -> list[list[float]]:
 
 
 def _print(comparison: Comparison, commands: Sequence[str], objective: Objective) -> None:
-    shown = with_unit(objective, [pair[0] for pair in comparison.pairs])
+    launches = [launch for pair in comparison.pairs for launch in pair]
+    shown = compared(with_unit(objective, launches), launches)
     for name, text, values in zip("AB", commands, _columns(comparison), strict=True):
         click.echo(f"{name}: {text}")
         if values:
@@ -193,6 +201,8 @@ def _print(comparison: Comparison, commands: Sequence[str], objective: Objective
             seen = " to ".join(amount(one, shown) for one in (low, high))
             click.echo(f"   median {amount(median, shown)} ({counted(len(values), 'run')}: {seen})")
     click.echo(_sentence(comparison, objective))
+    if told := describe_differences(shown):
+        click.echo(told)
     caution = disturbance_of(comparison.pairs).caution
     if caution:
         click.echo(f"whether the commands themselves differ is {caution}")
@@ -208,9 +218,10 @@ def _sentence(comparison: Comparison, objective: Objective) -> str:
     if result is Result.FIRST:
         better, other, interval = "A", "B", interval.inverse
     is_value = objective.metric != WALL and kind_in(objective.metric) is MetricKind.VALUE
-    as_fast = "as good as" if is_value else "as fast as"
+    times = as_good_as(interval.step, interval.estimate)
+    times = times if is_value else times.replace("good", "fast")
     span = f"95 % confidence interval: {describe_interval(interval)}; {counted(made, 'pair')}"
-    times = f"{better} is {ratios(interval.estimate)[0]} times {as_fast} {other} ({span})"
+    times = f"{better} is {times} {other} ({span})"
     if result in (Result.FIRST, Result.SECOND):
         return times
     if result is Result.NO_DIFFERENCE:
@@ -229,10 +240,14 @@ def _plain(comparison: Comparison, commands: Sequence[str], objective: Objective
     finding = comparison.finding()
     interval = finding.interval
     ends = () if interval is None else (interval.low, interval.high)
+    seen = () if interval is None else map(interval.in_values, (interval.estimate, *ends))
+    ratio, *shown = [one if math.isfinite(one) else None for one in seen] or [None]
+    is_difference = interval is not None and interval.step
     return {
         "verdict": finding.result.value,
-        "ratio": None if interval is None else interval.estimate,
-        "interval": [one if 0.0 < one < math.inf else None for one in ends] or None,
+        "difference" if is_difference else "ratio": ratio,
+        "interval": [one if end > 0.0 else None for one, end in zip(shown, ends, strict=True)]
+        or None,
         "metric": objective.metric,
         "commands": [
             {

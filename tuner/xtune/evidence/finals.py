@@ -15,13 +15,12 @@ is claimed.
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from xtune.evidence.ratios import RatioInterval, has_ratio, log_ratio, ratio_interval
+from xtune.evidence.ratios import RatioInterval, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
     MIN_PAIRS,
     ClaimRule,
@@ -36,6 +35,7 @@ from xtune.evidence.verdicts import (
     undecided,
 )
 from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.launches.summaries import compared
 from xtune.space.parameters import Configuration
 
 MAX_FAILURES = 1
@@ -137,8 +137,11 @@ class Final:
     ) -> None:
         """`launches`: by block and candidate; those that the final did not ask for are ignored."""
         self.plan = plan
-        self._objective = objective
         self._made = dict(launches or {})
+        self._begin(objective)
+
+    def _begin(self, objective: Objective) -> None:
+        self._objective = compared(objective, self._made.values())
         self._blocks: list[dict[int, Launch]] = []
         """The complete blocks."""
         self._out: dict[int, str] = {}
@@ -192,7 +195,10 @@ class Final:
         the finalist is out. If the baseline's has none, the block ends; two in a row end the final.
         """
         self._made[turn.block, turn.candidate] = launch
-        self._advance()
+        if compared(self._objective, self._made.values()) == self._objective:
+            self._advance()
+        else:  # its first value of 0 or less
+            self._begin(self._objective)
 
     def _advance(self) -> None:
         """Close the complete blocks."""
@@ -207,7 +213,7 @@ class Final:
     def _missing(self) -> list[int]:
         """The candidates that the next block still needs, in its order."""
         made = self._made.get((self.blocks, BASELINE))
-        if made is not None and not _has_value(made):
+        if made is not None and not self._objective.has_level(made):
             return []
         order = self.plan.order(self.blocks)
         return [one for one in order if self._is_in(one) and not self._has(one)]
@@ -220,8 +226,12 @@ class Final:
 
     def _put_out_if_bad(self, candidate: int) -> None:
         mine = [block[candidate] for block in self._blocks if candidate in block]
-        failed = [launch for launch in mine if not _has_value(launch)]
-        broke = [one for one in mine if _has_value(one) and not self._objective.is_feasible(one)]
+        failed = [launch for launch in mine if not self._objective.has_level(launch)]
+        broke = [
+            one
+            for one in mine
+            if self._objective.has_level(one) and not self._objective.is_feasible(one)
+        ]
         if len(failed) > MAX_FAILURES:
             reason = _failure_reason(failed[-1])
             self._out[candidate] = f"{len(failed)} of {len(mine)} launches failed ({reason})"
@@ -234,7 +244,7 @@ class Final:
     def _look(self) -> None:
         """End the final if it is clear, else drop finalists that are behind."""
         last = [block[BASELINE] for block in self._blocks[-2:] if BASELINE in block]
-        if len(last) == 2 and not any(_has_value(launch) for launch in last):
+        if len(last) == 2 and not any(self._objective.has_level(launch) for launch in last):
             self._ended = f"the bare command failed twice in a row ({_failure_reason(last[-1])})"
             return
         if not any(self._is_in(number) for number in range(1, len(self.plan.configurations))):
@@ -257,7 +267,8 @@ class Final:
         for number in active:
             if number == leader or leader is None:
                 continue
-            interval = ratio_interval(contenders[number].seen, level=share)
+            step = self._objective.step
+            interval = ratio_interval(contenders[number].seen, level=share, step=step)
             behind = differences(contenders[number], contenders[leader])
             if len(behind) >= MIN_PAIRS and ratio_interval(behind, level=DROP_LEVEL).high < 1.0:
                 self._dropped[number] = "behind another finalist"
@@ -344,23 +355,25 @@ class Final:
                 out=self._out.get(number, ""),
                 dropped=self._dropped.get(number, ""),
                 frozen=self._frozen.get(number),
+                step=self._objective.step,
             )
         return found
 
     def _log_ratio(self, block: dict[int, Launch], number: int) -> float | None:
         own, other = block.get(number), block.get(BASELINE)
-        if own is None or other is None or not _has_value(own) or not _has_value(other):
+        if (
+            own is None
+            or other is None
+            or not self._objective.has_level(own)
+            or not self._objective.has_level(other)
+        ):
             return None
-        return log_ratio(own.value or math.nan, other.value or math.nan, self._objective.goal)
+        return log_ratio(own.value, other.value, self._objective)
 
     def _kept(self, launch: Launch | None) -> bool | None:
-        if launch is None or not _has_value(launch):
+        if launch is None or not self._objective.has_level(launch):
             return None
         return self._objective.is_feasible(launch)
-
-
-def _has_value(launch: Launch) -> bool:
-    return launch.outcome is Outcome.MEASURED and has_ratio(launch.value)
 
 
 def _failure_reason(launch: Launch) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlaunch.text import counted
-from xtune.evidence.ratios import NoRatioError, has_ratio
 from xtune.launches.launch import Launch
 
 OUTLIER_Z = 3.5
@@ -44,12 +43,12 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
     """The pooled spread between launches of the same configuration; None if none has two.
 
     groups
-        The values of the launches of each configuration.
+        The levels of the launches of each configuration: see `Objective.level`.
     """
     squares, degrees = 0.0, 0
     for group in groups:
         if len(group) > 1:
-            squares += (len(group) - 1) * statistics.variance(_logs(group))
+            squares += (len(group) - 1) * statistics.variance(group)
             degrees += len(group) - 1
     return PooledSpread(math.sqrt(squares / degrees), degrees) if degrees else None
 
@@ -68,26 +67,29 @@ def outliers(values: Sequence[float]) -> tuple[int, ...]:
     return tuple(place for place, distance in enumerate(away) if distance > OUTLIER_Z * scale)
 
 
-def noise_cautions(values: Sequence[float]) -> Iterator[str]:
+def noise_cautions(values: Sequence[float], levels: Sequence[float]) -> Iterator[str]:
     """Warnings about two or more launches of one configuration, in the order launched.
+
+    values, levels
+        What they measured, and `Objective.level` of it.
 
     Each is a line: the fact, then the remedy. The same as pyperf's checks, and hyperfine's of the
     first run.
     """
     mean = statistics.fmean(values)
-    share = statistics.stdev(values) / mean
+    share = statistics.stdev(values) / abs(mean or 1.0)
     if share >= WIDE_SPREAD:
         yield (
             f"launches differ by {share:.0%} (standard deviation); stop other programs, or make"
             " launches longer"
         )
     for name, extreme in (("lowest", min(values)), ("highest", max(values))):
-        if abs(extreme - mean) >= WIDE_RANGE * mean:
+        if abs(extreme - mean) >= WIDE_RANGE * abs(mean):
             yield (
-                f"the {name} launch is {abs(extreme - mean) / mean:.0%} away from the mean;"
+                f"the {name} launch is {abs(extreme - mean) / abs(mean or 1.0):.0%} away from the mean;"
                 " check what else ran then"
             )
-    odd = outliers(_logs(values))
+    odd = outliers(levels)
     if 0 in odd:
         yield (
             "the first launch is an outlier, probably with cold caches (files, compiled code); run the"
@@ -99,13 +101,6 @@ def noise_cautions(values: Sequence[float]) -> Iterator[str]:
             f"launch {', '.join(map(str, rest))} of {len(values)} is an outlier; it is kept, and"
             " trimmed if there are enough others"
         )
-
-
-def _logs(values: Sequence[float]) -> list[float]:
-    for value in values:
-        if not has_ratio(value):
-            raise NoRatioError(f"a measured value is {value:g}; the spread needs values above 0")
-    return [math.log(value) for value in values]
 
 
 MAX_WAIT_DIFFERENCE = 0.1
@@ -154,7 +149,8 @@ class Control(NamedTuple):
 
     at_s: float
     """When it began, on the clock of the other launches."""
-    value: float
+    level: float
+    """See `Objective.level`."""
 
 
 class Drift(NamedTuple):
@@ -191,18 +187,11 @@ def drift_of(controls: Sequence[Control], *, seed: int = 0) -> Drift:
     those of 2,000 shuffled orders. This finds trends, waves and steps without assuming a distribution.
     In 15 controls with 2 % noise, trends of 15 %, steps of 15 % and waves of 10 % are found 99 times in
     100; with one outlier of 40 % among them, 97 times.
-
-    Raises `NoRatioError` for a value that is not above 0.
     """
     if not controls:
         return Drift(False, 1.0, 0.0, 0.0, 0.0)
     ordered = sorted(controls)
-    for control in ordered:
-        if not has_ratio(control.value):
-            raise NoRatioError(
-                f"the value of a control launch is {control.value:g}; drift needs values above 0"
-            )
-    logs = [math.log(control.value) for control in ordered]
+    logs = [control.level for control in ordered]
     probability = _probability(logs, seed)
     span = _span(logs)
     has_drifted = probability <= MAX_PROBABILITY and span >= MIN_SPAN

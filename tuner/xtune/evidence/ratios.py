@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from xtune.errors import ObjectiveError
-from xtune.launches.launch import Goal
+from xtune.launches.launch import Objective
 
 TRIMMED_FROM = 10
 """Minimum number of pairs for the trimmed mean."""
@@ -58,6 +58,14 @@ class RatioInterval(NamedTuple):
     level: float
     """The error on each side: 0.025 for a 95 % interval, less if corrected."""
     pairs: int
+    step: float = 0.0
+    """Other than 0: it is a difference of values, of which `in_values` computes it."""
+
+    def in_values(self, ratio: float) -> float:
+        """One of its ratios; with `step`, the difference of values that it stands for."""
+        if not self.step:
+            return ratio
+        return self.step * math.log(ratio) if ratio > 0.0 else -math.inf
 
     @property
     def inverse(self) -> RatioInterval:
@@ -67,33 +75,35 @@ class RatioInterval(NamedTuple):
         return self._replace(estimate=estimate, low=low, high=high, plain=plain)
 
 
-def log_ratio(candidate: float, baseline: float, goal: Goal) -> float:
+def log_ratio(candidate: float | None, baseline: float | None, objective: Objective) -> float:
     """The logarithm of how many times better the candidate's value is than the baseline's.
 
-    Raises `NoRatioError` unless both values are finite and above 0.
+    For differences, their multiple of the objective's step. Raises `NoRatioError` for a value that has no
+    level.
     """
+    levels = []
     for value in (candidate, baseline):
-        if not has_ratio(value):
+        level = objective.level(value)
+        if level is None:
             raise NoRatioError(
-                f"a measured value is {value:g}, and ratios need values above 0: choose a metric that is"
+                f"a measured value is {value}, and ratios need values above 0: choose a metric that is"
                 " always positive (a rate, a duration), or wall time"
             )
-    better = math.log(candidate) - math.log(baseline)
-    return better if goal is Goal.MAXIMIZE else -better
+        levels.append(level)
+    return levels[0] - levels[1]
 
 
-def has_ratio(value: float | None) -> bool:
-    """Whether a value has a ratio: it is finite and above 0."""
-    return value is not None and math.isfinite(value) and value > 0
-
-
-def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.025) -> RatioInterval:
+def ratio_interval(
+    log_ratios: Sequence[float], *, level: float = 0.025, step: float = 0.0
+) -> RatioInterval:
     """The confidence interval with an error of at most `level` on each side.
 
     log_ratios
         One for each pair, from `log_ratio`; at least one.
     level
         For each side: 0.025 makes a 95 % interval.
+    step
+        See `Objective.step`.
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     count = len(values)
@@ -106,12 +116,13 @@ def ratio_interval(log_ratios: Sequence[float], *, level: float = 0.025) -> Rati
     low, high = centre - reach, centre + reach
     return RatioInterval(
         estimate=math.exp(centre),
-        low=math.exp(low),
+        low=_exp(low),
         high=_exp(high),
         plain=math.exp(float(values.mean())),
         error=error,
         level=level,
         pairs=count,
+        step=step,
     )
 
 

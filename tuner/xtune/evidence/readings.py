@@ -2,7 +2,7 @@
 """Secondary readings of all launches: the main effects of settings, and the front of two goals.
 
 A search varies several settings at once and prefers good regions, so the mean of all launches with a
-value also depends on the other settings. An additive model of the logarithms separates them. Values
+value also depends on the other settings. An additive model of the levels (see `Objective.level`) separates them. Values
 that always came together cannot be told apart: a small ridge penalty (Hoerl and Kennard 1970) divides
 the effect among them. Interactions add to the residuals and so to the intervals. Each configuration is
 one observation, because repeated launches say nothing about others.
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from xlaunch.text import counted
-from xtune.evidence.ratios import has_ratio, student_quantile
+from xtune.evidence.ratios import student_quantile
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
-from xtune.launches.summaries import name_of
+from xtune.launches.summaries import compared, name_of
 from xtune.space.parameters import Configuration, Parameter, Value
 
 MIN_OF_A_VALUE = 2
@@ -77,13 +77,15 @@ def importance_of(
     Launches without a value and those of the bare command are left out. With fewer configurations than
     5 + half the varied values, there is only a `note`.
     """
+    objective = compared(objective, launches)
     usable: dict[Configuration, list[float]] = {}
     for one in launches:
         known = one.configuration.keys() <= {row.name for row in parameters}
-        if known and one.outcome is Outcome.MEASURED and has_ratio(one.value):
+        level = objective.level(one.value)
+        if known and one.outcome is Outcome.MEASURED and level is not None:
             values = {row.name: one.configuration.get(row.name, row.default) for row in parameters}
             logs = usable.setdefault(Configuration(values), [])
-            logs.append(objective.sign * math.log(one.value or math.nan))
+            logs.append(level)
     counts = {
         (row.name, value): sum(one[row.name] == value for one in usable)
         for row in parameters
@@ -97,8 +99,8 @@ def importance_of(
         note = "no setting was varied often enough to estimate its effect"
         return found._replace(note=note)
     if len(usable) < needed:
-        compared = counted(len(columns), "value")
-        note = f"{len(usable)} configurations are too few to estimate the effects of {compared}"
+        needing = counted(len(columns), "value")
+        note = f"{len(usable)} configurations are too few to estimate the effects of {needing}"
         return found._replace(note=f"{note}; that takes {needed} or more")
 
     design = np.array([[float(one[name] == value) for name, value in columns] for one in usable])
@@ -167,9 +169,7 @@ def front_of(
     rows: dict[Configuration, list[tuple[float, float]]] = {}
     for launch in launches:
         mine, theirs = launch.value, second.of(launch)
-        if objective.is_feasible(launch) and has_ratio(mine) and has_ratio(theirs):
-            assert mine is not None
-            assert theirs is not None
+        if objective.is_feasible(launch) and mine is not None and theirs is not None:
             rows.setdefault(launch.configuration, []).append((mine, theirs))
     points = [
         Point(one, *map(statistics.median, zip(*both, strict=True))) for one, both in rows.items()

@@ -77,6 +77,8 @@ class Contender(NamedTuple):
     no gain."""
     frozen: RatioInterval | None = None
     """Its interval when it was dropped."""
+    step: float = 0.0
+    """See `Objective.step`."""
 
     @property
     def seen(self) -> tuple[float, ...]:
@@ -122,8 +124,10 @@ class Verdict(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """The claimed ratio; None without a gain."""
-        return self.interval.estimate if self.kind is VerdictKind.GAIN and self.interval else None
+        """The claimed ratio, or difference of values; None without a gain."""
+        if self.kind is not VerdictKind.GAIN or self.interval is None:
+            return None
+        return self.interval.in_values(self.interval.estimate)
 
 
 def undecided(baseline: Configuration, reason: str) -> Verdict:
@@ -195,7 +199,7 @@ def _standings(
     for contender, chance in zip(contenders, chances, strict=True):
         interval = contender.frozen
         if interval is None and contender.seen:
-            interval = ratio_interval(contender.seen, level=share)
+            interval = ratio_interval(contender.seen, level=share, step=contender.step)
         is_candidate = not contender.out and interval is not None
         rows.append(
             Standing(
@@ -281,10 +285,12 @@ def is_tie(one: Contender, best: Contender, rule: ClaimRule) -> bool:
     return math.log(seen.estimate) <= max(math.log1p(rule.min_effect), seen.error)
 
 
-def _percent(ratio: float) -> str:
-    """**Ex.:** ``+5.2 %``"""
+def _ahead(interval: RatioInterval, ratio: float) -> str:
+    """One of its ratios. **Ex.:** ``+5.2 %``; for differences ``+0.31``."""
     if math.isinf(ratio):
         return "any"
+    if interval.step:
+        return f"{interval.in_values(ratio):+.4g}"
     return f"{100.0 * (ratio - 1.0):+.1f} %"
 
 
@@ -292,15 +298,19 @@ def _gain_reason(winner: Standing, first: Standing) -> str:
     interval = winner.interval
     assert interval is not None
     pairs = counted(interval.pairs, "pair")
-    text = f"{interval.estimate:.3f} times the bare command in {pairs}" + (
-        f", with 95 % confidence at least {interval.low:.3f}" if interval.low > 0.0 else ""
-    )
+    text, least = f"{interval.estimate:.3f} times the bare command", f"{interval.low:.3f}"
+    if interval.step:
+        text = f"{_ahead(interval, interval.estimate)} against the bare command"
+        least = _ahead(interval, interval.low)
+    text += f" in {pairs}"
+    if interval.low > 0.0:
+        text += f", with 95 % confidence at least {least}"
     if winner.keeps_more and not winner.is_gain:
         text = f"it meets the requirements and the bare command does not; {text}"
     if winner is not first:
         text += (
-            f"; preferred to one of {_estimate(first):.3f} times, which is not clearly better and"
-            " changes more or takes more memory"
+            f"; preferred to one at {_ahead(first.interval or interval, _estimate(first))}, which is not"
+            " clearly better and changes more or takes more memory"
         )
     return text
 
@@ -317,8 +327,8 @@ def _open_reason(leader: Standing) -> str:
         return f"{few}; a verdict needs at least {MIN_PAIRS}"
     if interval.low > 1.0 and interval.plain <= 1.0:
         return (
-            f"the best finalist is usually at {_percent(interval.estimate)}, but with its outliers"
-            f" the mean is {_percent(interval.plain)}"
+            f"the best finalist is usually at {_ahead(interval, interval.estimate)}, but with its outliers"
+            f" the mean is {_ahead(interval, interval.plain)}"
         )
     return _where(leader)
 
@@ -327,10 +337,13 @@ def _where(leader: Standing) -> str:
     """The estimate of the best finalist and its interval, in words."""
     interval = leader.interval
     assert interval is not None
-    span = f"95 % confidence interval: {_percent(interval.low)} to {_percent(interval.high)}"
+    estimate, low, high = (
+        _ahead(interval, one) for one in (interval.estimate, interval.low, interval.high)
+    )
+    span = f"95 % confidence interval: {low} to {high}"
     if interval.estimate < 1.0:
-        return f"no finalist is ahead of the bare command: the best is at {_percent(interval.estimate)} ({span})"
-    return f"the best finalist is at {_percent(interval.estimate)} ({span})"
+        return f"no finalist is ahead of the bare command: the best is at {estimate} ({span})"
+    return f"the best finalist is at {estimate} ({span})"
 
 
 MIN_PAIRS = 4

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import time
 from typing import NamedTuple
 
@@ -113,6 +114,10 @@ WALL = "wall"
 """The metric for wall time."""
 
 
+MAX_LEVEL = 100.0
+"""Maximum level of a difference, so that exponentials of levels are finite."""
+
+
 class Goal(enum.Enum):
     """Which direction is better."""
 
@@ -152,11 +157,32 @@ class Objective(NamedTuple):
     requirements: tuple[Requirement, ...] = ()
     unit: str = ""
     """Of a time whose name has no unit: ``s`` once a launch printed it with one. For display only."""
+    step: float = 0.0
+    """0: launches are compared by the ratios of their values. Else by differences, in multiples of this
+    value: see `xtune.launches.summaries.compared`."""
 
     @property
     def sign(self) -> float:
         """1 if larger is better, -1 if smaller is."""
         return 1.0 if self.goal is Goal.MAXIMIZE else -1.0
+
+    def level(self, value: float | None) -> float | None:
+        """What launches are compared by, larger is better: the logarithm of a value, or its multiple of
+        `step`. None where there is none: for no value, and without `step` for 0 or less.
+        """
+        if value is None or not math.isfinite(value):
+            return None
+        if self.step:
+            return self.sign * value / self.step
+        return self.sign * math.log(value) if value > 0 else None
+
+    def value_at(self, level: float) -> float:
+        """The value that has this level."""
+        return self.sign * level * self.step if self.step else math.exp(self.sign * level)
+
+    def has_level(self, launch: Launch) -> bool:
+        """Whether a launch has a value that can be compared."""
+        return launch.outcome is Outcome.MEASURED and self.level(launch.value) is not None
 
     def is_feasible(self, launch: Launch) -> bool:
         """Whether a launch was measured and met every requirement."""

@@ -35,7 +35,16 @@ from xlaunch.metrics.metric_lines import (
 from xlaunch.report import Report
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK, Announced
-from xtune.launches.launch import WALL, Goal, Launch, Objective, Series, Steadiness
+from xtune.launches.launch import (
+    MAX_LEVEL,
+    WALL,
+    Goal,
+    Launch,
+    Objective,
+    Outcome,
+    Series,
+    Steadiness,
+)
 from xtune.launches.steadiness import Judgement, judge
 
 INSTANCES_NAMED = 3
@@ -375,6 +384,23 @@ def with_unit(objective: Objective, launches: Iterable[Launch]) -> Objective:
     name = objective.metric if objective.metric == WALL else name_of(objective.metric)
     is_known = any(dict(launch.units).get(name) for launch in launches)
     return objective._replace(unit="s") if is_known else objective
+
+
+def compared(objective: Objective, launches: Iterable[Launch]) -> Objective:
+    """The objective with the `step` for the values of these launches.
+
+    A loss or a score may be zero or negative, where a ratio says nothing. Once a launch has such a value,
+    differences count, in multiples of the first value's size: the bare command's. Rates and durations keep
+    their ratios.
+    """
+    if objective.metric == WALL or kind_in(objective.metric) is not MetricKind.VALUE:
+        return objective
+    measured = [one.value for one in launches if one.outcome is Outcome.MEASURED]
+    values = [value for value in measured if value is not None]
+    if not objective.step and all(value > 0 for value in values):
+        return objective
+    sizes = [abs(value) for value in values if value != 0] or [1.0]
+    return objective._replace(step=max(objective.step or sizes[0], max(sizes) / MAX_LEVEL))
 
 
 def _describe(judgements: Mapping[int, Judgement], *, of_several: bool) -> list[str]:

@@ -12,6 +12,7 @@ from xtune.evidence.finals import Final
 from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import MoreBudget, Verdict
 from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.launches.summaries import compared
 from xtune.search.budget import Budget
 from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.parameters import Configuration
@@ -63,6 +64,8 @@ class Favourite(NamedTuple):
     """Ratio to the bare command, above 1 is better."""
     second: Configuration | None = None
     """The second best; None if only one was measured."""
+    step: float = 0.0
+    """See `Objective.step`: other than 0, `ratio` stands for a difference."""
 
 
 class Outline(NamedTuple):
@@ -223,8 +226,7 @@ _ENDED = {
 def require_baseline(launch: Launch, objective: Objective) -> None:
     """Raise unless the bare command was measured: nothing can be compared with it."""
     if launch.outcome is Outcome.MEASURED:
-        assert launch.value is not None
-        log_ratio(launch.value, launch.value, objective.goal)
+        log_ratio(launch.value, launch.value, compared(objective, [launch]))
         return
     told = "; ".join(launch.notes)
     outcome = _ENDED.get(launch.outcome, launch.outcome.value)

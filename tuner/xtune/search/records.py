@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launches of a search, each with its purpose and provenance, and their scores.
 
-A score is the logarithm of the value, larger is better, corrected for the host. A change of the provenance
+A score is the level of the value (see `Objective.level`), corrected for the host. A change of the provenance
 does not start another study, as another machine does, because it may not affect speed: differences are
 reported.
 """
@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.launches.summaries import compared
 from xtune.space.identities import INTERPRETER, PROGRAM, SYSTEM, TUNER
 from xtune.space.parameters import BARE, Configuration
 
@@ -140,7 +140,7 @@ class Rating(NamedTuple):
     configuration: Configuration
     plan_hash: str
     score: float | None
-    """The logarithm of the value, larger is better; None without a usable value."""
+    """The level of the value, larger is better; None without a usable value."""
     is_cut: bool = False
     """The launch was cut: the score is the one it missed."""
 
@@ -148,16 +148,6 @@ class Rating(NamedTuple):
     def is_failure(self) -> bool:
         """It failed or broke a requirement, so it is never chosen."""
         return self.score is None
-
-
-def score(value: float, objective: Objective) -> float:
-    """The logarithm of a value, larger is better."""
-    return objective.sign * math.log(value)
-
-
-def unscore(scored: float, objective: Objective) -> float:
-    """The value that has this score."""
-    return math.exp(objective.sign * scored)
 
 
 USUAL_SPREAD = 0.03
@@ -169,8 +159,8 @@ class ScoreScale:
     """The scores of some records; immutable."""
 
     def __init__(self, records: Sequence[Record], objective: Objective) -> None:
-        self._objective = objective
         self._records = [record for record in records if record.launch is not None]
+        self.objective = compared(objective, [one.launch for one in self._records if one.launch])
         self._bare_levels = self._levels_of_hosts()
 
     @cached_property
@@ -238,36 +228,29 @@ class ScoreScale:
         """The score of a record; for a cut launch, the score it missed; None for a failure."""
         launch = record.launch
         assert launch is not None
+        value = launch.value if _is_usable(launch, self.objective) else None
         if launch.outcome is Outcome.CUT and record.step.cut_at is not None:
             value = record.step.cut_at
-        elif _is_usable(launch, self._objective):
-            assert launch.value is not None
-            value = launch.value
-        else:
-            return None
-        return score(value, self._objective) - self._bare_levels.get(record.host, 0.0)
+        level = self.objective.level(value)
+        return None if level is None else level - self._bare_levels.get(record.host, 0.0)
 
     def _levels_of_hosts(self) -> dict[str, float]:
         """The mean score of the bare command on each host, minus the mean of all hosts."""
         scores: dict[str, list[float]] = {}
         for record in _bare(self._records):
             assert record.launch is not None
-            if record.launch.outcome is Outcome.MEASURED and has_ratio(record.launch.value):
-                assert record.launch.value is not None
-                scores.setdefault(record.host, []).append(
-                    score(record.launch.value, self._objective)
-                )
+            level = self.objective.level(record.launch.value)
+            if record.launch.outcome is Outcome.MEASURED and level is not None:
+                scores.setdefault(record.host, []).append(level)
         levels = {host: sum(found) / len(found) for host, found in scores.items()}
         centre = sum(levels.values()) / len(levels) if levels else 0.0
         return {host: level - centre for host, level in levels.items()}
 
 
 def _is_usable(launch: Launch, objective: Objective) -> bool:
-    if not has_ratio(launch.value):
-        return False
     # The bare command is the reference, even if it breaks a requirement.
     is_bare = launch.configuration == BARE
-    return launch.outcome is Outcome.MEASURED and (is_bare or objective.is_feasible(launch))
+    return objective.has_level(launch) and (is_bare or objective.is_feasible(launch))
 
 
 def _bare(records: Sequence[Record]) -> list[Record]:

@@ -18,8 +18,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xtune.evidence.ratios import has_ratio
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement
+from xtune.launches.summaries import compared
 from xtune.search.encoding import PREFIX
 from xtune.search.records import Record
 from xtune.search.study import METRIC_NAMES, RESULTS, RESULTS_OF, Study
@@ -153,7 +153,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
     configuration = records[0].step.configuration
     objective = study.subject.objective
     launches = [record.launch for record in records if record.launch is not None]
-    measured = [one for one in launches if state_of(one) is TrialState.COMPLETE]
+    measured = [one for one in launches if state_of(one, objective) is TrialState.COMPLETE]
     values = [one.value for one in measured if one.value is not None]
     constraints = constraints_of(measured, objective)
     attributes: dict[str, Any] = {"launches": [record.number for record in records]}
@@ -173,7 +173,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
     if values and not broken:
         state = TrialState.COMPLETE
     else:
-        is_failure = {state_of(one) for one in launches} == {TrialState.FAIL}
+        is_failure = {state_of(one, objective) for one in launches} == {TrialState.FAIL}
         state = TrialState.FAIL if is_failure else TrialState.PRUNED
     distributions = distributions_of(configuration, study.subject.space)
     return create_trial(
@@ -197,11 +197,12 @@ def _metrics(launches: Sequence[Launch]) -> dict[str, list[float]]:
     return found
 
 
-def state_of(launch: Launch) -> TrialState:
+def state_of(launch: Launch, objective: Objective) -> TrialState:
     """The state of the trial of a finished launch."""
     from optuna.trial import TrialState
 
-    if launch.outcome is Outcome.MEASURED and has_ratio(launch.value):
+    # A rate or a duration of 0 or less cannot be compared.
+    if launch.outcome is Outcome.MEASURED and compared(objective, [launch]).has_level(launch):
         return TrialState.COMPLETE
     return TrialState.PRUNED if launch.outcome is Outcome.CUT else TrialState.FAIL
 

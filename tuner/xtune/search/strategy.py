@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.verdicts import ClaimRule, blocks_for, smallest_gain, spread_range
 from xtune.launches.launch import Objective, Outcome
+from xtune.launches.summaries import compared
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.encoding import encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
-from xtune.search.records import NextLaunch, Record, ScoreScale, Stage, unscore
+from xtune.search.records import NextLaunch, Record, ScoreScale, Stage
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.plain_values import from_plain
 from xtune.space.spaces import Space
@@ -130,7 +131,8 @@ class Strategy:
         scores = [one.score for one in scale.ratings if one.score is not None and not one.is_cut]
         if not scores:
             return None
-        return unscore(max(scores) - max(CUT_SHARE, CUT_SPREADS * scale.spread), self._objective)
+        behind = max(CUT_SHARE, CUT_SPREADS * scale.spread)
+        return scale.objective.value_at(max(scores) - behind)
 
     def check(self, records: Sequence[Record]) -> NextLaunch | None:
         """The best without one of its changes, then without all that seem to do nothing.
@@ -207,7 +209,8 @@ class Strategy:
             if one.launch is not None
         }
         plan = from_plain(FinalPlan, made[0].step.details["plan"])
-        return Final(plan, self._objective, launches)
+        launched = [one.launch for one in records if one.launch is not None]
+        return Final(plan, compared(self._objective, launched), launches)
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
@@ -320,7 +323,9 @@ class Strategy:
             return None
         mean = float(self._belief(scale).of(found)[0][0])
         ratio = None if scale.bare is None else math.exp(mean - scale.bare)
-        return Favourite(found[0], unscore(mean, self._objective), ratio, *found[1:])
+        objective = scale.objective
+        second = found[1] if len(found) > 1 else None
+        return Favourite(found[0], objective.value_at(mean), ratio, second, objective.step)
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""

@@ -75,7 +75,7 @@ class Subject(NamedTuple):
             self.program.command,
             self.program.place,
             self.space.name,
-            to_plain(self.objective),
+            _plain_objective(self.objective),
             SCHEMA_VERSION,
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -99,7 +99,7 @@ class Subject(NamedTuple):
             "machine": dict(self.machine.facts),
             "program": to_plain(self.program),
             "space": self.space.to_plain(),
-            "objective": to_plain(self.objective),
+            "objective": _plain_objective(self.objective),
         }
 
     @classmethod
@@ -145,7 +145,10 @@ class Study(NamedTuple):
             "reason": verdict.reason,
         }
         if (interval := verdict.interval) is not None:
-            kept |= {"interval": [interval.low, interval.high], "estimate": interval.estimate}
+            low, high, estimate = map(
+                interval.in_values, (interval.low, interval.high, interval.estimate)
+            )
+            kept |= {"interval": [low, high], "estimate": estimate}
         self.keep_note("verdict", kept)
 
     def set_attribute(self, key: str, value: Any) -> None:
@@ -312,6 +315,13 @@ def _create(storage: Storage, subject: Subject, name: str) -> Study:
     # Last, so that readers who see it see the rest.
     study.set_attribute(VERSION, SCHEMA_VERSION)
     return study
+
+
+def _plain_objective(objective: Objective) -> Plain:
+    """Without the step, which follows from the launches."""
+    plain: Plain = to_plain(objective)
+    del plain["step"]
+    return plain
 
 
 def _what_differs(own: Space, other: Space) -> str:

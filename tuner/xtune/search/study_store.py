@@ -250,7 +250,8 @@ class StudyStore:
         if trial.state.is_finished():
             launch = decode_result({"value": trial.value} | plain, step)
             check_numbers(step, launch)
-            if trial.state is not state_of(launch):
+            objective = self._study.subject.objective
+            if trial.state is not state_of(launch, objective) and not _had_no_ratio(trial, launch):
                 raise ValueError(
                     f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
                     f" {launch.value}"
@@ -285,11 +286,12 @@ class StudyStore:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        backend, state = self._storage.backend, state_of(launch)
+        objective = self._study.subject.objective
+        backend, state = self._storage.backend, state_of(launch, objective)
         plain = encode_result(launch)
         # The value of a complete trial is Optuna's.
         value = [plain.pop("value")] if state is TrialState.COMPLETE else None
-        excesses = constraints_of([launch], self._study.subject.objective)
+        excesses = constraints_of([launch], objective)
         constraints = constraint_attributes(excesses)
         try:
             for name, one in plain.items():
@@ -322,3 +324,8 @@ class StudyStore:
 def _place(step: NextLaunch) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *step.details.get("plans", ()))
+
+
+def _had_no_ratio(trial: FrozenTrial, launch: Launch) -> bool:
+    """Whether an earlier xtune kept a launch as failed because its value was 0 or less."""
+    return trial.state.name == "FAIL" and launch.value is not None and launch.value <= 0

@@ -17,7 +17,7 @@ from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
 from xtune.show.results import SearchResult
-from xtune.show.words import STAGES, objective_quantity, ratios, settings_of
+from xtune.show.words import STAGES, effects, objective_quantity, settings_of
 from xtune.space.parameters import BARE, Configuration
 
 MAX_LINEAR_RANGE = 12.0
@@ -115,19 +115,25 @@ def printable(value: str) -> str:
 
 def ratio_scale(standings: Sequence[Standing]) -> Scale:
     """The scale of all intervals and pairs of a final, and of the bare command."""
-    known = [row.interval for row in standings if row.interval is not None]
-    ends = [end for one in known for end in (one.low or None, one.estimate, one.high)]
-    return Scale([1.0, *ends, *[math.exp(log) for row in standings for log in row.contender.seen]])
+    shown: list[float] = []
+    for row in standings:
+        if row.interval is not None:
+            found = [row.interval.low or 1.0, row.interval.estimate, row.interval.high, 1.0]
+            found += [math.exp(log) for log in row.contender.seen]
+            shown += map(row.interval.in_values, found)
+    return Scale(shown)
 
 
 def pair_marks(row: Standing, scale: Scale) -> list[Mark]:
     """The ratio of each pair of launches of a finalist, block by block from above."""
-    logs = row.contender.log_ratios
-    return [
-        Mark(scale.at(math.exp(log)), _line(at, len(logs)), "final", f"block {at}: {ratios(math.exp(log))[0]}")
-        for at, log in enumerate(logs, start=1)
-        if log is not None
-    ]  # fmt: skip
+    logs, step = row.contender.log_ratios, row.contender.step
+    marks = []
+    for at, log in enumerate(logs, start=1):
+        if log is not None:
+            value = step * log if step else math.exp(log)
+            told = f"block {at}: {effects(step, math.exp(log))[0]}"
+            marks.append(Mark(scale.at(value), _line(at, len(logs)), "final", told))
+    return marks
 
 
 def value_scale(launches: Iterable[Launch]) -> Scale:

@@ -44,7 +44,6 @@ GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
 
 FILTERS = {
     "at": lambda value, scale: scale.at(value),
-    "all_ratios": lambda values: words.ratios(*values),
     "counted": words.counted,
     "duration": words.duration,
     "launches": words.launches,
@@ -78,6 +77,7 @@ def render_page(result: SearchResult) -> str:
             cpu_list=format_cpu_list,
             cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
             drawing=str(draw_machine(result.resolver.machine)),
+            effect="difference" if result.objective.step else "ratio",
             headline=headline[0].upper() + headline[1:],
             interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
             json_value=lambda value: "null" if finite(value) is None else repr(value),
@@ -88,12 +88,13 @@ def render_page(result: SearchResult) -> str:
             plain=result.to_plain(),
             preset=None if result.preset is None else os.path.basename(result.preset),
             promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
-            ratios=words.ratios,
+            differences=words.describe_differences(result.objective),
             result=result,
             resume_command=resume_command(result),
             sentence=_sentence,
             standing_word=lambda row: _standing_word(result, row),
             text="\n".join(result_lines(result)),
+            times=_times,
             verdict=result.verdict,
             versions=_versions(result),
             warnings=warnings_of(result),
@@ -128,6 +129,11 @@ def page_environment() -> Environment:
 def _sentence(line: str) -> str:
     line = line[:1].upper() + line[1:]
     return line if line.endswith((".", "!", "?")) else f"{line}."
+
+
+def _times(step: float, *found: float) -> list[str]:
+    sign = "" if step else "\N{MULTIPLICATION SIGN}"
+    return [f"{text}{sign}" for text in words.effects(step, *found)]
 
 
 def _period(result: SearchResult) -> str:

@@ -21,13 +21,15 @@ from xtune.show.results import HEADLINES, SearchResult
 from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
     amount,
+    as_good_as,
     counted,
+    describe_differences,
     describe_failure,
     describe_gains,
     duration,
+    effects,
     launches,
     percent,
-    ratios,
     settings,
     unmet,
 )
@@ -63,6 +65,8 @@ def result_lines(result: SearchResult) -> Iterator[str]:
         yield from _passed_over(result)
     else:
         yield f"  {verdict.reason}"
+    if told := describe_differences(result.objective):
+        yield f"  {told}"
     yield from _highest_loads(result)
     if verdict.kind is VerdictKind.INCONCLUSIVE:
         yield from _lead(result)
@@ -74,7 +78,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     yield from _mattered(result)
     yield from _failures(result)
     yield from _front(result)
-    for warned in launch_warnings(result.records):
+    for warned in launch_warnings(result.records, result.objective):
         yield f"  warning: {warned.text}"
     if result.ended in ENDINGS and result.verdict.standings:  # else it is the reason
         yield f"  {ENDINGS[result.ended]}"
@@ -107,7 +111,8 @@ def describe_interval(interval: RatioInterval, unit: str = "") -> str:
     """The interval of a ratio; a dash for too few pairs. **Ex.:** ``1.012 to 1.088``."""
     if not interval.low > 0.0:
         return "\N{EN DASH}"
-    low, high = ratios(interval.low, interval.high)
+    low, high = effects(interval.step, interval.low, interval.high)
+    unit = "" if interval.step else unit
     return f"{low}{unit} to {high}{unit}"
 
 
@@ -147,8 +152,8 @@ def _storage_option(result: SearchResult) -> str:
 
 
 def _claim(interval: RatioInterval) -> Iterator[str]:
-    times = ratios(interval.estimate, interval.low, interval.high)[0]
-    yield f"{HEADLINES[VerdictKind.GAIN]}: {times} times as good as the bare command"
+    times = as_good_as(interval.step, interval.estimate, interval.low, interval.high)
+    yield f"{HEADLINES[VerdictKind.GAIN]}: {times} the bare command"
     pairs = counted(interval.pairs, "pair")
     if interval.low > 0.0:
         yield f"  95 % confidence interval: {describe_interval(interval)} ({pairs})"
@@ -191,7 +196,10 @@ def _lead(result: SearchResult) -> Iterator[str]:
     shown = settings(lead.configuration, result.space)
     if lead.value is not None:
         shown += f": {amount(lead.value, result.objective)}"
-        shown += f", {ratios(lead.ratio)[0]} times the bare command" if lead.ratio else ""
+        step = result.objective.step
+        times = effects(step, lead.ratio)[0] if lead.ratio else ""
+        times += " against" if step else " times"
+        shown += f", {times} the bare command" if lead.ratio else ""
     if lead.is_promising:
         command = shlex.join(result.resolver.command(lead.configuration))
         yield f"  most promising, but not proven: {shown}; to try it: {command}"
@@ -212,18 +220,19 @@ def _mattered(result: SearchResult) -> Iterator[str]:
     if caution:
         yield f"  what mattered: {caution}"
         return
-    importance, lines = result.importance, list[str]()
+    importance, lines, step = result.importance, list[str](), result.objective.step
     for left_out in result.ablations:
-        ratio, low, high = ratios(left_out.ratio, left_out.low, left_out.high)
-        change = f"{left_out.name}={left_out.value}"
-        lines.append(f"  without its {change}: {ratio} times as good, {low} to {high}")
+        ratio, low, high = effects(step, left_out.ratio, left_out.low, left_out.high)
+        change, times = f"{left_out.name}={left_out.value}", "" if step else " times as good"
+        lines.append(f"  without its {change}: {ratio}{times}, {low} to {high}")
     for row in importance.settings:
         if row.matters and any(abs(one.ratio - 1.0) >= MIN_EFFECT_SHOWN for one in row.effects):
             best = row.effects[0]
-            ratio, low, high = ratios(best.ratio, best.low, best.high)
+            ratio, low, high = effects(step, best.ratio, best.low, best.high)
+            times = "against" if step else "times"
             lines.append(
                 f"  mattered: {row.name} ({percent(row.share)} of the differences): {best.value} is"
-                f" {ratio} times its default, {low} to {high}"
+                f" {ratio} {times} its default, {low} to {high}"
             )
     yield from lines
     if result.space.size > MAX_CONFIGURATIONS_SHOWN:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import shlex
 import statistics
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
@@ -13,7 +14,7 @@ from xtune.evidence.finals import FinalPlan
 from xtune.evidence.readings import Importance, SecondGoal, importance_of
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
-from xtune.launches.summaries import with_unit
+from xtune.launches.summaries import compared, with_unit
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.events import Ended, Favourite, Resolution
 from xtune.search.records import Record, ScoreScale, Stage
@@ -90,7 +91,7 @@ class SearchResult(NamedTuple):
 
     @property
     def objective(self) -> Objective:
-        return with_unit(self.subject.objective, self.launches)
+        return compared(with_unit(self.subject.objective, self.launches), self.launches)
 
     @property
     def other_objective(self) -> Objective | None:
@@ -168,6 +169,11 @@ class SearchResult(NamedTuple):
             for launch in self.launches
             if launch.configuration == configuration and launch.value is not None
         ]
+
+    def levels(self, launches: Iterable[Launch]) -> list[float]:
+        """What these launches are compared by: see `Objective.level`."""
+        found = [self.objective.level(one.value) for one in launches]
+        return [level for level in found if level is not None]
 
     def median(self, configuration: Configuration) -> float | None:
         found = self.values(configuration)
@@ -264,7 +270,9 @@ class SearchResult(NamedTuple):
         return {
             "verdict": self.verdict.kind.value,
             "gain": finite(self.verdict.gain),
-            "interval": interval and [finite(interval.low), finite(interval.high)],
+            "interval": interval
+            and [finite(interval.in_values(one)) for one in (interval.low, interval.high)],
+            "compared_by": "difference" if self.objective.step else "ratio",
             "best": self._settings(self.verdict.best),
             "baseline": {
                 "command": shlex.join(self.resolver.command(BARE)),

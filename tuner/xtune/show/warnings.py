@@ -16,14 +16,13 @@ from xtune.evidence.noise import (
     noise_cautions,
     pooled_spread,
 )
-from xtune.evidence.ratios import has_ratio
 from xtune.evidence.verdicts import Standing, VerdictKind
-from xtune.launches.launch import Launch, Outcome, Steadiness
+from xtune.launches.launch import Launch, Objective, Outcome, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Record, Stage, outdated
 from xtune.show.results import SearchResult
-from xtune.show.words import launches, percent, ratios, spans
-from xtune.space.parameters import BARE
+from xtune.show.words import effects, launches, percent, spans
+from xtune.space.parameters import BARE, Configuration
 
 MIN_HOST_DIFFERENCE = 0.10
 """Relative difference of the bare command between hosts from which on there is a warning."""
@@ -48,7 +47,7 @@ class Warned(NamedTuple):
     text: str
 
 
-def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
+def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator[Warned]:
     """Warnings that follow from the launches alone."""
     seen = [shared_with(record.launch) for record in records if record.launch is not None]
     numbers = [number for number, note in enumerate(seen, start=1) if note]
@@ -69,20 +68,21 @@ def launch_warnings(records: Sequence[Record]) -> Iterator[Warned]:
     hosts: dict[str, list[Control]] = {}
     for record in records:
         launch = record.launch
-        if launch is not None and launch.configuration == BARE and has_ratio(launch.value):
-            assert launch.value is not None
-            control = Control(launch.began_s, launch.value)
+        level = None if launch is None else objective.level(launch.value)
+        if launch is not None and launch.configuration == BARE and level is not None:
+            control = Control(launch.began_s, level)
             hosts.setdefault(record.host, []).append(control)
     for host, controls in enumerate(hosts.values(), start=1):
         caution = drift_of(controls).caution
         if caution:
             where = f"host {host}: " if len(hosts) > 1 else ""
             yield Warned("drift", where + caution)
-    medians = [statistics.median(one.value for one in controls) for controls in hosts.values()]
-    if len(medians) > 1 and max(medians) > (1.0 + MIN_HOST_DIFFERENCE) * min(medians):
+    medians = [statistics.median(one.level for one in controls) for controls in hosts.values()]
+    between = math.expm1(max(medians) - min(medians)) if medians else 0.0
+    if between > MIN_HOST_DIFFERENCE:
         yield Warned(
             "hosts",
-            f"the bare command differs by {percent(max(medians) / min(medians) - 1.0)} between the"
+            f"the bare command differs by {percent(between)} between the"
             f" {len(medians)} hosts of this study; values are compared within a host",
         )
 
@@ -108,7 +108,7 @@ def warnings_of(result: SearchResult) -> tuple[Warned, ...]:
     """All warnings of the page, the most important first."""
     return (
         *_provenance(result),
-        *launch_warnings(result.records),
+        *launch_warnings(result.records, result.objective),
         *_disagreement(result),
         *_noise(result),
         *_ending(result),
@@ -143,7 +143,8 @@ def _disagreement(result: SearchResult) -> Iterator[Warned]:
             " the interval, which assumes more; more pairs would make them agree",
         )
     if leader.outlying:
-        plain, robust = ratios(leader.interval.plain, leader.interval.estimate)
+        interval = leader.interval
+        plain, robust = effects(interval.step, interval.plain, interval.estimate)
         yield Warned(
             "outliers",
             f"outliers in the final: block {spans([block + 1 for block in leader.outlying])}; the"
@@ -155,23 +156,18 @@ def _search_and_final(result: SearchResult, leader: Standing) -> Iterator[Warned
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None
+    early = [one.launch for one in result.records if one.step.stage is not Stage.FINAL]
     mine, bare = (
-        [
-            record.launch.value
-            for record in result.records
-            if record.step.stage is not Stage.FINAL
-            and record.step.configuration == wanted
-            and record.launch is not None
-            and has_ratio(record.launch.value)
-            and record.launch.value is not None
-        ]
+        result.levels([one for one in early if one is not None and one.configuration == wanted])
         for wanted in (leader.contender.configuration, BARE)
     )
     if not mine or not bare:
         return
-    seen = (statistics.median(mine) / statistics.median(bare)) ** result.objective.sign
-    configurations = dict.fromkeys(launch.configuration for launch in result.launches)
-    spread = pooled_spread([list(filter(has_ratio, result.values(one))) for one in configurations])
+    seen = math.exp(statistics.median(mine) - statistics.median(bare))
+    groups: dict[Configuration, list[Launch]] = {}
+    for launch in result.launches:
+        groups.setdefault(launch.configuration, []).append(launch)
+    spread = pooled_spread(map(result.levels, groups.values()))
     noise = 0.0 if spread is None else spread.spread * math.sqrt(1 / len(mine) + 1 / len(bare))
     slack = math.exp(2.0 * noise)
     if interval.low / slack <= seen <= interval.high * slack:
@@ -179,7 +175,7 @@ def _search_and_final(result: SearchResult, leader: Standing) -> Iterator[Warned
     how, lucky = "worse", ""
     if seen > interval.high:
         how, lucky = "better", "; the best of many launches is usually a lucky one"
-    ratio, low, high = ratios(seen, interval.low, interval.high)
+    ratio, low, high = effects(interval.step, seen, interval.low, interval.high)
     yield Warned(
         "disagreement",
         f"the leader looked {how} before the final ({ratio}, {launches(len(mine))}) than in it"
@@ -188,8 +184,10 @@ def _search_and_final(result: SearchResult, leader: Standing) -> Iterator[Warned
 
 
 def _noise(result: SearchResult) -> Iterator[Warned]:
-    values = [value for value in result.values(BARE) if has_ratio(value)]
-    for caution in noise_cautions(values) if len(values) > 1 else ():
+    measured = [one for one in result.launches if one.configuration == BARE]
+    measured = [one for one in measured if result.objective.has_level(one)]
+    values = [one.value for one in measured if one.value is not None]
+    for caution in noise_cautions(values, result.levels(measured)) if len(values) > 1 else ():
         yield Warned("noise", f"the bare command: {caution}")
     names = {result.shown: "the best finalist", BARE: "the bare command"}
     for configuration, name in reversed(names.items()):

@@ -102,6 +102,37 @@ def ratios(*values: float) -> list[str]:
     return [f"{value:.{places}f}" if value < 10.0 else number(value) for value in values]
 
 
+def effects(step: float, *found: float) -> list[str]:
+    """Ratios as `ratios` writes them; with a step (see `Objective.step`) the differences they stand for.
+
+    **Ex.:** ``1.04``, ``1.01``, ``1.09``; ``+0.31``, ``-0.02``, ``+0.64``.
+    """
+    if not step:
+        return ratios(*found)
+    differences = [step * math.log(one) if one > 0 else -math.inf for one in found]
+    return [f"{'+' if one > 0 else ''}{number(one)}" for one in differences]
+
+
+def as_good_as(step: float, *found: float) -> str:
+    """The first of some ratios as a comparison, before what it is compared with.
+
+    **Ex.:** ``1.04 times as good as``, ``+0.31 better than``.
+    """
+    shown = effects(step, *found)[0]
+    return f"{shown} better than" if step else f"{shown} times as good as"
+
+
+def describe_differences(objective: Objective) -> str:
+    """How launches are compared, if not by ratios; else empty."""
+    if not objective.step:
+        return ""
+    name = objective_quantity(objective).name
+    return (
+        f"{name} is not always above 0, so launches are compared by differences: + is better, and"
+        f" percentages are of {number(objective.step)}"
+    )
+
+
 def percent(share: float) -> str:
     """A share in percent. **Ex.:** ``42 %``, ``<1 %``."""
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
@@ -264,6 +295,9 @@ def describe_favourite(favourite: Favourite, space: Space, objective: Objective)
     if favourite.ratio is None:
         return shown
     ahead = "the bare command, then " if favourite.ratio < 1.0 else ""
+    if favourite.step:
+        against = effects(favourite.step, favourite.ratio)[0]
+        return f"{ahead}{shown}, {against} against the bare command"
     return f"{ahead}{shown}, {ratios(favourite.ratio)[0]} times the bare command"
 
 
