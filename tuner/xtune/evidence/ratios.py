@@ -86,8 +86,8 @@ def log_ratio(candidate: float | None, baseline: float | None, objective: Object
         level = objective.level(value)
         if level is None:
             raise NoRatioError(
-                f"a measured value is {value}, and ratios need values above 0: choose a metric that is"
-                " always positive (a rate, a duration), or wall time"
+                f"a measured value is {value}, and ratios need values above 0: let a launch do more work, or"
+                " choose another metric"
             )
         levels.append(level)
     return levels[0] - levels[1]
