@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -67,18 +68,11 @@ class DoctorCommand(click.Command):
 def command(
     *,
     as_json: bool,
-    verbose: bool,
-    sysroot: str | None,
-    imports: tuple[str, ...],
-    python: str | None,
-    hints: bool,
-    select: str | None,
-    ignore: str | None,
-    output_format: str | None,
     rule: str | None,
     device: bool,
     compare: str | None,
     words: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Check this machine, scripts, or a program's devices.
 
@@ -91,50 +85,40 @@ def command(
 
     The exit code is 1 if something serious was found, and the program's own with --device.
     """
-    of_machine = {"--sysroot": sysroot, "--import": imports, "--python": python, "-v": verbose}
-    of_scripts = {
-        "--hints": hints,
-        "--select": select,
-        "--ignore": ignore,
-        "--output-format": output_format,
-    }
+    ignore = {"ignore": options.pop("ignore")}
+    of_scripts = {name: options.pop(name) for name in ("hints", "select", "output_format")}
     if rule is not None:
-        _refuse("--rule explains a rule", of_machine, of_scripts, {"a file": words})
+        _refuse("--rule explains a rule", {**options, **of_scripts, **ignore, "a file": words})
         from xlaunch.cli.doctor_script import explain_rule
 
         return explain_rule(rule)
     if device or compare is not None:
-        _refuse("--device runs a program", of_machine, of_scripts)
+        _refuse("--device runs a program", {**options, **of_scripts, **ignore})
         from xlaunch.cli.doctor_device import watch_program
 
         return watch_program(words, compare=compare, as_json=as_json)
     if words:
-        _refuse("files are checked by their source", of_machine)
+        _refuse("files are checked by their source", options)
         from xlaunch.cli.doctor_script import check_scripts
 
-        return check_scripts(
-            words,
-            hints=hints,
-            select=select,
-            ignore=ignore,
-            output_format=output_format or ("json" if as_json else "text"),
-        )
-    del of_scripts["--ignore"]
+        of_scripts["output_format"] = of_scripts["output_format"] or ("json" if as_json else "text")
+        return check_scripts(words, **of_scripts, **ignore)
     _refuse("without files the machine is checked", of_scripts)
     from xlaunch.cli.doctor_machine import check_machine
 
-    return check_machine(
-        sysroot=sysroot,
-        imports=imports,
-        python=python,
-        ignore=ignore,
-        as_json=as_json,
-        verbose=verbose,
-    )
+    return check_machine(as_json=as_json, **options, **ignore)
 
 
-def _refuse(what: str, *groups: Mapping[str, object]) -> None:
+_SPELT = {
+    "imports": "--import",
+    "verbose": "-v",
+    "output_format": "--output-format",
+    "a file": "a file",
+}
+
+
+def _refuse(what: str, options: Mapping[str, object]) -> None:
     """Raise `UsageError` if an option was given that is for another kind of check."""
-    given = [name for group in groups for name, value in group.items() if value]
+    given = [_SPELT.get(name, f"--{name}") for name, value in options.items() if value]
     if given:
         raise UsageError(f"{what}; {given[0]} does not go with that")
