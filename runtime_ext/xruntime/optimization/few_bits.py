@@ -45,7 +45,8 @@ def pack_weights(run: Run) -> str:
             " besides its output layer: leave it out"
         )
     for linear, number in chosen:
-        dtype = run.request.dtype or linear.weight.dtype
+        lowered = run.request.dtype is torch.bfloat16
+        dtype = torch.bfloat16 if lowered else linear.weight.dtype
         try:
             packed = PackedLinear(linear, number, dtype)
         except OperatorError as error:
@@ -73,8 +74,9 @@ def _can_be_packed(module: Any) -> bool:
 
 
 def _output_layer(model: Any) -> nn.Module | None:
-    """The layer that computes logits."""
-    head = model.get_output_embeddings()
+    """The layer that computes logits; None if the model does not say which."""
+    find = getattr(model, "get_output_embeddings", None)
+    head = None if find is None else find()
     return head if isinstance(head, nn.Module) else None
 
 

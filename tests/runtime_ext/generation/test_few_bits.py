@@ -100,6 +100,13 @@ def test_a_model_in_fp32_is_packed_from_fp32(steps: list[int]) -> None:
     assert vars(made)["_xruntime_optimized"].step.dropped is None
 
 
+def test_a_dtype_that_changes_nothing_leaves_the_decode_step(steps: list[int]) -> None:
+    made = optimize(decoder("llama-biases", bf16, **LARGE), dtype=torch.float32, weight_bits=8)
+    assert made(IDS).logits.dtype is bf16
+    generated(made)
+    assert steps
+
+
 def test_bytes_fall_and_are_told() -> None:
     model = decoder("llama", bf16, **LARGE)
     before = {name: it.clone() for name, it in model.state_dict().items()}
