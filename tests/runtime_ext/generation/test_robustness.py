@@ -92,7 +92,7 @@ def trainable(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "native", "reason"),
     [
-        (with_adapters, False, "its parts are not those of its class"),
+        (with_adapters, False, "in the place of a Linear"),
         (quantized, False, "not plain weights"),
         (with_a_hook, False, ""),
         (with_attention_of_its_own, False, ""),
