@@ -22,7 +22,7 @@ from xtune.launches.runner import Runner
 from xtune.launches.suspension import Suspended
 from xtune.search.workers import HostTurn, runtime_directory
 
-KEYS = ["verdict", "gain", "interval", "best", "baseline", "launches", "noise"]
+KEYS = ["verdict", "gain", "interval", "compared_by", "best", "baseline", "launches", "noise"]
 KEYS += ["smallest_gain", "command"]
 
 
