@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.kernels.ops.instruction_sets import DECLARING_MODULES
 
 from xruntime import native
 from xruntime.native import ABI_VERSION, CTeamMember
@@ -48,12 +49,8 @@ def test_version_is_the_headers_and_the_packages(kernels: ctypes.CDLL) -> None:
 def test_python_declares_every_function_once() -> None:
     """Either it releases the interpreter's lock or it keeps it, or ctypes has nothing to do with it."""
     pytest.importorskip("torch")
-    for name in (
-        "xruntime.nn.dropout_operator",
-        "xruntime.optim",
-        "xruntime.generation.decode_step",
-    ):
-        importlib.import_module(name)  # it declares the operators
+    for name in DECLARING_MODULES:
+        importlib.import_module(name)
     declared = re.findall(r"XK_API [\w ]+\*? (\w+)\(([^)]*)\)", DECLARATIONS)
     signatures = {**native._WAITING, **native._QUICK}
     assert not set(native._WAITING) & set(native._QUICK)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.kernels.ops.instruction_sets import DECLARING_MODULES
 
 from xruntime import native
 
@@ -19,8 +20,8 @@ def load(built_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Load:
     """`load(isa)`: the library on that instruction set; a copy of the file is another library."""
     loaded: dict[str, ctypes.CDLL] = {}
     pytest.importorskip("torch")
-    for name in ("xruntime.nn", "xruntime.optim", "xruntime.generation.decode_step"):
-        importlib.import_module(name)  # it declares the operators
+    for name in DECLARING_MODULES:
+        importlib.import_module(name)
 
     def library_on(isa: str) -> ctypes.CDLL:
         if isa not in loaded:
