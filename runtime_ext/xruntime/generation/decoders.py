@@ -93,8 +93,18 @@ class Description(NamedTuple):
 
     def bytes_a_token(self) -> int:
         """Return the bytes of all weights that a token reads."""
-        rows = {id(one) for one in (self.embedding, self.places)} - {id(self.ends["head"])}
-        return sum(it.nbytes for it in dict.fromkeys(self.parameters) if id(it) not in rows)
+        by_row = [self.places]
+        if not self._is_tied():
+            by_row.append(self.embedding)
+        return sum(
+            weight.nbytes
+            for weight in dict.fromkeys(self.parameters)
+            if not any(weight is one for one in by_row)
+        )
+
+    def _is_tied(self) -> bool:
+        head = self.ends["head"]
+        return isinstance(head, torch.Tensor) and head.data_ptr() == self.embedding.data_ptr()
 
 
 def transformers_problem() -> str | None:

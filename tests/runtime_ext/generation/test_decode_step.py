@@ -19,6 +19,7 @@ from xruntime import optimize  # noqa: E402
 from xruntime.errors import OperatorError  # noqa: E402
 from xruntime.generation import decode_step  # noqa: E402
 from xruntime.generation.cached_layers import GrowingLayer, in_use  # noqa: E402
+from xruntime.generation.decoders import described  # noqa: E402
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -399,6 +400,17 @@ def test_the_speed_is_told() -> None:
     assert " in calls of 2; " in reason
     assert f"; {weights / 1e6:.0f} MB of weights a token, read at " in reason
     assert reason.endswith(" s after a prompt of 9")
+
+
+@pytest.mark.parametrize(("case", "reads_embedding"), [("llama", False), ("llama-tied", True)])
+def test_a_token_reads_all_weights_but_an_embedding_that_is_not_the_head(
+    case: str, reads_embedding: bool
+) -> None:
+    model = decoder(case)
+    weights = sum(one.nbytes for one in model.parameters())
+    if not reads_embedding:
+        weights -= model.get_input_embeddings().weight.nbytes
+    assert described(model, type(model)).bytes_a_token() == weights
 
 
 def test_the_modules_are_timed_with_linears_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
