@@ -13,13 +13,16 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from tests.project.test_architecture import check_order, steps
 from tests.runtime_ext.interpreters import python
 from torch import Tensor, nn
 
+import xruntime
 from xruntime.errors import OptimizationError
 from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
@@ -130,6 +133,22 @@ def entries(store: Path) -> list[Path]:
     return [it for it in store.iterdir() if it.is_dir() and not it.name.startswith(".")]
 
 
+def calls_of(run: Callable[[], object]) -> list[str]:
+    """The functions of xruntime that `run` calls, in the order of their first calls."""
+    root, order = f"{Path(xruntime.__file__).parent}/", dict[str, None]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            order.setdefault(f"{frame.f_code.co_filename[len(root) :]}:{frame.f_code.co_qualname}")
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return list(order)
+
+
 def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     original = Model()
     model = optimize(original, sample_input=SAMPLE)
@@ -146,6 +165,7 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     again(SAMPLE)
     assert graph(again).startswith("code that was kept for 8x64 takes over")
     agree(again, original, 8, 5)
+    check_order(steps("A model through `xruntime.optimize`"), calls_of(lambda: again(SAMPLE)))
     # Tensors of these sizes were checked. They may lie in memory in another way.
     for values in (
         torch.randn(64, 8).t(),
