@@ -90,7 +90,7 @@ def prepare(
         with machine_of(host.sysroot, host.synthetic) as machine:
             made = plan(request.layout, machine)
     environment = None
-    if request.program.words:
+    if request.program.words or purpose is Purpose.LAUNCH:  # which needs a program
         environment = prepare_environment(
             made,
             request.program,
