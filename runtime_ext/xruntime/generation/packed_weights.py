@@ -2,8 +2,8 @@
 """Weights of linears in 8 or 4 bits: fewer bytes to read for each token.
 
 Each row is divided into groups of 32 inputs. A weight is an integer times the scale of its group, which is stored
-in bf16: it has the range of float32, and costs half a bit a weight, as much as llama.cpp's scales in fp16. Groups of
-32 are the largest whose error is below that of llama.cpp's formats q8_0 and q4_0, which have groups of 32, too.
+in bf16: it has the range of float32, and costs half a bit a weight, as much as llama.cpp's scales in fp16. In groups
+of 64 the error of normal weights would be above that of llama.cpp's formats q8_0 and q4_0, which have groups of 32, too.
 """
 
 from __future__ import annotations

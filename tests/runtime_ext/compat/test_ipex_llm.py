@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime_ext.generation.decoder_models import decoder
 
 import xruntime.compat.ipex as ipex
 from xruntime.compat.ipex import replacements
@@ -26,17 +27,8 @@ def nothing_reported() -> None:
 @pytest.fixture
 def model(native: None, needs: Any) -> Any:
     needs(find_spec("transformers"), "pip install transformers")
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        vocab_size=300,
-    )
-    return LlamaForCausalLM(config).eval()
+    return decoder("llama", hidden_size=192, intermediate_size=256, num_hidden_layers=1)
 
 
 def test_the_precision_stays_or_becomes_bf16(model: Any, one_thread: None) -> None:
