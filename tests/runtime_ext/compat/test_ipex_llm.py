@@ -87,7 +87,16 @@ def test_other_settings_of_weights_are_reported() -> None:
         quantization.get_weight_only_quant_qconfig_mapping(
             lowp_mode=quantization.WoqLowpMode.BF16, group_size=128
         )
-    with pytest.raises(CompatibilityError, match=r"WoqWeightDtype\.INT8 and INT4"):
-        quantization.get_weight_only_quant_qconfig_mapping(
-            weight_dtype=quantization.WoqWeightDtype.NF4
-        )
+    for other in ("NF4", "FP8"):
+        with pytest.raises(CompatibilityError, match=r"WoqWeightDtype\.INT8 and INT4"):
+            quantization.get_weight_only_quant_qconfig_mapping(
+                weight_dtype=quantization.WoqWeightDtype[other]
+            )
+
+
+def test_numbers_of_settings_are_those_of_the_extension() -> None:
+    """As intel_extension_for_pytorch 2.8 has them: programs may pass the numbers."""
+    assert list(quantization.WoqWeightDtype) == [1, 2, 3, 4]
+    assert quantization.WoqActQuantMode.NONE == -1
+    assert quantization.WoqActQuantMode.PER_BATCH_IC_BLOCK_SYM == 7
+    assert (quantization.WoqLowpMode.INT8, quantization.WoqWeightQScheme.SYMMETRIC) == (3, 2)

@@ -16,14 +16,15 @@ class WoqWeightDtype(enum.IntEnum):
     INT8 = 1
     INT4 = 2
     NF4 = 3
+    FP8 = 4
 
 
 WoqLowpMode = enum.IntEnum("WoqLowpMode", {"NONE": 0, "FP16": 1, "BF16": 2, "INT8": 3})
 WoqActQuantMode = enum.IntEnum(
     "WoqActQuantMode",
-    "PER_TENSOR PER_IC_BLOCK PER_BATCH PER_BATCH_IC_BLOCK"
+    "NONE PER_TENSOR PER_IC_BLOCK PER_BATCH PER_BATCH_IC_BLOCK"
     " PER_TENSOR_SYM PER_IC_BLOCK_SYM PER_BATCH_SYM PER_BATCH_IC_BLOCK_SYM",
-    start=0,
+    start=-1,
 )
 WoqWeightQScheme = enum.IntEnum("WoqWeightQScheme", "UNDEFINED ASYMMETRIC SYMMETRIC", start=0)
 
@@ -45,7 +46,7 @@ def get_weight_only_quant_qconfig_mapping(
     """Return a configuration of INT8 or INT4 weights.
 
     Groups of weights, their symmetric scales and the precision of activations are those of `weight_bits` of
-    xruntime.optimize; other arguments are accepted, and reported once if given. Raises CompatibilityError for NF4.
+    xruntime.optimize; other arguments are accepted, and reported once if given. Raises CompatibilityError for NF4 and FP8.
     """
     bits = {WoqWeightDtype.INT8: 8, WoqWeightDtype.INT4: 4}.get(weight_dtype)
     if bits is None:
