@@ -332,6 +332,8 @@ class CallLibraries:
         except PackageInputError:  # gaps of a kind that the form does not tell
             self._chosen[call.sizes] = None
         except PackageError as error:
+            if self.owner.is_for_streams:
+                raise  # most likely an argument is wrong, and torch would compile the same code
             outputs = self.owner.without_code(call, None)  # raises if the arguments are wrong
             self._drop(served, str(error))
             return outputs
