@@ -123,9 +123,7 @@ def compile_backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Compile by Inductor for ``torch.compile(model, backend="ipex")``; say once that ``backend``
-    can be left out.
-    """
+    """Compile by Inductor for ``torch.compile(model, backend="ipex")``; say once that `backend` can be left out."""
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 

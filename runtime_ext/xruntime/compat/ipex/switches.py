@@ -17,9 +17,7 @@ from xruntime.errors import CompatibilityError
 
 
 class FP32MathMode(enum.Enum):
-    """The precision in which fp32 matrix multiplications and convolutions multiply; sums are in
-    fp32.
-    """
+    """The precision in which fp32 matrix multiplications and convolutions multiply; sums are in fp32."""
 
     FP32 = "ieee"
     TF32 = "tf32"
@@ -86,9 +84,11 @@ def set_fp32_math_mode(mode: FP32MathMode = FP32MathMode.FP32, device: str = "cp
     before torch 2.9.
     """
     _check_device(device)
-    precision = _precision(mode)
+    if mode not in list(FP32MathMode):
+        allowed = ", ".join(f"ipex.{one}" for one in FP32MathMode)
+        raise CompatibilityError(f"mode is {mode!r}; allowed are {allowed}")
     for operators in _operators():
-        operators.fp32_precision = precision
+        operators.fp32_precision = mode.value
 
 
 def get_fp32_math_mode(device: str = "cpu") -> FP32MathMode:
@@ -106,13 +106,6 @@ def _operators() -> tuple[Any, ...]:
             " introduced: use torch.set_float32_matmul_precision"
         )
     return onednn.matmul, onednn.conv, onednn.rnn
-
-
-def _precision(mode: object) -> str:
-    if not isinstance(mode, FP32MathMode):
-        allowed = ", ".join(f"ipex.{one}" for one in FP32MathMode)
-        raise CompatibilityError(f"mode is {mode!r}; allowed are {allowed}")
-    return mode.value
 
 
 def _check_device(device: str) -> None:

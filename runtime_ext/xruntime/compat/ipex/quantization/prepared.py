@@ -94,9 +94,7 @@ class Prepared(nn.Module):
         self.take(QuantConf.load(qconf_summary))
 
     def take(self, conf: QuantConf) -> None:
-        """Use another recipe. Raises RecipeError and QuantizationError, and then changes
-        nothing.
-        """
+        """Use another recipe. Raises RecipeError and QuantizationError, and then changes nothing."""
         if self.waits:
             self._recipe = conf
         elif self.observed.batches and conf.mode == self.observed.conf.mode:
@@ -142,9 +140,7 @@ def prepare(
     """
     conf = new_recipe(configure)
     if inplace:
-        report(
-            "prepare(inplace=True): the model itself is never changed; use what prepare returns",
-        )
+        report("prepare(inplace=True): the model itself is never changed; use what prepare returns")
     if not bn_folding:
         report("prepare(bn_folding=False): batch norms are folded nevertheless")
     model = eval_form(model)
