@@ -2,5 +2,5 @@
 """The compiler front end: modules compiled by Inductor, frozen, and compared with the eager module.
 
 `compiled_code.CompiledCode` compiles, calls and compares one module; `streams.compiled_module` and
-`kept.kept_code` are built on it.
+`kept.stream_code` are built on it.
 """

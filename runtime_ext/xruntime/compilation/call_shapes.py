@@ -47,6 +47,14 @@ class CallShape:
                 self.parts.append(tuple([numbers.index(number) for number in numbers]))
         return tuple(self.parts)
 
+    def plain_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the call, each as of `plain`."""
+        args = tuple([self.plain(value) for value in args])
+        self.parts.extend(kwargs)
+        return args, {key: self.plain(value) for key, value in kwargs.items()}
+
     def plain(self, value: Any) -> Any:
         """Return `value` with plain tensors on the same memory, for which the code was compiled.
 

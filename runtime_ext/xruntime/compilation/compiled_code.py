@@ -3,8 +3,8 @@
 
     code = CompiledCode(model, threads=4)
     outputs = code(args, kwargs)                # compiles for calls of this shape first
-    difference = code.compare(args, kwargs)     # with the eager module; CompilationError if too large
-    code.recompile(args, kwargs)                # after a change of the module
+    code.compare_outputs(code.eager(args, kwargs), outputs)     # CompilationError if they differ
+    code.discard()                              # after a change of the module
 
 Code is compiled for the shapes of its first call, which makes the fastest code. The second shape makes
 code in which the sizes that differ may vary, so many sizes cost one more compilation and not one each
@@ -41,7 +41,6 @@ from xruntime.compilation.inductor import (
     permitted,
 )
 from xruntime.compilation.judge import Difference, difference, tolerance_for
-from xruntime.compilation.samples import Sample
 from xruntime.errors import CompilationError
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
@@ -87,7 +86,9 @@ class CompiledCode:
         self.model = eager_module(model)
         self.name = type(self.model).__name__
         self.autocast = autocast
-        self.options = inductor_options(options, threads=threads, freezing=freezing)
+        self.options: Mapping[str, Any] = inductor_options(
+            options, threads=threads, freezing=freezing
+        )
         if tolerance is None:
             values = (*self.model.parameters(), *self.model.buffers())
             tolerance = tolerance_for(values, autocast)
@@ -104,64 +105,9 @@ class CompiledCode:
         Raises CompilationError where torch would compile again for another reason than a new shape, such
         as a changed setting of torch's, or would run the eager module.
         """
-        entry, shape, key, plain_call = self._prepared(args, kwargs)
-        return self._call(entry, shape, key, *plain_call)
-
-    def recompile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the outputs; discard all code first if there is some for calls of this shape."""
-        if self.has_code(args, kwargs):
-            self.discard()
-        return self(args, kwargs)
-
-    def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether there is code for calls of this shape."""
-        entry, _, key, _ = self._prepared(args, kwargs)
-        return key in entry.seen
-
-    def discard(self) -> None:
-        """Discard all code: the next call of each shape compiles. Calls that run are not disturbed."""
-        self._entry = _Entry(self.model, self._compile_graph)
-
-    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the eager module's outputs, in the same modes."""
-        with torch.inference_mode(), under_autocast(self.autocast):
-            return self.model(*args, **kwargs)
-
-    def compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Difference:
-        """Call both; return the largest difference. Raises CompilationError above the tolerance."""
-        expected = self.eager(args, kwargs)
-        return self.compare_outputs(expected, self(args, kwargs))
-
-    def compare_outputs(self, expected: Any, outputs: Any) -> Difference:
-        """As `compare`, of outputs that were computed before."""
-        found = difference(expected, outputs, self.tolerance)
-        if not found.allowed:
-            raise CompilationError(
-                f"{self.name} computes something else when it is compiled: {found}. If the module was"
-                " changed since, call prepare(). If its outputs are random, or small differences decide them,"
-                " tolerance=float('inf') allows any difference"
-            )
-        return found
-
-    def _prepared(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[_Entry, CallShape, tuple[Any, ...], Sample]:
-        """Return the present entry, the call's shape and key, and the call with plain arguments."""
-        shape = CallShape()
-        args = tuple([shape.plain(value) for value in args])
-        if kwargs:
-            shape.parts.extend(kwargs)
-            kwargs = {key: shape.plain(value) for key, value in kwargs.items()}
-        return self._entry, shape, shape.key(), Sample(args, kwargs)
-
-    def _call(
-        self,
-        entry: _Entry,
-        shape: CallShape,
-        key: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+        shape, entry = CallShape(), self._entry
+        args, kwargs = shape.plain_call(args, kwargs)
+        key = shape.key()
         with torch.inference_mode(), under_autocast(self.autocast):
             if key in entry.seen:
                 return self._run(entry, args, kwargs)
@@ -174,8 +120,7 @@ class CompiledCode:
                     if find_error(error, NotPermittedError) is None:
                         raise
                 else:
-                    if not shape.opaque:
-                        _add(entry.seen, key)
+                    entry.note_call(shape, key)
                     return outputs
             with compiling:
                 if key not in entry.seen:
@@ -184,10 +129,35 @@ class CompiledCode:
                         outputs = entry(args, kwargs)
                     if self.graphs == graphs:
                         entry.settled.add(form)
-                    if not shape.opaque:
-                        _add(entry.seen, key)
+                    entry.note_call(shape, key)
                     return outputs
             return self._run(entry, args, kwargs)
+
+    def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there is code for calls of this shape."""
+        shape = CallShape()
+        shape.plain_call(args, kwargs)
+        return shape.key() in self._entry.seen
+
+    def discard(self) -> None:
+        """Discard all code: the next call of each shape compiles. Calls that run are not disturbed."""
+        self._entry = _Entry(self.model, self._compile_graph)
+
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the eager module's outputs, in the same modes."""
+        with torch.inference_mode(), under_autocast(self.autocast):
+            return self.model(*args, **kwargs)
+
+    def compare_outputs(self, expected: Any, outputs: Any) -> Difference:
+        """Return the largest difference from the eager module's outputs. Raises CompilationError above the tolerance."""
+        largest = difference(expected, outputs, self.tolerance)
+        if not largest.allowed:
+            raise CompilationError(
+                f"{self.name} computes something else when it is compiled: {largest}. If the module was"
+                " changed since, call prepare(). If its outputs are random, or small differences decide them,"
+                " tolerance=float('inf') allows any difference"
+            )
+        return largest
 
     def _run(self, entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call for which there is code; nothing is compiled."""
@@ -220,7 +190,7 @@ class CompiledCode:
         import torch._inductor as inductor
 
         began = time.perf_counter()
-        compiled: Callable[..., Any] = inductor.compile(graph, inputs, options=self.options)
+        compiled: Callable[..., Any] = inductor.compile(graph, inputs, options=dict(self.options))
         self.graphs += 1
         _log.info(
             "compiled %s: graph %d, %d operations, %.1f s",
@@ -270,6 +240,13 @@ class _Entry:
         space = {"__builtins__": builtins, "__name__": __name__}
         self._function = FunctionType(code, space, code.co_name, None, call.__closure__)
 
+    def note_call(self, shape: CallShape, key: tuple[Any, ...]) -> None:
+        """Remember that there is code for calls of this key."""
+        if not shape.opaque:
+            if len(self.seen) >= MAX_SHAPES:
+                self.seen.clear()
+            self.seen.add(key)
+
     @functools.cached_property
     def _call(self) -> Callable[..., Any]:
         """The function for torch, whose compiler takes a second to import, at the first call."""
@@ -309,9 +286,3 @@ class _Entry:
 def pieces(graphs: int) -> str:
     """Say into how many graphs torch has cut a model."""
     return "in one graph" if graphs == 1 else f"in {graphs} graphs, with Python between them"
-
-
-def _add(known: set[tuple[Any, ...]], key: tuple[Any, ...]) -> None:
-    if len(known) >= MAX_SHAPES:
-        known.clear()
-    known.add(key)

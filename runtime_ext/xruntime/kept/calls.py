@@ -167,7 +167,7 @@ class Range(NamedTuple):
     high: int | None
 
 
-class Served:
+class ServedSizes:
     """Which sizes compiled code serves.
 
     dims

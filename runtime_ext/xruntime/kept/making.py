@@ -39,9 +39,9 @@ from xruntime.compilation.inductor import (
     mend_compiler,
 )
 from xruntime.errors import CompilationError
-from xruntime.kept.calls import Pattern, Served
+from xruntime.kept.calls import Pattern, ServedSizes
+from xruntime.kept.compile_queue import compile_queue
 from xruntime.kept.store import LIBRARY, write_description
-from xruntime.kept.turn import turn
 from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
@@ -61,7 +61,7 @@ ALLOWED_LOSS: Final = 1.05
 """Maximum time of a program, relative to the same program without `optimize`."""
 
 
-class Order(NamedTuple):
+class CompileJob(NamedTuple):
     """What is to be compiled."""
 
     name: str
@@ -99,7 +99,7 @@ class NotCompiledError(Exception):
         self.final = final
 
 
-class Background(NamedTuple):
+class CompilePriority(NamedTuple):
     """How to compile while the program goes on."""
 
     nice: int
@@ -107,7 +107,7 @@ class Background(NamedTuple):
     """Whether the program's calls use one thread less meanwhile."""
 
 
-def background(speedup: float, threads: int, cpus: int) -> Background:
+def compile_priority(speedup: float, threads: int, cpus: int) -> CompilePriority:
     """Return how to compile beside a program that is `speedup` times as fast as it was.
 
     `threads`: of its calls. `cpus`: how many CPUs the process may use.
@@ -115,12 +115,12 @@ def background(speedup: float, threads: int, cpus: int) -> Background:
     allowed = ALLOWED_LOSS * speedup
     if threads <= MAX_SHARING_THREADS:
         fits = [it for it, kept in KEPT_SPEED.items() if allowed * kept >= 1]
-        return Background(min(fits, default=ONLY_IDLE))
+        return CompilePriority(min(fits, default=ONLY_IDLE))
     leaves_core = threads >= cpus and allowed * (threads - 1) / threads >= 1
-    return Background(ONLY_IDLE, leaves_core)
+    return CompilePriority(ONLY_IDLE, leaves_core)
 
 
-def compile_in_child(order: Order, directory: str, nice: int) -> None:
+def compile_in_child(job: CompileJob, directory: str, nice: int) -> None:
     """Write the library and its description into `directory`.
 
     `nice`: the child's niceness. Called in a thread that has run nothing parallel. Raises NotCompiledError,
@@ -136,7 +136,7 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
             child = os.fork()
             if child == 0:
                 _leave_program()
-                _run_child(order, directory, nice, writing, life)
+                _run_child(job, directory, nice, writing, life)
     except BaseException:
         os.close(reading)
         os.close(held)
@@ -145,7 +145,7 @@ def compile_in_child(order: Order, directory: str, nice: int) -> None:
         os.close(writing)
         os.close(life)
     try:
-        with turn.child(child), open(reading, "rb") as stream:
+        with compile_queue.child(child), open(reading, "rb") as stream:
             with contextlib.suppress(ChildProcessError):  # the program waits for any child
                 os.waitpid(child, 0)
             said = stream.read()
@@ -186,12 +186,12 @@ def _leave_program() -> None:
         os._exit(0)
 
 
-def _run_child(order: Order, directory: str, nice: int, writing: int, life: int) -> NoReturn:
+def _run_child(job: CompileJob, directory: str, nice: int, writing: int, life: int) -> NoReturn:
     reason, final = None, False
     try:
         _become_background(nice, {writing, life})
         threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
-        compile_library(order, directory)
+        compile_library(job, directory)
     except CompilationError as error:
         reason, final = str(error), isinstance(error, NoLibraryError)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the program goes on
@@ -251,7 +251,7 @@ class _Called(nn.Module):
         return self._call(list(tensors))
 
 
-def compile_library(order: Order, directory: str) -> None:
+def compile_library(job: CompileJob, directory: str) -> None:
     """Compile into `directory`, in this process. Raises CompilationError."""
     import torch._inductor as inductor
     import torch._inductor.config as settings
@@ -259,11 +259,11 @@ def compile_library(order: Order, directory: str) -> None:
     began = time.perf_counter()
     work = os.path.join(directory, WORK)
     os.mkdir(work)
-    named: type[_Called] = type(order.name, (_Called,), {})  # errors have the model's name
-    module = named(order.call)
-    options = inductor_options(order.options, threads=order.threads, freezing=True)
+    named: type[_Called] = type(job.name, (_Called,), {})  # errors have the model's name
+    module = named(job.call)
+    options = inductor_options(job.options, threads=job.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
-    machine = own_description(order.threads, torch.__version__)
+    machine = own_description(job.threads, torch.__version__)
     given = library_settings(operator_library.loaded().path) | operator_library.c_calls()
     options = given | options
     options |= {
@@ -271,7 +271,7 @@ def compile_library(order: Order, directory: str) -> None:
         "aot_inductor.metadata": machine,
     }
     auto = torch.export.Dim.AUTO
-    varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in order.pattern.dims]
+    varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in job.pattern.dims]
     mend_compiler()
     with (
         compiling,
@@ -279,32 +279,32 @@ def compile_library(order: Order, directory: str) -> None:
         explaining(module, only_compiles=True),
         torch.no_grad(),
         settings.patch(compile_threads=1),
-        _packing_for(order.threads),
+        _packing_for(job.threads),
     ):
         try:
-            with _refusing_disabled(order.name):
+            with _refusing_disabled(job.name):
                 exported = torch.export.export(
                     module,
-                    tuple(order.tensors),
+                    tuple(job.tensors),
                     dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
-                    strict=order.strict,
+                    strict=job.strict,
                 )
         except Exception as error:
             if type(error).__module__.startswith("torch."):
-                text = f"torch.export cannot export {order.name}: {first_line(error)}"
+                text = f"torch.export cannot export {job.name}: {first_line(error)}"
                 raise NoLibraryError(text) from error
             raise
         graph: Any = exported.module(check_guards=False)
-        written: Any = inductor.aot_compile(graph, tuple(order.tensors), options=options)
-    served = served_by(exported)
+        written: Any = inductor.aot_compile(graph, tuple(job.tensors), options=options)
+    sizes = served_sizes(exported)
     problem = calls_by_torch(work)
     if problem is not None:
-        raise NoLibraryError(f"{order.name} calls {problem}")
+        raise NoLibraryError(f"{job.name} calls {problem}")
     sources = [path.read_text(errors="replace") for path in Path(work).glob("*.cpp")]
-    specs = input_specs(sources, len(order.tensors))
+    specs = input_specs(sources, len(job.tensors))
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
-    write_description(directory, served, specs, machine, time.perf_counter() - began)
+    write_description(directory, sizes, specs, machine, time.perf_counter() - began)
 
 
 @contextlib.contextmanager
@@ -366,7 +366,7 @@ def _refusing_disabled(name: str) -> Iterator[None]:
             frames._callback_from_stance = original  # noqa: SLF001
 
 
-def served_by(exported: Any) -> Served:
+def served_sizes(exported: Any) -> ServedSizes:
     """Return for which sizes a program was exported, once it has been compiled.
 
     The compiler adds conditions to those of the export. Raises CompilationError where they cannot be
@@ -397,7 +397,7 @@ def served_by(exported: Any) -> Served:
                 own.append(int(size))
         dims.append(own)
     if environment is None:
-        return Served(dims, {}, ())
+        return ServedSizes(dims, {}, ())
     used = {name for own in dims for name in own if isinstance(name, str)}
     ranges: dict[str, tuple[int, int | None]] = {}
     for symbol, limits in environment.var_to_range.items():
@@ -414,4 +414,4 @@ def served_by(exported: Any) -> Served:
     for condition in conditions.values():
         if not {str(symbol) for symbol in condition.free_symbols} <= used:
             raise CompilationError(f"it holds under a condition that no size tells: {condition}")
-    return Served(dims, ranges, sorted(conditions))
+    return ServedSizes(dims, ranges, sorted(conditions))

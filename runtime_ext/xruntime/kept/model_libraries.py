@@ -10,7 +10,8 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,11 +20,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xruntime import operator_library
-from xruntime.kept.calls import FlatCall, Form, Nest, Sizes
+from xruntime.kept.calls import FlatCall, Form, Nest
+from xruntime.kept.compile_queue import compile_queue
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
 from xruntime.kept.making import NoLibraryError
-from xruntime.kept.store import Code, CodeStore, open_store
-from xruntime.kept.turn import turn
+from xruntime.kept.store import CodeStore, Library, open_store
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _log = logging.getLogger("xruntime")
@@ -83,20 +84,6 @@ class ModelCall:
         if any(isinstance(it, SYMBOLIC) for it in pytree.tree_flatten(outputs)[0]):
             raise NoLibraryError("it returns a number that depends on its arguments")
         return tuple(tensors_of(outputs))
-
-
-class LoadedLibrary:
-    """Loaded code, the name of its entry, and the nest of its outputs once they were compared."""
-
-    def __init__(self, code: Code, name: str, *, kept: bool) -> None:
-        self.code = code
-        self.name = name
-        self.kept = kept
-        """Whether an earlier process compiled it."""
-
-        self.outputs: Nest | None = None
-        self.compared: set[Sizes] = set()
-        """Sizes of calls on which it was compared with the model."""
 
 
 def store_for(model: nn.Module) -> CodeStore:
@@ -193,6 +180,9 @@ class CalledModel:
     dynamic = False
     """Whether the first size of every tensor may vary from the start."""
 
+    options: Mapping[str, Any] = MappingProxyType({})
+    """More settings of Inductor."""
+
     times_code = True
     """Whether code is timed next to the modules, by calls."""
 
@@ -217,16 +207,13 @@ class CalledModel:
         self.name = name
         self.policy = policy
         self.tolerance = tolerance
-        self.order: dict[str, Any] = {}
-        """Further fields of each `Order`."""
-
         self.notes: list[str] = []
         """The lines so far."""
 
         self.began = time.perf_counter()
         self._facts = facts
 
-    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the modules."""
         raise NotImplementedError
 
@@ -263,7 +250,7 @@ class CalledModel:
         """Return how many calls of so many threads may run code at the same time."""
         raise NotImplementedError
 
-    def note_accepted(self, library: LoadedLibrary) -> None:
+    def note_accepted(self, library: Library) -> None:
         """Receives each library whose outputs agree with the modules'."""
 
     @functools.cached_property
@@ -279,5 +266,5 @@ class CalledModel:
     def note(self, line: str) -> None:
         """Report a line, and remember it."""
         self.notes.append(line)
-        turn.clear_line()
+        compile_queue.clear_line()
         (self.report or _log.info)(line)

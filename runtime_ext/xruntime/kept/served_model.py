@@ -19,7 +19,7 @@ from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import CalledModel, CallKey
 from xruntime.kept.store import open_store
 
-MAX_LANES: Final = 64
+MAX_FORMS: Final = 64
 """Maximum number of kinds of calls: a value that differs from call to call, such as a time step, would make
 one for each."""
 
@@ -35,7 +35,7 @@ class ServedModel(CalledModel):
     def forget(self) -> None:
         """Forget all libraries, and what they were compiled of. Calls that run go on with theirs."""
         self.__dict__.pop("fingerprint", None)
-        self._lanes: dict[CallKey, CallLibraries] = {}
+        self._kinds: dict[CallKey, CallLibraries] = {}
         self._adding = threading.Lock()
         self._is_full = False
 
@@ -43,29 +43,31 @@ class ServedModel(CalledModel):
         """Return the libraries for calls like this one; None if there would be too many kinds."""
         threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
         key = CallKey(call.form, threads, self.call_autocast(), dtype)
-        lane = self._lanes.get(key)
-        if lane is None and len(self._lanes) < MAX_LANES:
+        libraries = self._kinds.get(key)
+        if libraries is None and len(self._kinds) < MAX_FORMS:
             with self._adding:
-                lane = self._lanes.get(key) or self._lanes.setdefault(key, CallLibraries(self, key))
-        elif lane is None and not self._is_full:
+                libraries = self._kinds.get(key)
+                if libraries is None:
+                    libraries = self._kinds[key] = CallLibraries(self, key)
+        elif libraries is None and not self._is_full:
             self._is_full = True
-            self.note(f"calls of further forms are not compiled: there are {MAX_LANES} already")
-        return lane
+            self.note(f"calls of further forms are not compiled: there are {MAX_FORMS} already")
+        return libraries
 
     @property
     def compiled(self) -> bool:
         """Whether there is code for some calls."""
-        return any(lane.libraries for lane in self._lanes.values())
+        return any(kind.libraries for kind in self._kinds.values())
 
     @property
     def waits(self) -> bool:
         """Whether the first code is being compiled."""
-        return not self.compiled and any(lane.making for lane in self._lanes.values())
+        return not self.compiled and any(kind.compiling for kind in self._kinds.values())
 
     def renew_locks(self) -> None:
         self._adding = threading.Lock()
-        for lane in self._lanes.values():
-            lane.renew_locks()
+        for kind in self._kinds.values():
+            kind.renew_locks()
 
 
 _all: weakref.WeakSet[ServedModel] = weakref.WeakSet()

@@ -31,7 +31,7 @@ from xruntime.aoti.inputs import Inputs, InputSpec
 from xruntime.aoti.package_file import check_machine, check_trusted
 from xruntime.aoti.runners import CRunner
 from xruntime.errors import PackageError
-from xruntime.kept.calls import Pattern, Served, Sizes
+from xruntime.kept.calls import Nest, Pattern, ServedSizes, Sizes
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
 """The variable that names the directory; with 0, nothing is kept."""
@@ -49,7 +49,7 @@ DESCRIPTION: Final = "description.json"
 class Description(NamedTuple):
     """What is written beside a library."""
 
-    served: Served
+    sizes: ServedSizes
     specs: tuple[InputSpec | None, ...] | None
     machine: dict[str, str]
     seconds: float
@@ -62,16 +62,26 @@ class Refused(NamedTuple):
     reason: str
 
 
-class Code:
-    """Loaded code. Called with the tensors of a call; returns the tensors of its outputs."""
+class Library:
+    """A loaded library. Called with the tensors of a call; returns the tensors of its outputs."""
 
     def __init__(self, directory: str, description: Description, runners: int) -> None:
-        self.directory = directory
-        self.served = description.served
+        self.name = os.path.basename(directory)
+        """The name of its entry."""
+
+        self.sizes = description.sizes
         self.seconds = description.seconds
+        self.kept = True
+        """Whether an earlier process compiled it."""
+
+        self.outputs: Nest | None = None
+        """The nest of its outputs, once they were compared with the model's."""
+
+        self.compared: set[Sizes] = set()
+        """Sizes of calls on which it was compared with the model."""
+
         self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
-        count = len(self.served.dims)
-        self._inputs = Inputs(((None,) * count, {}), description.specs)
+        self._inputs = Inputs(self._runner.input_form, description.specs)
         self._suitable: set[Sizes] = set()
         """Sizes for which tensors were checked before; they are not checked again."""
 
@@ -118,7 +128,7 @@ class CodeStore:
             return not any(not entry.name.startswith(".") for entry in entries)
         return True
 
-    def load(self, name: str, *, runners: int) -> Code | Refused:
+    def load(self, name: str, *, runners: int) -> Library | Refused:
         """Load an entry. Raises FileNotFoundError without one, and PackageError, OSError, ValueError, KeyError
         or TypeError for one that cannot be used.
         """
@@ -139,7 +149,7 @@ class CodeStore:
             raise PackageError(f"{library} is not whole")
         with contextlib.suppress(OSError):  # for the pruner: this entry was used now
             os.utime(path)
-        return Code(directory, description, runners)
+        return Library(directory, description, runners)
 
     def remove(self, name: str) -> None:
         """Remove an entry, ignoring files that cannot be removed."""
@@ -199,13 +209,13 @@ def _remove_unfinished() -> None:
         _remove(path)
 
 
-# Runs after the exit handler of `turn`, which is registered later and ends the processes that write there.
+# Runs after the exit handler of `compile_queue`, which is registered later and ends the processes that write there.
 atexit.register(_remove_unfinished)
 os.register_at_fork(after_in_child=_paths.clear)
 
 
 def write_description(
-    directory: str, served: Served, specs: Any, machine: dict[str, str], seconds: float
+    directory: str, sizes: ServedSizes, specs: Any, machine: dict[str, str], seconds: float
 ) -> None:
     """Write what `CodeStore.load` reads. Raises OSError."""
     inputs = specs and [
@@ -218,9 +228,9 @@ def write_description(
         for spec in specs
     ]
     written = {
-        "dims": served.dims,
-        "ranges": served.ranges,
-        "conditions": served.conditions,
+        "dims": sizes.dims,
+        "ranges": sizes.ranges,
+        "conditions": sizes.conditions,
         "inputs": inputs,
         "machine": machine,
         "bytes": os.stat(os.path.join(directory, LIBRARY)).st_size,
@@ -240,14 +250,14 @@ def _write(directory: str, written: dict[str, Any]) -> None:
 
 
 def _read(written: dict[str, Any]) -> Description:
-    def read(one: Any) -> InputSpec:
-        dtype, dims, sizes, strides = one
+    def read(spec: Any) -> InputSpec:
+        dtype, dims, sizes, strides = spec
         return InputSpec(getattr(torch, dtype), dims, dict(sizes), dict(strides))
 
     inputs = written["inputs"]
-    specs = None if inputs is None else tuple([it and read(it) for it in inputs])
-    served = Served(written["dims"], written["ranges"], written["conditions"])
-    return Description(served, specs, written["machine"], written["seconds"])
+    specs = None if inputs is None else tuple([spec and read(spec) for spec in inputs])
+    sizes = ServedSizes(written["dims"], written["ranges"], written["conditions"])
+    return Description(sizes, specs, written["machine"], written["seconds"])
 
 
 def open_store(temporary: str | None = None) -> CodeStore:

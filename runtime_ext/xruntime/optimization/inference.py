@@ -22,10 +22,11 @@ from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import Policy
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
-from xruntime.optimization.aside import CompiledAside
 from xruntime.optimization.few_bits import pack_weights
 from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
 from xruntime.optimization.module_order import part_with_hooks
+from xruntime.optimization.optimized_code import OptimizedCode
+from xruntime.optimization.original_weights import OriginalWeights
 from xruntime.optimization.passes import (
     join_linears,
     lower_precision,
@@ -35,7 +36,6 @@ from xruntime.optimization.passes import (
     use_linear_rows,
     without_gradients,
 )
-from xruntime.optimization.plain_weights import PlainWeights
 from xruntime.optimization.run import Known, Run, undoing_calls
 from xruntime.optimization.runner import Modes, SlowCallWarning
 from xruntime.optimization.steps import PassOutcome, Timing, remember
@@ -86,7 +86,7 @@ def optimize_for_inference(
     # Weights that are made here must work outside of a caller's inference mode, too.
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         subject = request.model if request.inplace else _copy_of(request.model, counterparts)
-        run = _Inference(request, subject, PlainWeights(request.model, counterparts))
+        run = _Inference(request, subject, OriginalWeights(request.model, counterparts))
         # Weights of language models may be most of the memory.
         run.shares_weights = shares_weights or request.inplace or run.generates
         run.caller_measures = known is not None
@@ -102,7 +102,7 @@ def optimize_for_inference(
 def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
     """Return a deep copy; `counterparts` receives the copy of each object by the original's id.
 
-    Its parameters are other objects on the same memory until `PlainWeights.separate`.
+    Its parameters are other objects on the same memory until `OriginalWeights.separate`.
     """
     for parameter in model.parameters():
         if type(parameter) is nn.Parameter and not parameter.is_inference():
@@ -119,7 +119,7 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
 class _Inference(Run):
     """One call of `optimize` for inference."""
 
-    def __init__(self, request: OptimizeRequest, model: nn.Module, plain: PlainWeights) -> None:
+    def __init__(self, request: OptimizeRequest, model: nn.Module, plain: OriginalWeights) -> None:
         super().__init__(request, model)
         self.plain = plain
         self.shares_weights = False
@@ -188,56 +188,56 @@ class _Inference(Run):
             and not self.caller_measures
         )
 
-    def _new_aside(self, modes: Modes, *, wait: bool = False) -> CompiledAside:
+    def _new_code(self, modes: Modes, *, wait: bool = False) -> OptimizedCode:
         assert self.check is not None
         tolerance = self.check.tolerance
-        return CompiledAside(self.model, self.runner, modes, tolerance=tolerance, wait=wait)
+        return OptimizedCode(self.model, self.runner, modes, tolerance=tolerance, wait=wait)
 
-    def _compiled_now(self, *, is_timed: bool) -> CompiledAside | None:
+    def _compiled_now(self, *, is_timed: bool) -> OptimizedCode | None:
         """Return the model's compiled form; None if it cannot be compiled."""
-        aside = self._new_aside(self.modes, wait=True)
-        aside.report, aside.times_code = (
+        code = self._new_code(self.modes, wait=True)
+        code.report, code.times_code = (
             lambda _line: None,
             not is_timed,
         )  # the step has these lines
-        self.runner.compiled = aside
+        self.runner.compiled = code
         try:
             self.call_returned()
         finally:
             self.runner.compiled = None
-        aside.report = None
+        code.report = None
         if not self.request.wait:
-            aside.policy = Policy.BACKGROUND
-        if not aside.compiled:
-            self.note("graph", PassOutcome.SKIPPED, aside.describe())
+            code.policy = Policy.BACKGROUND
+        if not code.compiled:
+            self.note("graph", PassOutcome.SKIPPED, code.describe())
             return None
-        return aside
+        return code
 
-    def _compiled_later(self, original: Callable[[], Any] | None) -> CompiledAside | None:
+    def _compiled_later(self, original: Callable[[], Any] | None) -> OptimizedCode | None:
         """Return a form that is compiled in the background; None for calls that are too short for that.
 
         Where the modules are slower than the input, those of the input are called until there is code.
         """
-        aside, call = self._new_aside(self.modes), self.request.call
+        code, call = self._new_code(self.modes), self.request.call
         assert call is not None
         with self.as_returned():
             # Then there is hardly anything left to compile.
-            serves = aside.has_kept_ranges(call.args, call.kwargs)
+            serves = code.has_kept_ranges(call.args, call.kwargs)
         if serves or original is None:
-            return aside
+            return code
         with undoing_calls(self.model), self.as_returned():
             trial = compared_speed(
                 ("input", original), ("none", self._call_of(None)), max_pair_s=MAX_PAIR_S
             )
         if not trial.is_slower:
-            aside.speedup = trial.ratio
-            return aside
+            code.speedup = trial.ratio
+            return code
         modes = self.modes
         self._undo_passes("the input is faster, and called until there is code", keeps_no_grad=True)
-        aside = self._new_aside(modes)
+        code = self._new_code(modes)
         with undoing_calls(self.model), self.as_returned():
             trial = compared_speed(
-                ("input", original), ("none", self._call_of(aside)), max_pair_s=MAX_SHORT_PAIR_S
+                ("input", original), ("none", self._call_of(code)), max_pair_s=MAX_SHORT_PAIR_S
             )
         if trial.is_slower and trial.ratio * MAX_COUNTING < 1:
             reason = (
@@ -245,7 +245,7 @@ class _Inference(Run):
             )
             self.note("graph", PassOutcome.UNDONE, reason)
             return None
-        return self._new_aside(modes)
+        return self._new_code(modes)
 
     def _separate_weights(self) -> None:
         if not self.shares_weights:
@@ -259,7 +259,7 @@ class _Inference(Run):
         sample = self.request.call.copied()
         return lambda: twin(*sample.args, **sample.kwargs)
 
-    def _call_of(self, compiled: CompiledAside | None) -> Callable[[], Any]:
+    def _call_of(self, compiled: OptimizedCode | None) -> Callable[[], Any]:
         """Return a call of what is returned, with that compiled form, in the caller's grad mode."""
         assert self.request.call is not None
         sample = self.request.call.copied()
@@ -274,8 +274,8 @@ class _Inference(Run):
         return call
 
     def _fastest(
-        self, original: Callable[[], Any], compiled: CompiledAside | None
-    ) -> tuple[CompiledAside | None, list[Timing]]:
+        self, original: Callable[[], Any], compiled: OptimizedCode | None
+    ) -> tuple[OptimizedCode | None, list[Timing]]:
         """Time the input, the changed modules and the compiled form; return the latter if it is the fastest."""
         calls = {"input": original, "none": self._call_of(None)}
         with undoing_calls(self.model), self.as_returned():
@@ -314,7 +314,7 @@ class _Inference(Run):
             for step in self.steps
         ]
 
-    def _finished(self, timings: list[Timing], aside: CompiledAside | None) -> nn.Module:
+    def _finished(self, timings: list[Timing], code: OptimizedCode | None) -> nn.Module:
         model, request = self.model, self.request
         step = next((step for step in self.steps if step.name == "graph"), None)
         tried = request.graph == "auto" and request.level != "O0" and self.check is not None
@@ -330,11 +330,11 @@ class _Inference(Run):
         keep = request.keep_weights and not frees
         self.plain.settle(model, self.edits.same_values, keep=keep)
         self._separate_weights()
-        if aside is not None or any(it.outcome is PassOutcome.APPLIED for it in self.steps):
-            model.__dict__["_xruntime_plain"] = self.plain
+        if code is not None or any(it.outcome is PassOutcome.APPLIED for it in self.steps):
+            model.__dict__["_xruntime_originals"] = self.plain
             self.become_optimized()
-        if aside is not None and not self.caller_measures:
-            aside.frozen = FrozenModel(model)
+        if code is not None and not self.caller_measures:
+            code.frozen = FrozenModel(model)
         made = self.explanation(self.plain.kept_bytes(model), timings)
-        remember(model, made, aside)
+        remember(model, made, code)
         return model

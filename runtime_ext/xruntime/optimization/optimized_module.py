@@ -18,7 +18,7 @@ from torch import nn
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
 from xruntime.optimization.layers import Replaced
-from xruntime.optimization.plain_weights import PlainWeights
+from xruntime.optimization.original_weights import OriginalWeights
 from xruntime.optimization.runner import CallRunner, Modes
 
 if TYPE_CHECKING:  # torch's optimizers take a second to import
@@ -38,7 +38,7 @@ class OptimizedModule(nn.Module):
     """
 
     _xruntime_optimized: CallRunner
-    _xruntime_plain: PlainWeights
+    _xruntime_originals: OriginalWeights
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the weights of the module that was optimized, for any torch.
@@ -48,7 +48,7 @@ class OptimizedModule(nn.Module):
         names = ("destination", "prefix", "keep_vars")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         own = self._xruntime_optimized.kind.state_dict(self, keep_vars=True)
-        return self._xruntime_plain.state_dict(
+        return self._xruntime_originals.state_dict(
             given.get("destination"),
             given.get("prefix", ""),
             own,

@@ -118,14 +118,14 @@ class CallRunner:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled = self.compiled
         if compiled is None and not self.modes.no_grad:
-            return self.plain(model, args, kwargs)
+            return self.eager(model, args, kwargs)
         if is_differentiated(args, kwargs):
-            return self.plain(model, args, kwargs, gradients=True)
+            return self.eager(model, args, kwargs, gradients=True)
         if compiled is not None:
             return compiled(args, kwargs)
-        return self.plain(model, args, kwargs)
+        return self.eager(model, args, kwargs)
 
-    def plain(
+    def eager(
         self,
         model: nn.Module,
         args: tuple[Any, ...],

@@ -13,7 +13,7 @@ from torch import nn
 from xruntime.compilation.judge import Difference
 from xruntime.errors import OptimizationError
 from xruntime.generation.decode_step import DecodeStep
-from xruntime.optimization.aside import CompiledAside
+from xruntime.optimization.optimized_code import OptimizedCode
 
 
 class SkipPassError(Exception):
@@ -123,7 +123,7 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-_explanations: WeakKeyDictionary[nn.Module, tuple[Explanation, CompiledAside | None]] = (
+_explanations: WeakKeyDictionary[nn.Module, tuple[Explanation, OptimizedCode | None]] = (
     WeakKeyDictionary()
 )
 
@@ -133,7 +133,7 @@ def explain(model: nn.Module) -> Explanation:
 
     Raises OptimizationError for another module.
     """
-    found, aside = _explanations.get(model, (None, None))
+    found, code = _explanations.get(model, (None, None))
     if found is None:
         raise OptimizationError(
             f"this {type(model).__name__} was not returned by xruntime.optimize: explain() the module that"
@@ -144,10 +144,10 @@ def explain(model: nn.Module) -> Explanation:
         step = found.step("decode_step")
         told = step._replace(reason=f"{step.reason}; {native.speed.line}")
         return found._replace(steps=tuple([told if one is step else one for one in found.steps]))
-    if aside is None:
+    if code is None:
         return found
-    outcome = PassOutcome.APPLIED if aside.refusal is None else PassOutcome.SKIPPED
-    return found._replace(steps=(*found.steps, Step("graph", outcome, aside.describe())))
+    outcome = PassOutcome.APPLIED if code.refusal is None else PassOutcome.SKIPPED
+    return found._replace(steps=(*found.steps, Step("graph", outcome, code.describe())))
 
 
 def is_explained(model: object) -> bool:
@@ -162,10 +162,8 @@ def is_for_training(model: object) -> bool:
     return any(step.name == "fused_optimizer" for step in _explanations[model][0].steps)
 
 
-def remember(
-    model: nn.Module, explanation: Explanation, aside: CompiledAside | None = None
-) -> None:
-    _explanations[model] = explanation, aside
+def remember(model: nn.Module, explanation: Explanation, code: OptimizedCode | None = None) -> None:
+    _explanations[model] = explanation, code
 
 
 def _mib(size_bytes: int) -> str:

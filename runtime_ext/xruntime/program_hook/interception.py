@@ -28,8 +28,8 @@ from xruntime.generation.language_models import called_by_generate, generates
 from xruntime.generation.linear_rows import available, few_rows
 from xruntime.kept.served_model import report_unfinished
 from xruntime.optimization.arguments import OptimizeRequest, checked
-from xruntime.optimization.aside import compiled_aside
 from xruntime.optimization.inference import optimize_for_inference
+from xruntime.optimization.optimized_code import optimized_code
 from xruntime.optimization.run import Known
 from xruntime.optimization.steps import PassOutcome, explain
 from xruntime.program_hook.refusals import (
@@ -268,9 +268,9 @@ class Interception:
         ran = known.routed is not None
         form = None if known.routed is None else known.routed.optimized
         known.routed = None
-        aside = compiled_aside(form) if form is not None else None
-        if aside is not None:
-            aside.report = None  # no call gets the code that it may be compiling
+        code = optimized_code(form) if form is not None else None
+        if code is not None:
+            code.report = None  # no call gets the code that it may be compiling
         if unfit and self._auto and self._dtype_for(known, module) is torch.bfloat16:
             known.fp32 = True
             self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")
@@ -298,9 +298,9 @@ class Interception:
         self._parts.update(part for part in module.modules() if part is not module)
         self._parts.update(routed.optimized.modules())
         steps = explain(routed.optimized).steps
-        aside = compiled_aside(routed.optimized)
-        if aside is not None:
-            aside.report = partial(self._report, type(module).__name__)
+        code = optimized_code(routed.optimized)
+        if code is not None:
+            code.report = partial(self._report, type(module).__name__)
             steps = tuple([step for step in steps if step.name != "graph"])
         applied = [step.name for step in steps if step.outcome is PassOutcome.APPLIED]
         others = [
@@ -309,7 +309,7 @@ class Interception:
         used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         ours = "precision" in applied and not known.fp32
         chosen = self._precision[1] if ours else ", ".join(sorted(used))
-        graph = "" if aside is None else f" graph: {aside.describe()};"
+        graph = "" if code is None else f" graph: {code.describe()};"
         self._say(
             f"{type(module).__name__}: optimized in {elapsed_s:.1f} s: {chosen}; {', '.join(applied)};"
             f"{graph} {routed.difference}; not applied: {'; '.join(others) or 'nothing'}"

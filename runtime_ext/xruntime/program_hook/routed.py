@@ -15,7 +15,7 @@ from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
 from xruntime.kept.watched_state import WatchedState
-from xruntime.optimization.aside import CompiledAside, compiled_aside
+from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
 from xruntime.optimization.run import Known
 from xruntime.optimization.steps import explain
 from xruntime.program_hook.refusals import (
@@ -108,7 +108,7 @@ class Routed:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.optimized = optimize(module, self._sample.copied(), Known(expected))
-                if compiled_aside(self.optimized) is None:
+                if optimized_code(self.optimized) is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)
                     self.difference = self._compare(expected, outputs)
@@ -146,28 +146,28 @@ class Routed:
         if form != self._form:
             return self._run(module, *args, **kwargs)
         sizes = sizes_of(args, kwargs)
-        # Code that takes over later is compared with the modules by `CompiledAside`.
-        aside = compiled_aside(self.optimized)
-        limit = 2 if aside is not None else MAX_COMPARED_SIZES
+        # Code that takes over later is compared with the modules by `OptimizedCode`.
+        code = optimized_code(self.optimized)
+        limit = 2 if code is not None else MAX_COMPARED_SIZES
         if sizes not in self._compared and len(self._compared) < limit:
             return self._compared_call(module, args, kwargs)
-        trial = self._present_trial(aside)
+        trial = self._present_trial(code)
         if sizes != sizes_of(*self._sample) or trial is None:
             return self._form_call(module, args, kwargs)
         return trial.computed(
             began,
             lambda: self._run(module, *args, **kwargs),
             lambda: self._form_call(module, args, kwargs),
-            lambda: self._end_trial(trial, aside),
+            lambda: self._end_trial(trial, code),
         )
 
-    def _present_trial(self, aside: CompiledAside | None) -> Trial | None:
+    def _present_trial(self, code: OptimizedCode | None) -> Trial | None:
         """Return the trial that the next call may be a turn of: one while code is compiled, and one after that."""
-        if self._is_final or aside is None:
+        if self._is_final or code is None:
             return self._trial
-        if aside.is_timing:
+        if code.is_timing:
             return None  # some calls of the form run code, and some run modules
-        if aside.is_settled:
+        if code.is_settled:
             self._trial, self._is_final = Trial(*FORMS), True
         return self._trial
 
@@ -214,21 +214,21 @@ class Routed:
             self.failure = error
         return expected
 
-    def _end_trial(self, trial: Trial, aside: CompiledAside | None) -> None:
+    def _end_trial(self, trial: Trial, code: OptimizedCode | None) -> None:
         """Once the trial is decided, leave a form that is slower as the program calls it and not being compiled."""
-        is_first = aside is not None and not self._is_final
+        is_first = code is not None and not self._is_final
         decided = trial.is_faster or trial.is_slower or trial.is_over()
         if trial is not self._trial or not (decided or (is_first and trial.is_faster is False)):
             return
         self._trial = None
-        if aside is not None and is_first:
-            aside.speedup = trial.ratio  # the compiler may take what the form saves
+        if code is not None and is_first:
+            code.speedup = trial.ratio  # the compiler may take what the form saves
         # Modules that are to be compiled may be no faster until then.
-        is_left = trial.is_slower and (aside is None or self._is_final)
+        is_left = trial.is_slower and (code is None or self._is_final)
         if is_left or (self._must_be_faster and not trial.is_faster and trial.ratio < 1.0):
             self.failure = SlowerError(f"a call takes {1 / trial.ratio:.2f} times as long")
-        elif aside is not None and aside.compiled:
-            aside.note(
+        elif code is not None and code.compiled:
+            code.note(
                 f"a call is {trial.ratio:.2f} times as fast as one of the program's own model"
             )
 

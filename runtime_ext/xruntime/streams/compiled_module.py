@@ -8,7 +8,7 @@ torch.compile by itself makes code that holds the GIL while it computes, that is
 every thread with another number of threads or another grad mode, and that must not be compiled in
 two threads at once (pytorch issues 118260, 136833, 168042). `compile_for_streams` compiles in one
 thread at a time, for one number of threads, and refuses any other. The code is kept for the next process,
-see `xruntime.kept.kept_code`.
+see `xruntime.kept.stream_code`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from xruntime.compilation.samples import (
     wrong_thread_error,
 )
 from xruntime.errors import CompilationError, GILWarning, refusing
-from xruntime.kept.kept_code import KeptCode
+from xruntime.kept.stream_code import StreamCode
 from xruntime.threads.team import resize_team, team_of
 from xruntime.threads.torch_modes import Autocast, current_autocast
 
@@ -83,7 +83,7 @@ class CompiledForStreams(torch.nn.Module):
 
     stream_kind: Final = CallableKind.COMPILED_FOR_STREAMS
 
-    def __init__(self, code: KeptCode, call: Sample, *, threads: int, dynamic: bool) -> None:
+    def __init__(self, code: StreamCode, call: Sample, *, threads: int, dynamic: bool) -> None:
         super().__init__()
         self.model = code.model
         self.threads = threads
@@ -121,11 +121,11 @@ class CompiledForStreams(torch.nn.Module):
         one of a shape that was compiled before, discard all code and compile again, now for this sample
         (None: the first one) and for other shapes at their next call. Raises CompilationError, SampleError.
         """
-        if sample is None:
-            self._code.discard()
         call = self.samples[0] if sample is None else sample_call(sample)
         with team_of(self.threads):
-            self._code.recompile(*call)
+            if sample is None or self._code.has_code(*call):
+                self._code.discard()
+            self._code(*call)
         if sample is not None:
             self.samples.append(call)
         return self
@@ -144,7 +144,7 @@ class CompiledForStreams(torch.nn.Module):
         """
         call = self.samples[0] if sample is None else sample_call(sample)
         with team_of(self.threads):
-            return self._code.compare(*call)
+            return self._code.compare_outputs(self._code.eager(*call), self._code(*call))
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """Return the original module's outputs, in the same modes."""
@@ -251,7 +251,7 @@ def compile_for_streams(
     GILWarning if torch cut the module into several graphs.
     """
     call = sample_call(sample)
-    code = KeptCode(
+    code = StreamCode(
         model,
         threads=check_threads(threads),
         freezing=freezing,

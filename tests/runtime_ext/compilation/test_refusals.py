@@ -14,7 +14,7 @@ from tests.runtime_ext.tiny_models import Chance, Holding
 from torch import nn
 
 from xruntime.errors import CompilationError, GILWarning, SampleError, ThreadCountError
-from xruntime.kept.kept_code import KeptCode
+from xruntime.kept.stream_code import StreamCode
 from xruntime.streams.compiled_module import compile_for_streams
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("compiler")]
@@ -30,13 +30,13 @@ def test_wrong_results_are_found(compiler: None) -> None:
 
 
 def test_code_that_another_thread_cannot_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: KeptCode, *call: Any) -> Any:
+    def refused(self: StreamCode, *call: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("not in this thread")
         return real(self, *call)
 
-    real = KeptCode.__call__
-    monkeypatch.setattr(KeptCode, "__call__", refused)
+    real = StreamCode.__call__
+    monkeypatch.setattr(StreamCode, "__call__", refused)
     with pytest.raises(CompilationError, match="cannot run it: RuntimeError: not in this"):
         compile_for_streams(nn.Linear(3, 3).eval(), torch.zeros(2, 3), threads=1)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from xruntime.kept.calls import Nest, Pattern, Served, flat_call
+from xruntime.kept.calls import Nest, Pattern, ServedSizes, flat_call
 
 
 def form(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ def test_what_differed_may_vary() -> None:
 
 
 def test_sizes_that_code_serves() -> None:
-    served = Served([["a", 3], ["a"]], {"a": (2, 15)}, ["a % 2 == 0"])
+    served = ServedSizes([["a", 3], ["a"]], {"a": (2, 15)}, ["a % 2 == 0"])
     assert served.fits(((4, 3), (4,)))
     assert not served.fits(((4, 3), (6,)))  # the same name, another size
     assert not served.fits(((4, 5), (4,)))
@@ -79,18 +79,18 @@ def test_sizes_that_code_serves() -> None:
     assert not served.fits(((5, 3), (5,)))  # the condition
     assert not served.fits(((4, 3),))
     assert not served.fits(((4, 3, 1), (4,)))
-    assert Served([["a"]], {"a": (2, None)}, ()).fits(((10**9,),))
+    assert ServedSizes([["a"]], {"a": (2, None)}, ()).fits(((10**9,),))
     assert served.pattern.described() == "?x3, ?"
     for condition in (
         "max(1, a // 2) == 2",
         "min(a, 5) == math.ceil(4.5)",
         "abs(a) >= torch.sym_float(a)",
     ):
-        assert Served([["a"]], {"a": (2, None)}, [condition]).fits(((5,),))
+        assert ServedSizes([["a"]], {"a": (2, None)}, [condition]).fits(((5,),))
     with pytest.raises(ValueError, match="names 'b', which is unknown"):
-        Served([["a"]], {"a": (2, None)}, ["a == 2 or a < b"])
+        ServedSizes([["a"]], {"a": (2, None)}, ["a == 2 or a < b"])
     with pytest.raises(ValueError, match="no expression"):
-        Served([["a"]], {"a": (2, None)}, ["a <"])
+        ServedSizes([["a"]], {"a": (2, None)}, ["a <"])
 
 
 class Pair(NamedTuple):

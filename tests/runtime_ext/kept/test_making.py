@@ -22,11 +22,11 @@ from xruntime.kept.calls import Pattern, flat_call
 from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
-    Background,
+    CompilePriority,
     NoLibraryError,
     NotCompiledError,
-    Order,
-    background,
+    CompileJob,
+    compile_priority,
     calls_by_torch,
     compile_in_child,
 )
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("native")
     [(0.5, 19), (1.0, 19), (1.17, 19), (1.18, 10), (1.4, 10), (1.5, 5), (9, 5)],
 )
 def test_what_the_passes_save_decides_the_priority(speedup: float, chosen: int) -> None:
-    assert background(speedup, threads=2, cpus=2) == Background(chosen)
+    assert compile_priority(speedup, threads=2, cpus=2) == CompilePriority(chosen)
     loss = 1 / (speedup * KEPT_SPEED[chosen])
     assert loss <= 1.05 or chosen == ONLY_IDLE
 
@@ -60,20 +60,20 @@ def test_what_the_passes_save_decides_the_priority(speedup: float, chosen: int) 
 def test_many_threads_leave_a_core_rather_than_share_one(
     speedup: float, threads: int, cpus: int, leaves: bool
 ) -> None:
-    assert background(speedup, threads, cpus) == Background(ONLY_IDLE, leaves)
+    assert compile_priority(speedup, threads, cpus) == CompilePriority(ONLY_IDLE, leaves)
 
 
-def order(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> Order:
+def job(call: Callable[[list[torch.Tensor]], Any], *tensors: torch.Tensor) -> CompileJob:
     sizes = tuple([tuple(it.shape) for it in tensors])
-    return Order("Model", call, list(tensors), Pattern(sizes), 1)
+    return CompileJob("Model", call, list(tensors), Pattern(sizes), 1)
 
 
-def compiled(one: Order, directory: Path) -> NotCompiledError | None:
-    """Compile as `xruntime.optimization.aside` does: in a thread of its own."""
+def compiled(job: CompileJob, directory: Path) -> NotCompiledError | None:
+    """Compile as `xruntime.optimization.optimized_code` does: in a thread of its own."""
 
     def run() -> NotCompiledError | None:
         try:
-            compile_in_child(one, str(directory), 0)
+            compile_in_child(job, str(directory), 0)
         except NotCompiledError as error:
             return error
         return None
@@ -87,7 +87,7 @@ def test_the_compiler_is_no_child_of_the_program(tmp_path: Path) -> None:
     def parent(_: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         raise NoLibraryError(f"{os.getppid()}")
 
-    error = compiled(order(parent, torch.ones(3)), tmp_path)
+    error = compiled(job(parent, torch.ones(3)), tmp_path)
     assert error is not None
     assert str(error).isdecimal()
     assert int(str(error)) != os.getpid()
@@ -98,7 +98,7 @@ def test_what_cannot_be_exported_is_refused_for_good(tmp_path: Path) -> None:
         (values,) = tensors
         return (values + 1 if values.sum() > 0 else values - 1,)
 
-    error = compiled(order(branch, torch.ones(3)), tmp_path)
+    error = compiled(job(branch, torch.ones(3)), tmp_path)
     assert error.final
     assert str(error).startswith("torch.export cannot export Model: ")
 
@@ -108,7 +108,7 @@ def test_functions_that_compiled_code_leaves_out_are_not_baked_in(tmp_path: Path
     def outside(values: torch.Tensor) -> torch.Tensor:
         return values * 2
 
-    error = compiled(order(lambda tensors: (outside(tensors[0]),), torch.ones(3)), tmp_path)
+    error = compiled(job(lambda tensors: (outside(tensors[0]),), torch.ones(3)), tmp_path)
     assert error.final
     assert "outside, which torch.compiler.disable keeps out of compiled code" in str(error)
 
@@ -118,7 +118,7 @@ def test_operators_without_a_c_interface_are_refused_for_good(
     tmp_path: Path, compiler: None
 ) -> None:
     error = compiled(
-        order(lambda tensors: (torch.linalg.matrix_exp(tensors[0]),), torch.eye(3)), tmp_path
+        job(lambda tensors: (torch.linalg.matrix_exp(tensors[0]),), torch.eye(3)), tmp_path
     )
     assert error.final
     text = "Model calls operators that have no C interface: aten::linalg_matrix_exp"
@@ -149,12 +149,12 @@ def test_errors_of_the_model_and_ends_of_the_process_are_not_for_good(tmp_path: 
     def die(_: list[torch.Tensor]) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    error = compiled(order(fail, torch.ones(3)), tmp_path)
+    error = compiled(job(fail, torch.ones(3)), tmp_path)
     assert not error.final
     assert "no room" in str(error)
     for entry in tmp_path.iterdir():
         entry.rmdir()
-    error = compiled(order(die, torch.ones(3)), tmp_path)
+    error = compiled(job(die, torch.ones(3)), tmp_path)
     assert not error.final
     assert "ended early" in str(error)
 
@@ -163,7 +163,7 @@ PROGRAM = """
 import os, pathlib, sys, threading, time
 import torch
 from xruntime.kept.calls import Pattern
-from xruntime.kept.making import Order, compile_in_child
+from xruntime.kept.making import CompileJob, compile_in_child
 
 def call(tensors):
     name = str(os.getpid())
@@ -171,8 +171,8 @@ def call(tensors):
     pathlib.Path(sys.argv[1], "told").rename(pathlib.Path(sys.argv[1], "child"))
     os.system("sleep 600")
 
-order = Order("Model", call, [torch.ones(2)], Pattern(((2,),)), 1)
-target = lambda: compile_in_child(order, sys.argv[1], 0)
+job = CompileJob("Model", call, [torch.ones(2)], Pattern(((2,),)), 1)
+target = lambda: compile_in_child(job, sys.argv[1], 0)
 threading.Thread(target=target, daemon=True).start()
 while not os.path.exists(os.path.join(sys.argv[1], "child")):
     time.sleep(0.01)
@@ -238,6 +238,6 @@ def test_numbers_that_depend_on_a_call_are_not_kept(
     given = flat_call((values,), {})
     key = CallKey(given.form, 1, None, torch.float32)
     call = ModelCall(type(model).forward, model, key, given.leaves)
-    error = compiled(order(call, values)._replace(pattern=Pattern(((rows, 4),))), tmp_path)
+    error = compiled(job(call, values)._replace(pattern=Pattern(((rows, 4),))), tmp_path)
     assert error.final
     assert str(error) == "it returns a number that depends on its arguments"

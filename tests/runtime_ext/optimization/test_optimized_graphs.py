@@ -18,7 +18,7 @@ from xruntime import optimize
 from xruntime.compilation.judge import MIN_PAIRS, Trial
 from xruntime.kept import store as stores
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain
-from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.optimized_code import optimized_code
 from xruntime.threads.team import team_of
 
 IS_SLOWER = vars(Trial)["is_slower"]
@@ -165,7 +165,7 @@ def test_modules_that_are_slower_are_not_called_while_code_is_made(
     step = explain(optimized).step("graph")
     if counting_s == 1.0:
         assert step.outcome is PassOutcome.APPLIED
-        assert compiled_aside(optimized).modes.dtype is torch.bfloat16
+        assert optimized_code(optimized).modes.dtype is torch.bfloat16
         assert not optimized(SAMPLE).requires_grad
     else:
         assert "wait=True compiles now" in step.reason

@@ -22,7 +22,7 @@ class _Kept(NamedTuple):
     version: int | None
 
 
-class PlainWeights:
+class OriginalWeights:
     """Entries of the state_dict of `source`, of which `subject` is a copy or the same module.
 
     counterparts

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code that a call waits for, and that the next process finds again.
 
-code = KeptCode(model, threads=4)
+code = StreamCode(model, threads=4)
 outputs = code(args, kwargs)     # loads or makes a library for calls of this shape first
 code.notes                       # where the code is from, and why some of it is not kept
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,16 +18,16 @@ from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import FlatCall, Form, flat_call
 from xruntime.kept.making import CAN_FORK, NotCompiledError
-from xruntime.kept.model_libraries import LoadedLibrary, Policy, settings
+from xruntime.kept.model_libraries import Policy, settings
 from xruntime.kept.served_model import ServedModel
-from xruntime.kept.store import CodeStore, open_store
+from xruntime.kept.store import CodeStore, Library, open_store
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _log = logging.getLogger("xruntime")
 
 
-class KeptCode(CompiledCode, ServedModel):
+class StreamCode(CompiledCode, ServedModel):
     """A `CompiledCode` of AOTInductor libraries, which hold the packed weights and are kept in the store.
 
     A child process compiles them, while the call that needs one waits. Each is compared with the eager
@@ -52,15 +51,13 @@ class KeptCode(CompiledCode, ServedModel):
         *,
         threads: int,
         dynamic: bool = False,
-        options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
-        CompiledCode.__init__(self, model, threads=threads, options=options, **others)
+        CompiledCode.__init__(self, model, threads=threads, **others)
         facts = f"{sorted(self.options.items())} {dynamic}"
         what = (self.model, _call, self.name, facts, Policy.STREAMS)
         ServedModel.__init__(self, *what, tolerance=self.tolerance)
         self.dynamic = dynamic
-        self.order = {"options": dict(options or {}), "strict": True}
 
     def forget(self) -> None:
         super().forget()
@@ -73,8 +70,8 @@ class KeptCode(CompiledCode, ServedModel):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; load or compile first for a call of a new shape. Raises CompilationError."""
         call = flat_call(args, kwargs)
-        lane = None if call is None else self.libraries_for(call)
-        if call is None or lane is None or (lane.over is not None and not lane.libraries):
+        kind = None if call is None else self.libraries_for(call)
+        if call is None or kind is None or (kind.end_reason is not None and not kind.libraries):
             return super().__call__(args, kwargs)
         change = self._change()
         if change is not None:
@@ -84,9 +81,7 @@ class KeptCode(CompiledCode, ServedModel):
             )
         # A library has its own precision; autocast would cast its operators again.
         with torch.inference_mode(), under_autocast(None):
-            return lane(call, 0.0)
-
-    plain = CompiledCode.eager
+            return kind(call, 0.0)
 
     def without_code(self, call: FlatCall, reason: str | None) -> Any:
         """Have torch compile it in this process."""
@@ -99,8 +94,8 @@ class KeptCode(CompiledCode, ServedModel):
 
     def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         call = flat_call(args, kwargs)
-        lane = None if call is None else self.libraries_for(call)
-        served = call is not None and lane is not None and lane.serves(call.sizes)
+        kind = None if call is None else self.libraries_for(call)
+        served = call is not None and kind is not None and kind.serves(call.sizes)
         return served or super().has_code(args, kwargs)
 
     def call_autocast(self) -> Autocast | None:
@@ -146,12 +141,12 @@ class KeptCode(CompiledCode, ServedModel):
         if line not in self.notes:
             super().note(line)
 
-    def note_accepted(self, library: LoadedLibrary) -> None:
+    def note_accepted(self, library: Library) -> None:
         self.graphs += 1
         origin = "found" if library.kept else "compiled"
         self.notes.append(
-            f"{origin} graph {self.graphs}, a library for {library.code.served.pattern.described()},"
-            f" compiled in {library.code.seconds:.1f} s"
+            f"{origin} graph {self.graphs}, a library for {library.sizes.pattern.described()},"
+            f" compiled in {library.seconds:.1f} s"
         )
         _log.info("%s: %s", self.name, self.notes[-1])
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from xruntime.kept.turn import CLEAR_LINE, turn
+from xruntime.kept.compile_queue import CLEAR_LINE, compile_queue
 
 
 @pytest.fixture(autouse=True)
 def shown_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xruntime.kept.turn.SILENT_S", 0.0)
+    monkeypatch.setattr("xruntime.kept.compile_queue.SILENT_S", 0.0)
 
 
 def test_a_terminal_shows_the_wait_and_is_clean_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_a_terminal_shows_the_wait_and_is_clean_after_it(monkeypatch: pytest.Mon
     with open(writing, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         reader.start()
-        turn.run(lambda: assert_set(compiled), "Net")
+        compile_queue.run(lambda: assert_set(compiled), "Net")
         reader.join()
         seen.extend(os.read(reading, 1024))
     os.close(reading)
@@ -52,12 +52,12 @@ def test_a_line_that_is_printed_meanwhile_replaces_the_wait(
     def report() -> None:
         while shown.encode() not in seen:
             seen.extend(os.read(reading, 1024))
-        turn.clear_line()
+        compile_queue.clear_line()
         print("compiled", file=sys.stderr, flush=True)
 
     with open(writing, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        turn.run(report, "Net")
+        compile_queue.run(report, "Net")
         seen.extend(os.read(reading, 1024))
     os.close(reading)
     assert f" s{CLEAR_LINE}compiled\r\n" in seen.decode()
@@ -65,7 +65,7 @@ def test_a_line_that_is_printed_meanwhile_replaces_the_wait(
 
 def test_nothing_else_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    turn.run(lambda: time.sleep(0.05), "Net")
+    compile_queue.run(lambda: time.sleep(0.05), "Net")
     assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
 
 
@@ -76,7 +76,7 @@ def assert_set(event: threading.Event) -> None:
 ENDING = """
 import fcntl, os, sys, threading, time
 import torch
-from xruntime.kept.turn import turn
+from xruntime.kept.compile_queue import compile_queue
 
 begun = threading.Event()
 
@@ -92,7 +92,7 @@ def waits():
     fcntl.flock(first, fcntl.LOCK_EX)
     begun.set()
     try:
-        turn.wait_for_lock(second)
+        compile_queue.wait_for_lock(second)
     except InterruptedError:
         print("done", flush=True)
 
@@ -102,13 +102,13 @@ def has_child():
     if not process:
         time.sleep(600)
     os.close(writing)
-    with turn.child(process):
+    with compile_queue.child(process):
         begun.set()
         os.read(reading, 1)
     print("done", flush=True)
 
-turn.start(globals()[sys.argv[1]])
-turn.start(lambda: print("another", flush=True))
+compile_queue.start(globals()[sys.argv[1]])
+compile_queue.start(lambda: print("another", flush=True))
 begun.wait()
 """
 

@@ -26,9 +26,9 @@ import xruntime
 from xruntime.errors import OptimizationError
 from xruntime.kept import store as stores
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
-from xruntime.kept.making import Background
+from xruntime.kept.making import CompilePriority
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain, optimize
-from xruntime.optimization.aside import compiled_aside
+from xruntime.optimization.optimized_code import optimized_code
 from xruntime.optimization.runner import CallRunner
 from xruntime.threads.team import team_of
 
@@ -65,7 +65,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(stores.VARIABLE, str(path))
     monkeypatch.setattr("xruntime.kept.call_libraries.START_AFTER_S", math.inf)
     # On a busy machine a child of low priority may take minutes.
-    monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0))
+    monkeypatch.setattr(
+        "xruntime.optimization.optimized_code.compile_priority", lambda *_: CompilePriority(0)
+    )
     # What is measured here is no reason to leave the code that a test is about.
     monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", True)
     return path
@@ -90,10 +92,10 @@ def test_slow_first_calls_of_the_input_are_no_gain_of_the_passes(
     # Of a gain the compiler would take CPU time from the program.
     monkeypatch.setattr("xruntime.compilation.judge.Trial.is_faster", None)
     FIRST_CALLS_S[:] = [0.2, 0.2]
-    aside = compiled_aside(optimize(Preparing(64, 64).eval(), sample_input=SAMPLE))
+    code = optimized_code(optimize(Preparing(64, 64).eval(), sample_input=SAMPLE))
     assert not FIRST_CALLS_S
-    assert aside is not None
-    assert aside.speedup < 10.0
+    assert code is not None
+    assert code.speedup < 10.0
 
 
 def graph(model: nn.Module) -> str:
@@ -209,7 +211,9 @@ def test_calls_leave_a_core_only_while_code_is_compiled(
         return plain(*args, **options)
 
     monkeypatch.setattr(CallRunner, "plain", recorded)
-    monkeypatch.setattr("xruntime.optimization.aside.background", lambda *_: Background(0, True))
+    monkeypatch.setattr(
+        "xruntime.optimization.optimized_code.compile_priority", lambda *_: CompilePriority(0, True)
+    )
     original = Model()
     with team_of(3):
         model = optimize(original, sample_input=SAMPLE)
@@ -494,7 +498,7 @@ def test_a_model_without_a_fingerprint_is_called(
 
 
 def test_further_forms_are_not_compiled(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xruntime.kept.served_model.MAX_LANES", 2)
+    monkeypatch.setattr("xruntime.kept.served_model.MAX_FORMS", 2)
     original = Model()
     model = optimize(original, sample_input=SAMPLE)
     for scale in range(4):
@@ -550,7 +554,7 @@ import torch
 from torch import nn
 from torch.backends import mkldnn
 import xruntime.compilation.judge as judge
-import xruntime.optimization.aside as aside
+import xruntime.optimization.optimized_code as code
 from xruntime import optimize
 
 judge.Trial.is_faster = True

@@ -22,7 +22,7 @@ LOOK_EVERY_S: Final = 0.1
 CLEAR_LINE: Final = "\r\033[K"
 
 
-class _Turn:
+class _CompileQueue:
     """Lets one thread at a time have code made, by one child process."""
 
     def __init__(self) -> None:
@@ -119,5 +119,5 @@ def _kill_group(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
 
 
-turn: Final = _Turn()
+compile_queue: Final = _CompileQueue()
 """That of this process."""

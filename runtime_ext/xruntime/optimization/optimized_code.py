@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled code that replaces the modules when it is ready: from the cache, or compiled in the background.
 
-    aside = CompiledAside(model, runner, modes, tolerance=0.01, wait=False)
-    outputs = aside(args, kwargs)      # of the modules, until there is code for calls like this one
+    code = OptimizedCode(model, runner, modes, tolerance=0.01, wait=False)
+    outputs = code(args, kwargs)      # of the modules, until there is code for calls like this one
 
 Calls differ by their form and the caller's number of threads, autocast and default dtype. `xruntime.kept.call_libraries` says
 how the calls of one kind are served.
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from xruntime.kept.calls import FlatCall, flat_call
-from xruntime.kept.making import MAX_SHARING_THREADS, background
+from xruntime.kept.making import MAX_SHARING_THREADS, compile_priority
 from xruntime.kept.model_libraries import Policy
 from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore
@@ -33,7 +33,7 @@ MAX_RUNNERS: Final = 16
 """Maximum number of calls of one model that run code at the same time."""
 
 
-class CompiledAside(ServedModel):
+class OptimizedCode(ServedModel):
     """The calls of one model that `optimize` returned.
 
     modes
@@ -66,21 +66,21 @@ class CompiledAside(ServedModel):
         began = time.perf_counter()
         call = None if self.is_changed() else flat_call(args, kwargs)
         if call is None:
-            return self.plain(args, kwargs)
-        lane = self.libraries_for(call)
-        return self.plain(args, kwargs) if lane is None else lane(call, began)
+            return self.eager(args, kwargs)
+        kind = self.libraries_for(call)
+        return self.eager(args, kwargs) if kind is None else kind(call, began)
 
-    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the modules; with one thread less while the compiler is to have a core."""
         threads = torch.get_num_threads()
         fewer = self._leaves_core and threads > MAX_SHARING_THREADS
         with torch.no_grad(), team_of(threads - 1) if fewer else contextlib.nullcontext():
-            return self.runner.plain(self.model, args, kwargs)
+            return self.runner.eager(self.model, args, kwargs)
 
     def without_code(self, call: FlatCall, reason: str | None) -> Any:
         if reason is not None and self.report is None:
             self.runner.warn("some calls", reason)
-        return self.plain(call.args, call.kwargs)
+        return self.eager(call.args, call.kwargs)
 
     def call_autocast(self) -> Autocast | None:
         return self.modes.autocast()
@@ -117,11 +117,11 @@ class CompiledAside(ServedModel):
     def has_kept_ranges(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an earlier process kept code for this call that serves calls of other sizes, too."""
         call = flat_call(args, kwargs)
-        lane = None if call is None else self.libraries_for(call)
-        if call is None or lane is None:
+        kind = None if call is None else self.libraries_for(call)
+        if call is None or kind is None:
             return False
-        found = [it.code.served for it in lane.libraries]
-        return any(it.fixed is None and it.fits(call.sizes) for it in found)
+        served = [library.sizes for library in kind.libraries]
+        return any(sizes.fixed is None and sizes.fits(call.sizes) for sizes in served)
 
     @contextlib.contextmanager
     def beside(self, threads: int) -> Iterator[int]:
@@ -133,30 +133,31 @@ class CompiledAside(ServedModel):
             yield 0
             return
         cpus = len(os.sched_getaffinity(0))
-        chosen = background(self.speedup, threads, cpus)
-        self._leaves_core = chosen.leaves_core and can_resize_team()
+        priority = compile_priority(self.speedup, threads, cpus)
+        self._leaves_core = priority.leaves_core and can_resize_team()
         try:
-            yield chosen.nice
+            yield priority.nice
         finally:
             self._leaves_core = False
 
     @property
     def is_timing(self) -> bool:
         """Whether the modules and code take turns."""
-        return any(lane.trials for lane in self._lanes.values())
+        return any(kind.trials for kind in self._kinds.values())
 
     @property
     def is_settled(self) -> bool:
         """Whether it is decided what computes the calls: code, or the modules for good."""
-        lanes = list(self._lanes.values())
-        decided = any(lane.libraries or lane.over is not None for lane in lanes)
-        return decided and not any(lane.making or lane.trials for lane in lanes)
+        kinds = list(self._kinds.values())
+        decided = any(kind.libraries or kind.end_reason is not None for kind in kinds)
+        return decided and not any(kind.compiling or kind.trials for kind in kinds)
 
     @property
     def refusal(self) -> str | None:
         """Why there is no code, once that is known."""
-        reasons = [lane.over for lane in self._lanes.values() if lane.over is not None]
-        return reasons[0] if reasons and not self.compiled else None
+        if self.compiled:
+            return None
+        return next((kind.end_reason for kind in self._kinds.values() if kind.end_reason), None)
 
     def describe(self) -> str:
         """Say what computes the calls."""
@@ -171,8 +172,8 @@ class CompiledAside(ServedModel):
         return store
 
 
-def compiled_aside(model: nn.Module) -> CompiledAside | None:
+def optimized_code(model: nn.Module) -> OptimizedCode | None:
     """Return the background compilation of a model that `optimize` returned; None without one."""
     runner = model.__dict__.get("_xruntime_optimized")
     compiled = None if runner is None else runner.compiled
-    return compiled if isinstance(compiled, CompiledAside) else None
+    return compiled if isinstance(compiled, OptimizedCode) else None
