@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypedDict
 
 import torch
 from torch import nn
@@ -36,11 +35,28 @@ GRAPHS: Final = {
 REMOVED_GRAPHS: Final = ("compile", "compile_cpp")
 
 
+class OptimizeOptions(TypedDict, total=False):
+    """The options of `optimize`, which describes them; their defaults are those of `OptimizeRequest`."""
+
+    dtype: torch.dtype | None
+    sample_input: Any
+    level: str
+    inplace: bool
+    graph: str
+    measure: bool
+    wait: bool
+    passes: Mapping[str, bool] | None
+    tolerance: float | None
+    keep_weights: bool
+    weight_bits: int | None
+    head_bits: int | None
+
+
 class OptimizeRequest(NamedTuple):
     """What the caller of `optimize` asked for."""
 
     model: Any
-    sample_input: Any
+    sample_input: Any = None
     training: bool = False
     dtype: torch.dtype | None = None
     level: str = "O1"
@@ -48,7 +64,7 @@ class OptimizeRequest(NamedTuple):
     graph: str = "auto"
     measure: bool = False
     wait: bool = False
-    passes: Mapping[str, bool] = MappingProxyType({})
+    passes: Mapping[str, bool] | None = None
     tolerance: float | None = None
     keep_weights: bool = True
     weight_bits: int | None = None
@@ -60,8 +76,9 @@ class OptimizeRequest(NamedTuple):
 
     def obstacle(self, name: str) -> str | None:
         """Why a pass is off; None if it is on."""
-        if name in self.passes:
-            return None if self.passes[name] else "switched off"
+        switches = self.passes or {}
+        if name in switches:
+            return None if switches[name] else "switched off"
         return "level O0" if self.level == "O0" else None
 
 
@@ -106,7 +123,7 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
         )
     _check_choice("graph", graph, tuple(GRAPHS))
     tolerance: Any = asked.tolerance
-    passes: Any = asked.passes
+    passes: Any = asked.passes or {}
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
         raise OptimizationError(
             f"tolerance={tolerance!r}: a number of at least 0 is expected, or None for the precision's own"

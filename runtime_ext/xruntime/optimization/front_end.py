@@ -3,76 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeVar, overload
+import inspect
+from typing import Any, Final, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
 
-from xruntime.optimization.arguments import OptimizeRequest, checked
+from xruntime.optimization.arguments import OptimizeOptions, OptimizeRequest, checked
 from xruntime.optimization.inference import optimize_for_inference
 
 Model = TypeVar("Model", bound=nn.Module)
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
 @overload
 def optimize(
-    model: Model,
-    *,
-    dtype: torch.dtype | None = None,
-    optimizer: None = None,
-    sample_input: Any = None,
-    level: str = "O1",
-    inplace: bool = False,
-    graph: str = "auto",
-    measure: bool = False,
-    wait: bool = False,
-    passes: Mapping[str, bool] | None = None,
-    tolerance: float | None = None,
-    keep_weights: bool = True,
-    weight_bits: int | None = None,
-    head_bits: int | None = None,
+    model: Model, *, optimizer: None = None, **options: Unpack[OptimizeOptions]
 ) -> Model: ...
 
 
 @overload
 def optimize(
-    model: Model,
-    *,
-    dtype: torch.dtype | None = None,
-    optimizer: torch.optim.Optimizer,
-    sample_input: Any = None,
-    level: str = "O1",
-    inplace: bool = False,
-    graph: str = "auto",
-    measure: bool = False,
-    wait: bool = False,
-    passes: Mapping[str, bool] | None = None,
-    tolerance: float | None = None,
-    keep_weights: bool = True,
-    weight_bits: int | None = None,
-    head_bits: int | None = None,
+    model: Model, *, optimizer: torch.optim.Optimizer, **options: Unpack[OptimizeOptions]
 ) -> tuple[Model, torch.optim.Optimizer]: ...
 
 
-def optimize(
-    model: nn.Module,
-    *,
-    dtype: torch.dtype | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    sample_input: Any = None,
-    level: str = "O1",
-    inplace: bool = False,
-    graph: str = "auto",
-    measure: bool = False,
-    wait: bool = False,
-    passes: Mapping[str, bool] | None = None,
-    tolerance: float | None = None,
-    keep_weights: bool = True,
-    weight_bits: int | None = None,
-    head_bits: int | None = None,
-) -> Any:
+def optimize(model: nn.Module, **options: Any) -> Any:
     """Return a faster form of `model`, or of (model, optimizer) for training.
 
     model
@@ -120,11 +75,22 @@ def optimize(
 
     Raises OptimizationError, SampleError, CompilationError; the model is as before then.
     """
-    request = OptimizeRequest(
-        *(model, sample_input, optimizer is not None, dtype, level, inplace, graph),
-        *(measure, wait, passes or {}, tolerance, keep_weights, weight_bits, head_bits),
-    )
-    return optimize_by(request, optimizer)
+    _SIGNATURE.bind(model, **options)
+    optimizer = options.pop("optimizer", None)
+    return optimize_by(OptimizeRequest(model, training=optimizer is not None, **options), optimizer)
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of `optimize` with each of its options, for help() and errors."""
+    keyword, defaults = inspect.Parameter.KEYWORD_ONLY, OptimizeRequest._field_defaults
+    names = ("optimizer", *OptimizeOptions.__annotations__)
+    options = [inspect.Parameter(it, keyword, default=defaults.get(it)) for it in names]
+    model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([model, *options])
+
+
+_SIGNATURE: Final = _signature()
+optimize.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
 
 
 def optimize_by(request: OptimizeRequest, optimizer: torch.optim.Optimizer | None) -> Any:

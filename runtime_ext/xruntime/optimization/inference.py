@@ -36,7 +36,7 @@ from xruntime.optimization.passes import (
     use_linear_rows,
     without_gradients,
 )
-from xruntime.optimization.run import Known, Run, undoing_calls
+from xruntime.optimization.run import KnownCall, Run, undoing_calls
 from xruntime.optimization.runner import Modes, SlowCallWarning
 from xruntime.optimization.steps import PassOutcome, Timing, remember
 
@@ -71,11 +71,11 @@ the background. They are of some ten microseconds."""
 
 
 def optimize_for_inference(
-    request: OptimizeRequest, *, known: Known | None = None, shares_weights: bool = False
+    request: OptimizeRequest, *, known_call: KnownCall | None = None, shares_weights: bool = False
 ) -> nn.Module:
     """Return the optimized module. If anything is raised, the model is as before.
 
-    known
+    known_call
         A call of the model with the sample.
     shares_weights
         The module shares the weights that no pass changes: the caller guarantees that the model is not
@@ -89,9 +89,9 @@ def optimize_for_inference(
         run = _Inference(request, subject, OriginalWeights(request.model, counterparts))
         # Weights of language models may be most of the memory.
         run.shares_weights = shares_weights or request.inplace or run.generates
-        run.caller_measures = known is not None
+        run.caller_measures = known_call is not None
         with run.undoing():
-            run.prepare(known)
+            run.prepare(known_call)
             made = run.optimized()
     del run
     with contextlib.suppress(AttributeError):  # glibc keeps what was freed between the weights

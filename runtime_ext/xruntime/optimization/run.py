@@ -70,10 +70,10 @@ class Run:
             self.edits.undo()
             raise
 
-    def prepare(self, known: Known | None = None) -> None:
+    def prepare(self, known_call: KnownCall | None = None) -> None:
         """Call and watch the model with the sample, if there is one, to compare with."""
         if self.request.call is not None:
-            self.check = OutputCheck(self, self.request.call, known)
+            self.check = OutputCheck(self, self.request.call, known_call)
 
     def run_passes(self, passes: Mapping[str, Callable[..., str]]) -> None:
         """Run passes and check all of them at once; only if that fails, one after the other."""
@@ -195,7 +195,7 @@ def undoing_calls(model: nn.Module) -> Iterator[WatchedState]:
         )
 
 
-class Known(NamedTuple):
+class KnownCall(NamedTuple):
     """A call of the input with the sample, made before."""
 
     outputs: Any
@@ -204,12 +204,12 @@ class Known(NamedTuple):
 class OutputCheck:
     """The input's outputs on the sample, and the comparison with others.
 
-    Calls the input twice, or once if the first call is `known`, and watches the last call. Each begins with the
+    Calls the input twice, or once if the first call is `known_call`, and watches the last call. Each begins with the
     same state of the model and the same random numbers. Raises OptimizationError if the model cannot be called
     with the sample, or computes something else each time.
     """
 
-    def __init__(self, run: Run, sample: Any, known: Known | None) -> None:
+    def __init__(self, run: Run, sample: Any, known_call: KnownCall | None) -> None:
         model, request = run.model, run.request
         autocast = run.modes._replace(dtype=request.dtype).autocast()
         self.tolerance = request.tolerance or 0.0
@@ -223,12 +223,12 @@ class OutputCheck:
         name = type(model).__name__
         call = sample.copied()
         try:
-            if known is None:
+            if known_call is None:
                 with undoing_calls(model), torch.no_grad(), own.precision():
                     outputs = model(*call.args, **call.kwargs)
                     # What is in a buffer would be undone.
-                    known = Known(with_tensors(torch.clone, outputs))
-            self._expected = known.outputs
+                    known_call = KnownCall(with_tensors(torch.clone, outputs))
+            self._expected = known_call.outputs
         except OptimizationError:
             raise
         except Exception as error:

@@ -30,7 +30,7 @@ from xruntime.kept.served_model import report_unfinished
 from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.inference import optimize_for_inference
 from xruntime.optimization.optimized_code import optimized_code
-from xruntime.optimization.run import Known
+from xruntime.optimization.run import KnownCall
 from xruntime.optimization.steps import PassOutcome, explain
 from xruntime.program_hook.refusals import (
     DifferentError,
@@ -77,7 +77,7 @@ class _Thread(threading.local):
     """Whether that module belongs to a language model, whose linears `few_rows` may compute."""
 
 
-class _Known:
+class _ModuleState:
     """The state of one module."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Interception:
         self.active = True
         self._asked = precision
         self._auto = precision == "auto"
-        self._known: weakref.WeakKeyDictionary[torch.nn.Module, _Known] = (
+        self._states: weakref.WeakKeyDictionary[torch.nn.Module, _ModuleState] = (
             weakref.WeakKeyDictionary()
         )
         self._parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -161,16 +161,16 @@ class Interception:
         self.thread.inside = True
         try:
             try:
-                known = self._known.get(module)
+                state = self._states.get(module)
             except TypeError:  # it cannot be hashed
                 return self.run(module, *args, **kwargs)
-            if known is not None and known.generating and self.active:
+            if state is not None and state.generating and self.active:
                 return self._generating(module, args, kwargs)
-            if not self.active or (known is not None and known.left):
-                self.thread.inside = known is None or not known.parts
+            if not self.active or (state is not None and state.left):
+                self.thread.inside = state is None or not state.parts
                 return self.run(module, *args, **kwargs)
-            if known is not None and known.routed is not None:
-                return self._routed(known, known.routed, module, args, kwargs)
+            if state is not None and state.routed is not None:
+                return self._routed(state, state.routed, module, args, kwargs)
             # Another thread that comes meanwhile, also one that optimizing starts, does not wait.
             if not self._deciding.acquire(blocking=False):
                 return self.run(module, *args, **kwargs)
@@ -183,19 +183,19 @@ class Interception:
 
     def _decide(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module that has no optimized form, and make one if it can be made."""
-        known = self._known.setdefault(module, _Known())
-        if known.left or known.routed is not None:
+        state = self._states.setdefault(module, _ModuleState())
+        if state.left or state.routed is not None:
             return self.run(module, *args, **kwargs)
         if self._belongs_to_generation(module, kwargs):
-            self._serve_generation(known, module)
-            if known.generating:
+            self._serve_generation(state, module)
+            if state.generating:
                 return self._generating(module, args, kwargs)
             return self.run(module, *args, **kwargs)
         dtype, routed = None, None
         try:
             refusal = self._refusal(module, args, kwargs)
             if refusal is None:
-                dtype = self._dtype_for(known, module)
+                dtype = self._dtype_for(state, module)
                 tolerance = tolerance_for(module.parameters(), None)
                 if dtype is not None:
                     tolerance = TOLERANCES[dtype]
@@ -203,7 +203,7 @@ class Interception:
         except Exception as error:  # noqa: BLE001 - the program goes on
             refusal = Refusal(_text(error), final=isinstance(error, UnfollowedError))
         if routed is None:
-            self._refuse(known, module, refusal or Refusal("", final=True))
+            self._refuse(state, module, refusal or Refusal("", final=True))
             return self.run(module, *args, **kwargs)
         began = time.perf_counter()
         outputs, failure = routed.prepare(
@@ -211,12 +211,12 @@ class Interception:
             must_be_faster=self._auto and dtype is torch.bfloat16,
         )
         if failure is None:
-            self._keep(known, module, routed, time.perf_counter() - began)
-        elif isinstance(failure, NotYetError) and known.refused_calls < MAX_FIRST_CALLS:
-            reason = str(failure) if known.refused_calls else ""
-            self._refuse(known, module, Refusal(reason, final=False))
+            self._keep(state, module, routed, time.perf_counter() - began)
+        elif isinstance(failure, NotYetError) and state.refused_calls < MAX_FIRST_CALLS:
+            reason = str(failure) if state.refused_calls else ""
+            self._refuse(state, module, Refusal(reason, final=False))
         else:
-            self._give_up(known, module, failure)
+            self._give_up(state, module, failure)
         return outputs
 
     def _belongs_to_generation(self, module: torch.nn.Module, kwargs: Any) -> bool:
@@ -225,14 +225,14 @@ class Interception:
             return True
         return called_by_generate()
 
-    def _serve_generation(self, known: _Known, module: torch.nn.Module) -> None:
+    def _serve_generation(self, state: _ModuleState, module: torch.nn.Module) -> None:
         refusal = module_refusal(module)
         if refusal is None and not available():
             refusal = Refusal("there is no native library: see python -m xruntime kernels", True)
         if refusal is not None:
-            self._refuse(known, module, refusal)
+            self._refuse(state, module, refusal)
             return
-        known.generating = True
+        state.generating = True
         self._parts.update(part for part in module.modules() if part is not module)
         kind, step = type(module), ""
         with contextlib.suppress(
@@ -262,22 +262,22 @@ class Interception:
         finally:
             self.thread.generating = False
 
-    def _give_up(self, known: _Known, module: torch.nn.Module, failure: Exception) -> None:
+    def _give_up(self, state: _ModuleState, module: torch.nn.Module, failure: Exception) -> None:
         """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""
         unfit = isinstance(failure, DifferentError | SlowerError)
-        ran = known.routed is not None
-        form = None if known.routed is None else known.routed.optimized
-        known.routed = None
+        ran = state.routed is not None
+        form = None if state.routed is None else state.routed.optimized
+        state.routed = None
         code = optimized_code(form) if form is not None else None
         if code is not None:
             code.report = None  # no call gets the code that it may be compiling
-        if unfit and self._auto and self._dtype_for(known, module) is torch.bfloat16:
-            known.fp32 = True
+        if unfit and self._auto and self._dtype_for(state, module) is torch.bfloat16:
+            state.fp32 = True
             self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")
         else:
             reason = f"{_text(failure)}{'; it ran optimized until now' if ran else ''}"
             parts = isinstance(failure, PipelineError)
-            self._refuse(known, module, Refusal(reason, final=True, parts=parts))
+            self._refuse(state, module, Refusal(reason, final=True, parts=parts))
 
     def _refusal(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Refusal | None:
         if module in self._parts:
@@ -290,10 +290,10 @@ class Interception:
         return refusal
 
     def _keep(
-        self, known: _Known, module: torch.nn.Module, routed: Routed, elapsed_s: float
+        self, state: _ModuleState, module: torch.nn.Module, routed: Routed, elapsed_s: float
     ) -> None:
         assert routed.optimized is not None
-        known.routed = routed
+        state.routed = routed
         self._optimized += 1
         self._parts.update(part for part in module.modules() if part is not module)
         self._parts.update(routed.optimized.modules())
@@ -307,7 +307,7 @@ class Interception:
             f"{it.name} ({it.reason})" for it in steps if it.outcome is not PassOutcome.APPLIED
         ]
         used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
-        ours = "precision" in applied and not known.fp32
+        ours = "precision" in applied and not state.fp32
         chosen = self._precision[1] if ours else ", ".join(sorted(used))
         graph = "" if code is None else f" graph: {code.describe()};"
         self._say(
@@ -322,27 +322,27 @@ class Interception:
     def _precision(self) -> tuple[bool, str]:
         return chosen_precision(self._asked)
 
-    def _dtype_for(self, known: _Known, module: torch.nn.Module) -> torch.dtype | None:
+    def _dtype_for(self, state: _ModuleState, module: torch.nn.Module) -> torch.dtype | None:
         """The precision to compute in; None: the module keeps its own."""
         if {parameter.dtype for parameter in module.parameters()} != {torch.float32}:
             return None
         bf16, _ = self._precision
-        return torch.bfloat16 if bf16 and not known.fp32 else torch.float32
+        return torch.bfloat16 if bf16 and not state.fp32 else torch.float32
 
     def _routed(
-        self, known: _Known, routed: Routed, module: torch.nn.Module, args: Any, kwargs: Any
+        self, state: _ModuleState, routed: Routed, module: torch.nn.Module, args: Any, kwargs: Any
     ) -> Any:
         try:
             return routed(module, args, kwargs)
         finally:
-            if routed.failure is not None and known.routed is routed:
-                self._give_up(known, module, routed.failure)
+            if routed.failure is not None and state.routed is routed:
+                self._give_up(state, module, routed.failure)
 
-    def _refuse(self, known: _Known, module: torch.nn.Module, refusal: Refusal) -> None:
-        known.refused_calls += 1
-        known.left = refusal.final or known.refused_calls >= MAX_REFUSED_CALLS
-        known.parts = refusal.parts
-        if known.left and not known.parts:
+    def _refuse(self, state: _ModuleState, module: torch.nn.Module, refusal: Refusal) -> None:
+        state.refused_calls += 1
+        state.left = refusal.final or state.refused_calls >= MAX_REFUSED_CALLS
+        state.parts = refusal.parts
+        if state.left and not state.parts:
             with contextlib.suppress(TypeError):  # a part cannot be hashed
                 self._parts.update(part for part in module.modules() if part is not module)
         if refusal.reason and (type(module), refusal.reason) not in self._refusals:
@@ -401,14 +401,14 @@ def start(precision: str, *, wait: bool) -> None:
 def _optimized_form(
     module: torch.nn.Module,
     sample: tuple[Any, Any],
-    known: Known,
+    known_call: KnownCall,
     *,
     dtype: torch.dtype | None,
     wait: bool,
 ) -> torch.nn.Module:
     request = OptimizeRequest(module, sample, dtype=dtype, wait=wait, keep_weights=False)
     # `Routed` sees changes of the program's module, whose weights the form uses.
-    return optimize_for_inference(checked(request), known=known, shares_weights=True)
+    return optimize_for_inference(checked(request), known_call=known_call, shares_weights=True)
 
 
 def chosen_precision(asked: str) -> tuple[bool, str]:

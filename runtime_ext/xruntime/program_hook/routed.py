@@ -16,7 +16,7 @@ from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
-from xruntime.optimization.run import Known
+from xruntime.optimization.run import KnownCall
 from xruntime.optimization.steps import explain
 from xruntime.program_hook.refusals import (
     DifferentError,
@@ -40,7 +40,7 @@ FORMS: Final = ("module", "form")
 OF_THE_FORM: Final = (RuntimeError, TypeError, AttributeError, NotImplementedError, XLaunchError)
 """Errors that replaced layers and weights in another precision may cause. Others are the program's own."""
 
-Optimize = Callable[[torch.nn.Module, tuple[Any, Any], Known], torch.nn.Module]
+Optimize = Callable[[torch.nn.Module, tuple[Any, Any], KnownCall], torch.nn.Module]
 """Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
 
 
@@ -107,7 +107,7 @@ class Routed:
             self._check_first_call(args, kwargs, expected, random_before)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self.optimized = optimize(module, self._sample.copied(), Known(expected))
+                self.optimized = optimize(module, self._sample.copied(), KnownCall(expected))
                 if optimized_code(self.optimized) is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)

@@ -22,13 +22,13 @@ from xruntime.kept.calls import Pattern, flat_call
 from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
+    CompileJob,
     CompilePriority,
     NoLibraryError,
     NotCompiledError,
-    CompileJob,
-    compile_priority,
     calls_by_torch,
     compile_in_child,
+    compile_priority,
 )
 from xruntime.kept.model_libraries import CallKey, ModelCall, stored_format
 
