@@ -55,11 +55,10 @@ def eager_module(model: object) -> torch.nn.Module:
             f"only an eager module can be compiled, and this {type(model).__name__} is {kind.value}: give"
             " the module that it was made from"
         )
-    training = [name or "the module itself" for name, m in model.named_modules() if m.training]
+    training = parts_in_training(model)
     if training:
         raise CompilationError(
-            f"the module is in training mode ({training[0]}{', ...' if training[1:] else ''}): call"
-            " .eval() on it first"
+            f"the module is in training mode ({training}): call .eval() on it first"
         )
     elsewhere = {f"{p.device}" for p in model.parameters() if p.device.type != "cpu"}
     if elsewhere:
@@ -68,6 +67,12 @@ def eager_module(model: object) -> torch.nn.Module:
             ' move it there by .to("cpu") first'
         )
     return model
+
+
+def parts_in_training(model: torch.nn.Module) -> str:
+    """Name the parts of a model that are in training mode, for a message; empty if there are none."""
+    names = [name or "the module itself" for name, part in model.named_modules() if part.training]
+    return ", ".join([*names[:1], *["..." for _ in names[1:2]]])
 
 
 def inductor_options(

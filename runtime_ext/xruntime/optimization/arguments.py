@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from xruntime.compilation.gil import kind_of
-from xruntime.compilation.inductor import eager_module
+from xruntime.compilation.inductor import eager_module, parts_in_training
 from xruntime.compilation.samples import Sample, sample_call
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
@@ -82,9 +82,9 @@ class OptimizeRequest(NamedTuple):
         return "level O0" if self.level == "O0" else None
 
 
-def checked(asked: OptimizeRequest) -> OptimizeRequest:
+def checked(request: OptimizeRequest) -> OptimizeRequest:
     """Check the arguments. Raises OptimizationError, SampleError, CompilationError."""
-    model, training, dtype, level, graph = asked.model, *asked[2:5], asked.graph
+    model = request.model
     if not isinstance(model, nn.Module):
         raise OptimizationError(
             f"optimize() takes a torch.nn.Module, and this is a {type(model).__name__}"
@@ -92,38 +92,72 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
     original = getattr(model, "_orig_mod", None)
     if not isinstance(original, nn.Module):
         original = model
-    if is_for_training(original) and not training:
-        if asked.inplace:
+    if is_for_training(original) and not request.training:
+        if request.inplace:
             raise OptimizationError(
                 f"this {type(original).__name__} is optimized for training, and its optimizer may hold a"
                 " part of its weights: leave inplace out, and a copy of it is optimized"
             )
         model = original = copy.deepcopy(original)
-    if is_explained(original):
+    _check_model(original)
+    _check_options(request)
+    _check_bits(request)
+    _check_combination(request)
+    call = None if request.sample_input is None else live_call(request.sample_input)
+    if call is None and request.measure:
+        raise OptimizationError("measure=True needs sample_input: the arguments of one call")
+    if not request.training:
+        if training := parts_in_training(original):
+            raise OptimizationError(
+                f"{type(original).__name__} is in training mode ({training}): call .eval() on it first, or"
+                " give its optimizer to optimize it for training"
+            )
+        model = eager_module(model)
+    elif original is not model or isinstance(model, torch.jit.ScriptModule):
         raise OptimizationError(
-            f"this {type(original).__name__} is optimized already: give optimize() the original module"
+            f"this {type(model).__name__} is {kind_of(model).value}: give optimize() the module that it"
+            " was made from, and call torch.compile on the model that optimize() returns"
         )
-    for name, part in original.named_modules():
+    if "forward" in model.__dict__:
+        raise OptimizationError(
+            f"forward was replaced on this {type(model).__name__} object, as some libraries do: remove that"
+            " (accelerate: remove_hook_from_module), or optimize the module before"
+        )
+    return request._replace(model=model, call=call)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse a model that is optimized already, as a whole or in part, or has parameters without a size."""
+    name = type(model).__name__
+    if is_explained(model):
+        raise OptimizationError(
+            f"this {name} is optimized already: give optimize() the original module"
+        )
+    for path, part in model.named_modules():
         if isinstance(part, OptimizedModule):
             raise OptimizationError(
-                f"{name} of this {type(original).__name__} is optimized already: put the original module"
-                " there, and optimize the whole"
+                f"{path} of this {name} is optimized already: put the original module there, and optimize"
+                " the whole"
             )
-    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise OptimizationError(
-                f"{name} of this {type(original).__name__} gets its size in the first call: call the model"
-                " before optimize()"
+                f"{path} of this {name} gets its size in the first call: call the model before optimize()"
             )
-    _check_choice("level", level, LEVELS)
-    if graph in REMOVED_GRAPHS:
+
+
+def _check_options(request: OptimizeRequest) -> None:
+    """Check each option by itself."""
+    training, dtype = request.training, request.dtype
+    tolerance: Any = request.tolerance
+    passes: Any = request.passes or {}
+    _check_choice("level", request.level, LEVELS)
+    if request.graph in REMOVED_GRAPHS:
         raise OptimizationError(
-            f"graph={graph!r} was removed: call torch.compile(optimize(model, graph='none', ...)), or let"
-            " graph='auto' compile at once by wait=True"
+            f"graph={request.graph!r} was removed: call torch.compile(optimize(model, graph='none', ...)), or"
+            " let graph='auto' compile at once by wait=True"
         )
-    _check_choice("graph", graph, tuple(GRAPHS))
-    tolerance: Any = asked.tolerance
-    passes: Any = asked.passes or {}
+    _check_choice("graph", request.graph, tuple(GRAPHS))
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
         raise OptimizationError(
             f"tolerance={tolerance!r}: a number of at least 0 is expected, or None for the precision's own"
@@ -133,79 +167,67 @@ def checked(asked: OptimizeRequest) -> OptimizeRequest:
             f"passes={passes!r}: a dict of True and False by the names of passes is expected, for example"
             " {'join_linears': False}"
         )
-    known = TRAINING if training else INFERENCE
+    names = TRAINING if training else INFERENCE
     for name in passes:
-        if name not in known:
+        if name not in names:
             raise OptimizationError(
                 f"passes: there is no {name!r} for {'training' if training else 'inference'}; allowed are"
-                f" {', '.join(known)}"
+                f" {', '.join(names)}"
             )
     allowed = DTYPES[:2] if training else DTYPES
     if dtype is not None and dtype not in allowed:
         raise OptimizationError(
             f"dtype={dtype}: allowed{' for training' if training else ''} are"
-            f" {', '.join(str(one).removeprefix('torch.') for one in allowed)}, or None to leave it"
+            f" {', '.join(str(it).removeprefix('torch.') for it in allowed)}, or None to leave it"
         )
+
+
+def _check_combination(request: OptimizeRequest) -> None:
+    """Check options that exclude each other."""
+    level, dtype, training = request.level, request.dtype, request.training
     if level == "O0" and dtype is not None:
         raise OptimizationError(
             f"level='O0' changes no numerics, and dtype={dtype} would: use level='O1', with passes={{...}}"
             " to switch others off"
         )
-    _check_bits(asked)
-    unsampled = asked.sample_input is None
-    if asked.wait and (training or graph != "auto" or level == "O0" or unsampled):
+    compiles = not training and request.graph == "auto" and level != "O0"
+    if request.wait and not (compiles and request.sample_input is not None):
         raise OptimizationError(
             "wait=True is for inference with graph='auto', level='O1' and sample_input: leave it out"
         )
-    call = None if unsampled else live_call(asked.sample_input)
-    if call is None and asked.measure:
-        raise OptimizationError("measure=True needs sample_input: the arguments of one call")
-    if training:
-        if asked.measure:
-            raise OptimizationError("measure=True is for inference: leave it out with an optimizer")
-        if original is not model or isinstance(model, torch.jit.ScriptModule):
-            raise OptimizationError(
-                f"this {type(model).__name__} is {kind_of(model).value}: give optimize() the module that it"
-                " was made from, and call torch.compile on the model that optimize() returns"
-            )
-    else:
-        _check_modes(original)
-        model = eager_module(model)
-    if "forward" in model.__dict__:
-        raise OptimizationError(
-            f"forward was replaced on this {type(model).__name__} object, as some libraries do: remove that"
-            " (accelerate: remove_hook_from_module), or optimize the module before"
-        )
-    return asked._replace(model=model, call=call)
+    if request.measure and training:
+        raise OptimizationError("measure=True is for inference: leave it out with an optimizer")
 
 
-def _check_bits(asked: OptimizeRequest) -> None:
+def _check_bits(request: OptimizeRequest) -> None:
     """Check `weight_bits` and `head_bits`, and that the model and the other arguments go with them."""
-    model, bits = asked.model, asked.weight_bits
-    for name, value in (("weight_bits", bits), ("head_bits", asked.head_bits)):
+    model, bits = request.model, request.weight_bits
+    for name, value in (("weight_bits", bits), ("head_bits", request.head_bits)):
         if value is not None and (isinstance(value, bool) or value not in BITS):
             raise OptimizationError(
                 f"{name}={value!r}: allowed are 8 and 4, or None to keep the weights' precision"
             )
     if bits is None:
-        if asked.head_bits is not None:
-            raise OptimizationError(f"head_bits={asked.head_bits} goes with weight_bits: give both")
+        if request.head_bits is not None:
+            raise OptimizationError(
+                f"head_bits={request.head_bits} goes with weight_bits: give both"
+            )
         return
     asking, what = f"weight_bits={bits}", type(model).__name__
-    if asked.training:
+    if request.training:
         raise OptimizationError(f"{asking} is for inference: leave it out with an optimizer")
     if not generates(model):
         raise OptimizationError(
             f"{asking} is for language models with transformers' generate(), and this is a {what}"
         )
-    if asked.level == "O0":
+    if request.level == "O0":
         raise OptimizationError(f"level='O0' changes no numerics, and {asking} would: use 'O1'")
-    if asked.sample_input is not None:
+    if request.sample_input is not None:
         raise OptimizationError(
             f"{asking} changes outputs by more than a comparison allows: leave sample_input out"
         )
     dtypes = {it.dtype for it in model.parameters() if it.is_floating_point()}
-    for dtype in (asked.dtype, *dtypes):
+    for dtype in (request.dtype, *dtypes):
         if dtype not in (None, torch.float32, torch.bfloat16):
             raise OptimizationError(
                 f"{asking} computes in float32 or bfloat16, and not in {dtype}: load the model with"
@@ -239,15 +261,6 @@ def live_call(sample: Any) -> Sample:
         ):
             return sample_call(Sample(tuple(args), dict(kwargs)))
     return sample_call(sample)
-
-
-def _check_modes(model: nn.Module) -> None:
-    training = [name or "the module itself" for name, m in model.named_modules() if m.training]
-    if training:
-        raise OptimizationError(
-            f"{type(model).__name__} is in training mode ({training[0]}{', ...' if training[1:] else ''}):"
-            " call .eval() on it first, or give its optimizer to optimize it for training"
-        )
 
 
 def sample_problem(model: nn.Module, call: Sample) -> str:

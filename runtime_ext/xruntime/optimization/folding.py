@@ -48,17 +48,8 @@ def remove_dropouts(run: Run) -> str:
     return f"removed {len(replaced)}" + (f"; {hooked} with hooks are kept" if hooked else "")
 
 
-def fold_convolutions(run: Run) -> str:
-    """Fold batch norms into the convolutions before them."""
-    return _fold(run, CONVOLUTIONS, "convolution")
-
-
-def fold_linears(run: Run) -> str:
-    """Fold batch norms into the linears before them."""
-    return _fold(run, (nn.Linear,), "linear")
-
-
-def _fold(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
+def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
+    """Fold batch norms into the modules of these classes before them."""
     norms = [m for m in run.model.modules() if type(m) in NORMS]
     firsts = [m for m in run.model.modules() if type(m) in kinds]
     if not norms or not firsts:

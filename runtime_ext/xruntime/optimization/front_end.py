@@ -75,7 +75,10 @@ def optimize(model: nn.Module, **options: Any) -> Any:
 
     Raises OptimizationError, SampleError, CompilationError; the model is as before then.
     """
-    _SIGNATURE.bind(model, **options)
+    try:
+        _SIGNATURE.bind(model, **options)
+    except TypeError as error:
+        raise TypeError(f"optimize() {error}") from None
     optimizer = options.pop("optimizer", None)
     return optimize_by(OptimizeRequest(model, training=optimizer is not None, **options), optimizer)
 

@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,8 +24,8 @@ from xruntime.kept.model_libraries import Policy
 from xruntime.kept.watched_state import FrozenModel, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.few_bits import pack_weights
-from xruntime.optimization.folding import fold_convolutions, fold_linears, remove_dropouts
-from xruntime.optimization.module_order import part_with_hooks
+from xruntime.optimization.folding import fold_norms, remove_dropouts
+from xruntime.optimization.module_order import CONVOLUTIONS, part_with_hooks
 from xruntime.optimization.optimized_code import OptimizedCode
 from xruntime.optimization.original_weights import OriginalWeights
 from xruntime.optimization.passes import (
@@ -43,8 +44,8 @@ from xruntime.optimization.steps import PassOutcome, Timing, remember
 PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     "no_grad": without_gradients,
     "dropout": remove_dropouts,
-    "conv_bn": fold_convolutions,
-    "linear_bn": fold_linears,
+    "conv_bn": partial(fold_norms, kinds=CONVOLUTIONS, what="convolution"),
+    "linear_bn": partial(fold_norms, kinds=(nn.Linear,), what="linear"),
     "channels_last": use_channels_last,
     "precision": lower_precision,
     "weights": lower_weights,
@@ -92,11 +93,11 @@ def optimize_for_inference(
         run.caller_measures = known_call is not None
         with run.undoing():
             run.prepare(known_call)
-            made = run.optimized()
+            optimized = run.optimized()
     del run
     with contextlib.suppress(AttributeError):  # glibc keeps what was freed between the weights
         ctypes.CDLL(None).malloc_trim(0)
-    return made
+    return optimized
 
 
 def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
@@ -119,9 +120,11 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
 class _Inference(Run):
     """One call of `optimize` for inference."""
 
-    def __init__(self, request: OptimizeRequest, model: nn.Module, plain: OriginalWeights) -> None:
+    def __init__(
+        self, request: OptimizeRequest, model: nn.Module, originals: OriginalWeights
+    ) -> None:
         super().__init__(request, model)
-        self.plain = plain
+        self.originals = originals
         self.shares_weights = False
         self.caller_measures = False
         """Whether the program's calls are timed and changes of its model are seen by the caller."""
@@ -196,10 +199,8 @@ class _Inference(Run):
     def _compiled_now(self, *, is_timed: bool) -> OptimizedCode | None:
         """Return the model's compiled form; None if it cannot be compiled."""
         code = self._new_code(self.modes, wait=True)
-        code.report, code.times_code = (
-            lambda _line: None,
-            not is_timed,
-        )  # the step has these lines
+        code.report = lambda _line: None  # the step has these lines
+        code.times_code = not is_timed
         self.runner.compiled = code
         try:
             self.call_returned()
@@ -246,10 +247,6 @@ class _Inference(Run):
             self.note("graph", PassOutcome.UNDONE, reason)
             return None
         return self._new_code(modes)
-
-    def _separate_weights(self) -> None:
-        if not self.shares_weights:
-            self.plain.separate(self.model)
 
     def _untouched(self) -> Callable[[], Any]:
         """Return a call of the input, which no pass changes."""
@@ -328,13 +325,13 @@ class _Inference(Run):
         # Few bits are asked for to save memory.
         frees = request.inplace and request.weight_bits is not None
         keep = request.keep_weights and not frees
-        self.plain.settle(model, self.edits.same_values, keep=keep)
-        self._separate_weights()
-        if code is not None or any(it.outcome is PassOutcome.APPLIED for it in self.steps):
-            model.__dict__["_xruntime_originals"] = self.plain
+        self.originals.settle(model, self.edits.same_values, keep=keep)
+        if not self.shares_weights:
+            self.originals.separate(self.model)
+        if code is not None or any(step.outcome is PassOutcome.APPLIED for step in self.steps):
+            model.__dict__["_xruntime_originals"] = self.originals
             self.become_optimized()
         if code is not None and not self.caller_measures:
             code.frozen = FrozenModel(model)
-        made = self.explanation(self.plain.kept_bytes(model), timings)
-        remember(model, made, code)
+        remember(model, self.explanation(self.originals.kept_bytes(model), timings), code)
         return model

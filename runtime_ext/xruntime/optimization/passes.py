@@ -20,6 +20,7 @@ from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_p
 from xruntime.optimization.run import Run
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError
+from xruntime.pytrees import tensors_in
 
 CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
 """Modules whose weights are stored in a lower precision. Norms are not among them."""
@@ -51,7 +52,7 @@ def use_channels_last(run: Run) -> str:
         assert isinstance(weight, nn.Parameter)
         change = run.edits.set_layout if run.keeps_parameters else run.edits.replace_layout
         change(weight, CHANNELS_LAST[weight.dim()])
-    returned = [] if run.check is None else run.check.expected_tensors()
+    returned = [] if run.check is None else tensors_in(run.check.expected)
     if not any(map(is_channels_last, returned)):
         run.modes = run.modes._replace(contiguous=True)
     return f"converted {counted(len(found), 'weight')}; {why}"
@@ -84,14 +85,17 @@ def _output_dtype(run: Run, wanted: torch.dtype, weights: set[torch.dtype]) -> t
 
     Raises SkipPassError if the model returns several dtypes that autocast could turn into `wanted`.
     """
-    found = weights if run.check is None else run.check.expected_dtypes()
-    found = found - {torch.float64} or found  # which autocast leaves as it is
-    if not found or (run.check is None and torch.float32 in found):
+    dtypes = weights
+    if run.check is not None:
+        outputs = tensors_in(run.check.expected)
+        dtypes = {tensor.dtype for tensor in outputs if tensor.is_floating_point()}
+    dtypes = dtypes - {torch.float64} or dtypes  # which autocast leaves as it is
+    if not dtypes or (run.check is None and torch.float32 in dtypes):
         return torch.float32
-    if len(found) > 1:
-        names = " and ".join(sorted(map(_name, found)))
+    if len(dtypes) > 1:
+        names = " and ".join(sorted(map(_name, dtypes)))
         raise SkipPassError(f"the model returns tensors in {names}, which autocast would mix up")
-    returned = next(iter(found))
+    (returned,) = dtypes
     return None if returned == wanted else returned
 
 

@@ -25,7 +25,7 @@ from xruntime.optimization.module_order import CallRecording, Traced, record, tr
 from xruntime.optimization.optimized_module import optimized_class, own_dtype
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
-from xruntime.pytrees import tensors_in, with_tensors
+from xruntime.pytrees import with_tensors
 
 
 class Run:
@@ -228,7 +228,7 @@ class OutputCheck:
                     outputs = model(*call.args, **call.kwargs)
                     # What is in a buffer would be undone.
                     known_call = KnownCall(with_tensors(torch.clone, outputs))
-            self._expected = known_call.outputs
+            self.expected = known_call.outputs
         except OptimizationError:
             raise
         except Exception as error:
@@ -278,14 +278,6 @@ class OutputCheck:
             return True
         return False
 
-    def expected_tensors(self) -> list[torch.Tensor]:
-        """Return the tensors among the input's outputs."""
-        return tensors_in(self._expected)
-
-    def expected_dtypes(self) -> set[torch.dtype]:
-        """Return the floating-point dtypes among the input's outputs."""
-        return {it.dtype for it in self.expected_tensors() if it.is_floating_point()}
-
     def problem(self, call: Callable[[], Any]) -> str | None:
         """Why the outputs of `call` cannot be used; None if they agree with the input's."""
         try:
@@ -299,7 +291,7 @@ class OutputCheck:
     def outputs_problem(self, outputs: Any) -> str | None:
         """The same for outputs that were computed before."""
         try:
-            self.latest = difference(self._expected, outputs, self.tolerance)
+            self.latest = difference(self.expected, outputs, self.tolerance)
         except CompilationError as error:
             return str(error)
         return None if self.latest.allowed else f"the outputs differ: {self.latest}"

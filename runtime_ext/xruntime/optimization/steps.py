@@ -117,8 +117,8 @@ class Explanation(NamedTuple):
         else:
             lines.append("  not compared with the model: there was no sample_input")
         lines += [
-            f"  {one.candidate}: {one.median_s * 1e3:.3g} ms a call{' (kept)' if one.kept else ''}"
-            for one in self.timings
+            f"  {timing.candidate}: {timing.median_s * 1e3:.3g} ms a call{' (kept)' if timing.kept else ''}"
+            for timing in self.timings
         ]
         return "\n".join(lines)
 
@@ -133,21 +133,22 @@ def explain(model: nn.Module) -> Explanation:
 
     Raises OptimizationError for another module.
     """
-    found, code = _explanations.get(model, (None, None))
-    if found is None:
+    explanation, code = _explanations.get(model, (None, None))
+    if explanation is None:
         raise OptimizationError(
             f"this {type(model).__name__} was not returned by xruntime.optimize: explain() the module that"
             " optimize() returned"
         )
     native = getattr(vars(model).get("_xruntime_optimized"), "step", None)
     if isinstance(native, DecodeStep) and native.speed.line is not None:
-        step = found.step("decode_step")
-        told = step._replace(reason=f"{step.reason}; {native.speed.line}")
-        return found._replace(steps=tuple([told if one is step else one for one in found.steps]))
+        step = explanation.step("decode_step")
+        measured = step._replace(reason=f"{step.reason}; {native.speed.line}")
+        steps = [measured if other is step else other for other in explanation.steps]
+        return explanation._replace(steps=tuple(steps))
     if code is None:
-        return found
+        return explanation
     outcome = PassOutcome.APPLIED if code.refusal is None else PassOutcome.SKIPPED
-    return found._replace(steps=(*found.steps, Step("graph", outcome, code.describe())))
+    return explanation._replace(steps=(*explanation.steps, Step("graph", outcome, code.describe())))
 
 
 def is_explained(model: object) -> bool:

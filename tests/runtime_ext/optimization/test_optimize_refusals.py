@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,18 @@ def refused(error: type[Exception], text: str, model: Any, **arguments: Any) -> 
 )  # fmt: skip
 def test_arguments(text: str, arguments: dict[str, Any]) -> None:
     refused(OptimizationError, text, Small(), **arguments)
+
+
+def test_options_by_name() -> None:
+    signature = inspect.signature(optimize)
+    given = signature.bind(nn.Linear(2, 2), optimizer=None, level="O0", weight_bits=8)
+    given.apply_defaults()
+    assert given.arguments["graph"] == "auto"
+    assert given.arguments["keep_weights"] is True
+    # Neither misspelt ones, nor fields that optimize() fills in itself.
+    for name in ("grap", "training", "call", "autocast_outputs"):
+        with pytest.raises(TypeError, match=rf"^optimize\(\) got an unexpected .* '{name}'$"):
+            optimize(nn.Linear(2, 2).eval(), **{name: None})
 
 
 def test_what_is_no_sample() -> None:
