@@ -72,25 +72,20 @@ the background. They are of some ten microseconds."""
 
 
 def optimize_for_inference(
-    request: OptimizeRequest, *, known_call: KnownCall | None = None, shares_weights: bool = False
+    request: OptimizeRequest, known_call: KnownCall | None = None
 ) -> nn.Module:
     """Return the optimized module. If anything is raised, the model is as before.
 
-    known_call
-        A call of the model with the sample.
-    shares_weights
-        The module shares the weights that no pass changes: the caller guarantees that the model is not
-        changed while the module is used.
+    `known_call`, of the model with the sample, is given by a caller that times the module's calls next to the model's,
+    and does not use the module once the model was changed. So the two share the weights that no pass changes.
     """
     counterparts: dict[int, Any] = {}
     gradients = torch.is_grad_enabled()
     # Weights that are made here must work outside of a caller's inference mode, too.
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
         subject = request.model if request.inplace else _copy_of(request.model, counterparts)
-        run = _Inference(request, subject, OriginalWeights(request.model, counterparts))
-        # Weights of language models may be most of the memory.
-        run.shares_weights = shares_weights or request.inplace or run.generates
-        run.caller_measures = known_call is not None
+        originals = OriginalWeights(request.model, counterparts)
+        run = _Inference(request, subject, originals, is_watched=known_call is not None)
         with run.undoing():
             run.prepare(known_call)
             optimized = run.optimized()
@@ -121,13 +116,18 @@ class _Inference(Run):
     """One call of `optimize` for inference."""
 
     def __init__(
-        self, request: OptimizeRequest, model: nn.Module, originals: OriginalWeights
+        self,
+        request: OptimizeRequest,
+        model: nn.Module,
+        originals: OriginalWeights,
+        *,
+        is_watched: bool,
     ) -> None:
         super().__init__(request, model)
         self.originals = originals
-        self.shares_weights = False
-        self.caller_measures = False
-        """Whether the program's calls are timed and changes of its model are seen by the caller."""
+        self.is_watched = is_watched
+        """Whether the caller times calls, and sees changes of the model."""
+
         self.generates = generates(model)
 
     def optimized(self) -> nn.Module:
@@ -188,7 +188,7 @@ class _Inference(Run):
             and not self.generates
             and self.check.side_effect is None
             and not request.inplace  # it may be a model that cannot be copied
-            and not self.caller_measures
+            and not self.is_watched
         )
 
     def _new_code(self, modes: Modes, *, wait: bool = False) -> OptimizedCode:
@@ -326,12 +326,13 @@ class _Inference(Run):
         frees = request.inplace and request.weight_bits is not None
         keep = request.keep_weights and not frees
         self.originals.settle(model, self.edits.same_values, keep=keep)
-        if not self.shares_weights:
-            self.originals.separate(self.model)
+        # Weights of language models may be most of the memory.
+        if not (self.is_watched or request.inplace or self.generates):
+            self.originals.separate(model)
         if code is not None or any(step.outcome is PassOutcome.APPLIED for step in self.steps):
             model.__dict__["_xruntime_originals"] = self.originals
             self.become_optimized()
-        if code is not None and not self.caller_measures:
+        if code is not None and not self.is_watched:
             code.frozen = FrozenModel(model)
         remember(model, self.explanation(self.originals.kept_bytes(model), timings), code)
         return model

@@ -408,7 +408,7 @@ def _optimized_form(
 ) -> torch.nn.Module:
     request = OptimizeRequest(module, sample, dtype=dtype, wait=wait, keep_weights=False)
     # `Routed` sees changes of the program's module, whose weights the form uses.
-    return optimize_for_inference(checked(request), known_call=known_call, shares_weights=True)
+    return optimize_for_inference(checked(request), known_call)
 
 
 def chosen_precision(asked: str) -> tuple[bool, str]:
