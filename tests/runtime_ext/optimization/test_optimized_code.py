@@ -204,13 +204,13 @@ def test_calls_leave_a_core_only_while_code_is_compiled(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    plain = CallRunner.plain
+    eager = CallRunner.eager
 
     def recorded(*args: Any, **options: Any) -> Any:
         threads.append(torch.get_num_threads())
-        return plain(*args, **options)
+        return eager(*args, **options)
 
-    monkeypatch.setattr(CallRunner, "plain", recorded)
+    monkeypatch.setattr(CallRunner, "eager", recorded)
     monkeypatch.setattr(
         "xruntime.optimization.optimized_code.compile_priority", lambda *_: CompilePriority(0, True)
     )
