@@ -554,7 +554,6 @@ import torch
 from torch import nn
 from torch.backends import mkldnn
 import xruntime.compilation.judge as judge
-import xruntime.optimization.optimized_code as code
 from xruntime import optimize
 
 judge.Trial.is_faster = True
