@@ -135,24 +135,24 @@ class Inputs:
         A tensor with other strides than the code expects is copied if the code has all strides. Raises
         PackageInputError if the call has another form, or a tensor another dtype, shape, device or layout.
         """
-        found: list[tuple[Path, torch.Tensor]] = []
-        _collect(self._args, args, ("args",), found)
-        _collect(self._kwargs, kwargs, ("kwargs",), found)
+        tensors: list[tuple[Path, torch.Tensor]] = []
+        _collect(self._args, args, ("args",), tensors)
+        _collect(self._kwargs, kwargs, ("kwargs",), tensors)
         if self._specs is None:
-            return [tensor for _, tensor in found]
-        if len(found) != len(self._specs):
+            return [tensor for _, tensor in tensors]
+        if len(tensors) != len(self._specs):
             raise PackageInputError(
-                f"the call has {counted(len(found), 'tensor')} and the package takes {len(self._specs)}: numbers"
+                f"the call has {counted(len(tensors), 'tensor')} and the package takes {len(self._specs)}: numbers"
                 " and flags became part of the code when it was compiled"
             )
         return [
             tensor if spec is None else _fitting(path, tensor, spec)
-            for (path, tensor), spec in zip(found, self._specs, strict=True)
+            for (path, tensor), spec in zip(tensors, self._specs, strict=True)
         ]
 
 
-def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Tensor]]) -> None:
-    """Append the tensors of `value` to `found`, in the order of `form`."""
+def _collect(form: Any, value: Any, path: Path, tensors: list[tuple[Path, torch.Tensor]]) -> None:
+    """Append the tensors of `value` to `tensors`, in the order of `form`."""
     is_tensor = isinstance(value, torch.Tensor)
     expected, given = entries(form), None if is_tensor else entries(value)
     if expected is not None and given is not None:
@@ -160,7 +160,7 @@ def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Te
         if there.keys() != dict(expected).keys():
             raise _form_error(form, value, path)
         for key, inner in expected:
-            _collect(inner, there[key], (*path, key), found)
+            _collect(inner, there[key], (*path, key), tensors)
     elif expected is not given:
         raise _form_error(form, value, path)
     elif is_tensor:
@@ -169,7 +169,7 @@ def _collect(form: Any, value: Any, path: Path, found: list[tuple[Path, torch.Te
                 f"{place(path)} is a tensor on {value.device} with the layout {value.layout}: the package"
                 " takes dense tensors on the CPU"
             )
-        found.append((path, value))
+        tensors.append((path, value))
 
 
 def _form_error(form: Any, value: Any, path: Path) -> PackageInputError:
@@ -214,7 +214,11 @@ def _fitting(path: Path, tensor: torch.Tensor, spec: InputSpec) -> torch.Tensor:
         return tensor if fits else _laid_out(path, tensor, spec.strides)
     # The code computes the other strides from the sizes: as for a dense tensor, unless its sample was
     # not dense.
-    usual = [known for known in _usual_strides(shape) if _has_strides(shape, known, spec.strides)]
+    usual = [
+        usual_strides
+        for usual_strides in _usual_strides(shape)
+        if _has_strides(shape, usual_strides, spec.strides)
+    ]
     if fits and (not usual or any(_has_strides(shape, strides, dict(enumerate(s))) for s in usual)):
         return tensor
     raise PackageInputError(

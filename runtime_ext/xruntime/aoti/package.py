@@ -92,7 +92,7 @@ class StreamPackage:
 
     def describe(self) -> str:
         """Describe what is loaded and how it is called, in a few lines."""
-        made = f", compiled by torch {self._torch}" if self._torch else ""
+        compiled_by = f", compiled by torch {self._torch}" if self._torch else ""
         threads = "unknown" if self.threads is None else str(self.threads)
         gil = (
             "released during a call"
@@ -100,7 +100,7 @@ class StreamPackage:
             else f"held during a call, because {self._reason}"
         )
         lines = [
-            f"{self.path}{made}: {self.runners} calls at a time, threads of each: {threads}",
+            f"{self.path}{compiled_by}: {self.runners} calls at a time, threads of each: {threads}",
             f"  the GIL is {gil}",
         ]
         if self._inputs.unchecked:

@@ -76,9 +76,9 @@ def kind_of(module: object) -> CallableKind:
 
     A module with a part that torch.compile wrapped in Python is CallableKind.COMPILED.
     """
-    known = getattr(module, "stream_kind", None)
-    if isinstance(known, CallableKind):
-        return known
+    stated = getattr(module, "stream_kind", None)
+    if isinstance(stated, CallableKind):
+        return stated
     if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return CallableKind.SCRIPT
     if _is_torchs_package(module):

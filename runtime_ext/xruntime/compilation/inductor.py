@@ -76,7 +76,7 @@ def parts_in_training(model: torch.nn.Module) -> str:
 
 
 def inductor_options(
-    asked: Mapping[str, Any] | None, *, threads: int, freezing: bool
+    requested: Mapping[str, Any] | None, *, threads: int, freezing: bool
 ) -> dict[str, Any]:
     """Join our settings of Inductor with those asked for. Raises CompilationError for a wrong one."""
     ours = {
@@ -87,19 +87,19 @@ def inductor_options(
         # before torch 2.13 (pytorch issue 167463).
         "cpp.threads": threads,
     }
-    asked = dict(asked or {})
+    requested = dict(requested or {})
     for name in ("cpp_wrapper", "cpp.threads"):
-        if asked.get(name, ours[name]) != ours[name]:
+        if requested.get(name, ours[name]) != ours[name]:
             raise CompilationError(
-                f"options: {name} has to be {ours[name]}, not {asked[name]!r}; leave it out"
+                f"options: {name} has to be {ours[name]}, not {requested[name]!r}; leave it out"
             )
-    unknown = sorted(asked.keys() - _known_options()) if asked else []
+    unknown = sorted(requested.keys() - _known_options()) if requested else []
     if unknown:
         raise CompilationError(
             f"options: torch {torch.__version__} has no {', '.join(unknown)}; torch._inductor."
             "list_options() lists all"
         )
-    return ours | asked
+    return ours | requested
 
 
 def _known_options() -> set[str]:
@@ -182,9 +182,9 @@ def _load_probes_without_torch() -> None:
 
     def with_torch_libraries() -> dict[str, str]:
         directories = [os.path.join(os.path.dirname(torch.__file__), "lib")]
-        made: dict[str, str] = environment()
-        directories += [made["LD_LIBRARY_PATH"]] if made.get("LD_LIBRARY_PATH") else []
-        return made | {"LD_LIBRARY_PATH": ":".join(directories)}
+        variables: dict[str, str] = environment()
+        directories += [variables["LD_LIBRARY_PATH"]] if variables.get("LD_LIBRARY_PATH") else []
+        return variables | {"LD_LIBRARY_PATH": ":".join(directories)}
 
     probes.python_subprocess_env = with_torch_libraries
     probes.VecISA._avx_py_load = loading.removeprefix(importing)  # noqa: SLF001
@@ -198,11 +198,11 @@ def permitted() -> Iterator[None]:
     # torch must not fall back to the eager module, neither after an error nor after many shapes.
     strict = {"suppress_errors": False, "fail_on_recompile_limit_hit": True}
     mend_compiler()
-    known = {name: value for name, value in strict.items() if hasattr(config, name)}
+    settings = {name: value for name, value in strict.items() if hasattr(config, name)}
     before = _permission.given
     _permission.given = True
     try:
-        with config.patch(known):
+        with config.patch(settings):
             yield
     finally:
         _permission.given = before
@@ -258,13 +258,17 @@ def find_error(error: BaseException, wanted: type | str) -> BaseException | None
     seen: list[BaseException] = []
     waiting: list[Any] = [error]
     while waiting:
-        one = waiting.pop(0)
-        if not isinstance(one, BaseException) or one in seen:
+        candidate = waiting.pop(0)
+        if not isinstance(candidate, BaseException) or candidate in seen:
             continue
-        seen.append(one)
-        if any(kind is wanted or kind.__name__ == wanted for kind in type(one).__mro__):
-            return one
-        waiting += [one.__cause__, one.__context__, getattr(one, "inner_exception", None)]
+        seen.append(candidate)
+        if any(kind is wanted or kind.__name__ == wanted for kind in type(candidate).__mro__):
+            return candidate
+        waiting += [
+            candidate.__cause__,
+            candidate.__context__,
+            getattr(candidate, "inner_exception", None),
+        ]
     return None
 
 

@@ -128,7 +128,7 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
     Raises CompilationError if their forms, shapes or dtypes differ, except floating-point precisions,
     which autocast chooses and `other_dtypes` names.
     """
-    found = [Difference(0.0, 0.0, tolerance, "output")]
+    differences = [Difference(0.0, 0.0, tolerance, "output")]
     other_dtypes = []
     expected_leaves = list(leaves(expected, ("output",), parts))
     seen_leaves = dict(leaves(seen, ("output",), parts))
@@ -157,8 +157,8 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
                 )
             absolute, relative, typical = _distance(value, other)
             where = place(path)
-            found.append(Difference(absolute, relative, tolerance, where, typical))
-    largest = max(found, key=lambda one: (not one.allowed, one.relative))
+            differences.append(Difference(absolute, relative, tolerance, where, typical))
+    largest = max(differences, key=lambda one: (not one.allowed, one.relative))
     return largest._replace(other_dtypes=", ".join(other_dtypes))
 
 

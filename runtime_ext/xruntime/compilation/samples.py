@@ -41,14 +41,14 @@ class Sample(NamedTuple):
         Modules are not copied, and of arguments that cannot be copied only the tensors are.
         """
         arguments = [*self.args, *self.kwargs.values()]
-        made: dict[int, Any] = {
+        copies: dict[int, Any] = {
             id(leaf): leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.nn.Module)
         }
-        made |= {id(tensor): tensor.detach().clone() for tensor in tensors_in(arguments)}
+        copies |= {id(tensor): tensor.detach().clone() for tensor in tensors_in(arguments)}
         try:
-            given = copy.deepcopy(arguments, dict(made))
+            given = copy.deepcopy(arguments, dict(copies))
         except Exception:  # noqa: BLE001 - any error of an argument's own class
-            given = with_tensors(lambda tensor: made[id(tensor)], arguments)
+            given = with_tensors(lambda tensor: copies[id(tensor)], arguments)
         count = len(self.args)
         return Sample(tuple(given[:count]), dict(zip(self.kwargs, given[count:], strict=True)))
 

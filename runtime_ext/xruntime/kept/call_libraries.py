@@ -449,13 +449,13 @@ class CallLibraries:
 
 def _copies(leaves: list[Any]) -> list[Any]:
     """The leaves of a call with copies of its tensors."""
-    return [it.detach().clone() if isinstance(it, torch.Tensor) else it for it in leaves]
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
 def _versions(leaves: list[Any]) -> list[int]:
     """Torch's counts of writes to tensors, where it counts."""
-    tensors = [it for it in leaves if isinstance(it, torch.Tensor)]
-    return [0 if it.is_inference() else it._version for it in tensors]  # noqa: SLF001 - nothing public tells
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [0 if leaf.is_inference() else leaf._version for leaf in tensors]  # noqa: SLF001 - nothing public tells
 
 
 def _code_tensors(call: FlatCall, copies: list[Any]) -> list[torch.Tensor]:

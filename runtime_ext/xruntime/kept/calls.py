@@ -156,7 +156,9 @@ class Pattern(NamedTuple):
 
     def described(self) -> str:
         """**Ex.:** ``32x?, 8``: those of all tensors, without repetition."""
-        texts = ["x".join(["?" if it is None else str(it) for it in dims]) for dims in self.dims]
+        texts = [
+            "x".join(["?" if size is None else str(size) for size in dims]) for dims in self.dims
+        ]
         return ", ".join(dict.fromkeys(texts))
 
 
@@ -193,11 +195,13 @@ class ServedSizes:
             self._conditions = [compile(text, "<condition>", "eval") for text in conditions]
         except SyntaxError as error:
             raise ValueError(f"{error.text!r} is no expression") from error
-        known = {*_SCOPE, *self.ranges}
+        names_in_scope = {*_SCOPE, *self.ranges}
         for text in conditions:
             names = {it.id for it in ast.walk(ast.parse(text)) if isinstance(it, ast.Name)}
-            if not names <= known:
-                raise ValueError(f"{text!r} names {min(names - known)!r}, which is unknown")
+            if not names <= names_in_scope:
+                raise ValueError(
+                    f"{text!r} names {min(names - names_in_scope)!r}, which is unknown"
+                )
 
     def fits(self, sizes: Sizes) -> bool:
         """Whether the code computes calls of these sizes."""

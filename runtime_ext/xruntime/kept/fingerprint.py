@@ -109,8 +109,8 @@ def weights_digest(tensors: Iterable[torch.Tensor]) -> bytes:
 
     whole = hashlib.sha256()
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for one in pool.map(digest, pieces):
-            whole.update(one)
+        for piece_digest in pool.map(digest, pieces):
+            whole.update(piece_digest)
     return whole.digest()
 
 
@@ -134,10 +134,10 @@ class _Facts:
     def lines(self) -> list[str]:
         """Return all lines: those of the modules in order, and those of code sorted."""
         while self._waiting:
-            one = self._waiting.pop()
-            if id(one) not in self._followed:
-                self._followed.add(id(one))
-                (self._add_class if isinstance(one, type) else self._add_function)(one)
+            followed = self._waiting.pop()
+            if id(followed) not in self._followed:
+                self._followed.add(id(followed))
+                (self._add_class if isinstance(followed, type) else self._add_function)(followed)
         return [*self._lines, *sorted(self._code)]
 
     def add_model(self, model: torch.nn.Module) -> None:
@@ -165,7 +165,9 @@ class _Facts:
         if isinstance(value, (staticmethod, classmethod, types.MethodType)):
             value = value.__func__
         if isinstance(value, property):
-            self._waiting += [it for it in (value.fget, value.fset) if it is not None]
+            self._waiting += [
+                function for function in (value.fget, value.fset) if function is not None
+            ]
         elif isinstance(value, (type, types.FunctionType)):
             self._waiting.append(value)
 
@@ -271,11 +273,15 @@ def _code_text(code: types.CodeType | None) -> str:
     if code is None:
         return ""
     constants = [
-        _code_text(it) if isinstance(it, types.CodeType) else repr(it)
-        for it in code.co_consts
-        if not isinstance(it, frozenset)
+        _code_text(constant) if isinstance(constant, types.CodeType) else repr(constant)
+        for constant in code.co_consts
+        if not isinstance(constant, frozenset)
     ]
-    sets = [sorted(map(repr, it)) for it in code.co_consts if isinstance(it, frozenset)]
+    sets = [
+        sorted(map(repr, constant))
+        for constant in code.co_consts
+        if isinstance(constant, frozenset)
+    ]
     return f"{code.co_code.hex()} {constants} {sets} {code.co_names} {code.co_varnames}"
 
 

@@ -143,8 +143,8 @@ _NO_PARTS: Final = Parts([], [])
 
 def inner_values(value: Any) -> list[tuple[str, Any]] | None:
     """The named values in a container or an object; None if it may hold what cannot be read."""
-    found = parts_of(value)
-    return None if found is None else found.values
+    parts = parts_of(value)
+    return None if parts is None else parts.values
 
 
 def parts_of(value: Any) -> Parts | None:
@@ -234,14 +234,14 @@ def _object_parts(value: Any) -> Parts | None:
 
 def slots_of(kind: type) -> list[str]:
     """Return the names of the attributes that a class keeps in slots."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__"):
                 private = name.startswith("__") and not name.endswith("__")
-                found[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
-    return list(found)
+                names[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
+    return list(names)
 
 
 def _dict_holder(holder: dict[Any, Any]) -> Holder:

@@ -114,8 +114,8 @@ def compile_priority(speedup: float, threads: int, cpus: int) -> CompilePriority
     """
     allowed = ALLOWED_LOSS * speedup
     if threads <= MAX_SHARING_THREADS:
-        fits = [it for it, kept in KEPT_SPEED.items() if allowed * kept >= 1]
-        return CompilePriority(min(fits, default=ONLY_IDLE))
+        allowed_levels = [nice for nice, kept in KEPT_SPEED.items() if allowed * kept >= 1]
+        return CompilePriority(min(allowed_levels, default=ONLY_IDLE))
     leaves_core = threads >= cpus and allowed * (threads - 1) / threads >= 1
     return CompilePriority(ONLY_IDLE, leaves_core)
 

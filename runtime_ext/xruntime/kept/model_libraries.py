@@ -81,7 +81,7 @@ class ModelCall:
         args, kwargs = self._arguments.rebuilt(tensors)
         with under_autocast(self._autocast):
             outputs = self._forward(self.model, *args, **kwargs)
-        if any(isinstance(it, SYMBOLIC) for it in pytree.tree_flatten(outputs)[0]):
+        if any(isinstance(leaf, SYMBOLIC) for leaf in pytree.tree_flatten(outputs)[0]):
             raise NoLibraryError("it returns a number that depends on its arguments")
         return tuple(tensors_of(outputs))
 
@@ -98,8 +98,8 @@ def store_for(model: nn.Module) -> CodeStore:
 
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
     """Return the tensors of a nest, in the order in which `Nest` takes them."""
-    found = pytree.tree_flatten(outputs)[0]
-    return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.tree_flatten(outputs)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def settings() -> str:
@@ -131,11 +131,11 @@ def own_tensor_problem(model: nn.Module, outputs: Any) -> str | None:
     )
 
 
-def own_memory_problem(one: Any, other: Any) -> str | None:
+def own_memory_problem(first: Any, second: Any) -> str | None:
     """Why the outputs must not be returned to the program: the outputs of two calls share the
     code's own memory.
     """
-    if _addresses(one).isdisjoint(_addresses(other)):
+    if _addresses(first).isdisjoint(_addresses(second)):
         return None
     return "it returns a tensor that it keeps, which the program could change"
 
@@ -143,8 +143,10 @@ def own_memory_problem(one: Any, other: Any) -> str | None:
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The memory of plain tensors; others, such as sparse and quantized ones, have none of their own."""
     plain = (torch.Tensor, nn.Parameter)
-    dense = [it for it in tensors if type(it) in plain and it.layout is torch.strided]
-    return {it.data_ptr() for it in dense if it.numel()}
+    dense = [
+        tensor for tensor in tensors if type(tensor) in plain and tensor.layout is torch.strided
+    ]
+    return {tensor.data_ptr() for tensor in dense if tensor.numel()}
 
 
 class Policy(enum.Enum):

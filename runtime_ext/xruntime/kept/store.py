@@ -113,12 +113,12 @@ class CodeStore:
     def names(self, fingerprint: str) -> list[str]:
         """Return the names of the model's entries, the latest first."""
         with contextlib.suppress(OSError), os.scandir(self.path) as entries:
-            found = [
+            dated = [
                 (entry.stat(follow_symlinks=False).st_mtime, entry.name)
                 for entry in entries
                 if entry.name.startswith(fingerprint) and entry.is_dir(follow_symlinks=False)
             ]
-            return [name for _, name in sorted(found, reverse=True)]
+            return [name for _, name in sorted(dated, reverse=True)]
         return []
 
     @property
@@ -298,8 +298,8 @@ def _temporary(reason: str) -> CodeStore:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in ("torch", "xlaunch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions

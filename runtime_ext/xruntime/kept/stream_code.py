@@ -157,7 +157,7 @@ def _settings() -> str:
 
 def _without_numbers(form: Form) -> Form:
     """Return the form with numbers by their type alone."""
-    leaves = [it[:1] if it[0] in (int, float, complex) else it for it in form.leaves]
+    leaves = [leaf[:1] if leaf[0] in (int, float, complex) else leaf for leaf in form.leaves]
     return form._replace(leaves=tuple(leaves))
 
 

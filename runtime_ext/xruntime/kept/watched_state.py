@@ -85,15 +85,15 @@ class WatchedState:
                 if _is_plain(value):
                     yield name or ROOT, value
                 continue
-            found = parts_of(value)
-            if found is None:
+            parts_found = parts_of(value)
+            if parts_found is None:
                 text = f"{name} is a {type(value).__name__}, whose changes are not followed"
                 self.unfollowed = self.unfollowed or text
                 continue
-            for holder in found.holders:
+            for holder in parts_found.holders:
                 if id(holder.container) not in self._ignored:
                     self._note(holder._replace(name=name or ROOT))
-            for key, inner in found.values:
+            for key, inner in parts_found.values:
                 count += 1
                 if type(inner) in CONSTANT_TYPES or id(inner) in met:
                     continue
@@ -121,19 +121,22 @@ class WatchedState:
             changed = holder.changed()
             if changed is not None:
                 return f"{changed} was changed"
-        for one in self._tensors:
-            if one.tensor.data_ptr() != one.address or _version(one.tensor) != one.version:
-                return f"{one.name} was changed"
+        for watched in self._tensors:
+            if (
+                watched.tensor.data_ptr() != watched.address
+                or _version(watched.tensor) != watched.version
+            ):
+                return f"{watched.name} was changed"
         if [word.value for word in self._words] != self._sampled:
             return "its weights were changed"
         return None
 
     def new_tensor(self, module: torch.nn.Module) -> str | None:
         """Return the name of a floating-point tensor that the module holds now and did not hold then."""
-        known = {id(it.tensor) for it in self._tensors}
-        for one in WatchedState(module)._tensors:  # noqa: SLF001 - of this class
-            if id(one.tensor) not in known and one.tensor.is_floating_point():
-                return one.name
+        earlier = {id(it.tensor) for it in self._tensors}
+        for watched in WatchedState(module)._tensors:  # noqa: SLF001 - of this class
+            if id(watched.tensor) not in earlier and watched.tensor.is_floating_point():
+                return watched.name
         return None
 
     def restore(self) -> str | None:
@@ -145,7 +148,7 @@ class WatchedState:
         for holder in self._holders:
             if not holder.is_same():
                 holder.restore(holder.values)
-        changed = [one.name for one in self._tensors if not one.restore()]
+        changed = [watched.name for watched in self._tensors if not watched.restore()]
         return changed[0] if changed else None
 
 

@@ -37,14 +37,14 @@ class NativeGelu(Replaced):
 
 def use_native_gelus(run: Run) -> str:
     """Have modules that compute GELU do so natively. Raises SkipPassError."""
-    found = [one for one in run.inner_modules() if _computes_gelu(one)]
-    if not found:
+    gelus = [one for one in run.inner_modules() if _computes_gelu(one)]
+    if not gelus:
         raise SkipPassError("there is no module that computes GELU")
     require_kernels()
-    classes = {kind: replaced_class(NativeGelu, kind) for kind in {type(one) for one in found}}
-    for module in found:
+    classes = {kind: replaced_class(NativeGelu, kind) for kind in {type(one) for one in gelus}}
+    for module in gelus:
         run.edits.set_class(module, classes[type(module)])
-    return f"{counted(len(found), 'GELU')}: one native pass in forward, and one in backward"
+    return f"{counted(len(gelus), 'GELU')}: one native pass in forward, and one in backward"
 
 
 def _computes_gelu(module: nn.Module) -> bool:

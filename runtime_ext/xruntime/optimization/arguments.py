@@ -162,7 +162,9 @@ def _check_options(request: OptimizeRequest) -> None:
         raise OptimizationError(
             f"tolerance={tolerance!r}: a number of at least 0 is expected, or None for the precision's own"
         )
-    if not isinstance(passes, Mapping) or not all(isinstance(it, bool) for it in passes.values()):
+    if not isinstance(passes, Mapping) or not all(
+        isinstance(value, bool) for value in passes.values()
+    ):
         raise OptimizationError(
             f"passes={passes!r}: a dict of True and False by the names of passes is expected, for example"
             " {'join_linears': False}"
@@ -178,7 +180,7 @@ def _check_options(request: OptimizeRequest) -> None:
     if dtype is not None and dtype not in allowed:
         raise OptimizationError(
             f"dtype={dtype}: allowed{' for training' if training else ''} are"
-            f" {', '.join(str(it).removeprefix('torch.') for it in allowed)}, or None to leave it"
+            f" {', '.join(str(value).removeprefix('torch.') for value in allowed)}, or None to leave it"
         )
 
 
@@ -226,7 +228,7 @@ def _check_bits(request: OptimizeRequest) -> None:
         raise OptimizationError(
             f"{asking} changes outputs by more than a comparison allows: leave sample_input out"
         )
-    dtypes = {it.dtype for it in model.parameters() if it.is_floating_point()}
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     for dtype in (request.dtype, *dtypes):
         if dtype not in (None, torch.float32, torch.bfloat16):
             raise OptimizationError(

@@ -59,8 +59,10 @@ class Edits:
         """Put a new Parameter of this value wherever `old` is, so that tied weights stay tied."""
         new = nn.Parameter(value, requires_grad=old.requires_grad)
         for module in list(self.model.modules()):
-            for name, found in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-                if found is old:
+            for name, parameter in list(
+                module.named_parameters(recurse=False, remove_duplicate=False)
+            ):
+                if parameter is old:
                     self.set_parameter(module, name, new)
         return new
 

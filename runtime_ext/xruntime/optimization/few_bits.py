@@ -84,8 +84,8 @@ def _quantization(model: Any) -> str | None:
     """How the weights of a model are quantized, as far as transformers or their classes tell; None if they are not."""
     for place in (model, getattr(model, "config", None)):
         for name in _QUANTIZED:
-            if found := getattr(place, name, None):
-                return str(getattr(found, "quant_method", found))
+            if value := getattr(place, name, None):
+                return str(getattr(value, "quant_method", value))
     for parameter in model.parameters():
         if type(parameter.data) is not torch.Tensor:
             return type(parameter.data).__name__

@@ -36,13 +36,13 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 def remove_dropouts(run: Run) -> str:
     """Replace dropouts by modules that return their input."""
-    found = [m for m in run.inner_modules() if type(m) in DROPOUTS]
-    if not found:
+    dropouts = [m for m in run.inner_modules() if type(m) in DROPOUTS]
+    if not dropouts:
         raise SkipPassError("there is none")
-    replaced = [m for m in found if not has_hooks(m)]
+    replaced = [m for m in dropouts if not has_hooks(m)]
     for module in replaced:
         run.edits.replace_module(module, NoDropout(module))
-    hooked = len(found) - len(replaced)
+    hooked = len(dropouts) - len(replaced)
     if not replaced:
         raise SkipPassError("all have forward hooks")
     return f"removed {len(replaced)}" + (f"; {hooked} with hooks are kept" if hooked else "")
@@ -136,5 +136,5 @@ def _fold_pair(run: Run, first: Any, norm: Any) -> None:
         fused = fuse_linear_bn_weights(*values)
     dtype = first.weight.dtype
     for name, value in zip(("weight", "bias"), fused, strict=True):
-        made = nn.Parameter(value.detach().to(dtype), requires_grad=False)
-        run.edits.set_parameter(first, name, made)
+        parameter = nn.Parameter(value.detach().to(dtype), requires_grad=False)
+        run.edits.set_parameter(first, name, parameter)

@@ -87,7 +87,7 @@ def _signature() -> inspect.Signature:
     """Return the signature of `optimize` with each of its options, for help() and errors."""
     keyword, defaults = inspect.Parameter.KEYWORD_ONLY, OptimizeRequest._field_defaults
     names = ("optimizer", *OptimizeOptions.__annotations__)
-    options = [inspect.Parameter(it, keyword, default=defaults.get(it)) for it in names]
+    options = [inspect.Parameter(name, keyword, default=defaults.get(name)) for name in names]
     model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return inspect.Signature([model, *options])
 

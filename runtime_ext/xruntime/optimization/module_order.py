@@ -40,8 +40,8 @@ _HOOKS = (
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """Return the hooks that someone has registered on calls of this module, without our own."""
-    found = [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
-    return [hook for hook in found if not isinstance(hook, AwaitNorm)]
+    hooks = [hook for name in _HOOKS for hook in module.__dict__.get(name, {}).values()]
+    return [hook for hook in hooks if not isinstance(hook, AwaitNorm)]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -123,12 +123,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             owner = self._owners.get(id(leaf))
             if owner is not None and owner not in self.stack:
                 self.read_elsewhere.add(owner)
-        made = func(*args, **(kwargs or {}))
+        outputs = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.view.default:
             maker = self.made_by.get(args[0])
-            if maker is not None and not _keeps_rows(args[0].shape, made.shape):
+            if maker is not None and not _keeps_rows(args[0].shape, outputs.shape):
                 self.dense.add(maker)
-        return made
+        return outputs
 
 
 def _keeps_rows(old: torch.Size, new: torch.Size) -> bool:
@@ -173,8 +173,8 @@ def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
             if maker is not None:
                 linked[maker] = module
         if type(module) is nn.Linear and not value.is_inference():
-            for known, version, members in together:
-                if known is value and version == value._version:  # noqa: SLF001 - no public one
+            for shared, version, members in together:
+                if shared is value and version == value._version:  # noqa: SLF001 - no public one
                     members.append(module)
                     return
             together.append((value, value._version, [module]))  # noqa: SLF001
@@ -215,11 +215,11 @@ def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
         and all(reader is norm for reader in watch.readers[maker])
     }
     share = work[True] / max(1, work[True] + work[False])
-    found = CallRecording(
+    recording = CallRecording(
         *(calls, follows, dimensions, siblings),
         *(watch.read_elsewhere, watch.dense | kept, share),
     )
-    return found, outputs
+    return recording, outputs
 
 
 class Traced(NamedTuple):

@@ -183,16 +183,16 @@ class TrainableModule(nn.Module):
                 memo[id(parameter)] = value
         # The hooks of the copy are dropped below.
         memo.update({id(hooks): hooks for hooks in held.split.values()})
-        made: nn.Module = held.kind.__new__(held.kind)
-        memo[id(self)] = made
+        plain_copy: nn.Module = held.kind.__new__(held.kind)
+        memo[id(self)] = plain_copy
         own = {name: value for name, value in vars(self).items() if value is not held}
-        vars(made).update(copy.deepcopy(own, memo))
-        for module in made.modules():
+        vars(plain_copy).update(copy.deepcopy(own, memo))
+        for module in plain_copy.modules():
             if isinstance(module, Replaced):
                 plain: Any = module
                 plain.__class__ = module._layer  # noqa: SLF001 - torch's class
             _drop_hooks(module)
-        return made
+        return plain_copy
 
     __reduce_ex__ = _refuse_copy
 
@@ -266,13 +266,13 @@ class _SplitWeights:
         """Put fp32 weights into `state`, of tied ones the same tensor, as a plain module does."""
         joined: dict[nn.Parameter, torch.Tensor] = {}
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            found = state.get(prefix + name)
-            if found is None:
+            stored = state.get(prefix + name)
+            if stored is None:
                 continue
             if parameter not in joined:
                 # Weights of inner modules were joined before.
-                inner = found.dtype == torch.float32
-                master = found if inner else self._optimizer.master_weight(parameter)
+                inner = stored.dtype == torch.float32
+                master = stored if inner else self._optimizer.master_weight(parameter)
                 if master is None:
                     continue
                 joined[parameter] = master

@@ -41,7 +41,11 @@ class OriginalWeights:
             name: counterparts.get(id(value), value) for name, value in self._before.items()
         }
         self._metadata = getattr(self._before, "_metadata", {})
-        self._memory = {_address(it) for it in source.parameters() if type(it) is nn.Parameter}
+        self._memory = {
+            _address(parameter)
+            for parameter in source.parameters()
+            if type(parameter) is nn.Parameter
+        }
         self._kept: dict[str, _Kept] = {}
         self._names = list(self._before)
         self._dropped = False
@@ -93,7 +97,7 @@ class OriginalWeights:
                 "the plain weights were dropped (keep_weights=False, or weight_bits with inplace=True): call"
                 " state_dict() before optimize(), or optimize without these"
             )
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for name in self._names:
             kept = self._kept.get(name)
             if kept is None:
@@ -107,8 +111,8 @@ class OriginalWeights:
                     )
             if isinstance(value, torch.Tensor) and not keep_vars:
                 value = value.detach()
-            found[prefix + name] = value
-        return found
+            entries[prefix + name] = value
+        return entries
 
     def state_dict(self, destination: Any, prefix: str, subject: Any, *, keep_vars: bool) -> Any:
         """Write the entries and torch's version numbers into `destination`, as state_dict does."""

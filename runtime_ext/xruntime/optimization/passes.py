@@ -34,8 +34,8 @@ def without_gradients(run: Run) -> str:
 def use_channels_last(run: Run) -> str:
     """Store the weights of convolutions channels-last, if convolutions are most of the run."""
     kinds = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    found = [m for m in run.model.modules() if type(m) in kinds]
-    if not found:
+    convolutions = [m for m in run.model.modules() if type(m) in kinds]
+    if not convolutions:
         raise SkipPassError("there is no convolution over two or three dimensions")
     if run.recording is not None:
         share = run.recording.convolution_share
@@ -44,10 +44,10 @@ def use_channels_last(run: Run) -> str:
         why = f"convolutions are {share:.0%} of the multiplications"
     else:
         linears = sum(type(m) is nn.Linear for m in run.model.modules())
-        if linears > len(found):
-            raise SkipPassError(f"there are {linears} linears and {len(found)} convolutions")
-        why = f"there are {len(found)} convolutions and {linears} linears"
-    for module in found:
+        if linears > len(convolutions):
+            raise SkipPassError(f"there are {linears} linears and {len(convolutions)} convolutions")
+        why = f"there are {len(convolutions)} convolutions and {linears} linears"
+    for module in convolutions:
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         change = run.edits.set_layout if run.keeps_parameters else run.edits.replace_layout
@@ -55,7 +55,7 @@ def use_channels_last(run: Run) -> str:
     returned = [] if run.check is None else tensors_in(run.check.expected)
     if not any(map(is_channels_last, returned)):
         run.modes = run.modes._replace(contiguous=True)
-    return f"converted {counted(len(found), 'weight')}; {why}"
+    return f"converted {counted(len(convolutions), 'weight')}; {why}"
 
 
 def lower_precision(run: Run) -> str:
@@ -104,13 +104,13 @@ def lower_weights(run: Run) -> str:
     wanted = run.modes.dtype
     if wanted not in (torch.bfloat16, torch.float16):
         raise SkipPassError("calls do not run in a lower precision")
-    found = convertible_parameters(run.model)
-    if not found:
+    parameters = convertible_parameters(run.model)
+    if not parameters:
         raise SkipPassError("there is no convolution, linear or embedding with weights in float32")
-    for parameter in found:
+    for parameter in parameters:
         run.edits.replace_parameter(parameter, parameter.detach().to(wanted))
     take_float32(run, wanted)
-    return f"stored {len(found)} in {_name(wanted)}; those of norms and other modules are as before"
+    return f"stored {len(parameters)} in {_name(wanted)}; those of norms and other modules are as before"
 
 
 def take_float32(run: Run, low: torch.dtype) -> None:

@@ -83,9 +83,9 @@ def _check_optimizer(request: OptimizeRequest, optimizer: Any) -> None:
         )
     if request.inplace:
         return
-    known = {id(parameter) for parameter in request.model.parameters()}
+    own = {id(parameter) for parameter in request.model.parameters()}
     for group in optimizer.param_groups:
-        if any(id(parameter) not in known for parameter in group["params"]):
+        if any(id(parameter) not in own for parameter in group["params"]):
             raise OptimizationError(
                 f"this {name} also updates parameters that are not in {type(request.model).__name__}: give"
                 " the module that holds all of them, or use inplace=True"
@@ -129,29 +129,27 @@ class _Training(Run):
             )
         require_kernels()
         updated = {id(p) for group in self.given.param_groups for p in group["params"]}
-        found = [
+        parameters = [
             parameter
             for parameter in convertible_parameters(self.model)
             if id(parameter) in updated and parameter.requires_grad
         ]
-        if not found:
+        if not parameters:
             raise SkipPassError(
                 "the optimizer updates no convolution, linear or embedding with weights in float32"
             )
-        made: dict[int, nn.Parameter] = {}
-        for parameter in found:
+        split: dict[int, nn.Parameter] = {}
+        for parameter in parameters:
             new = self.edits.replace_parameter(parameter, parameter.detach().bfloat16())
             if parameter.grad is not None:
                 new.grad = parameter.grad.to(torch.bfloat16)
-            made[id(parameter)] = new
+            split[id(parameter)] = new
         take_float32(self, torch.bfloat16)
-        optimizer = _converted(self.given, made)
-        for parameter in found:
-            optimizer.set_master_weight(made[id(parameter)], parameter.detach())
+        optimizer = _converted(self.given, split)
+        for parameter in parameters:
+            optimizer.set_master_weight(split[id(parameter)], parameter.detach())
         self.optimizer, self.split = optimizer, True
-        return (
-            f"stored {len(found)} in bfloat16, and 16 bits of each value in the optimizer's state"
-        )
+        return f"stored {len(parameters)} in bfloat16, and 16 bits of each value in the optimizer's state"
 
     def finished(self) -> tuple[nn.Module, Optimizer]:
         model = self.model
@@ -176,17 +174,17 @@ PASSES: Final[Mapping[str, Callable[[_Training], str]]] = {
 }
 
 
-def _converted(optimizer: Optimizer, made: Mapping[int, nn.Parameter]) -> NativeOptimizer:
-    """Return our optimizer with the same options and state; `made` maps ids to new parameters.
+def _converted(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> NativeOptimizer:
+    """Return our optimizer with the same options and state; `replaced` maps ids to new parameters.
 
     Raises SkipPassError if our optimizer cannot compute the same.
     """
     kind: Any = type(optimizer) if isinstance(optimizer, NativeOptimizer) else None
     kind = kind or KINDS.get(type(optimizer))
     if kind is None:
-        known = ", ".join(one.__name__ for one in KINDS)
+        names = ", ".join(one.__name__ for one in KINDS)
         raise SkipPassError(
-            f"{_name(optimizer)} is not one of torch's {known}; it is left as it is"
+            f"{_name(optimizer)} is not one of torch's {names}; it is left as it is"
         )
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     if any(optimizer.__dict__.get(name) for name in hooks):
@@ -194,7 +192,7 @@ def _converted(optimizer: Optimizer, made: Mapping[int, nn.Parameter]) -> Native
     accepted = set(inspect.signature(kind.__init__).parameters)
     groups = [
         {name: value for name, value in group.items() if name in accepted}
-        | {"params": [made.get(id(p), p) for p in group["params"]]}
+        | {"params": [replaced.get(id(p), p) for p in group["params"]]}
         for group in optimizer.param_groups
     ]
     defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}

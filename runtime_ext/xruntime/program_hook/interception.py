@@ -239,8 +239,8 @@ class Interception:
             Exception
         ):  # an UndescribedError, or what the program's model raises
             report = partial(self._report, kind.__name__)
-            made = DecodeStep(module, kind, report, report)
-            vars(module)[STEP_ATTRIBUTE] = made
+            decode_step = DecodeStep(module, kind, report, report)
+            vars(module)[STEP_ATTRIBUTE] = decode_step
             step = "each token is one native call; "
         dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         line = (

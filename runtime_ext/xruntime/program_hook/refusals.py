@@ -86,7 +86,7 @@ def module_refusal(module: torch.nn.Module) -> Refusal | None:
     if ours:
         return Refusal(f"the program uses xruntime's {type(ours[0]).__name__}", final=True)
     parameters = list(module.parameters())
-    if any(torch.nn.parameter.is_lazy(it) for it in parameters):
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in parameters):
         return Refusal("", final=False)
     if not parameters:
         return Refusal("", final=True)
@@ -95,10 +95,12 @@ def module_refusal(module: torch.nn.Module) -> Refusal | None:
     if any(part.training for part in parts):
         return Refusal(TRAINS, final=True)
     tensors = [*parameters, *module.buffers()]
-    unusual = [it for it in tensors if type(it) not in (torch.Tensor, torch.nn.Parameter)]
+    unusual = [
+        tensor for tensor in tensors if type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+    ]
     if unusual:
         return Refusal(f"it holds a {type(unusual[0]).__name__}, not plain tensors", final=True)
-    elsewhere = [it.device for it in tensors if it.device.type != "cpu"]
+    elsewhere = [tensor.device for tensor in tensors if tensor.device.type != "cpu"]
     return Refusal(f"it is on {elsewhere[0]}, not on the CPU", final=False) if elsewhere else None
 
 
@@ -109,9 +111,13 @@ def caller_refusal() -> Refusal | None:
         frame = frame.f_back
         name = frame.f_globals.get("__name__", "")
         if not name.startswith("xruntime.program_hook"):
-            found = [it for it in COMPILERS if name == it or name.startswith(f"{it}.")]
-            if found:
-                return Refusal(f"the program uses {found[0]}", final=True)
+            compilers = [
+                compiler
+                for compiler in COMPILERS
+                if name == compiler or name.startswith(f"{compiler}.")
+            ]
+            if compilers:
+                return Refusal(f"the program uses {compilers[0]}", final=True)
     return None
 
 

@@ -253,11 +253,11 @@ class Routed:
             raise UnfitError(
                 f"its optimized form returns {type(outputs).__name__}, not {type(expected).__name__}"
             )
-        found = difference(expected, outputs, self._tolerance)
-        if not found.allowed:
-            raise DifferentError(f"its optimized form computes something else: {found}")
+        largest = difference(expected, outputs, self._tolerance)
+        if not largest.allowed:
+            raise DifferentError(f"its optimized form computes something else: {largest}")
         self._note_dtypes(expected)
-        return found
+        return largest
 
     def _note_dtypes(self, expected: Any) -> None:
         self._dtypes.update({path: tensor.dtype for path, tensor in tensor_leaves(expected)})
@@ -276,6 +276,6 @@ class Routed:
         inner = entries(value)
         if not inner:
             return value
-        found = [self._restored(item, (*path, key)) for key, item in inner]
-        same = all(one is item for one, (_, item) in zip(found, inner, strict=True))
-        return value if same else rebuilt(value, found, path)
+        restored = [self._restored(item, (*path, key)) for key, item in inner]
+        same = all(one is item for one, (_, item) in zip(restored, inner, strict=True))
+        return value if same else rebuilt(value, restored, path)

@@ -31,8 +31,8 @@ class _AfterTorch:
         if name != "torch":
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        found = (it.find_spec(name, path, target) for it in others if hasattr(it, "find_spec"))
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (it.find_spec(name, path, target) for it in others if hasattr(it, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             self._follow(spec.loader)
         return spec
@@ -89,10 +89,10 @@ def _remove_traces() -> str | None:
 
 
 def _prepare() -> None:
-    asked = _remove_traces()
-    if asked is None:
+    value = _remove_traces()
+    if value is None:
         return
-    precision, _, word = asked.partition(" ")
+    precision, _, word = value.partition(" ")
     finder = _AfterTorch(precision, wait=word == "wait")
     sys.meta_path.insert(0, finder)
     atexit.register(finder.report_idle)
