@@ -69,6 +69,11 @@ class _Step(ctypes.Structure):
 
 native.declare("xk_decode_step", arguments=(ctypes.POINTER(_Step),))
 
+_NUMBERS: Final = (int, float, str, list, tuple, type(None))
+"""Types of attributes that a description may be read from."""
+
+_OF_MODULES: Final = {"training", *vars(nn.Module())}
+
 _TAKEN: Final = frozenset(
     [
         "input_ids",
@@ -98,14 +103,20 @@ class _Plan:
         self._addresses = [one.data_ptr() for one in self._parameters]
         self._dtypes = [one.dtype for one in self._parameters]
         inner = [vars(module) for module in made.modules if module is not model]
-        self._places: list[tuple[dict[str, Any], str, Any]] = [
+        self._watched = [
             (table, name, value)
             for own in (*inner, vars(model))
             for table in (own["_modules"], own["_parameters"])
             for name, value in table.items()
+        ] + [
+            (own, name, value)
+            for own in (*map(vars, made.described), vars(model.config))
+            for name, value in own.items()
+            if name not in _OF_MODULES and isinstance(value, _NUMBERS)
         ]
-        """Dictionaries of modules, names, and what must be there."""
+        """Dictionaries, names, and what must be there: parts and weights, and numbers of modules and config."""
 
+        self._forwards = {it: it.forward for it in {type(module) for module in made.modules}}
         self._inner = inner
         self._hooks = [
             own[name] for own in inner for name in ("_forward_hooks", "_forward_pre_hooks")
@@ -132,12 +143,14 @@ class _Plan:
 
     def is_current(self) -> bool:
         """Whether the model has the parts and weights of the description."""
-        for place, name, value in self._places:
-            if place.get(name) is not value:
+        for table, name, value in self._watched:
+            if table.get(name) is not value:
                 return False
-        return [one.data_ptr() for one in self._parameters] == self._addresses and [
-            one.dtype for one in self._parameters
-        ] == self._dtypes
+        return (
+            all(kind.forward is forward for kind, forward in self._forwards.items())
+            and [one.data_ptr() for one in self._parameters] == self._addresses
+            and [one.dtype for one in self._parameters] == self._dtypes
+        )
 
     def is_hooked(self) -> bool:
         """Whether something sees or replaces calls of parts, or a part is in training mode."""

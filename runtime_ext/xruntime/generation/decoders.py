@@ -8,6 +8,7 @@ same names that compute something else.
 from __future__ import annotations
 
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -91,6 +92,9 @@ class Description(NamedTuple):
     modules: list[nn.Module]
     """Those whose calls the step replaces."""
 
+    described: list[nn.Module]
+    """Those of them whose numbers were read: all but linears, and but `rotary`, which is called."""
+
     def bytes_a_token(self) -> int:
         """Return the bytes of all weights that a token reads."""
         by_row = [self.places]
@@ -105,6 +109,18 @@ class Description(NamedTuple):
     def _is_tied(self) -> bool:
         head = self.ends["head"]
         return isinstance(head, torch.Tensor) and head.data_ptr() == self.embedding.data_ptr()
+
+
+def _is_replaced(function: Any) -> bool:
+    """Whether a function, or one that it wraps, is neither of transformers nor of torch."""
+    import transformers
+
+    own = tuple(str(Path(str(package.__file__)).parent) for package in (transformers, torch))
+    while function is not None:
+        if not function.__code__.co_filename.startswith(own):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def transformers_problem() -> str | None:
@@ -131,6 +147,7 @@ class _Reader:
         self.model: Any = model
         self.config: Any = getattr(model, "config", None)
         self.known: set[nn.Module] = {model}
+        self.read: list[nn.Module] = []
         self.parameters: list[Weight] = []
         self.epsilons: set[float] = set()
         for name, family in FAMILIES.items():
@@ -149,7 +166,9 @@ class _Reader:
         name = self.family.prefix + suffix if suffix else plain.__name__
         fits = (kind.__module__, kind.__name__) == (self.place, name) if suffix else kind is plain
         _need(fits, f"it has a {kind.__name__} in the place of a {name}")
+        _need(not _is_replaced(kind.forward), f"the program has replaced {kind.__name__}.forward")
         self.known.add(module)
+        self.read.append(module)
         return module
 
     def weight(self, parameter: Any, *shape: int) -> nn.Parameter:
@@ -234,6 +253,7 @@ class _Reader:
             numbers=self.numbers(layers, embedding),
             parameters=self.parameters,
             modules=list(model.modules()),
+            described=[it for it in self.read if it is not rotary],
         )
         self.check(found)
         return found

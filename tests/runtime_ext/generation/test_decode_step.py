@@ -317,8 +317,11 @@ def test_gradients_are_the_modules(steps: list[int]) -> None:
     assert not steps
 
 
-@pytest.mark.parametrize("change", ["hook", "adapter", "weights", "scaled in place", "training"])
-def test_changed_models(change: str, steps: list[int]) -> None:
+CHANGES = ["hook", "adapter", "weights", "scaled in place", "training", "epsilon", "scale", "class"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_models(change: str, steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     from torch import nn
 
     optimized = optimize(decoder("llama"), inplace=True)
@@ -339,6 +342,15 @@ def test_changed_models(change: str, steps: list[int]) -> None:
             attention.v_proj.weight = nn.Parameter(attention.v_proj.weight * 2)
         elif change == "scaled in place":
             attention.v_proj.weight.data.mul_(2)
+        elif change == "epsilon":
+            for norm in [it for it in model.modules() if hasattr(it, "variance_epsilon")]:
+                norm.variance_epsilon = 0.3
+        elif change == "scale":
+            for layer in model.model.layers:
+                layer.self_attn.scaling = 0.9
+        elif change == "class":
+            replaced = type(model.model.layers[0].mlp)
+            monkeypatch.setattr(replaced, "forward", lambda self, x: self.up_proj(x)[..., :72])
         else:
             attention.train()
     with warnings.catch_warnings(record=True) as caught:
@@ -346,10 +358,10 @@ def test_changed_models(change: str, steps: list[int]) -> None:
         found = next_outputs(optimized, copy.deepcopy(cache)).logits
     expected = next_outputs(plain, copy.deepcopy(cache)).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert bool(steps) == (change in ("weights", "scaled in place"))
+    assert bool(steps) == (change in ("weights", "scaled in place", "epsilon", "scale"))
     assert len(seen) == (2 if change == "hook" else 0)
     lines = [str(it.message) for it in caught if it.category is SlowCallWarning]
-    assert bool(lines) == (change == "adapter")
+    assert bool(lines) == (change in ("adapter", "class"))
     assert all("LlamaForCausalLM: the decode step is not used from now on" in it for it in lines)
 
 
