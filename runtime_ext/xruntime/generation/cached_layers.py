@@ -147,7 +147,16 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
 
     shape
         Numbers of layers, of heads of keys, and of features of a head.
+
+    Raises OperatorError if another call uses the cache.
     """
+    with _lock:
+        if cache.layers and cache.layers[0].__dict__.get("_busy"):
+            raise _used_twice()
+        return _growing(cache, shape)
+
+
+def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     from transformers import cache_utils
 
     count, heads, width = shape
@@ -176,10 +185,9 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     positions, batch, dtype = found.pop()
     if positions < 1:
         return None
-    with _lock:
-        for layer in layers:
-            if not isinstance(layer, GrowingLayer):
-                _grow(layer)
+    for layer in layers:
+        if not isinstance(layer, GrowingLayer):
+            _grow(layer)
     return CacheView(layers, positions, batch, dtype)
 
 
@@ -205,11 +213,15 @@ def in_use(layer: Any, positions: int) -> Iterator[None]:
     state = layer.__dict__
     with _lock:
         if state.get("_busy") or layer.get_seq_length() != positions:
-            raise OperatorError(
-                "two calls use one cache at once: give each conversation a DynamicCache of its own"
-            )
+            raise _used_twice()
         state["_busy"] = True
     try:
         yield
     finally:
         state.pop("_busy", None)
+
+
+def _used_twice() -> OperatorError:
+    return OperatorError(
+        "two calls use one cache at once: give each conversation a DynamicCache of its own"
+    )

@@ -221,6 +221,8 @@ class DecodeStep:
         if self.dropped is None and (not args or (len(args) == 1 and "input_ids" not in kwargs)):
             try:
                 call = self._call({"input_ids": args[0], **kwargs} if args else kwargs)
+            except OperatorError:
+                raise  # its cache is used by another call
             except Exception as error:  # noqa: BLE001 - the modules know what is wrong, if anything is
                 self.drop(f"{type(error).__name__}: {error}")
         if call is None:
