@@ -12,17 +12,18 @@ from torch import Tensor, inference_mode, is_inference_mode_enabled
 
 from xruntime.errors import BatchError
 from xruntime.pytrees import Path, described, entries, place, rebuilt, shape_of, tensor_leaves
-from xruntime.streams.hint_checks import (
+from xruntime.streams.hints import (
     EXAMPLE,
     UNMENTIONED,
     Hinted,
+    HintNode,
+    MultiStreamModuleHint,
     check_hint,
     check_tensor,
     form_error,
     hints_by_key,
     refuse_hidden,
 )
-from xruntime.streams.hints import HintNode, MultiStreamModuleHint
 
 _NOTHING: Final = contextlib.nullcontext()
 

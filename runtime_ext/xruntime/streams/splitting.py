@@ -18,10 +18,12 @@ from torch import Tensor
 
 from xruntime.errors import BatchError
 from xruntime.pytrees import Path, entries, leaves, place, rebuilt, shape_of
-from xruntime.streams.hint_checks import (
+from xruntime.streams.hints import (
     EXAMPLE,
     UNMENTIONED,
     Hinted,
+    HintNode,
+    MultiStreamModuleHint,
     check_hint,
     check_tensor,
     form_error,
@@ -29,7 +31,6 @@ from xruntime.streams.hint_checks import (
     is_dense,
     refuse_hidden,
 )
-from xruntime.streams.hints import HintNode, MultiStreamModuleHint
 
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """The positional and the keyword arguments of a call."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from xruntime.errors import BatchError
-from xruntime.streams.hint_checks import EXAMPLE
+from xruntime.streams.hints import EXAMPLE
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.joining import join
 

@@ -13,7 +13,7 @@ from tests.runtime_ext.streams.calls import arange, shares_storage
 from torch import Tensor
 
 from xruntime.errors import BatchError, HintError
-from xruntime.streams.hint_checks import EXAMPLE
+from xruntime.streams.hints import EXAMPLE
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.joining import join
 from xruntime.streams.splitting import even_sizes, split
