@@ -97,16 +97,30 @@ class CallRecording(NamedTuple):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches one call. `stack` holds the modules that are being called, the innermost last."""
+    """Watches one call: the modules by hooks, and the operators that read their outputs and weights."""
 
     def __init__(self, owners: dict[int, nn.Module]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.stack: list[nn.Module] = []
-        self.made_by: MutableMapping[torch.Tensor, nn.Module] = WeakTensorKeyDictionary()
-        self.readers: dict[nn.Module, list[nn.Module | None]] = {}
-        self.read_elsewhere: set[nn.Module] = set()
-        self.dense: set[nn.Module] = set()
         self._owners = owners
+        """By id of a weight: the module that it belongs to."""
+
+        self._stack: list[nn.Module] = []
+        """The modules that are being called, the innermost last."""
+
+        self._calls: Counter[nn.Module] = Counter()
+        self._made_by: MutableMapping[torch.Tensor, nn.Module] = WeakTensorKeyDictionary()
+        self._readers: dict[nn.Module, list[nn.Module | None]] = {}
+        self._read_elsewhere: set[nn.Module] = set()
+        self._dense: set[nn.Module] = set()
+        self._norms: dict[nn.Module, nn.Module] = {}
+        """By module: the norm that got its output."""
+
+        self._dimensions: dict[nn.Module, int] = {}
+        self._siblings: list[tuple[torch.Tensor, int, list[nn.Module]]] = []
+        """Inputs of linears, their counts of changes, and the linears."""
+
+        self._products = {True: 0, False: 0}
+        """Multiplications in convolutions, and in linears."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -117,18 +131,69 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves((args, kwargs or {})):
             if not isinstance(leaf, torch.Tensor):
                 continue
-            maker = self.made_by.get(leaf)
-            if maker is not None and maker not in self.stack:
-                self.readers[maker].append(self.stack[-1] if self.stack else None)
+            maker = self._made_by.get(leaf)
+            if maker is not None and maker not in self._stack:
+                self._readers[maker].append(self._stack[-1] if self._stack else None)
             owner = self._owners.get(id(leaf))
-            if owner is not None and owner not in self.stack:
-                self.read_elsewhere.add(owner)
+            if owner is not None and owner not in self._stack:
+                self._read_elsewhere.add(owner)
         outputs = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.view.default:
-            maker = self.made_by.get(args[0])
+            maker = self._made_by.get(args[0])
             if maker is not None and not _keeps_rows(args[0].shape, outputs.shape):
-                self.dense.add(maker)
+                self._dense.add(maker)
         return outputs
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A hook before the calls of a module."""
+        self._stack.append(module)
+        self._calls[module] += 1
+        value = args[0] if len(args) == 1 else None
+        if not isinstance(value, torch.Tensor):
+            return
+        maker = self._made_by.get(value) if type(module) in NORMS else None
+        if maker is not None:
+            self._norms[maker] = module
+        if type(module) is nn.Linear and not value.is_inference():
+            version = value._version  # noqa: SLF001 - no public one
+            for shared, known_version, members in self._siblings:
+                if shared is value and known_version == version:
+                    members.append(module)
+                    return
+            self._siblings.append((value, version, [module]))
+
+    def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """A hook after the calls of a module."""
+        self._stack.pop()
+        if not isinstance(output, torch.Tensor) or type(module) in NORMS:
+            return
+        self._dimensions[module] = output.dim()
+        self._made_by[output] = module
+        self._readers.setdefault(module, [])
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        convolution = type(module) in CONVOLUTIONS
+        features: Any = module.out_channels if convolution else module.out_features
+        self._products[convolution] += output.numel() * (weight.numel() // max(1, features))
+
+    def recording(self) -> CallRecording:
+        """Return what was seen, after the call and while its outputs exist."""
+        siblings = [members for _, _, members in self._siblings if len(members) > 1]
+        self._siblings.clear()
+        # An output that still exists is among the model's outputs, or stored somewhere.
+        kept = set(self._made_by.values())
+        follows = {
+            maker: norm
+            for maker, norm in self._norms.items()
+            if maker not in kept
+            and self._calls[maker] == self._calls[norm] == 1
+            and all(reader is norm for reader in self._readers[maker])
+        }
+        share = self._products[True] / max(1, sum(self._products.values()))
+        return CallRecording(
+            *(self._calls, follows, self._dimensions, siblings),
+            *(self._read_elsewhere, self._dense | kept, share),
+        )
 
 
 def _keeps_rows(old: torch.Size, new: torch.Size) -> bool:
@@ -156,70 +221,17 @@ def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
     for number in shared_parameters(model):
         owners.pop(number, None)
     watch = _Watch(owners)
-    calls: Counter[nn.Module] = Counter()
-    linked: dict[nn.Module, nn.Module] = {}
-    dimensions: dict[nn.Module, int] = {}
-    together: list[tuple[torch.Tensor, int, list[nn.Module]]] = []
-    work = {True: 0, False: 0}
-
-    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        watch.stack.append(module)
-        calls[module] += 1
-        value = args[0] if len(args) == 1 else None
-        if not isinstance(value, torch.Tensor):
-            return
-        if type(module) in NORMS:
-            maker = watch.made_by.get(value)
-            if maker is not None:
-                linked[maker] = module
-        if type(module) is nn.Linear and not value.is_inference():
-            for shared, version, members in together:
-                if shared is value and version == value._version:  # noqa: SLF001 - no public one
-                    members.append(module)
-                    return
-            together.append((value, value._version, [module]))  # noqa: SLF001
-
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        watch.stack.pop()
-        if not isinstance(output, torch.Tensor) or type(module) in NORMS:
-            return
-        dimensions[module] = output.dim()
-        watch.made_by[output] = module
-        watch.readers.setdefault(module, [])
-        weight = module.weight
-        assert isinstance(weight, torch.Tensor)
-        convolution = type(module) in CONVOLUTIONS
-        features: Any = module.out_channels if convolution else module.out_features
-        per_value = weight.numel() // max(1, features)
-        work[convolution] += output.numel() * per_value
-
     hooks = []
     for module in watched:
-        hooks.append(module.register_forward_pre_hook(before))
-        hooks.append(module.register_forward_hook(after))
+        hooks.append(module.register_forward_pre_hook(watch.before))
+        hooks.append(module.register_forward_hook(watch.after))
     try:
         with watch:
             outputs = model(*call.args, **call.kwargs)
     finally:
         for hook in hooks:
             hook.remove()
-    siblings = [members for _, _, members in together if len(members) > 1]
-    together.clear()
-    # An output that still exists is among the model's outputs, or stored somewhere.
-    kept = set(watch.made_by.values())
-    follows = {
-        maker: norm
-        for maker, norm in linked.items()
-        if maker not in kept
-        and calls[maker] == calls[norm] == 1
-        and all(reader is norm for reader in watch.readers[maker])
-    }
-    share = work[True] / max(1, work[True] + work[False])
-    recording = CallRecording(
-        *(calls, follows, dimensions, siblings),
-        *(watch.read_elsewhere, watch.dense | kept, share),
-    )
-    return recording, outputs
+    return watch.recording(), outputs
 
 
 class Traced(NamedTuple):
