@@ -87,39 +87,30 @@ class OriginalWeights:
         }
         return sum(storages.values())
 
-    def entries(self, subject: dict[str, Any], prefix: str, *, keep_vars: bool) -> dict[str, Any]:
-        """Return the entries; `subject` is the subject's own state_dict with `keep_vars`.
+    def state_dict(self, destination: Any, prefix: str, subject: Any, *, keep_vars: bool) -> Any:
+        """Write the entries and torch's version numbers into `destination`, as state_dict does.
 
-        Raises OptimizationError if the weights were dropped, or were changed in the input since.
+        `subject` is the subject's own state_dict with `keep_vars`. Raises OptimizationError if the weights were
+        dropped, or were changed in the input since.
         """
         if self._dropped:
             raise OptimizationError(
                 "the plain weights were dropped (keep_weights=False, or weight_bits with inplace=True): call"
                 " state_dict() before optimize(), or optimize without these"
             )
-        entries: dict[str, Any] = {}
-        for name in self._names:
-            kept = self._kept.get(name)
-            if kept is None:
-                value = subject[name]
-            else:
-                value = kept.value
-                if kept.version is not None and value._version != kept.version:  # noqa: SLF001
-                    raise OptimizationError(
-                        f"{name} of the original model was changed after optimize(), and this module"
-                        " computes with the values from before: call state_dict() of the original model"
-                    )
-            if isinstance(value, torch.Tensor) and not keep_vars:
-                value = value.detach()
-            entries[prefix + name] = value
-        return entries
-
-    def state_dict(self, destination: Any, prefix: str, subject: Any, *, keep_vars: bool) -> Any:
-        """Write the entries and torch's version numbers into `destination`, as state_dict does."""
         if destination is None:
             destination = OrderedDict()
             destination._metadata = OrderedDict()  # noqa: SLF001 - as nn.Module does
-        destination.update(self.entries(subject, prefix, keep_vars=keep_vars))
+        for name in self._names:
+            kept = self._kept.get(name)
+            value = subject[name] if kept is None else kept.value
+            if kept is not None and kept.version is not None and value._version != kept.version:  # noqa: SLF001
+                raise OptimizationError(
+                    f"{name} of the original model was changed after optimize(), and this module"
+                    " computes with the values from before: call state_dict() of the original model"
+                )
+            plain = value.detach() if isinstance(value, torch.Tensor) and not keep_vars else value
+            destination[prefix + name] = plain
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None:
             for name, value in self._metadata.items():

@@ -17,10 +17,9 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, OptimizerError
 from xruntime.nn import dropout_operator
 from xruntime.optim.native_optimizer import NativeOptimizer
-from xruntime.optimization.activations import use_native_gelus
 from xruntime.optimization.arguments import OptimizeRequest
-from xruntime.optimization.dropouts import reach_dropouts
 from xruntime.optimization.layers import Replaced, require_kernels
+from xruntime.optimization.native_layers import reach_dropouts, use_native_gelus
 from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
     convertible_parameters,

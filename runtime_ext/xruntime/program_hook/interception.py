@@ -235,12 +235,10 @@ class Interception:
         state.generating = True
         self._parts.update(part for part in module.modules() if part is not module)
         kind, step = type(module), ""
-        with contextlib.suppress(
-            Exception
-        ):  # an UndescribedError, or what the program's model raises
-            report = partial(self._report, kind.__name__)
-            decode_step = DecodeStep(module, kind, report, report)
-            vars(module)[STEP_ATTRIBUTE] = decode_step
+        report = partial(self._report, kind.__name__)
+        # An UndescribedError, or what the program's model raises.
+        with contextlib.suppress(Exception):
+            vars(module)[STEP_ATTRIBUTE] = DecodeStep(module, kind, report, report)
             step = "each token is one native call; "
         dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         line = (
