@@ -131,19 +131,7 @@ class Routed:
         """Return the outputs, or raise what the program's module raises; `failure` says whether the form is left."""
         assert self.optimized is not None
         began = time.perf_counter()
-        if transformed():
-            return self._run(module, *args, **kwargs)
-        change = self._state.change()
-        if change is not None:
-            self.failure = UnfitError(f"the program changed it ({change})")
-            return self._run(module, *args, **kwargs)
-        if mode_refusal(module, args, kwargs) is not None:
-            return self._run(module, *args, **kwargs)
-        try:
-            form = form_of(args=args, kwargs=kwargs)
-        except Exception:  # noqa: BLE001 - whatever it is, the module knows
-            form = None
-        if form != self._form:
+        if not self._takes(module, args, kwargs):
             return self._run(module, *args, **kwargs)
         sizes = sizes_of(args, kwargs)
         # Code that takes over later is compared with the modules by `OptimizedCode`.
@@ -160,6 +148,21 @@ class Routed:
             lambda: self._form_call(module, args, kwargs),
             lambda: self._end_trial(trial, code),
         )
+
+    def _takes(self, module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
+        """Whether the form may compute a call, which is of the form that it was made for."""
+        if transformed():
+            return False
+        change = self._state.change()
+        if change is not None:
+            self.failure = UnfitError(f"the program changed it ({change})")
+            return False
+        if mode_refusal(module, args, kwargs) is not None:
+            return False
+        try:
+            return form_of(args=args, kwargs=kwargs) == self._form
+        except Exception:  # noqa: BLE001 - whatever it is, the module knows
+            return False
 
     def _present_trial(self, code: OptimizedCode | None) -> Trial | None:
         """Return the trial that the next call may be a turn of: one while code is compiled, and one after that."""
