@@ -24,7 +24,7 @@ from xruntime.compilation.inductor import (
     inductor_options,
     mend_compiler,
 )
-from xruntime.compilation.samples import Sample, check_threads, sample_call
+from xruntime.compilation.samples import Sample, checked_count, sample_call
 from xruntime.errors import CompilationError
 from xruntime.operator_library import LINK_OPTIONS
 from xruntime.pytrees import with_tensors
@@ -62,12 +62,13 @@ def compile_package(
 
     call = _dense(sample_call(sample))
     module = eager_module(model)
+    checked_count("threads", threads, "the number of cores of each stream")
     path = os.path.abspath(os.fspath(path))
     if not path.endswith(".pt2") or not os.path.isdir(os.path.dirname(path)):
         raise CompilationError(
             f"{path}: a package needs a name that ends in .pt2, in a directory that exists"
         )
-    settings = inductor_options(options, threads=check_threads(threads), freezing=freezing)
+    settings = inductor_options(options, threads=threads, freezing=freezing)
     del settings["cpp_wrapper"]  # a package always has one
     metadata = own_description(threads, torch.__version__)
     settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})

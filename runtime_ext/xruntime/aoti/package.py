@@ -34,11 +34,10 @@ from xruntime.aoti.package_file import (
 )
 from xruntime.aoti.runners import CRunner, Runner, TorchRunner, c_interface_problem
 from xruntime.compilation.gil import CallableKind
-from xruntime.compilation.samples import wrong_thread_error
+from xruntime.compilation.samples import checked_count, wrong_thread_error
 from xruntime.errors import (
     GILWarning,
     PackageError,
-    ThreadCountError,
     UncheckedInputWarning,
 )
 
@@ -137,7 +136,7 @@ def load_package(
     torch's own runner can call the code, and with UncheckedInputWarning if the package's C++ does not
     describe its inputs.
     """
-    _check_runners(runners)
+    checked_count("runners", runners, "the number of calls that run at a time")
     path = os.path.abspath(os.fspath(path))
     if not os.path.exists(path):
         raise PackageError(f"{path}: no such file")
@@ -170,10 +169,3 @@ def load_package(
             stacklevel=2,
         )
     return package
-
-
-def _check_runners(runners: object) -> None:
-    if isinstance(runners, bool) or not isinstance(runners, int) or runners < 1:
-        raise ThreadCountError(
-            f"runners={runners!r}: the number of calls that run at a time, at least 1, is expected"
-        )

@@ -112,13 +112,11 @@ def with_varying_sizes(call: Sample) -> Sample:
     return Sample(*with_tensors(marked, tuple(call)))
 
 
-def check_threads(threads: object) -> int:
-    """Check the number of threads of a stream and return it. Raises ThreadCountError."""
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise ThreadCountError(
-            f"threads={threads!r}: the number of cores of each stream, at least 1, is expected"
-        )
-    return threads
+def checked_count(name: str, value: object, meaning: str) -> int:
+    """Return a number of threads or calls, as it is. Raises ThreadCountError if it is not at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ThreadCountError(f"{name}={value!r}: {meaning}, at least 1, is expected")
+    return value
 
 
 def wrong_thread_error(compiled: int, have: int) -> ThreadCountError:

@@ -29,7 +29,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import Difference
 from xruntime.compilation.samples import (
     Sample,
-    check_threads,
+    checked_count,
     sample_call,
     with_varying_sizes,
     wrong_thread_error,
@@ -253,7 +253,7 @@ def compile_for_streams(
     call = sample_call(sample)
     code = StreamCode(
         model,
-        threads=check_threads(threads),
+        threads=checked_count("threads", threads, "the number of cores of each stream"),
         freezing=freezing,
         dynamic=dynamic,
         options=options,
