@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -47,20 +46,18 @@ PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
     "conv_bn": partial(fold_norms, kinds=CONVOLUTIONS, what="convolution"),
     "linear_bn": partial(fold_norms, kinds=(nn.Linear,), what="linear"),
     "channels_last": use_channels_last,
-    "precision": lower_precision,
-    "weights": lower_weights,
-    "join_linears": join_linears,
-}
-
-GENERATION_PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
-    **dict(itertools.takewhile(lambda item: item[0] != "precision", PASSES.items())),
     "weight_bits": pack_weights,
     "precision": lower_precision,
     "weights": lower_weights,
+    "join_linears": join_linears,
     "linear_rows": use_linear_rows,
     "decode_step": use_decode_step,
 }
-"""Those of models with transformers' generate(): a joined linear would read as many weights."""
+
+FOR_GENERATION: Final = ("weight_bits", "linear_rows", "decode_step")
+"""Passes for models with transformers' generate(). They join no linears: a joined one would read as many weights."""
+
+NOT_FOR_GENERATION: Final = ("join_linears",)
 
 MAX_PAIR_S: Final = 0.5
 """The input and the modules are called once more, and no further time, if that takes longer."""
@@ -134,7 +131,8 @@ class _Inference(Run):
         """Return the finished module."""
         reason, waits = self._why_not_compiled(), self.request.wait or self.request.measure
         original = self._untouched() if self._is_timed() else None
-        self.run_passes(GENERATION_PASSES if self.generates else PASSES)
+        others = NOT_FOR_GENERATION if self.generates else FOR_GENERATION
+        self.run_passes({name: PASSES[name] for name in PASSES if name not in others})
         timings: list[Timing] = []
         compiled = None
         if reason is not None:
