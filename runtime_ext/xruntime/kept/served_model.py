@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from xruntime.kept.call_libraries import CallLibraries
-from xruntime.kept.calls import FlatCall
+from xruntime.kept.calls import FlatCall, flat_call
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import CalledModel, CallKey
 from xruntime.kept.store import open_store
@@ -39,8 +39,16 @@ class ServedModel(CalledModel):
         self._adding = threading.Lock()
         self._is_full = False
 
-    def libraries_for(self, call: FlatCall) -> CallLibraries | None:
-        """Return the libraries for calls like this one; None if there would be too many kinds."""
+    def libraries_for(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[CallLibraries, FlatCall] | None:
+        """Return the libraries for calls like this one, and its parts.
+
+        None for a call that no library can serve, and if there would be too many kinds.
+        """
+        call = flat_call(args, kwargs)
+        if call is None:
+            return None
         threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
         key = CallKey(call.form, threads, self.call_autocast(), dtype)
         libraries = self._kinds.get(key)
@@ -52,7 +60,7 @@ class ServedModel(CalledModel):
         elif libraries is None and not self._is_full:
             self._is_full = True
             self.note(f"calls of further forms are not compiled: there are {MAX_FORMS} already")
-        return libraries
+        return None if libraries is None else (libraries, call)
 
     @property
     def compiled(self) -> bool:

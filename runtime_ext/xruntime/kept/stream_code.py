@@ -16,7 +16,7 @@ import torch
 
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.errors import CompilationError
-from xruntime.kept.calls import FlatCall, Form, flat_call
+from xruntime.kept.calls import FlatCall, Form
 from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.model_libraries import Policy, settings
 from xruntime.kept.served_model import ServedModel
@@ -69,10 +69,10 @@ class StreamCode(CompiledCode, ServedModel):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs; load or compile first for a call of a new shape. Raises CompilationError."""
-        call = flat_call(args, kwargs)
-        kind = None if call is None else self.libraries_for(call)
-        if call is None or kind is None or (kind.end_reason is not None and not kind.libraries):
+        served = self.libraries_for(args, kwargs)
+        if served is None or (served[0].end_reason is not None and not served[0].libraries):
             return super().__call__(args, kwargs)
+        libraries, call = served
         change = self._change()
         if change is not None:
             raise CompilationError(
@@ -81,7 +81,7 @@ class StreamCode(CompiledCode, ServedModel):
             )
         # A library has its own precision; autocast would cast its operators again.
         with torch.inference_mode(), under_autocast(None):
-            return kind(call, 0.0)
+            return libraries(call, 0.0)
 
     def without_code(self, call: FlatCall, reason: str | None) -> Any:
         """Have torch compile it in this process."""
@@ -93,10 +93,9 @@ class StreamCode(CompiledCode, ServedModel):
         self.forget()
 
     def has_code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        call = flat_call(args, kwargs)
-        kind = None if call is None else self.libraries_for(call)
-        served = call is not None and kind is not None and kind.serves(call.sizes)
-        return served or super().has_code(args, kwargs)
+        served = self.libraries_for(args, kwargs)
+        has_library = served is not None and served[0].serves(served[1].sizes)
+        return has_library or super().has_code(args, kwargs)
 
     def call_autocast(self) -> Autocast | None:
         return self.autocast

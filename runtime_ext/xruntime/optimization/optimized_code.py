@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xruntime.kept.calls import FlatCall, flat_call
+from xruntime.kept.calls import FlatCall
 from xruntime.kept.making import MAX_SHARING_THREADS, compile_priority
 from xruntime.kept.model_libraries import Policy
 from xruntime.kept.served_model import ServedModel
@@ -64,11 +64,11 @@ class OptimizedCode(ServedModel):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs."""
         began = time.perf_counter()
-        call = None if self.is_changed() else flat_call(args, kwargs)
-        if call is None:
+        served = None if self.is_changed() else self.libraries_for(args, kwargs)
+        if served is None:
             return self.eager(args, kwargs)
-        kind = self.libraries_for(call)
-        return self.eager(args, kwargs) if kind is None else kind(call, began)
+        libraries, call = served
+        return libraries(call, began)
 
     def eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the modules; with one thread less while the compiler is to have a core."""
@@ -116,12 +116,12 @@ class OptimizedCode(ServedModel):
 
     def has_kept_ranges(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an earlier process kept code for this call that serves calls of other sizes, too."""
-        call = flat_call(args, kwargs)
-        kind = None if call is None else self.libraries_for(call)
-        if call is None or kind is None:
+        served = self.libraries_for(args, kwargs)
+        if served is None:
             return False
-        served = [library.sizes for library in kind.libraries]
-        return any(sizes.fixed is None and sizes.fits(call.sizes) for sizes in served)
+        libraries, call = served
+        kept = [library.sizes for library in libraries.libraries]
+        return any(sizes.fixed is None and sizes.fits(call.sizes) for sizes in kept)
 
     @contextlib.contextmanager
     def beside(self, threads: int) -> Iterator[int]:
