@@ -84,9 +84,9 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
     for source in sources:
         names = {name: int(index) for name, index in _HANDLE.findall(source)}
         for name, dtype in _DTYPE.findall(source):
-            known = getattr(torch, dtype, None)
-            if name in names and isinstance(known, torch.dtype):
-                dtypes[names[name]] = known
+            torch_dtype = getattr(torch, dtype, None)
+            if name in names and isinstance(torch_dtype, torch.dtype):
+                dtypes[names[name]] = torch_dtype
         for index, what, dim, value in _NUMBER.findall(source):
             fixed[what, int(index)][int(dim)] = int(value)
         for index, dim in _VARYING.findall(source):

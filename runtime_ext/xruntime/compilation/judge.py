@@ -158,7 +158,7 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
             absolute, relative, typical = _distance(value, other)
             where = place(path)
             differences.append(Difference(absolute, relative, tolerance, where, typical))
-    largest = max(differences, key=lambda one: (not one.allowed, one.relative))
+    largest = max(differences, key=lambda part: (not part.allowed, part.relative))
     return largest._replace(other_dtypes=", ".join(other_dtypes))
 
 
@@ -194,12 +194,12 @@ class Trial:
     with other work single calls may take many times as long.
     """
 
-    def __init__(self, one: str, other: str) -> None:
-        self.names = (one, other)
+    def __init__(self, first: str, second: str) -> None:
+        self.names = (first, second)
         self.calls = 0
         self._ratios: list[float] = []
-        self._times: dict[str, list[float]] = {one: [], other: []}
-        self._one_s = 0.0
+        self._times: dict[str, list[float]] = {first: [], second: []}
+        self._first_s = 0.0
         self._spent_s = 0.0
         self._busy = threading.Lock()
 
@@ -222,8 +222,8 @@ class Trial:
     def computed(
         self,
         began: float,
-        one: Callable[[], Any],
-        other: Callable[[], Any],
+        first: Callable[[], Any],
+        second: Callable[[], Any],
         after: Callable[[], object],
     ) -> Any:
         """Compute a call as a turn, and call `after`. While another thread does so, the second form computes it.
@@ -231,10 +231,10 @@ class Trial:
         A pair is of two calls, one after the other; those of other threads meanwhile are no turns.
         """
         if not self._busy.acquire(blocking=False):
-            return other()
+            return second()
         try:
             with self.timed(began) as name:
-                outputs = one() if name == self.names[0] else other()
+                outputs = first() if name == self.names[0] else second()
             after()
         finally:
             self._busy.release()
@@ -245,8 +245,8 @@ class Trial:
         self._times[self.turn].append(seconds)
         self._spent_s += seconds
         if self.calls % 2:
-            self._ratios.append(self._one_s / max(seconds, 1e-9))
-        self._one_s = seconds
+            self._ratios.append(self._first_s / max(seconds, 1e-9))
+        self._first_s = seconds
         self.calls += 1
 
     @property
@@ -296,8 +296,8 @@ class Trial:
 
 
 def compared_speed(
-    one: tuple[str, Callable[[], object]],
-    other: tuple[str, Callable[[], object]],
+    first: tuple[str, Callable[[], object]],
+    second: tuple[str, Callable[[], object]],
     max_pair_s: float = math.inf,
 ) -> Trial:
     """Call two forms in turns until one is shown to be faster, or the trial is over.
@@ -306,7 +306,7 @@ def compared_speed(
 
     Each is called once before, since the first calls of compiled code and of oneDNN prepare things.
     """
-    trial, calls = Trial(one[0], other[0]), dict((one, other))
+    trial, calls = Trial(first[0], second[0]), dict((first, second))
     for call in calls.values():
         call()
     while trial.calls % 2 or not (trial.is_faster or trial.is_slower or trial.is_over(max_pair_s)):

@@ -98,8 +98,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     facts: list[Any] = []
     sizes: list[tuple[int, ...]] = []
     for leaf in leaves:
-        kind = type(leaf)
-        if kind is torch.Tensor or kind is torch.nn.Parameter:
+        leaf_type = type(leaf)
+        if leaf_type is torch.Tensor or leaf_type is torch.nn.Parameter:
             if not leaf.is_cpu or leaf.layout is not torch.strided:
                 return None
             tensor = leaf

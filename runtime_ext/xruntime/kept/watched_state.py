@@ -85,15 +85,15 @@ class WatchedState:
                 if _is_plain(value):
                     yield name or ROOT, value
                 continue
-            parts_found = parts_of(value)
-            if parts_found is None:
+            held = parts_of(value)
+            if held is None:
                 text = f"{name} is a {type(value).__name__}, whose changes are not followed"
                 self.unfollowed = self.unfollowed or text
                 continue
-            for holder in parts_found.holders:
+            for holder in held.holders:
                 if id(holder.container) not in self._ignored:
                     self._note(holder._replace(name=name or ROOT))
-            for key, inner in parts_found.values:
+            for key, inner in held.values:
                 count += 1
                 if type(inner) in CONSTANT_TYPES or id(inner) in met:
                     continue

@@ -41,9 +41,9 @@ def reach_dropouts(run: Run) -> str:
 
     The model itself has to be called through `reaching_dropouts`. Raises SkipPassError.
     """
-    layers = [one for one in run.model.modules() if type(one) is nn.Dropout and 0 < one.p < 1]
+    layers = [part for part in run.model.modules() if type(part) is nn.Dropout and 0 < part.p < 1]
     reachable = dropout_operator.is_reachable()
-    callers = [one for one in run.model.modules() if reachable and _calls_dropouts(one)]
+    callers = [part for part in run.model.modules() if reachable and _calls_dropouts(part)]
     if not layers and not callers:
         raise SkipPassError("there is no dropout")
     require_kernels()
@@ -87,7 +87,7 @@ def _names(kind: type) -> Iterator[str]:
                 function: Callable[..., Any] = inspect.unwrap(value)
                 code = getattr(function, "__code__", None)
                 if code is not None:
-                    yield from (str(one) for one in (*code.co_names, *code.co_consts))
+                    yield from (str(word) for word in (*code.co_names, *code.co_consts))
 
 
 APPROXIMATIONS: Final[Mapping[str, str]] = {
@@ -113,11 +113,11 @@ class NativeGelu(Replaced):
 
 def use_native_gelus(run: Run) -> str:
     """Have modules that compute GELU do so natively. Raises SkipPassError."""
-    gelus = [one for one in run.inner_modules() if _computes_gelu(one)]
+    gelus = [gelu for gelu in run.inner_modules() if _computes_gelu(gelu)]
     if not gelus:
         raise SkipPassError("there is no module that computes GELU")
     require_kernels()
-    classes = {kind: replaced_class(NativeGelu, kind) for kind in {type(one) for one in gelus}}
+    classes = {kind: replaced_class(NativeGelu, kind) for kind in {type(gelu) for gelu in gelus}}
     for module in gelus:
         run.edits.set_class(module, classes[type(module)])
     return f"{counted(len(gelus), 'GELU')}: one native pass in forward, and one in backward"

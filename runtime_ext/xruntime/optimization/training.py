@@ -181,7 +181,7 @@ def _converted(optimizer: Optimizer, replaced: Mapping[int, nn.Parameter]) -> Na
     kind: Any = type(optimizer) if isinstance(optimizer, NativeOptimizer) else None
     kind = kind or KINDS.get(type(optimizer))
     if kind is None:
-        names = ", ".join(one.__name__ for one in KINDS)
+        names = ", ".join(torch_kind.__name__ for torch_kind in KINDS)
         raise SkipPassError(
             f"{_name(optimizer)} is not one of torch's {names}; it is left as it is"
         )

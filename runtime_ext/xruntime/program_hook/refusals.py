@@ -139,7 +139,7 @@ def form_of(**values: Any) -> Form:
     **Ex.:** ``form_of(args=(x,), kwargs={})``
     """
     form: list[Any] = []
-    for path, value in [found for name in values for found in leaves(values[name], (name,))]:
+    for path, value in [leaf for name in values for leaf in leaves(values[name], (name,))]:
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             if value.device.type != "cpu" or value.layout is not torch.strided:
                 raise UnfitError(f"{place(path)} is {value.layout} on {value.device}")

@@ -215,7 +215,7 @@ class SplitPlan:
         return leaf
 
     def _agreed_items(self, hint: MultiStreamModuleHint | None) -> int:
-        found = self._found
+        leaves_found = self._found
         if self._uncovered:
             listed = ", ".join(
                 f"{place(path)} {shape_of(tensor)}" for path, tensor in self._uncovered
@@ -224,18 +224,18 @@ class SplitPlan:
                 f"the hint {hint!r} does not cover these tensors: {listed}. Give each the dimension of"
                 f" its items, or None to pass it whole to every stream; {EXAMPLE}"
             )
-        if not found:
+        if not leaves_found:
             raise BatchError(
                 "this call has nothing to split"
                 + (": no tensor with a dimension" if hint is None else f" by the hint {hint!r}")
                 + f". Call the module itself, or name the batch's dimension in the hint; {EXAMPLE}"
             )
-        items = found[0].tensor.shape[found[0].dim]
-        if any(leaf.tensor.shape[leaf.dim] != items for leaf in found):
+        items = leaves_found[0].tensor.shape[leaves_found[0].dim]
+        if any(leaf.tensor.shape[leaf.dim] != items for leaf in leaves_found):
             listed = ", ".join(
                 f"{place(leaf.path)} {leaf.tensor.shape[leaf.dim]} (dimension {leaf.dim} of"
                 f" {shape_of(leaf.tensor)})"
-                for leaf in found
+                for leaf in leaves_found
             )
             raise BatchError(
                 f"the tensors to split hold different numbers of items: {listed}. Give each the"
