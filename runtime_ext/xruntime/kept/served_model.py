@@ -63,18 +63,23 @@ class ServedModel(CalledModel):
         return None if libraries is None else (libraries, call)
 
     @property
+    def kinds(self) -> list[CallLibraries]:
+        """The libraries of each kind of calls so far. Other threads may add some meanwhile."""
+        return list(self._kinds.values())
+
+    @property
     def compiled(self) -> bool:
         """Whether there is code for some calls."""
-        return any(kind.libraries for kind in self._kinds.values())
+        return any(kind.libraries for kind in self.kinds)
 
     @property
     def waits(self) -> bool:
         """Whether the first code is being compiled."""
-        return not self.compiled and any(kind.compiling for kind in self._kinds.values())
+        return not self.compiled and any(kind.compiling for kind in self.kinds)
 
     def renew_locks(self) -> None:
         self._adding = threading.Lock()
-        for kind in self._kinds.values():
+        for kind in self.kinds:
             kind.renew_locks()
 
 

@@ -143,12 +143,12 @@ class OptimizedCode(ServedModel):
     @property
     def is_timing(self) -> bool:
         """Whether the modules and code take turns."""
-        return any(kind.trials for kind in self._kinds.values())
+        return any(kind.trials for kind in self.kinds)
 
     @property
     def is_settled(self) -> bool:
         """Whether it is decided what computes the calls: code, or the modules for good."""
-        kinds = list(self._kinds.values())
+        kinds = self.kinds
         decided = any(kind.libraries or kind.end_reason is not None for kind in kinds)
         return decided and not any(kind.compiling or kind.trials for kind in kinds)
 
@@ -157,7 +157,7 @@ class OptimizedCode(ServedModel):
         """Why there is no code, once that is known."""
         if self.compiled:
             return None
-        return next((kind.end_reason for kind in self._kinds.values() if kind.end_reason), None)
+        return next((kind.end_reason for kind in self.kinds if kind.end_reason), None)
 
     def describe(self) -> str:
         """Say what computes the calls."""
