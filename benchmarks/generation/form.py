@@ -134,13 +134,13 @@ class ReadLimit:
     """Measures how fast memory is read, in bytes a second."""
 
     def __init__(self, size: int) -> None:
-        from xruntime.generation.large_pages import collapse
+        from xruntime.generation.large_pages import put_into_large_pages
 
         self._values = torch.ones(size // 8, dtype=torch.int64)
         weight = torch.ones(max(1, size // 2 // GEMV_INPUTS), GEMV_INPUTS).bfloat16()
         self._weight = nn.Parameter(weight, requires_grad=False)
         self._row = torch.ones(1, GEMV_INPUTS).bfloat16()
-        collapse((self._values, self._weight))
+        put_into_large_pages((self._values, self._weight))
 
     def measure(self) -> float:
         """Return the best of a sum and of a linear of one row, of three calls each."""

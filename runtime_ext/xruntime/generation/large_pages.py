@@ -4,32 +4,169 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import mmap
 from collections.abc import Iterable
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import torch
+from torch import nn
+
+from xlaunch import read_machine
 
 _MADV_COLLAPSE: Final = 25
 """Linux 6.1 and newer; older ones refuse it."""
 
 _PAGE_BYTES: Final = 2 << 20
+_ALIGNMENT: Final = 64
+"""Bytes of a cache line: tensors in files lie at any address."""
+
+_MAX_SHARE: Final = 0.9
+"""Weights in files are not copied if they take more of the available memory."""
 
 
-def collapse(tensors: Iterable[torch.Tensor]) -> int:
-    """Ask the kernel to put the memory of tensors into large pages, where it lies; return the bytes that are.
+class _Span(NamedTuple):
+    """Addresses of memory, begin to end - 1."""
 
-    Addresses and values stay. The kernel moves one page at a time, so it takes no more memory, and about a
-    second for each GB. What it refuses, such as parts of a file, stays in small pages.
+    begin: int
+    end: int
+
+    def inner(self, page_bytes: int) -> _Span:
+        """Return the part that consists of whole pages; it may be empty."""
+        begin = -(-self.begin // page_bytes) * page_bytes
+        return _Span(begin, max(begin, self.end // page_bytes * page_bytes))
+
+
+def put_into_large_pages(weights: Iterable[torch.Tensor]) -> int:
+    """Put weights into large pages where the kernel allows it; return the bytes that are in such pages.
+
+    Weights in anonymous memory stay at their addresses, and the kernel moves the pages. The kernel keeps files in
+    small pages, so weights that are pages of a file, such as those of safetensors, are copied: the tensors stay the
+    same objects with the same values, and no longer depend on the file. Each is dropped from memory once it is
+    copied, so there is one copy at a time and at most one tensor more.
     """
+    tensors = list({id(it): it for it in weights}.values())
+    _copy_from_files(tensors)
+    return _collapse(tensors)
+
+
+def _collapse(tensors: list[torch.Tensor]) -> int:
+    collapsed = 0
+    spans: list[_Span] = []
+    for begin, end in sorted({_span(tensor) for tensor in tensors}):
+        if spans and begin - spans[-1].end < mmap.PAGESIZE:  # in one page with the last
+            spans[-1] = _Span(spans[-1].begin, max(end, spans[-1].end))
+        else:
+            spans.append(_Span(begin, end))
+    for span in spans:
+        pages = span.inner(_PAGE_BYTES)
+        if _advise(pages, _MADV_COLLAPSE):
+            collapsed += pages.end - pages.begin
+    return collapsed
+
+
+def _copy_from_files(tensors: list[torch.Tensor]) -> None:
+    """Copy tensors whose memory is a private mapping of a file into anonymous memory."""
+    files = _private_files()
+    groups: dict[_Span, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        span = _span(tensor)
+        if _can_move(tensor) and any(it.begin <= span.begin and span.end <= it.end for it in files):
+            groups.setdefault(span, []).append(tensor)
+    spans = sorted(groups)
+    # Tensors that share a part of their memory would no longer do so.
+    if any(one.end > other.begin for one, other in itertools.pairwise(spans)):
+        return
+    sizes = [-(-(span.end - span.begin) // _ALIGNMENT) * _ALIGNMENT for span in spans]
+    if not spans or sum(sizes) > _MAX_SHARE * _available_bytes():
+        return
+    try:
+        memory = mmap.mmap(-1, sum(sizes) + _PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # no large pages, or a limit of addresses
+        return
+    offset = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE_BYTES
+    for span, size in zip(spans, sizes, strict=True):
+        for number, tensor in enumerate(groups[span]):
+            copy = torch.frombuffer(
+                memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset
+            ).view(tensor.shape)
+            if number == 0:
+                copy.copy_(tensor.detach())  # the team's threads touch the pages first
+            tensor.data = copy
+        if any(it.unchanged and it.begin <= span.begin < it.end for it in files):
+            _advise(span.inner(mmap.PAGESIZE), mmap.MADV_DONTNEED)
+        offset += size
+
+
+def _span(tensor: torch.Tensor) -> _Span:
+    return _Span(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+
+
+def _can_move(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.numel() > 0
+        and not tensor.is_inference()
+    )
+
+
+class _Mapping(NamedTuple):
+    """A private mapping of a file."""
+
+    begin: int
+    end: int
+    unchanged: bool
+    """Whether all its pages are the file's: dropped ones are read again, where changed ones would be lost."""
+
+
+def _private_files() -> list[_Mapping]:
+    """The process's private mappings of files (proc_pid_smaps(5))."""
+    found: list[_Mapping] = []
+    is_private = False
+    for line in _lines("self/smaps"):
+        words = line.split(maxsplit=5)
+        if not words[0].endswith(":"):
+            begin, end = (int(it, 16) for it in words[0].split("-"))
+            is_private = words[1].endswith("p") and len(words) == 6 and words[5].startswith("/")
+            if is_private:
+                found.append(_Mapping(begin, end, False))
+        elif is_private and words[0] == "Anonymous:":
+            found[-1] = found[-1]._replace(unchanged=words[1] == "0")
+    return found
+
+
+def _available_bytes() -> float:
+    """Memory that new pages may take."""
+    limit = read_machine().limits.memory_limit_bytes
+    room = float("inf") if limit is None else limit - _size("self/status", "RssAnon:")
+    return min(_size("meminfo", "MemAvailable:"), room)
+
+
+def _size(name: str, field: str) -> int:
+    """Return a size in a file of /proc, in bytes; 0 without it."""
+    return next((int(it.split()[1]) << 10 for it in _lines(name) if it.startswith(field)), 0)
+
+
+def _lines(name: str) -> list[str]:
+    """The lines of a file of /proc; none if it cannot be read."""
+    try:
+        return Path("/proc", name).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _advise(span: _Span, advice: int) -> bool:
+    """Call madvise(2); return whether the kernel did what is asked to some memory."""
+    if span.begin >= span.end:
+        return False
     try:
         advise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):
-        return 0
+        return False
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    collapsed = 0
-    for address, size in {(tensor.data_ptr(), tensor.nbytes) for tensor in tensors}:
-        begin = -(-address // _PAGE_BYTES) * _PAGE_BYTES
-        end = (address + size) // _PAGE_BYTES * _PAGE_BYTES
-        if begin < end and advise(begin, end - begin, _MADV_COLLAPSE) == 0:
-            collapsed += end - begin
-    return collapsed
+    advised: int = advise(span.begin, span.end - span.begin, advice)
+    return advised == 0

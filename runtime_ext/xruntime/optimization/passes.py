@@ -13,7 +13,7 @@ from xlaunch.text import counted
 from xruntime.aoti.inputs import CHANNELS_LAST, is_channels_last
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.decoders import UndescribedError
-from xruntime.generation.large_pages import collapse
+from xruntime.generation.large_pages import put_into_large_pages
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, replaced_class
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
@@ -197,14 +197,15 @@ def use_decode_step(run: Run) -> str:
     def say(line: str) -> None:
         warnings.warn(f"{kind.__name__}: {line}", SlowCallWarning, stacklevel=2)
 
+    pages = ""
+    if run.request.inplace:  # otherwise the original may be short-lived
+        size_bytes = put_into_large_pages((*run.model.parameters(), *run.model.buffers()))
+        pages = f"; {size_bytes / 1e6:.0f} MB of weights are in 2 MiB pages"
     try:
         run.runner.step = DecodeStep(run.model, kind, say)
     except UndescribedError as error:
-        raise SkipPassError(f"{error}") from error
+        raise SkipPassError(f"{error}{pages}") from error
     run.edits.add_undo(lambda: setattr(run.runner, "step", None))
-    pages = ""
-    if run.request.inplace:  # otherwise the original may be short-lived
-        pages = f"; {collapse((*run.model.parameters(), *run.model.buffers())) / 1e6:.0f} MB of weights are in 2 MiB pages"
     return f"calls with one token of each sequence are one native call, and the first is compared{pages}"
 
 
