@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from xlaunch.doctor.lint.facts import (
     Call,
     FileFacts,
+    Function,
     Problem,
     Scope,
     argument,
@@ -21,6 +22,11 @@ from xlaunch.doctor.lint.facts import (
 
 _BOOLEAN_NAME = re.compile(
     r"(^|_)(USE|ENABLED?|DISABLED?|DEBUG|VERBOSE|PROFILE|DRY_RUN|FP16|BF16|CUDA|COMPILE)(_|$)"
+)
+_UNREAD_ON_PURPOSE = re.compile(
+    r"'-f'|SUPPRESS|unused|not used|deprecat|ignore|local[-_]rank|is_config_file|hidden=True|"
+    r"is_eager|action='(help|version)",
+    re.IGNORECASE,
 )
 _SHOWS = ("format", "join", "print", "info", "str", "Path")
 """Calls that take text."""
@@ -147,7 +153,8 @@ def _untyped_default(node: ast.Call, option: str, default: ast.expr | None) -> s
 
 
 def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
-    """Flags of click and typer that are on by default."""
+    """Options of click that are never read, and flags of click and typer that are on by default."""
+    yield from _unread_parameters(facts)
     for call in facts.named("option", "Option"):
         full = facts.full(call.node.func, call.scope)
         options = _option_strings(call.node)
@@ -168,6 +175,38 @@ def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
                 f"{longest} is on by default; up to click 8.2 {longest} turns it off, and from 8.3 "
                 f'nothing does; write "{longest}/{_opposite(longest)}"',
             )
+
+
+def _unread_parameters(facts: FileFacts) -> Iterator[Problem]:
+    """Options of click whose parameter the command never reads."""
+    for call in facts.calls_named("click.option"):
+        function = call.parent
+        if not isinstance(function, Function) or has_stars(call.node):
+            continue
+        names = [str(one.value) for one in call.node.args if isinstance(one, ast.Constant)]
+        name = next((one for one in names if one.isidentifier()), _destination(call.node))
+        parameters = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)}
+        parts = list(ast.walk(function))
+        used = {one.id for one in parts if isinstance(one, ast.Name)}
+        used |= {one.attr for one in parts if isinstance(one, ast.Attribute)} & {"params"}
+        if (
+            name in parameters
+            and not used & {name, "locals", "params"}
+            and not keyword(call.node, "callback")
+            and not _UNREAD_ON_PURPOSE.search(ast.unparse(call.node))
+            and not _is_stub(function)
+        ):
+            yield (
+                call.node,
+                "XL006",
+                f"{function.name}() never reads {name}: what is typed changes nothing; use it, or "
+                f"remove the option",
+            )
+
+
+def _is_stub(function: Function) -> bool:
+    """Whether a function computes nothing. **Ex.:** ``pass``, ``raise NotImplementedError``."""
+    return not any(isinstance(one, ast.Call) for part in function.body for one in ast.walk(part))
 
 
 def _truth_of_environment(
@@ -278,7 +317,8 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
         for target, value, _ in facts.assignments
         if isinstance(target, ast.Name)
         and isinstance(value, ast.Call)
-        and (dotted(value.func) or "").endswith(".parse_args")
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr == "parse_args"
     }
     read = {one.attr for one, _, _ in facts.attributes} | facts.words | facts.texts
     known = [call for call in options if not has_stars(call.node)]
@@ -290,12 +330,7 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     ):
         return
     for call in missing:
-        text = ast.unparse(call.node)
-        if not re.search(
-            r"'-f'|SUPPRESS|unused|not used|deprecat|ignore|local[-_]rank|is_config_file|action='(help|version)",
-            text,
-            re.IGNORECASE,
-        ):
+        if not _UNREAD_ON_PURPOSE.search(ast.unparse(call.node)):
             strings = _option_strings(call.node)
             option = next((one for one in strings if one.startswith("--")), strings[0])
             yield (

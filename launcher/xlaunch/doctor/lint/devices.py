@@ -44,8 +44,16 @@ def check_devices(facts: FileFacts) -> Iterator[Problem]:
 
 def _autocasts(facts: FileFacts) -> list[Call]:
     full = _AUTOCAST | {f"torch.{device}.amp.autocast" for device in ("cuda", "cpu")}
+    applied = []  # functools.partial(torch.autocast, "cuda", dtype=...)
+    for call in facts.calls_named("functools.partial"):
+        if call.node.args:
+            func, *given = call.node.args
+            made = ast.copy_location(ast.Call(func, given, call.node.keywords), call.node)
+            applied.append(call._replace(node=made))
     return [
-        call for call in facts.named("autocast") if facts.full(call.node.func, call.scope) in full
+        call
+        for call in (*facts.named("autocast"), *applied)
+        if facts.full(call.node.func, call.scope) in full
     ]
 
 

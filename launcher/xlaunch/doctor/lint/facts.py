@@ -158,6 +158,8 @@ class FileFacts:
         """The conditions of ``if``, ``while`` and conditional expressions, and their operands."""
         self.last_read: dict[tuple[Scope, str], int] = {}
         """The last line of a function that reads a name."""
+        self.computed: set[tuple[Scope, str]] = set()
+        """Names that a function adds, subtracts, multiplies or divides, as modules never are."""
         self.classes: dict[ast.AST, Scope] = {}
         self._walk(tree)
 
@@ -255,6 +257,9 @@ class FileFacts:
                 self.words.add(arg or "**")
             case ast.Constant(value=str(text)) if len(text) < 100:
                 self.texts.add(text)
+            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
+                names = [dotted(one) for one in operands(node)]
+                self.computed |= {(block.scope, one) for one in names if one is not None}
             case ast.Call():
                 call = Call(node, parent, block)
                 self.calls.append(call)

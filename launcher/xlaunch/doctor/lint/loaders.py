@@ -64,11 +64,12 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
         return loop.node if is_epoch and not _depends_on(call, loop) else None
     if not isinstance(call.scope.node, Function) or not depth:
         return None
-    # The arguments of a function may differ from round to round.
-    if any(_is_parameter(call, name) for name in _names(call.node)):
-        return None
-    callers = facts.calls_of(call.scope.node)
-    found = [_epoch_of(facts, one, depth - 1) for one in callers if not one.node.args]
+    callers = [
+        one
+        for one in facts.calls_of(call.scope.node)
+        if not any(isinstance(block.node, ast.If) for block in one.block.outwards())
+    ]
+    found = [_epoch_of(facts, one, depth - 1) for one in callers]
     return next((one for one in found if one is not None), None)
 
 
@@ -78,12 +79,6 @@ def _depends_on(call: Call, loop: Block) -> bool:
         binding.block.is_within(loop)
         for name in _names(call.node)
         for binding in call.scope.bindings.get(name, ())
-    )
-
-
-def _is_parameter(call: Call, name: str) -> bool:
-    return any(
-        one.how == "parameter" for one in call.scope.bindings.get(name, ()) if name != "self"
     )
 
 

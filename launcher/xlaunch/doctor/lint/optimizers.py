@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, argument, dotted, has_stars, keyword
@@ -50,7 +51,10 @@ def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
     if model is None or optimizer is None:
         return None
     used = facts.last_read.get((call.scope, optimizer), 0)
-    again = max(getattr(one.node, "lineno", 0) for one in call.scope.bindings[optimizer])
+    if optimizer.startswith("self."):  # other methods use it
+        used = sys.maxsize
+    bindings = call.scope.find_bindings(optimizer)
+    again = max((getattr(one.node, "lineno", 0) for one in bindings), default=0)
     for target, value, block in facts.assignments:
         after = block.scope is call.scope and call.line < target.lineno < used
         if after and again <= call.line and _replaces(facts, target, value, model, call):
@@ -61,8 +65,8 @@ def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
 def _assigned_name(call: Call) -> str | None:
     if not isinstance(call.parent, ast.Assign) or len(call.parent.targets) != 1:
         return None
-    target = call.parent.targets[0]
-    return target.id if isinstance(target, ast.Name) else None
+    name = dotted(call.parent.targets[0])
+    return name if name is not None and "." not in name.removeprefix("self.") else None
 
 
 def _replaces(facts: FileFacts, target: ast.expr, value: ast.expr, model: str, call: Call) -> bool:

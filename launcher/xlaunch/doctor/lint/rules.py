@@ -114,7 +114,7 @@ RULES = (
         f'{_PARSER}parser.add_argument("--layers", type=int, nargs="+")\n',
     ),
     Rule("XL006", "option-never-read",
-        "A script reads most of its options, and this one nowhere.",
+        "A script reads most of its options, and this one nowhere; or a command of click never reads one.",
         "What is typed changes nothing, and nobody is told.",
         f'{_PARSER}parser.add_argument("--lr")\nparser.add_argument("--decay")\n'
         'parser.add_argument("--data")\nargs = parser.parse_args()\nrun(args.lr, args.data)\n',

@@ -185,7 +185,7 @@ def _is_used_as_tensor(facts: FileFacts, call: Call, name: str) -> bool:
     is_called = any(dotted(call.node.func) == name for call in calls)
     if is_called or attributes & _OF_MODULES:
         return False
-    if _is_kept_beside(facts, call, name):
+    if (scope, name) in facts.computed or _is_kept_beside(facts, call, name):
         return True
     if attributes & _OF_TENSORS or facts.modules() & _OTHER_BATCHES:
         return bool(attributes & _OF_TENSORS)

@@ -43,6 +43,8 @@ _MAX_FILES = 40
 _RUNS = re.compile(r"(forward|module|infer\w*|predict\w*)$")
 """Methods of models that compute outputs."""
 _COUNTS = re.compile(r"correct|acc|loss|argmax|topk|metric|score|pred|\.max\(", re.IGNORECASE)
+_SCORES = re.compile(r"(argmax|topk|correct|\.max\()[\s\S]*==")
+"""Without gradients, what compares outputs with labels is an evaluation, whatever it is called."""
 _OWN_MODES = frozenset(
     ("pytorch_lightning", "lightning", "ignite", "fastai", "skorch", "tensorflow")
 )
@@ -61,7 +63,10 @@ def check_evaluation(facts: FileFacts) -> Iterator[Problem]:
     for call in facts.calls if models else ():
         name = _evaluated_model(facts, call, models)
         region = _region(facts, call) if name is not None else None
-        if name is None or region is None or id(region) in seen or not _evaluates(facts, region):
+        if name is None or region is None or id(region) in seen:
+            continue
+        is_off = _gradients_are_off(facts, call, name) is True
+        if not _evaluates(facts, region, is_off=is_off):
             continue
         seen.add(id(region))
         layer = None if _holds(facts, call, name, _mode_is_set) else _layer(facts)
@@ -189,12 +194,13 @@ def trained_models(facts: FileFacts) -> set[str]:
     return models
 
 
-def _evaluates(facts: FileFacts, region: Block) -> bool:
-    """Whether a loop or function measures a model and trains nothing."""
+def _evaluates(facts: FileFacts, region: Block, *, is_off: bool) -> bool:
+    """Whether a loop or function measures a model and trains nothing; `is_off`: without gradients."""
     loop, name = region.node, _name_of(region.scope)
     source = ast.unparse(loop.iter) if isinstance(loop, ast.For) else ""
     is_named = _EVALUATES.search(name) is not None
-    if not (is_named or _EVALUATION_DATA.search(source)) or "train" in source:
+    is_measure = is_off and _SCORES.search(ast.unparse(loop)) is not None
+    if not (is_named or is_measure or _EVALUATION_DATA.search(source)) or "train" in source:
         return False
     if _OTHER_PURPOSES.search(name):
         return False

@@ -71,6 +71,27 @@ EPOCHS = "import torch\nfrom torch.utils.data import *\ndef train():\n    for ep
 BUILT = "        for x in DataLoader(data, num_workers=2, pin_memory=True):\n            net(x).backward()\n"
 BF16 = "from torch import autocast\nwith autocast('cuda', dtype=torch.bfloat16):\n    x = scaler.scale(model(x))\n"
 CHOICE = "import torch\nd = 'cuda' if torch.cuda.is_available() else 'cpu'\n"
+CLICK = "import click\n@click.command()\n@click.option('--lr')\n@click.option('--batch')\n"
+MAKE = """\
+            net(x).backward()
+def make(data, shuffle):
+    return DataLoader(data, shuffle=shuffle, num_workers=2)
+"""
+SCORE = """\
+@torch.no_grad()
+def score(model, device, batches):
+    for x, y in batches:
+        right += (model(x.to(device)).argmax(1) == y).sum()
+"""
+AGENT = """\
+import torch
+class Agent:
+    def learn(self, loss):
+        self.optimizer.step()
+    def __init__(self):
+        self.model = Net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1)
+"""
 FOUND = {
     "XL001": [
         PARSER + "parser.add_argument('--x', type=bool, nargs='?', const=True)",
@@ -81,7 +102,12 @@ FOUND = {
     ],
     "XL005": [PARSER + f"parser.add_argument('--x', type={name})" for name in ("tuple", "dict")],
     "XL006": [
-        OPTIONS + "def main(args):\n    run(args.a, args.b)\nargs = parser.parse_args()\nmain(args)"
+        OPTIONS
+        + "def main(args):\n    run(args.a, args.b)\nargs = parser.parse_args()\nmain(args)",
+        OPTIONS.replace(PARSER, f"{PARSER}def build(): return parser\n")
+        + "a = build().parse_args()\nrun(a.a, a.b)",
+        CLICK + "def fit(lr, batch): print(lr)",
+        CLICK.replace("'--batch'", "'-b', '--batch', 'size'") + "def fit(lr, size): print(lr)",
     ],
     "XL002": [
         PARSER + "parser.add_argument('--no-x', dest='x', action='store_false', default=False)",
@@ -118,13 +144,20 @@ FOUND = {
         "import torch\nx = torch.ones(2)\ntry:\n    x.cuda()\nexcept RuntimeError: ...\nprint(x)",
         "import torch\nx, y = load()\nx = x.to(d)\ny.to(d)",
         "import torch\nfor b in data:\n    x, y = b['x'], b['y']\n    x = x.to(d)\n    y.to(d)",
+        "import torch\ndef scaled(x, mean):\n    mean.to(x.device)\n    return x - mean",
     ],
     "XL014": [
         TRAINING.replace("train_loader, test", "model.layer = nn.Linear(8, 3)\ntrain_loader, test"),
         TRAINING.replace("train_loader, test", "model = Net()\ntrain_loader, test"),
         TRAINING.replace("train_loader, test", "model = torch.load('m')\ntrain_loader, test"),
+        AGENT + "        self.model = torch.load('m')\n",
     ],
-    "XL015": ["import torch\nscaler = torch.cuda.amp.GradScaler()\n" + BF16],
+    "XL015": [
+        "import torch\nscaler = torch.cuda.amp.GradScaler()\n" + BF16,
+        "import functools, torch\nscaler = torch.amp.GradScaler()\n"
+        "amp = functools.partial(torch.autocast, 'cuda', dtype=torch.bfloat16)\n"
+        "with amp(): y = f(x)\nscaler.scale(y).backward()",
+    ],
     "XL016": [
         "import torch\nd = torch.device('mps')\nwith torch.autocast('cuda'):\n    model.to(d)",
         "import torch\nwith torch.amp.autocast(device_type='cpu'):\n    model.cuda()",
@@ -149,6 +182,7 @@ FOUND = {
                 (SETUP, SETUP + "teacher = Net().eval()\n"),
             )
         ),
+        MODEL + TRAIN + SCORE + SETUP + LOOP.replace(" test(", " score("),
         UNSET.replace("def test(model, device", "def test(model, teacher, device").replace(
             "    correct = 0\n", "    teacher.eval()\n"
         ),
@@ -178,6 +212,7 @@ FOUND = {
         EPOCHS.replace("def train():\n    for epoch in range(9):\n", "def train():\n")
         + BUILT.replace("        for", "    for")
         + "for epoch in range(9):\n    train()\n",
+        EPOCHS.replace("9):\n", "9):\n        for x in make(data, True):\n") + MAKE,
     ],
     "XL040": [
         "import numpy as np\nimport os\nos.environ.setdefault('OPENBLAS_NUM_THREADS', '2')",
@@ -231,6 +266,15 @@ LEFT_ALONE = {
     "autocast for the chosen device": CHOICE + "with torch.autocast('cuda'):\n    model.to(d)",
     "a loader of each fold": EPOCHS.replace("epoch in", "fold in") + BUILT,
     "a loader of each epoch's data": EPOCHS + BUILT.replace("(data,", "(Data(epoch),"),
+    "a function's loader of each epoch's data": EPOCHS.replace(
+        "9):\n", "9):\n        for x in make(Data(epoch), True):\n") + MAKE,
+    "a loader that a condition makes": EPOCHS.replace(
+        "9):\n", "9):\n        if epoch % 5 == 0: make(data, True)\n        for x in data:\n") + MAKE,
+    "a parameter that is read": CLICK + "def fit(lr, batch): print(lr, batch)",
+    "parameters that are read together": CLICK + "def fit(lr, batch): print(locals())",
+    "a model that moves in place": "import torch\ndef f(x, net):\n    net.to(x.device)\n    return x - net(x)",
+    "an optimizer of the loaded model": AGENT.replace("        self.optimizer", "        self.model = torch"
+    ".load('m')\n        self.optimizer"),
     "a loader without workers": EPOCHS + BUILT.replace("=2", "=0"),
     "one branch reads": WHOLE.replace(STEP, IN_STEP + "if y: a = loss.item()\n        else: b = 2\n"),
     "steps that are timed": WHOLE.replace(STEP, IN_STEP + "torch.cuda.synchronize(); time.time()\n"),
