@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from xruntime import native
 from xruntime.threads.team import team_size
 
 TRIALS: Final = 5
-"""How many steps are timed with each of two numbers of threads, alternately, before their medians are compared."""
+"""How many steps are timed with each of two numbers of threads, alternately, before the quickest are compared."""
 
 MIN_GAIN: Final = 0.03
 """A smaller number is used if it is this much faster."""
@@ -32,6 +31,9 @@ HOPELESS: Final = 1.2
 
 VALID_STEPS: Final = 500
 """After so many more steps a search begins anew: other programs may have come or gone."""
+
+DOUBTED_STEPS: Final = 32
+"""So many after the first search if it has found less than the most: all its steps may have been disturbed."""
 
 MEMORY: Final = 4
 """A thread counts as computing tokens until so many times its last step have passed since."""
@@ -71,16 +73,21 @@ _steps: Final = _Steps()
 
 
 class Search:
-    """Finds the useful number of threads, at most `most`: halves while that is faster, then tries three quarters."""
+    """Finds the useful number of threads, at most `most`: halves while that is faster, then tries three quarters.
+
+    Other programs only lengthen a step, so the quickest steps are compared. They may lengthen all steps of a search:
+    twice the number that it has found is tried again, first soon, then after twice as many steps each time.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._begin()
+        self._doubted_steps = DOUBTED_STEPS
+        self._begin(most)
 
-    def _begin(self) -> None:
-        self.best = self._most
-        self._other = self._most // 2
+    def _begin(self, first: int) -> None:
+        self.best = self._first = first
+        self._other = first // 2
         """The number that is compared with `best`; 0: there is none any more."""
 
         self._halving = True
@@ -101,24 +108,27 @@ class Search:
         with self._lock:
             if self._other == 0:
                 self._steps_since += 1
-                if self._steps_since == VALID_STEPS:
-                    self._begin()
+                is_most = self.best == self._most
+                if self._steps_since == (VALID_STEPS if is_most else self._doubted_steps):
+                    self._doubted_steps = min(2 * self._doubted_steps, VALID_STEPS)
+                    self._begin(min(2 * self.best, self._most))
                 return
             self._times.setdefault(threads, []).append(seconds)
             best, other = (self._times.get(one, []) for one in (self.best, self._other))
             timed = min(len(best), len(other))
             if timed < 2:
                 return
-            usual_s = statistics.median(best)
-            if timed < TRIALS and min(other) < HOPELESS * usual_s:
+            if timed < TRIALS and min(other) < HOPELESS * min(best):
                 return
-            if statistics.median(other) < (1 - MIN_GAIN) * usual_s:
+            if min(other) < (1 - MIN_GAIN) * min(best):
                 self.best = self._other
                 self._other = self.best // 2 if self._halving else 0
             else:
                 last, half = self.best * 3 // 4, self._other
                 self._other = last if self._halving and last > half else 0
                 self._halving = False
+            if self._other == 0 and self.best == self._first < self._most:  # perhaps more
+                self._begin(min(2 * self.best, self._most))
 
 
 class TeamSizes:

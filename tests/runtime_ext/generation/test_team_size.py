@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,26 @@ def test_a_hopeless_number_is_tried_twice() -> None:
         tried.append(search.threads())
         search.add(tried[-1], memory_bound(tried[-1]))
     assert tried == [16, 8, 16, 8, 12, 12]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_disturbed_steps_do_not_count(seed: int) -> None:
+    search, random = Search(16), Random(seed)
+    while not search.is_over():
+        threads = search.threads()
+        search.add(threads, memory_bound(threads) * random.choice((1, 1, 1, 2, 4)))
+    assert search.best == 16
+
+
+def test_a_search_that_was_disturbed_as_a_whole_is_corrected() -> None:
+    search, found = Search(16), []
+    for step in range(200):
+        threads = search.threads()
+        # Until step 30 other programs run on all CPUs but one.
+        search.add(threads, small(threads) if step < 30 else memory_bound(threads))
+        if search.is_over() and found[-1:] != [search.best]:
+            found.append(search.best)
+    assert (found[0], found[-1]) == (1, 16)
 
 
 def test_a_search_begins_anew() -> None:
