@@ -116,6 +116,7 @@ CACHES = (
             Entries("locks", "*.lock"),
             Entries("compiled models", "*.so", Format.ELF),
             Entries("descriptions", "*.json", Format.JSON),
+            Entries("packed weights", "weights-*.bin"),
         ),
         unit=r"[^/]*",  # the directory of a compiled form
         weights=True,

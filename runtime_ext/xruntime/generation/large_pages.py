@@ -51,6 +51,25 @@ def put_into_large_pages(weights: Iterable[torch.Tensor]) -> int:
     return _collapse(tensors)
 
 
+def large_memory(size: int) -> torch.Tensor:
+    """Return `size` bytes with any values, in large pages where the kernel allows it."""
+    try:
+        memory, offset = _new_memory(size)
+    except OSError:
+        return torch.empty(size, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=offset)
+
+
+def _new_memory(size: int) -> tuple[mmap.mmap, int]:
+    """Return memory for large pages, and where the first one begins.
+
+    Raises OSError without large pages, or at a limit of addresses.
+    """
+    memory = mmap.mmap(-1, size + _PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory, -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE_BYTES
+
+
 def _collapse(tensors: list[torch.Tensor]) -> int:
     collapsed = 0
     spans: list[_Span] = []
@@ -82,11 +101,9 @@ def _copy_from_files(tensors: list[torch.Tensor]) -> None:
     if not spans or sum(sizes) > _MAX_SHARE * _available_bytes():
         return
     try:
-        memory = mmap.mmap(-1, sum(sizes) + _PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # no large pages, or a limit of addresses
+        memory, offset = _new_memory(sum(sizes))
+    except OSError:
         return
-    offset = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE_BYTES
     for span, size in zip(spans, sizes, strict=True):
         for number, tensor in enumerate(groups[span]):
             copy = torch.frombuffer(

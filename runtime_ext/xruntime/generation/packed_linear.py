@@ -49,16 +49,24 @@ class PackedLinear(nn.Linear):
         The layer whose weights are packed.
     dtype
         float32 or bfloat16: of the bias, and of the weights when torch multiplies them.
+    packed
+        The weights, if they were packed before.
     """
 
     packed_values: torch.Tensor
     packed_scales: torch.Tensor
 
-    def __init__(self, linear: nn.Linear, bits: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        linear: nn.Linear,
+        bits: int,
+        dtype: torch.dtype,
+        packed: PackedWeight | None = None,
+    ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bits, self.dtype = bits, dtype
-        packed = PackedWeight.of(linear.weight, bits)
+        packed = packed or PackedWeight.of(linear.weight, bits)
         self.register_buffer("packed_values", packed.values)
         self.register_buffer("packed_scales", packed.scales)
         given: torch.Tensor | None = linear.bias

@@ -9,6 +9,7 @@ of 64 the error of normal weights would be above that of llama.cpp's formats q8_
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Final, Self
 
 import torch
@@ -39,6 +40,12 @@ native.declare(
     "xk_unpack_weights",
     arguments=(ctypes.POINTER(native.CWeights), _INT64, _INT64, _INT32, _ADDRESS),
 )
+
+
+def packed_bytes(shape: Sequence[int], bits: int) -> int:
+    """Return the bytes of values and scales of a matrix of (outputs, inputs)."""
+    outputs, inputs = shape
+    return outputs * -(-inputs // GROUP) * (GROUP * bits // 8 + torch.bfloat16.itemsize)
 
 
 class PackedWeight:
@@ -81,6 +88,15 @@ class PackedWeight:
             ),
         )
         return cls(values, scales, inputs, bits)
+
+    @classmethod
+    def within(cls, memory: torch.Tensor, shape: Sequence[int], bits: int) -> Self:
+        """Return weights of (outputs, inputs) that lie at the start of `memory`, which is uint8: values, then scales."""
+        outputs, inputs = shape
+        groups = -(-inputs // GROUP)
+        values = outputs * groups * GROUP * bits // 8
+        scales = memory[values : packed_bytes(shape, bits)].view(torch.bfloat16)
+        return cls(memory[:values].view(outputs, -1), scales.view(outputs, groups), inputs, bits)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from xlaunch.text import counted
 from xruntime.errors import OperatorError, OptimizationError
 from xruntime.generation.linear_rows import MIN_WEIGHTS
 from xruntime.generation.packed_linear import PackedLinear
+from xruntime.kept.kept_weights import KeptWeights
 from xruntime.optimization.module_order import has_hooks
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
@@ -32,7 +34,6 @@ def pack_weights(run: Run) -> str:
         raise SkipPassError(f"the model is quantized already ({kind}), and stays as it is")
     head = _output_layer(run.model)
     names = {module: name for name, module in run.model.named_modules()}
-    before = after = 0
     chosen: list[tuple[nn.Linear, int]] = []
     for module in run.inner_modules():
         wanted = head_bits if module is head else bits
@@ -44,22 +45,27 @@ def pack_weights(run: Run) -> str:
             f"weight_bits={bits}: {run.runner.kind.__name__} has no nn.Linear of at least {MIN_WEIGHTS} weights"
             " besides its output layer: leave it out"
         )
-    for linear, number in chosen:
+    store = KeptWeights(run.model, [(linear.weight, number) for linear, number in chosen])
+    found = store.load() or itertools.repeat(None)
+    made = []
+    for (linear, number), packed in zip(chosen, found, strict=False):
         lowered = run.request.dtype is torch.bfloat16
         dtype = torch.bfloat16 if lowered else linear.weight.dtype
         try:
-            packed = PackedLinear(linear, number, dtype)
+            made.append(PackedLinear(linear, number, dtype, packed))
         except OperatorError as error:
             raise OptimizationError(f"weight_bits={bits}: {names[linear]}: {error}") from error
-        before += linear.weight.nbytes
-        after += packed.packed.nbytes
-        run.edits.replace_module(linear, packed)
+        run.edits.replace_module(linear, made[-1])
+    if packed is None:
+        store.save([linear.packed for linear in made])
+    before = sum(linear.weight.nbytes for linear, _ in chosen)
+    after = sum(linear.packed.nbytes for linear in made)
     kept = "embeddings and the output layer keep their precision"
     if head_bits is not None:
         kept = f"the output layer has {head_bits} bits, and embeddings keep their precision"
     return (
         f"packed {counted(len(chosen), 'linear')} in {bits} bits, {before / 1e6:.3g} MB of weights into"
-        f" {after / 1e6:.3g}; {kept}"
+        f" {after / 1e6:.3g}; {kept}{store.note and f'; {store.note}'}"
     )
 
 
