@@ -4,6 +4,7 @@
 An entry is a directory ``<fingerprint><pattern>/`` with ``model.so`` and ``description.json``. It is made under
 another name and renamed, so it is whole or absent. Where code cannot be compiled, the entry has only the
 description, with the reason. ``<name>.lock`` is locked by the process that compiles.
+Entries of ``weights-`` are those of `kept_weights`.
 """
 
 from __future__ import annotations
