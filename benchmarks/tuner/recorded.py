@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from xlaunch.errors import UsageError
-from xtune.launches.launch import Launch, Objective, Outcome, Secondary
+from xtune.launches.launch import NO_LIMITS, Launch, Limits, Objective, Outcome, Secondary
 from xtune.search.encoding import Plain, encode_launch
 from xtune.space.parameters import BARE, Configuration, Parameter
 from xtune.space.plain_values import from_plain, to_plain
@@ -139,20 +139,16 @@ class RecordedMeasurer:
     def plan_hash(self, configuration: Configuration) -> str | None:
         return self.recording.plan_hash(configuration)
 
-    def measure(
-        self,
-        configuration: Configuration,
-        *,
-        cut_at: float | None = None,
-        limit_s: float | None = None,
-    ) -> Launch:
+    def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """One of the recorded launches. Raises KeyError where the configuration was not recorded."""
         plan_hash = self.recording.plan_hash(configuration)
         if plan_hash is None:
             raise KeyError(f"{configuration!r} could not be carried out when this was recorded")
         launch = self.draw(plan_hash)._replace(configuration=configuration, began_s=self._now_s)
-        launch = self._limited(launch, limit_s) if limit_s is not None else launch
-        launch = self._cut(launch, cut_at) if cut_at is not None else launch
+        if limits.limit_s is not None:
+            launch = self._limited(launch, limits.limit_s)
+        if limits.cut_at is not None:
+            launch = self._cut(launch, limits.cut_at)
         self._now_s += launch.secondary.wall_s
         self.launches += 1
         return launch

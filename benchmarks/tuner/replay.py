@@ -35,7 +35,7 @@ from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, R
 from benchmarks.tuner.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
 from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
 from xtune.evidence.verdicts import VerdictKind
-from xtune.launches.launch import Launch, Outcome, Secondary
+from xtune.launches.launch import Launch, Limits, Outcome, Secondary
 from xtune.search.budget import Budget
 from xtune.search.events import Allowance, Measurer, SearchOutcome
 from xtune.search.records import NextLaunch, Rating, Record, ScoreScale, Stage
@@ -240,7 +240,7 @@ def search_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
     for number in range(max(budgets)):
         step = next_step(strategy, records, Allowance(total - number, total))
         if step is not None:
-            launch = measurer.measure(step.configuration, cut_at=step.cut_at)
+            launch = measurer.measure(step.configuration, Limits(step.cut_at))
             records.append(Record(number, step, "here", launch))
         favourite = strategy.favourite(records) if number + 1 in budgets else None
         chosen.append(BARE if favourite is None else favourite.configuration)

@@ -16,7 +16,7 @@ from xtune.evidence.readings import SecondGoal
 from xtune.launches.announcements import MARK
 from xtune.launches.functions import Function, FunctionMeasurer
 from xtune.launches.hypertune import parameters_of, read_settings
-from xtune.launches.launch import WALL, Goal, Launch, Objective
+from xtune.launches.launch import WALL, Goal, Launch, Limits, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_command, require_service
@@ -199,7 +199,7 @@ def _probed(runner: Runner, timeout_s: float | None, observer: Observer) -> Laun
     while True:
         try:
             with turn(), suspendable():
-                return runner.measure(BARE, limit_s=timeout_s)
+                return runner.measure(BARE, Limits(limit_s=timeout_s))
         except Suspended:
             suspend()
             observer.resumed()

@@ -14,7 +14,7 @@ from xlaunch.machine import read_machine
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
 from xtune.launches.functions import Function
-from xtune.launches.launch import WALL, Goal, Launch, Objective
+from xtune.launches.launch import WALL, Goal, Launch, Limits, Objective
 from xtune.launches.runner import Runner
 from xtune.preparation import (
     Say,
@@ -116,7 +116,7 @@ def _metric_printed(asked: SearchRequest) -> str:
     runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
     runner.reads_output = True
     with HostTurn(runtime_directory(os.environ))():
-        require_baseline(runner.measure(BARE, limit_s=asked.timeout_s), objective)
+        require_baseline(runner.measure(BARE, Limits(limit_s=asked.timeout_s)), objective)
     return runner.printed_rate or WALL
 
 

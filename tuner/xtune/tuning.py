@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from xtune.errors import BudgetError, StorageError
 from xtune.evidence.verdicts import MoreBudget, undecided
-from xtune.launches.launch import Objective, Outcome
+from xtune.launches.launch import Limits, Objective, Outcome
 from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import (
@@ -223,9 +223,8 @@ class Search:
         self._observer.launching(step, self._progress(allowance, step.stage))
         try:
             with suspendable():
-                launch = self._measurer.measure(
-                    step.configuration, cut_at=step.cut_at, limit_s=self._limit()
-                )
+                limits = Limits(step.cut_at, self._limit())
+                launch = self._measurer.measure(step.configuration, limits)
         except BaseException as error:
             self._store.abandon(number, type(error).__name__)
             raise

@@ -22,7 +22,7 @@ from tests.tuner.launches.conftest import BEGIN, MakeRunner
 
 import xlaunch
 from xlaunch.report import Report
-from xtune.launches.launch import Goal, Launch, Outcome, Steadiness
+from xtune.launches.launch import Goal, Launch, Limits, Outcome, Steadiness
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
 
 DEFAULT = Configuration({})
@@ -285,7 +285,7 @@ def test_instance_that_the_system_has_no_process_for(
 def test_limit_ends_what_ignores_being_asked(make_runner: MakeRunner):
     runner = make_runner(FOREVER, asked=SOON)
     launch = measured_by(
-        lambda limit_s: runner.measure(DEFAULT, limit_s=limit_s), lambda _: len(pids()) == 2
+        lambda limit_s: runner.measure(DEFAULT, Limits(limit_s=limit_s)), lambda _: len(pids()) == 2
     )
     assert_unmeasured(launch, Outcome.TIMED_OUT)
     assert launch.notes[0].startswith("it took longer than the limit of ")
@@ -295,7 +295,7 @@ def test_limit_ends_what_ignores_being_asked(make_runner: MakeRunner):
 
 def test_user_s_own_limit_counts_too(make_runner: MakeRunner):
     runner = make_runner("time.sleep(60)", asked={"timeout_s": 0.2})
-    launch = runner.measure(DEFAULT, limit_s=50.0)
+    launch = runner.measure(DEFAULT, Limits(limit_s=50.0))
     assert_unmeasured(launch, Outcome.TIMED_OUT)
     assert launch.notes[0] == "it took longer than the limit of 0.2 s"
 
@@ -348,7 +348,9 @@ def test_what_cannot_be_measured_until_its_timeout_timed_out(
 ):
     goal = Goal.MINIMIZE if metric == "wall" else Goal.MAXIMIZE
     code = SERVICE.replace("@COUNT@", "40" if limit_s else "5")
-    launch = make_runner(code, metric, goal, timeout_s=timeout_s).measure(DEFAULT, limit_s=limit_s)
+    launch = make_runner(code, metric, goal, timeout_s=timeout_s).measure(
+        DEFAULT, Limits(limit_s=limit_s)
+    )
     assert_unmeasured(launch, Outcome.TIMED_OUT)
     first = "it took longer than the limit of 0.5 s"
     assert launch.notes[0].startswith(first)
@@ -384,20 +386,20 @@ def test_a_service_of_several_instances_needs_values_of_each(
 
 
 def test_limit_before_anything_has_begun(make_runner: MakeRunner):
-    launch = make_runner("time.sleep(60)").measure(DEFAULT, limit_s=0.0)
+    launch = make_runner("time.sleep(60)").measure(DEFAULT, Limits(limit_s=0.0))
     assert_unmeasured(launch, Outcome.TIMED_OUT)
 
 
 def test_wall_time_is_cut_once_it_is_over(make_runner: MakeRunner):
     program = (sys.executable, "-c", BEGIN + "time.sleep(float(sys.argv[1]))")
     slow = make_runner("", "wall", Goal.MINIMIZE, program=(*program, "60"))
-    launch = slow.measure(DEFAULT, cut_at=0.5)
+    launch = slow.measure(DEFAULT, Limits(cut_at=0.5))
     assert_unmeasured(launch, Outcome.CUT)
     assert "the time to beat is 0.5 s" in launch.notes[0]
     assert 0.5 < launch.secondary.wall_s < 60
     assert launch.stderr_tail == ""
     quick = make_runner("", "wall", Goal.MINIMIZE, program=(*program, "0.1"))
-    assert quick.measure(DEFAULT, cut_at=30.0).outcome is Outcome.MEASURED
+    assert quick.measure(DEFAULT, Limits(cut_at=30.0)).outcome is Outcome.MEASURED
 
 
 STEADY = """
@@ -418,7 +420,7 @@ def test_what_cannot_win_is_cut(
     make_runner: MakeRunner, metric: str, goal: Goal, cut_at: float, ends: str
 ):
     runner = make_runner(STEADY.format(count=50_000, metric=metric), metric, goal)
-    launch = runner.measure(DEFAULT, cut_at=cut_at)
+    launch = runner.measure(DEFAULT, Limits(cut_at=cut_at))
     assert_unmeasured(launch, Outcome.CUT)
     assert launch.notes[0].startswith("steady at 10")
     assert launch.notes[0].endswith(ends)
@@ -438,7 +440,7 @@ def test_what_may_win_or_cannot_be_told_runs_to_its_end(
     make_runner: MakeRunner, metric: str, goal: Goal, cut_at: float
 ):
     launch = make_runner(STEADY.format(count=80, metric=metric), metric, goal).measure(
-        DEFAULT, cut_at=cut_at
+        DEFAULT, Limits(cut_at=cut_at)
     )
     assert launch.outcome is Outcome.MEASURED
     if metric != "wall":

@@ -18,7 +18,7 @@ from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xtune.launches import services
 from xtune.launches.highest_load import LoadRange
-from xtune.launches.launch import Goal, Launch, Objective, Outcome
+from xtune.launches.launch import Goal, Launch, Limits, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.services import Service, cores_beside, cores_kept_free, free_ports, with_ports
 from xtune.space.parameters import BARE, Configuration, Parameter, Where
@@ -101,7 +101,7 @@ def measure(make_runner: MakeRunner, tmp_path: Path) -> Measure:
             **options,
         )
         runner.load_tried = told
-        return runner.measure(configuration, limit_s=limit_s)
+        return runner.measure(configuration, Limits(limit_s=limit_s))
 
     yield once
     running = [one.info for one in psutil.process_iter(["cmdline", "cwd"])]

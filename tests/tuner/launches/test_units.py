@@ -11,7 +11,7 @@ from benchmarks.tuner.recorded import decode_launch
 from tests.tuner.launches.conftest import MakeRunner
 
 from xtune.launches.generators import summaries_of
-from xtune.launches.launch import Goal, Launch, Objective, Outcome
+from xtune.launches.launch import Goal, Launch, Limits, Objective, Outcome
 from xtune.launches.runner import Runner
 from xtune.launches.summaries import with_unit
 from xtune.search.encoding import encode_launch
@@ -90,9 +90,9 @@ def test_the_study_s_first_launch_decides_after_resuming(launched, make_runner, 
 
 def test_a_launch_is_cut_by_values_in_any_unit(make_runner):
     code = "for _ in range(400): time.sleep(0.01); tell('latency: 50 ms')"
-    launch = make_runner(code, "latency", Goal.MINIMIZE).measure(DEFAULT, cut_at=0.06)
+    launch = make_runner(code, "latency", Goal.MINIMIZE).measure(DEFAULT, Limits(cut_at=0.06))
     assert launch.outcome is Outcome.MEASURED
-    launch = make_runner(code, "latency", Goal.MINIMIZE).measure(DEFAULT, cut_at=0.02)
+    launch = make_runner(code, "latency", Goal.MINIMIZE).measure(DEFAULT, Limits(cut_at=0.02))
     assert launch.outcome is Outcome.CUT
 
 

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
+from xtune.launches.launch import NO_LIMITS, Goal, Launch, Limits, Objective, Outcome, Secondary
 from xtune.search.events import Allowance
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import Strategy
@@ -88,23 +88,18 @@ class ScriptedMeasurer:
     def now_s(self) -> float:
         return self.clock_s
 
-    def measure(
-        self,
-        configuration: Configuration,
-        *,
-        cut_at: float | None = None,
-        limit_s: float | None = None,
-    ) -> Launch:
+    def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         self._on_launch(len(self.measured))
         self.measured.append(configuration)
-        self.cuts.append(cut_at)
-        self.limits.append(limit_s)
+        self.cuts.append(limits.cut_at)
+        self.limits.append(limits.limit_s)
         began_s = self.clock_s
         took_s = self._bare_s if configuration == BARE else self._launch_s
         self.clock_s += took_s
         outcome = self._outcomes(configuration)
         log = self._sign * (self._speed(configuration) + self._random.gauss(0.0, self._noise))
         value = 100.0 * math.exp(log) if outcome is Outcome.MEASURED else None
+        cut_at = limits.cut_at
         if cut_at is not None and value is not None and self._sign * (value - cut_at) < 0:
             outcome, value = Outcome.CUT, None
         made = Launch(
@@ -135,7 +130,7 @@ def follow(
         step = next_step(strategy, made, Allowance(total - len(made), total))
         if step is None:
             break
-        launch = measurer.measure(step.configuration, cut_at=step.cut_at)
+        launch = measurer.measure(step.configuration, Limits(step.cut_at))
         made.append(Record(len(made), step, host, launch))
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from tests.tuner.search.scripted import BEST, RATE, SPACE, ScriptedMeasurer, follow, gain, stages
 
 from xtune.evidence.ratios import student_quantile
-from xtune.launches.launch import Outcome
+from xtune.launches.launch import Limits, Outcome
 from xtune.search.ablation import ablations_of, without_each
 from xtune.search.budget import MIN_FINAL
 from xtune.search.events import Allowance
@@ -36,7 +36,7 @@ def recorded(
         plan_hash = measurer.plan_hash(configuration) or ""
         cut_at = 1e9 if cut else None
         step = NextLaunch(Stage.SEARCH, configuration, plan_hash, str(number), cut_at=cut_at)
-        launch = measurer.measure(configuration, cut_at=cut_at)
+        launch = measurer.measure(configuration, Limits(cut_at=cut_at))
         records.append(Record(number, step, "here", launch))
     return records
 

@@ -16,7 +16,7 @@ from xlaunch.errors import XLaunchError
 from xlaunch.planning import Plan
 from xtune.errors import ObjectiveError
 from xtune.launches.generators import summary_of_share
-from xtune.launches.launch import Launch, Objective, Outcome, Secondary
+from xtune.launches.launch import NO_LIMITS, Launch, Limits, Objective, Outcome, Secondary
 from xtune.launches.requirements import check
 from xtune.space.parameters import BARE, Configuration, Value, Where
 from xtune.space.resolution import Resolver
@@ -83,13 +83,7 @@ class FunctionMeasurer:
     def take_over(self, launch: Launch) -> None:
         """A function announces nothing."""
 
-    def measure(
-        self,
-        configuration: Configuration,
-        *,
-        cut_at: float | None = None,
-        limit_s: float | None = None,
-    ) -> Launch:
+    def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """See `Measurer`; a call is never cut. Raises `ObjectiveError` for a result of another type."""
         launch = Launch.not_started(configuration, self._resolver.plan_hash(configuration))
         started = time.monotonic()

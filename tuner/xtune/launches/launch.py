@@ -110,6 +110,17 @@ class Launch(NamedTuple):
         return next((line for line in reversed(lines) if not line.startswith("xlaunch: ")), "")
 
 
+class Limits(NamedTuple):
+    """When a launch is ended before its program ends."""
+
+    cut_at: float | None = None
+    """End it early, as Outcome.CUT, once it cannot reach this value any more."""
+    limit_s: float | None = None
+    """Time limit; it ends the launch as Outcome.TIMED_OUT."""
+
+
+NO_LIMITS = Limits()
+
 WALL = "wall"
 """The metric for wall time."""
 

@@ -26,7 +26,7 @@ from xlaunch.report import Report
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announcement
 from xtune.launches.highest_load import LoadRange, load_at_limit
-from xtune.launches.launch import WALL, Launch, Objective, Outcome
+from xtune.launches.launch import NO_LIMITS, WALL, Launch, Limits, Objective, Outcome
 from xtune.launches.measurements import Reader
 from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
 from xtune.launches.printed_rates import rate_in
@@ -175,13 +175,7 @@ class Runner:
         """Compare times with those of earlier launches of the study, whatever units are printed."""
         self._reader.learn(launches)
 
-    def measure(
-        self,
-        configuration: Configuration,
-        *,
-        cut_at: float | None = None,
-        limit_s: float | None = None,
-    ) -> Launch:
+    def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
         made, self._next_bare = self._next_bare, None
         if made is not None and configuration == BARE:
@@ -194,22 +188,22 @@ class Runner:
             if self._prepare:
                 problem = run_command(replace(self._prepare, values), "--prepare")
             if not problem:
-                launch = self._launched(launch, cut_at, limit_s)
+                launch = self._launched(launch, limits)
         finally:
             after = (
                 run_command(replace(self._cleanup, values), "--cleanup") if self._cleanup else ""
             )
         return launch._replace(notes=(*launch.notes, *filter(None, (problem, after))))
 
-    def _launched(self, launch: Launch, cut_at: float | None, limit_s: float | None) -> Launch:
+    def _launched(self, launch: Launch, limits: Limits) -> Launch:
         configuration = launch.configuration
         try:
             command = self._command(configuration)
             self._refuse_incomparable(command.plan)
             own_limit_s = self._resolver.request(configuration).run.timeout_s
-            limits = [one for one in (limit_s, own_limit_s, self._timeout_s) if one is not None]
-            limit_s = min(limits, default=None)
-            return self._run(launch, command, self._race(command.plan, cut_at), limit_s)
+            all_limits_s = (limits.limit_s, own_limit_s, self._timeout_s)
+            limit_s = min([one for one in all_limits_s if one is not None], default=None)
+            return self._run(launch, command, self._race(command.plan, limits.cut_at), limit_s)
         except SpaceError:
             raise
         except (XLaunchError, OSError) as error:

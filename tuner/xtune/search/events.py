@@ -11,7 +11,7 @@ from xtune.errors import MetricNotSeenError, TunerError
 from xtune.evidence.finals import Final
 from xtune.evidence.ratios import log_ratio
 from xtune.evidence.verdicts import MoreBudget, Verdict
-from xtune.launches.launch import Launch, Objective, Outcome
+from xtune.launches.launch import NO_LIMITS, Launch, Limits, Objective, Outcome
 from xtune.launches.summaries import compared
 from xtune.search.budget import Budget
 from xtune.search.records import NextLaunch, Record, Stage
@@ -190,21 +190,11 @@ class Measurer(Protocol):
         """
         ...
 
-    def measure(
-        self,
-        configuration: Configuration,
-        *,
-        cut_at: float | None = None,
-        limit_s: float | None = None,
-    ) -> Launch:
+    def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """Make one launch. Failures of the workload do not raise.
 
         configuration
             From the space, or `xtune.space.parameters.BARE`: the command without xlaunch.
-        cut_at
-            End it early, as Outcome.CUT, once it cannot reach this value any more.
-        limit_s
-            Time limit; it ends the launch as Outcome.TIMED_OUT.
         """
         ...
 
