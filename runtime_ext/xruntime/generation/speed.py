@@ -10,6 +10,9 @@ from typing import Final
 
 import torch
 
+from xlaunch import read_machine
+from xlaunch.environment.huge_pages import SystemMode, system_mode
+from xlaunch.machine.topology import Machine
 from xlaunch.text import counted
 from xruntime.generation.linear_rows import linear_rows
 from xruntime.generation.packed_weights import PackedWeight
@@ -21,6 +24,12 @@ STEPS: Final = 8
 """So many native steps are timed; the median counts."""
 
 READS: Final = 3
+
+MIN_SHARE: Final = 0.5
+"""Of the speed of the output layer alone; below it `line` names what may be the reason."""
+
+MIN_WEIGHT_BYTES: Final = 128 << 20
+"""Smaller models fit caches, and the rest of a step takes as long as reading them."""
 
 
 class Speed:
@@ -81,11 +90,32 @@ class Speed:
         first = ""
         if self._first is not None:
             first = f"; first token {self._first[1]:.3g} s after a prompt of {self._first[0]}"
+        reasons = ""
+        if share < MIN_SHARE and weight_bytes >= MIN_WEIGHT_BYTES:
+            reasons = f"; that is slow: {slow_reasons(read_machine(), threads, system_mode())}"
         return (
             f"{self._batch / step_s:.3g} tokens/s by {counted(threads, 'thread')}, {self._batch / modules_s:.3g} by the modules,"
             f" in calls of {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
-            f" of the output layer alone{first}"
+            f" of the output layer alone{first}{reasons}"
         )
+
+
+def slow_reasons(machine: Machine, threads: int, pages: SystemMode) -> str:
+    """Return what on a machine may keep a step from reading memory fast, and what to do."""
+    cpus, quota = machine.limits.allowed_cpus, machine.limits.cpu_quota
+    nodes = [node for node in machine.topology.numa_nodes if not {*cpus}.isdisjoint(node.cpus)]
+    found = []
+    if quota is not None and quota < len(cpus):
+        found.append(f"a CPU quota of {quota:g} for {counted(len(cpus), 'CPU')}")
+    elif threads == 1 < len(cpus):
+        found.append(f"one thread on {len(cpus)} CPUs (OMP_NUM_THREADS, or more were not faster)")
+    if len(nodes) > 1:
+        found.append(f"{len(nodes)} memory nodes (xlaunch --instances gives each an instance)")
+    if pages is SystemMode.NEVER:
+        found.append("no pages of 2 MiB (transparent huge pages: never)")
+    else:
+        found.append("weights in small pages, unless optimize had inplace=True")
+    return "; ".join([*found, "or other programs (xlaunch doctor shows them)"])
 
 
 def _read_rate(head: torch.Tensor | PackedWeight) -> float:
