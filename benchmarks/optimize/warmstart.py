@@ -13,6 +13,9 @@ compile; backend seconds are those of torch's counters, where it compiles. Works
 installed are left out, `cuda` where there is no NVIDIA driver. Works for streams are compiled by
 `compile_for_streams`, in a child process, so the backend seconds of a first start are not theirs.
 
+`generate` loads a language model of 0.5 billion parameters to its first token, eager by python
+alone; those with bits pack its weights, or read them from the cache.
+
 Goals: second and imported starts spend at most a tenth of the first one's backend seconds, except with
 freezing, where torch does not use one of its caches; and they run no C++ compiler.
 """
@@ -39,6 +42,7 @@ from benchmarks.harness.measurement import (
     print_table,
     write_raw,
 )
+from benchmarks.optimize.warmstart_works import DIRECTORY
 
 WORKS = Path(__file__).with_name("warmstart_works.py")
 PACKAGES = {
@@ -48,6 +52,9 @@ PACKAGES = {
     "minilm-streams": "transformers",
     "resnet50-freezing": "sklearn",
     "minilm-freezing": "transformers",
+    "generate": "transformers",
+    "generate-8-bits": "transformers",
+    "generate-4-bits": "transformers",
     "numba": "numba",
     "jax": "jax",
 }
@@ -90,6 +97,7 @@ class Bench:
                 if not k.startswith(("XLAUNCH_", "TORCHINDUCTOR_"))
             },
             "COMPILER_LOG": str(self._log),
+            DIRECTORY: str(directory),
         }
         for variable, name in (("CC", "gcc"), ("CXX", "g++")):
             real = shutil.which(name)
@@ -179,6 +187,8 @@ def measure(bench: Bench, work: str) -> list[Start]:
     cache, other, damaged = (bench.directory / f"{work}-{name}" for name in ("a", "b", "c"))
     starts = [bench.start(work, "plain", None)] if not work.endswith("-freezing") else []
     shutil.rmtree(bench.directory / "plain", ignore_errors=True)
+    if work == "generate":  # eager: nothing is kept
+        return starts
     starts += [bench.start(work, phase, cache) for phase in ("first", "second")]
     shutil.copytree(cache, damaged, symlinks=True)
     delete_half(damaged)
@@ -193,6 +203,8 @@ def measure(bench: Bench, work: str) -> list[Start]:
 def goals_of(starts: list[Start]) -> list[str]:
     """Whether the goals are met, a line each."""
     by_phase = {start.phase: start for start in starts}
+    if "first" not in by_phase:
+        return []
     first, lines = by_phase["first"], []
     for phase in ("second", "imported"):
         start = by_phase[phase]

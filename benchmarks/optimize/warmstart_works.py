@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SEQUENCE_LENGTH = 128
+DIRECTORY = "WARMSTART_DIRECTORY"
+"""The variable with a directory for the files of all starts."""
 
 
 def compiled(model: Any, *inputs: Any, freezing: bool = False, streams: bool = False) -> float:
@@ -64,6 +67,33 @@ def minilm(**how: bool) -> float:
     torch.manual_seed(0)
     tokens = torch.randint(0, 30_000, (1, SEQUENCE_LENGTH))
     return compiled(BertModel(shape).eval(), tokens, **how)
+
+
+def generate(bits: int | None = None) -> float:
+    """A language model of 0.5 billion parameters in bf16 from files: the seconds from loading to its first token.
+
+    bits
+        Of the weights of xruntime's form; None: eager.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.qwen2 import modeling_qwen2  # noqa: F401 - not part of loading
+
+    import xruntime
+
+    sys.path.insert(0, str(EXAMPLES.parent))
+    from benchmarks.generation.models import save
+
+    checkpoint = Path(os.environ[DIRECTORY], "checkpoint")
+    if not checkpoint.exists():
+        checkpoint.mkdir()
+        save("0.5", checkpoint, ())
+    start = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    if bits is not None:
+        model = xruntime.optimize(model, weight_bits=bits, head_bits=bits, inplace=True)
+    model.generate(torch.arange(3, 35)[None], max_new_tokens=1)
+    return time.perf_counter() - start
 
 
 def for_streams(model: Any, *inputs: Any) -> float:
@@ -154,6 +184,9 @@ WORKS: dict[str, Callable[[], float]] = {
     "minilm-streams": lambda: minilm(streams=True),
     "resnet50-freezing": lambda: resnet50(freezing=True),
     "minilm-freezing": lambda: minilm(freezing=True),
+    "generate": generate,
+    "generate-8-bits": lambda: generate(8),
+    "generate-4-bits": lambda: generate(4),
     "numba": numba,
     "jax": jax,
     "cuda": cuda,
