@@ -36,6 +36,8 @@ from xlaunch.doctor.lint.rules import BY_CODE
 from xlaunch.doctor.lint.running import check_paths
 from xlaunch.doctor.lint.source import ScriptFinding
 
+LINES_AROUND = 6
+"""Lines that are printed before a finding, and after it."""
 JUDGED = Path(__file__).with_name("judged.csv")
 COLUMNS = ("draw", "package", "version", "file", "line", "rule", "verdict", "reason")
 VERDICTS = ("right", "false alarm")
@@ -81,15 +83,15 @@ def place(finding: ScriptFinding, directories: Sequence[Path]) -> tuple[str, str
     return package, version, str(Path(finding.path).relative_to(top))
 
 
-def print_with_context(finding: ScriptFinding, lines_around: int) -> None:
+def print_with_context(finding: ScriptFinding) -> None:
     path, _, cell = finding.path.partition(":cell ")
     text = Path(path).read_text(errors="replace")
     if cell:
         text = "".join(json.loads(text)["cells"][int(cell) - 1]["source"])
     lines = text.splitlines()
     print(f"\n=== {finding.path}:{finding.line}: {finding.code} {finding.message}")
-    first = max(finding.line - lines_around, 1)
-    for number in range(first, min(finding.line + lines_around, len(lines)) + 1):
+    first = max(finding.line - LINES_AROUND, 1)
+    for number in range(first, min(finding.line + LINES_AROUND, len(lines)) + 1):
         mark = ">" if finding.line <= number <= finding.end_line else " "
         print(f"{mark}{number:5d} {lines[number - 1][:140]}")
 
@@ -172,7 +174,6 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=1, help="number and seed of the draw; default 1"
     )
-    parser.add_argument("--context", type=int, default=6, help="lines around; default 6")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the draw as a table")
     parser.add_argument(
         "--judged", nargs="?", const="last", metavar="DRAW", help="print a table of judged.csv"
@@ -193,7 +194,7 @@ def main() -> None:
             for finding in draw(of_kind(findings.by_rule, is_hint), count, options.seed)
         ]
         for finding in drawn:
-            print_with_context(finding, options.context)
+            print_with_context(finding)
         if options.out:
             write_table(options.out, drawn, options.directories, options.seed)
     if options.judged:

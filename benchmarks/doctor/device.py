@@ -7,8 +7,8 @@
 
 It takes a GPU, a torch built for it, and the package nvidia-ml-py. Each case is one program:
 healthy, starved by its data, memory allocated and engines idle, on the CPU only, and healthy beside
-another process on the same GPU. The verdict must be the expected one. `--compare cpu,cuda` runs last.
-The exit code is 1 if a verdict is another.
+another process on the same GPU. The verdict must be the expected one; the exit code is 1 if one is another.
+Without `--case`, `--compare cpu,cuda` runs last.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ def main() -> int:
     parser = command_parser(__doc__)
     parser.add_argument("--case", choices=[case.name for case in CASES], action="append")
     parser.add_argument("--seconds", type=float, default=12.0, help="how long each program works")
-    parser.add_argument("--no-compare", action="store_true", help="leave --compare cpu,cuda out")
     parser.add_argument("--json", type=Path, help="write the documents, samples included")
     options = parser.parse_args()
     wanted = [case for case in CASES if not options.case or case.name in options.case]
@@ -95,7 +94,7 @@ def main() -> int:
                 document = doctor("--", str(program), case.program, str(options.seconds))
             documents[case.name] = document
             rows.append(row(case, document))
-        if not options.no_compare and not options.case:
+        if not options.case:
             words = ("--", "--metric", "Gflop/s", str(program), "compare-{device}", "5")
             documents["compare"] = doctor("--compare", "cpu,cuda", *words)
             print(json.dumps(documents["compare"]["comparison"], indent=1))

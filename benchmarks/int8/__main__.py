@@ -31,7 +31,6 @@ from benchmarks.harness.turns import (
 from benchmarks.int8.works import FORMS, WORKS, work_name
 
 SCRIPT = ("-m", "benchmarks.int8.works")
-PYTHON = sys.executable
 
 TIMES_EAGER = {"resnet50": 4.0}
 """Goals of xruntime's INT8, relative to eager fp32."""
@@ -47,10 +46,9 @@ TITLES = {
 }
 
 
-def contenders(work: str, batch: int, forms: list[str], *, launcher: bool) -> dict[str, Contender]:
+def contenders(work: str, batch: int, forms: list[str]) -> dict[str, Contender]:
     """Return the contenders of a model, by form."""
-    prefix = LAUNCHER if launcher else [PYTHON]
-    script = [*prefix, *SCRIPT, DIRECTORY, work, "--batch", str(batch)]
+    script = [*LAUNCHER, *SCRIPT, DIRECTORY, work, "--batch", str(batch)]
     return {form: Contender([*script, "--form", form], batch) for form in forms}
 
 
@@ -65,9 +63,6 @@ def main() -> int:
     )
     parser.add_argument("--batch", type=int, default=16, help="items of a batch; default 16")
     parser.add_argument("--form", action="append", choices=FORMS, help="default: all")
-    parser.add_argument(
-        "--without-launcher", action="store_true", help="start with python, not under xlaunch"
-    )
     options = parser.parse_args()
     works, forms = options.work or ["resnet50", "minilm"], options.form or list(FORMS)
     print(machine_line())
@@ -75,8 +70,7 @@ def main() -> int:
 
     def rows() -> Iterator[tuple[str, dict[str, Contender]]]:
         for work in works:
-            launcher = not options.without_launcher
-            yield work, contenders(work, options.batch, forms, launcher=launcher)
+            yield work, contenders(work, options.batch, forms)
 
     measured = measure_rows(rows(), options, "int8")
     for work, row in measured.items():

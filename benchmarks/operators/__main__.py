@@ -8,7 +8,7 @@
     python -m benchmarks.operators --ipex-python ~/venvs/ipex/bin/python
 
 All cases of a comparison are measured in every round, so that a machine that is slow for a while is
-slow for all. The cases of each operator are in ops_cases_OPERATOR.py, with their goals.
+slow for all. The cases of each operator are in a module of its name, with their goals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPERATORS = {
     "interaction": ops_cases_interaction,
     "vision": ops_cases_vision,
 }
-"""Modules with `add_options(parser)` and `comparisons(options)`, which yields comparisons."""
+"""Modules with `comparisons(options)`, which yields comparisons."""
 
 
 def main() -> int:
@@ -46,8 +46,8 @@ def main() -> int:
     parser.add_argument("--operator", choices=OPERATORS, action="append", help="default: all")
     add_ipex_option(parser)
     parser.add_argument("--no-compile", action="store_true", help="leave out compiled peers")
-    for operator in OPERATORS.values():
-        operator.add_options(parser)
+    ops_cases_embedding.add_options(parser)
+    ops_cases_vision.add_options(parser)
     options = parser.parse_args()
     print(
         f"{machine_line()}; torch {torch.__version__}, {torch.get_num_threads()} threads;", end=" "

@@ -24,6 +24,7 @@ from xruntime.nn import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DISTRIBUTIONS = ("uniform", "zipf")
+DIM, BAG_LENGTH = 128, 20
 EXPONENT = 1.05
 """Of Zipf's law: the row of rank k is named k^-EXPONENT as often as the first."""
 LR = 0.01
@@ -55,11 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("embedding")
     group.add_argument("--tables", type=int, default=26, help="default 26")
     group.add_argument("--rows", type=int, default=100_000, help="of a table; default 100,000")
-    group.add_argument("--dim", type=int, default=128, help="default 128")
     group.add_argument("--batch", type=int, default=2048, help="bags of a table; default 2048")
-    group.add_argument("--length", type=int, default=20, help="of a bag; default 20")
     group.add_argument("--dtype", choices=DTYPES, action="append", help="default: all")
-    group.add_argument("--indices", choices=DISTRIBUTIONS, action="append", help="default: all")
 
 
 def draw(shape: Shape, distribution: str, dtype: torch.dtype) -> Data:
@@ -152,8 +150,8 @@ def ipex_cases(
 
 def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     """Yield forward and training for each dtype and distribution."""
-    shape = Shape(options.tables, options.rows, options.dim, options.batch, options.length)
-    pairs = itertools.product(options.dtype or DTYPES, options.indices or DISTRIBUTIONS)
+    shape = Shape(options.tables, options.rows, DIM, options.batch, BAG_LENGTH)
+    pairs = itertools.product(options.dtype or DTYPES, DISTRIBUTIONS)
     for dtype, distribution in pairs:
         data = draw(shape, distribution, DTYPES[dtype])
         loop = nn.ModuleList(

@@ -17,15 +17,9 @@ from benchmarks.harness.other_python import cases_of
 from xruntime.nn import interaction
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+INPUTS, SAMPLES, FEATURES = 27, 2048, 128
 
 Function = Callable[[Sequence[torch.Tensor]], torch.Tensor]
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("interaction")
-    group.add_argument("--inputs", type=int, default=27, help="default 27")
-    group.add_argument("--samples", type=int, default=2048, help="rows of an input; default 2048")
-    group.add_argument("--features", type=int, default=128, help="of an input; default 128")
 
 
 def plain(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -52,12 +46,12 @@ def training(
 
 def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     """Yield forward and training for each dtype."""
-    shape = options.inputs, options.samples, options.features
-    columns = options.features + options.inputs * (options.inputs - 1) // 2
+    shape = INPUTS, SAMPLES, FEATURES
+    columns = FEATURES + INPUTS * (INPUTS - 1) // 2
     for name, dtype in DTYPES.items():
         torch.manual_seed(0)
-        inputs = [torch.randn(*shape[1:]).to(dtype).requires_grad_() for _ in range(shape[0])]
-        gradient = torch.randn(options.samples, columns).to(dtype)
+        inputs = [torch.randn(SAMPLES, FEATURES).to(dtype).requires_grad_() for _ in range(INPUTS)]
+        gradient = torch.randn(SAMPLES, columns).to(dtype)
         functions: dict[str, Function] = {"xruntime": interaction, "torch, eager": plain}
         if not options.no_compile:
             torch.compiler.reset()
@@ -73,7 +67,7 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
                 module = "benchmarks.operators.ipex_interaction"
                 words = [kind, name, *map(str, shape), str(MIN_MEASURED_S)]
                 cases += cases_of(["IPEX"], [options.ipex_python, "-m", module, *words])
-            title = f"interaction, {kind}, {shape[0]} of {shape[1]:,} x {shape[2]}, {name}"
+            title = f"interaction, {kind}, {INPUTS} of {SAMPLES:,} x {FEATURES}, {name}"
             yield Comparison(
                 title, "xruntime", cases, RatioGoal(1.2) if kind == "training" else None
             )

@@ -20,6 +20,9 @@ from benchmarks.harness.measurement import Case
 from benchmarks.harness.other_python import cases_of
 from xruntime import nn
 
+HEIGHT, WIDTH, CHANNELS = 800, 1088, 256
+REGIONS = 512
+"""Of two images."""
 STRIDE = 8
 SIZE = 7
 FORMATS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
@@ -30,9 +33,6 @@ Pool = Callable[..., torch.Tensor]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("vision")
-    group.add_argument("--image", type=int, nargs=2, default=(800, 1088), help="default 800 1088")
-    group.add_argument("--channels", type=int, default=256, help="default 256")
-    group.add_argument("--regions", type=int, default=512, help="of two images; default 512")
     group.add_argument("--boxes", type=int, default=5000, help="of nms; default 5000")
 
 
@@ -45,11 +45,10 @@ def torchvision_operators() -> Any:
     return torchvision.ops
 
 
-def draw_regions(options: argparse.Namespace) -> torch.Tensor:
-    height, width = options.image
-    sides = 50 + torch.rand(options.regions, 2) * 250
-    corners = torch.rand(options.regions, 2) * (torch.tensor([width, height]) - sides).clamp(min=0)
-    numbers = torch.randint(2, (options.regions, 1)).float()
+def draw_regions() -> torch.Tensor:
+    sides = 50 + torch.rand(REGIONS, 2) * 250
+    corners = torch.rand(REGIONS, 2) * (torch.tensor([WIDTH, HEIGHT]) - sides)
+    numbers = torch.randint(2, (REGIONS, 1)).float()
     return torch.cat([numbers, corners, corners + sides], 1)
 
 
@@ -78,7 +77,7 @@ def ipex_cases(options: argparse.Namespace, kind: str, ratio: int) -> list[Case]
     if options.ipex_python is None:
         return []
     module = "benchmarks.operators.ipex_vision"
-    sizes = ratio, *options.image, options.channels, options.regions
+    sizes = ratio, HEIGHT, WIDTH, CHANNELS, REGIONS
     words = [kind, *map(str, sizes), str(MIN_MEASURED_S)]
     names = [f"IPEX, {label}, {name}" for name in FORMATS for label in DTYPES]
     return cases_of(names, [options.ipex_python, "-m", module, *words])
@@ -86,9 +85,9 @@ def ipex_cases(options: argparse.Namespace, kind: str, ratio: int) -> list[Case]
 
 def roi_align_comparisons(options: argparse.Namespace, peers: Any) -> Iterator[Comparison]:
     """Yield comparisons for samples by the size of a region and two samples in each axis of a bin."""
-    height, width = (side // STRIDE for side in options.image)
     torch.manual_seed(0)
-    images, boxes = torch.randn(2, options.channels, height, width), draw_regions(options)
+    images = torch.randn(2, CHANNELS, HEIGHT // STRIDE, WIDTH // STRIDE)
+    boxes = draw_regions()
     goal = RatioGoal(6.0 if torch.get_num_threads() >= 8 else 1.7, ("torchvision, fp32",))
     for ratio in (2, 0):
         calls: dict[str, dict[str, Callable[[], object]]] = {}
@@ -101,7 +100,7 @@ def roi_align_comparisons(options: argparse.Namespace, peers: Any) -> Iterator[C
         for kind in ("forward", "training"):
             cases = [repeated(name, of_case[kind]) for name, of_case in calls.items()]
             cases += ipex_cases(options, kind, ratio)
-            title = f"roi_align, {kind}, {len(boxes)} regions, {options.channels} channels"
+            title = f"roi_align, {kind}, {len(boxes)} regions, {CHANNELS} channels"
             for ours in (name for name in calls if name.startswith("xruntime, fp32")):
                 yield Comparison(
                     f"{title}, sampling_ratio={ratio}, {ours}",
@@ -129,11 +128,9 @@ def nms_comparison(options: argparse.Namespace, peers: Any) -> Comparison:
 def frozen_norm_comparison(options: argparse.Namespace, dtype: torch.dtype) -> Comparison:
     """Compare with the expression that torchvision's module computes."""
     torch.manual_seed(0)
-    channels = options.channels
-    images = (
-        torch.randn(8, channels, 56, 56).to(dtype).contiguous(memory_format=torch.channels_last)
-    )
-    module = nn.FrozenBatchNorm2d(channels).to(dtype)
+    images = torch.randn(8, CHANNELS, 56, 56).to(dtype)
+    images = images.contiguous(memory_format=torch.channels_last)
+    module = nn.FrozenBatchNorm2d(CHANNELS).to(dtype)
 
     def expression(x: torch.Tensor) -> torch.Tensor:
         names = (module.weight, module.bias, module.running_var, module.running_mean)
@@ -149,7 +146,7 @@ def frozen_norm_comparison(options: argparse.Namespace, dtype: torch.dtype) -> C
         repeated(name, lambda function=function: function(images))
         for name, function in functions.items()
     ]
-    return Comparison(f"FrozenBatchNorm2d, {channels} channels, {dtype}", "xruntime", cases)
+    return Comparison(f"FrozenBatchNorm2d, {CHANNELS} channels, {dtype}", "xruntime", cases)
 
 
 def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:

@@ -83,57 +83,26 @@ def bytes_of(weight: int, gradient: int, states: int, *, norms: str | None = Non
 
 
 def kinds() -> list[OptimizerKind]:
-    momentum = {"lr": 1e-3, "momentum": 0.9}
     full, half = torch.float32, torch.bfloat16
+    momentum = {"lr": 1e-3, "momentum": 0.9}
+    torch_sgd, torch_adagrad, torch_adamw = (
+        partial(optimizer, fused=True)
+        for optimizer in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.AdamW)
+    )
+    sgd, adagrad, adamw = "torch SGD, fp32", "torch Adagrad, fp32", "torch AdamW, fp32"
+    lars = partial(optim.Lars, **momentum)
+    of_lars, of_lamb = {"norms": "weights"}, {"norms": "moments"}
     return [
-        OptimizerKind(
-            "torch SGD, fp32",
-            partial(torch.optim.SGD, fused=True, **momentum),
-            full,
-            bytes_of(4, 4, 4),
-            None,
-        ),
-        OptimizerKind(
-            "SGD, split", partial(optim.SGD, **momentum), half, bytes_of(4, 2, 4), "torch SGD, fp32"
-        ),
-        OptimizerKind(
-            "Lars, split",
-            partial(optim.Lars, **momentum),
-            half,
-            bytes_of(4, 2, 4, norms="weights"),
-            "torch SGD, fp32",
-        ),
-        OptimizerKind(
-            "Lars, fp32",
-            partial(optim.Lars, **momentum),
-            full,
-            bytes_of(4, 4, 4, norms="weights"),
-            "torch SGD, fp32",
-        ),
-        OptimizerKind(
-            "torch Adagrad, fp32",
-            partial(torch.optim.Adagrad, fused=True),
-            full,
-            bytes_of(4, 4, 4),
-            None,
-        ),
-        OptimizerKind(
-            "Adagrad, split", optim.Adagrad, half, bytes_of(4, 2, 4), "torch Adagrad, fp32"
-        ),
-        OptimizerKind(
-            "torch AdamW, fp32",
-            partial(torch.optim.AdamW, fused=True),
-            full,
-            bytes_of(4, 4, 8),
-            None,
-        ),
-        OptimizerKind("AdamW, split", optim.AdamW, half, bytes_of(4, 2, 8), "torch AdamW, fp32"),
-        OptimizerKind(
-            "Lamb, split", optim.Lamb, half, bytes_of(4, 2, 8, norms="moments"), "torch AdamW, fp32"
-        ),
-        OptimizerKind(
-            "Lamb, fp32", optim.Lamb, full, bytes_of(4, 4, 8, norms="moments"), "torch AdamW, fp32"
-        ),
+        OptimizerKind(sgd, partial(torch_sgd, **momentum), full, bytes_of(4, 4, 4), None),
+        OptimizerKind("SGD, split", partial(optim.SGD, **momentum), half, bytes_of(4, 2, 4), sgd),
+        OptimizerKind("Lars, split", lars, half, bytes_of(4, 2, 4, **of_lars), sgd),
+        OptimizerKind("Lars, fp32", lars, full, bytes_of(4, 4, 4, **of_lars), sgd),
+        OptimizerKind(adagrad, torch_adagrad, full, bytes_of(4, 4, 4), None),
+        OptimizerKind("Adagrad, split", optim.Adagrad, half, bytes_of(4, 2, 4), adagrad),
+        OptimizerKind(adamw, torch_adamw, full, bytes_of(4, 4, 8), None),
+        OptimizerKind("AdamW, split", optim.AdamW, half, bytes_of(4, 2, 8), adamw),
+        OptimizerKind("Lamb, split", optim.Lamb, half, bytes_of(4, 2, 8, **of_lamb), adamw),
+        OptimizerKind("Lamb, fp32", optim.Lamb, full, bytes_of(4, 4, 8, **of_lamb), adamw),
     ]
 
 

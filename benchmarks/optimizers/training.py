@@ -116,14 +116,8 @@ SUBJECTS = (
 )
 VERBS = (("sees", "hears", "likes", "wants"), ("see", "hear", "like", "want"))
 OBJECTS = (
-    "a red door",
-    "an old boat",
-    "the moon",
-    "some tea",
-    "its own tail",
-    "no one",
-    "rain",
-    "us all",
+    *("a red door", "an old boat", "the moon", "some tea"),
+    *("its own tail", "no one", "rain", "us all"),
 )
 SENTENCES = 2_000
 LENGTH = 32
