@@ -24,7 +24,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run(tmp_path: Path, needs: Any) -> None:
     needs(find_spec("transformers"), "pip install transformers")
     path = tmp_path / "values.json"
-    forms = ("eager", "step", "bits8", "bits4")
+    forms = ("eager", "step", "bits4")
     done = run("--quick", "--threads", "1", "--cpus", "1", "--form", *forms, "--json", path)
     assert done.returncode == 0, done.stderr
     values = json.loads(path.read_text())
@@ -33,7 +33,7 @@ def test_a_quick_run(tmp_path: Path, needs: Any) -> None:
     assert (case["place"], tuple(case["forms"])) == ("1 CPUs", forms)
     assert all(case["started"][form]["threads"] == 1 for form in forms)
     read = [case["started"][form]["weight_bytes"] or case["weight_bytes"] for form in forms]
-    assert read[1] > 1.8 * read[2] > 3 * read[3] > 0
+    assert read[1] > 3 * read[2] > 0
     assert all(len(rounds) == 3 for rounds in case["forms"].values())
     assert all(one["first_s"] > 0 < one["rate"] for it in case["forms"].values() for one in it)
     assert all(limit > 0 for limit in case["read_limit_bytes_per_s"])

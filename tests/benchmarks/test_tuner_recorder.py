@@ -59,7 +59,7 @@ def complete(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def recorder(directory: Path, program: Path, *options: str) -> subprocess.Popen[str]:
-    space = ["--metric", "items/s", "--only-params", "--param", "batch=1,2,8", "--param", "n=1,2"]
+    space = ["--metric", "items/s", "--only-params", "--param", "batch=1,8", "--param", "n=1,2"]
     work = [str(program), str(directory), "{batch}", "{n}"]
     file = str(directory / "work.jsonl")
     return start(directory, "record", file, "--rounds", "2", *options, "--", *space, *work)
@@ -95,14 +95,14 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
         stream.write('{"round":0,"configura')
     (tmp_path / "hang").unlink()
     _, errors = complete(recorder(tmp_path, program))
-    assert "6 plans, 14 launches, 4 of them made already" in errors
+    assert "4 plans, 10 launches, 4 of them made already" in errors
 
     recording = read_recording(file)
     assert recording.launches[:4] == first
-    assert len(recording.launches) == 14
+    assert len(recording.launches) == 10
     made = Counter((one.round, one.launch.plan_hash) for one in recording.launches)
     assert set(made.values()) == {1}
-    assert len(recording.plans) == 7
+    assert len(recording.plans) == 5
     assert recording.plans[0].configurations == (BARE,)
     assert recording.header.command == (str(program), str(tmp_path), "{batch}", "{n}")
     for one in recording.launches:
@@ -113,7 +113,7 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
             assert one.launch.value is not None
             batch = one.launch.configuration.get("batch", 1)
             assert 0 < one.launch.value - 100 * float(batch) < 30
-    assert recording.launches[0].launch.series
+    assert any(one.launch.series for one in recording.launches)
     orders = [
         [one.launch.plan_hash for one in recording.launches if one.round == number]
         for number in (0, 1)
@@ -121,7 +121,7 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
     assert orders[0] != orders[1]
 
     _, errors = complete(recorder(tmp_path, program))
-    assert errors.endswith("14 launches, 14 of them made already\n")
+    assert errors.endswith("10 launches, 10 of them made already\n")
     with recorder(tmp_path, program, "--seed", "7") as process:
         errors = process.communicate(timeout=120)[1]
         assert process.returncode == 2
