@@ -37,7 +37,13 @@ TIMEOUT_S = 2400
 NUMBER = re.compile(r"\d+(\.\d+)?")
 SEARCH = re.compile(r"^xtune (?!list|report|export|compare)(?:resume )?", re.MULTILINE)
 BUDGET = re.compile(r"--budget \S+ ?")
-SECONDS = re.compile(r"--seconds \d+")
+SHORTER = {
+    re.compile(r"--seconds \d+"): "--seconds 1",
+    re.compile(r" -d\d+ "): " -d1 ",
+    re.compile(r"--load c=1\.\.\d+"): "--load c=1..2",
+    re.compile(r"--warmup \S+"): "--warmup 0.2s",
+}
+"""Measurements, and what replaces them."""
 
 PROGRAM = """\
 for _ in range(12):
@@ -62,9 +68,10 @@ class Block(NamedTuple):
     @property
     def script(self) -> str:
         """The text, its searches with a budget of 4 launches and its measurements of one second."""
-        return SEARCH.sub(
-            r"\g<0>--budget 4 ", BUDGET.sub("", SECONDS.sub("--seconds 1", self.text))
-        )
+        text = SEARCH.sub(r"\g<0>--budget 4 ", BUDGET.sub("", self.text))
+        for measurement, short in SHORTER.items():
+            text = measurement.sub(short, text)
+        return text
 
     def command(self, command: str) -> str:
         """The shell's line for `command` as this block wants it to run."""
