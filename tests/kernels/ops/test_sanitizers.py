@@ -30,7 +30,10 @@ def sanitized(needs: Needs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("sanitized")
     flags = "-g -fsanitize=address,undefined -fno-sanitize-recover=all"
     for words in (
-        ("-S", KERNELS, "-B", build, "-DXKERNELS=ON", f"-DCMAKE_CXX_FLAGS={flags}"),
+        (
+            *("-S", KERNELS, "-B", build, "-DXKERNELS=ON"),
+            *(f"-DCMAKE_CXX_FLAGS={flags}", "-DXKERNELS_OPTIMIZATION=-O1"),
+        ),
         ("--build", build, "--parallel", "2"),
     ):
         done = subprocess.run([str(cmake), *words], capture_output=True, text=True, check=False)
