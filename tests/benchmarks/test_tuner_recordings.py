@@ -27,6 +27,7 @@ from xlaunch.errors import UsageError
 from xtune.launches.launch import (
     Goal,
     Launch,
+    Limits,
     Objective,
     Outcome,
     Requirement,
@@ -201,10 +202,10 @@ def test_the_launch_is_of_the_configuration_that_was_asked_for() -> None:
 
 def test_what_is_cut_or_takes_too_long_has_no_value() -> None:
     measurer = RecordedMeasurer(recording({"a": [4.0]}))
-    assert measurer.measure(Configuration({}), cut_at=3.9).value == 4.0
-    cut = measurer.measure(Configuration({}), cut_at=4.1)
+    assert measurer.measure(Configuration({}), Limits(cut_at=3.9)).value == 4.0
+    cut = measurer.measure(Configuration({}), Limits(cut_at=4.1))
     assert (cut.outcome, cut.value, cut.secondary.wall_s) == (Outcome.CUT, None, 2.0)
-    late = measurer.measure(Configuration({}), limit_s=1.5)
+    late = measurer.measure(Configuration({}), Limits(limit_s=1.5))
     assert (late.outcome, late.value, late.secondary.wall_s) == (Outcome.TIMED_OUT, None, 1.5)
     assert measurer.now_s() == 5.5
 
@@ -213,7 +214,7 @@ def test_wall_time_is_cut_when_it_is_over() -> None:
     recorded = recording({"a": [2.0]})
     header = HEADER._replace(objective=Objective("wall", Goal.MINIMIZE))
     measurer = RecordedMeasurer(Recording(header, recorded.plans, recorded.launches))
-    cut = measurer.measure(Configuration({}), cut_at=0.5)
+    cut = measurer.measure(Configuration({}), Limits(cut_at=0.5))
     assert (cut.outcome, cut.secondary.wall_s) == (Outcome.CUT, 0.5)
 
 
