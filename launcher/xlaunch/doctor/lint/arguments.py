@@ -312,13 +312,17 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
         "add_subparsers",
     }:
         return
+    parse = {"parse_args"} | {
+        call.scope.node.name
+        for call in facts.named("parse_args")
+        if isinstance(call.parent, ast.Return) and isinstance(call.scope.node, Function)
+    }
     names = {
         target.id
         for target, value, _ in facts.assignments
         if isinstance(target, ast.Name)
         and isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and value.func.attr == "parse_args"
+        and (dotted(value.func) or ast.unparse(value.func)).rpartition(".")[2] in parse
     }
     read = {one.attr for one, _, _ in facts.attributes} | facts.words | facts.texts
     known = [call for call in options if not has_stars(call.node)]

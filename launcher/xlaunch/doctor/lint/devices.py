@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, argument, keyword
+from xlaunch.doctor.lint.facts import Call, FileFacts, Problem, argument, dotted, keyword
 from xlaunch.doctor.lint.waits import steps
 
 _DEVICE = re.compile(r"(cuda|xpu|mps|cpu)(:\d+)?$")
@@ -58,9 +58,13 @@ def _autocasts(facts: FileFacts) -> list[Call]:
 
 
 def _scaler_with_bf16(facts: FileFacts) -> Iterator[Problem]:
-    types = {
-        ast.unparse(keyword(one.node, "dtype") or ast.Constant(0)) for one in _autocasts(facts)
-    }
+    types = set()
+    for one in _autocasts(facts):
+        dtype = keyword(one.node, "dtype") or ast.Constant(0)
+        bindings = one.scope.find_bindings(dotted(dtype) or "")
+        if len(bindings) == 1 and isinstance(bindings[0].node, ast.Attribute):
+            dtype = bindings[0].node  # dtype=amp_dtype, where amp_dtype = torch.bfloat16
+        types.add(ast.unparse(dtype))
     if (
         not types
         or any(not one.endswith(".bfloat16") for one in types)

@@ -62,13 +62,15 @@ _DEPTH = 30
 def check_moves(facts: FileFacts) -> Iterator[Problem]:
     """Results of moves and conversions that are lost."""
     for call in facts.named(*_CONVERSIONS):
-        text = dotted(call.receiver)
+        text = dotted(call.receiver) or _entry_of_batch(facts, call)
         if text is None or not isinstance(call.parent, ast.Expr) or _is_trial(facts, call, text):
             continue
         remedy = _remedy_in_batch(call, text)
         if remedy is None:
-            if not _is_tensor(facts, call.receiver, call.scope) and not _is_used_as_tensor(
-                facts, call, text
+            if (
+                dotted(call.receiver)
+                and not _is_tensor(facts, call.receiver, call.scope)
+                and not _is_used_as_tensor(facts, call, text)
             ):
                 continue
             target = _module_of_parameter(call.scope, text) or f"{text} = {text}"
@@ -79,6 +81,29 @@ def check_moves(facts: FileFacts) -> Iterator[Problem]:
             f"tensors are not moved or converted in place: the result of {text}.{call.name}() is "
             f"lost; write {remedy}",
         )
+
+
+def _entry_of_batch(facts: FileFacts, call: Call) -> str | None:
+    """The entry of a batch that is moved, if the results of moving other entries are kept; None for anything else.
+
+    **Ex.:** ``batch["labels"]`` in a loop over batches that has ``ids = batch["ids"].to(device)``.
+    """
+    batch = _batch_of(call)
+    kept = batch is not None and any(
+        _batch_of(one) == batch and one.scope is call.scope and not isinstance(one.parent, ast.Expr)
+        for one in facts.named(call.name)
+    )
+    return ast.unparse(call.receiver) if kept and call.receiver is not None else None
+
+
+def _batch_of(call: Call) -> str | None:
+    """The name, bound by a loop, of which a constant entry is moved."""
+    entry = call.receiver
+    if not isinstance(entry, ast.Subscript) or not isinstance(entry.slice, ast.Constant):
+        return None
+    name = dotted(entry.value)
+    bindings = call.scope.find_bindings(name) if name else []
+    return name if bindings and all(one.how == "each" for one in bindings) else None
 
 
 def _method(call: Call) -> str:

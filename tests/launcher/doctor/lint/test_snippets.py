@@ -106,6 +106,8 @@ FOUND = {
         + "def main(args):\n    run(args.a, args.b)\nargs = parser.parse_args()\nmain(args)",
         OPTIONS.replace(PARSER, f"{PARSER}def build(): return parser\n")
         + "a = build().parse_args()\nrun(a.a, a.b)",
+        OPTIONS.replace(PARSER, f"{PARSER}def read(): return parser.parse_args()\n")
+        + "a = read()\nrun(a.a, a.b)",
         CLICK + "def fit(lr, batch): print(lr)",
         CLICK.replace("'--batch'", "'-b', '--batch', 'size'") + "def fit(lr, size): print(lr)",
     ],
@@ -145,6 +147,7 @@ FOUND = {
         "import torch\nx, y = load()\nx = x.to(d)\ny.to(d)",
         "import torch\nfor b in data:\n    x, y = b['x'], b['y']\n    x = x.to(d)\n    y.to(d)",
         "import torch\ndef scaled(x, mean):\n    mean.to(x.device)\n    return x - mean",
+        "import torch\nfor b in data:\n    x = b['x'].to(d)\n    b['y'].to(d)",
     ],
     "XL014": [
         TRAINING.replace("train_loader, test", "model.layer = nn.Linear(8, 3)\ntrain_loader, test"),
@@ -157,6 +160,8 @@ FOUND = {
         "import functools, torch\nscaler = torch.amp.GradScaler()\n"
         "amp = functools.partial(torch.autocast, 'cuda', dtype=torch.bfloat16)\n"
         "with amp(): y = f(x)\nscaler.scale(y).backward()",
+        "import torch\nscaler = torch.amp.GradScaler()\nkind = torch.bfloat16\n"
+        + BF16.replace("torch.bfloat16", "kind"),
     ],
     "XL016": [
         "import torch\nd = torch.device('mps')\nwith torch.autocast('cuda'):\n    model.to(d)",
@@ -256,6 +261,13 @@ LEFT_ALONE = {
     "fire with numbers": "import fire\ndef main(gpus='0'):\n    print(gpus)\nfire.Fire(main)",
     "whether a variable is set, else empty": "import os\nif os.environ.get('X', ''): ...",
     "modules of a dictionary": "import torch\nfor name, module in modules.items():\n    module.to('cuda')",
+    "modules of a dictionary by name": "import torch\nnets = build()\nx = nets['a'].to(d)\nnets['b'].to(d)",
+    "an entry of a batch of objects": "import torch\nfor b in data:\n    b['net'].to(d)",
+    "options that a function reads and another file gets": OPTIONS.replace(
+        PARSER, f"{PARSER}def read(): return parser.parse_args()\n")
+    + "a = read()\nrun(a, a.a, a.b)",
+    "a scaler for a type that may be half": "import torch\nscaler = torch.amp.GradScaler()\n"
+    "kind = torch.bfloat16 if new else torch.float16\n" + BF16.replace("torch.bfloat16", "kind"),
     "tried and not used": "import torch\nx = torch.ones(2)\ntry:\n    x.cuda()\nexcept RuntimeError: ...",
     "a model that wraps the first": TRAINING.replace(
         "train_loader, test", "model = nn.DataParallel(model)\ntrain_loader, test"),
