@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xlaunch.machine.cgroups import ControlGroups, read_counters
+from xlaunch.machine.limits import ControlGroups, read_counters
 from xlaunch.machine.tree import Tree
 
 PERIOD_US = 100_000

@@ -20,9 +20,10 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from xlaunch.machine.architecture import parse_cpuinfo
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
+from xlaunch.machine.gpus import read_driver_version, read_gpus
+from xlaunch.machine.sysfs import parse_cpuinfo
+from xlaunch.machine.topology import Vendor
 from xlaunch.machine.tree import Tree
 from xlaunch.text import align, size
 from xruntime.errors import DeviceError

@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.cli.commands import clean_environment
 
 from xlaunch.cache.table import VARIABLES
-from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.limits import ControlGroups
 from xlaunch.machine.tree import Tree
 
 LIMIT_BYTES = 256 << 20

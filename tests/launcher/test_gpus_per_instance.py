@@ -29,7 +29,7 @@ from tests.launcher.cli.commands import (
 )  # fmt: skip
 from tests.launcher.launching import wait_until
 
-from xlaunch.machine.usable_gpus import COUNTING, VARIABLES
+from xlaunch.machine.gpus import COUNTING, VARIABLES
 
 SCRIPT = Path(__file__).with_name("gpus.sh")
 CHOOSING = {*VARIABLES, *COUNTING}

@@ -13,7 +13,7 @@ from tests.launcher.cli.commands import SHOW, ask, clean_environment, xlaunch
 from xlaunch.cache.table import CACHES, PROFILE_VARIABLE, VARIABLES
 from xlaunch.cache.use import HEADERS_VARIABLE
 from xlaunch.environment import allocators, openmp, threads
-from xlaunch.machine import usable_gpus
+from xlaunch.machine import gpus
 
 ROOT = Path(__file__).parents[2]
 RECEIVED, SETTABLE = (ROOT / "docs" / "variables.md").read_text().split("## What you can set")
@@ -41,7 +41,7 @@ def test_every_variable_of_the_code_s_tables_has_a_row() -> None:
     names |= {n for it in openmp.PROFILES.values() for n, _ in (*it.settings, *it.passive)}
     names |= {row.name for row in threads.VARIABLES}
     names |= {*VARIABLES, PROFILE_VARIABLE, HEADERS_VARIABLE}
-    names |= {*usable_gpus.VARIABLES, *usable_gpus.COUNTING}
+    names |= {*gpus.VARIABLES, *gpus.COUNTING}
     names |= {switch.name for cache in CACHES for switch in cache.switches}
     assert names - rows(RECEIVED) == set()
 

@@ -16,7 +16,7 @@ from tests.runtime_ext.conftest import Needs
 from tests.runtime_ext.interpreters import start_python
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xlaunch.machine.gpus import Gpu, Vendor
+from xlaunch.machine.topology import Gpu, Vendor
 from xruntime import DeviceError, cli, describe_device, device, device_option, devices
 
 

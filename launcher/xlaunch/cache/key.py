@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.cache.table import CACHES, Cache, Part
-from xlaunch.machine.architecture import glibc_version, parse_cpuinfo
-from xlaunch.machine.gpus import Gpu, gpu_models, read_driver_version, read_gpus
+from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
+from xlaunch.machine.sysfs import glibc_version, parse_cpuinfo
+from xlaunch.machine.topology import Gpu
 from xlaunch.machine.tree import Tree
 
 UNKNOWN = "unknown"

@@ -7,7 +7,7 @@ Autotuning results and the graphs of AOTAutograd are in Inductor's directory.
 import enum
 from typing import NamedTuple
 
-from xlaunch.machine.gpus import Vendor
+from xlaunch.machine.topology import Vendor
 
 
 class Format(enum.Enum):

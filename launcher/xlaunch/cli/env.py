@@ -23,8 +23,8 @@ from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import OURS, VariableSetting, split_inherited, without_names
 from xlaunch.errors import UsageError
 from xlaunch.launching import PreparedLaunch, Purpose, prepare
-from xlaunch.machine.architecture import glibc_version
 from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.machine.sysfs import glibc_version
 from xlaunch.options.commands import Parsed, launch_command
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.kinds import one_of

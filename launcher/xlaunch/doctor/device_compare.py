@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from xlaunch.doctor.device import script_of
 from xlaunch.errors import UsageError
 from xlaunch.files import open_input
-from xlaunch.machine.gpus import Vendor, read_gpus
+from xlaunch.machine.gpus import read_gpus
+from xlaunch.machine.topology import Vendor
 from xlaunch.machine.tree import Tree
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning.request import Request

@@ -20,7 +20,7 @@ from xlaunch.environment.huge_pages import glibc_asks, system_mode
 from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.machine.architecture import glibc_version
+from xlaunch.machine.sysfs import glibc_version
 from xlaunch.text import size
 
 AUTO = "auto"

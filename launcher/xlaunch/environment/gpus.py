@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.machine.topology import Gpu
-from xlaunch.machine.usable_gpus import (
+from xlaunch.machine.gpus import (
     BY_PCI_ADDRESS,
     CUDA,
     CUDA_ORDER,
@@ -18,6 +17,7 @@ from xlaunch.machine.usable_gpus import (
     SYCL,
     VARIABLES,
 )
+from xlaunch.machine.topology import Gpu
 
 REASON = "--gpus-per-instance: the instance's own GPUs"
 

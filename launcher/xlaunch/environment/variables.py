@@ -12,7 +12,7 @@ from typing import NamedTuple
 from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.environment.substitution import substitute, words_of
 from xlaunch.errors import UsageError
-from xlaunch.machine import usable_gpus
+from xlaunch.machine import gpus
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LayoutRequest
@@ -60,7 +60,7 @@ instead of a long value there is its digest (``%#``), and instead of a long repl
 the new one (``%@START+LENGTH``). A user's variable that the instance or its child processes do not have
 is listed without a value: ``OMP_NUM_THREADS|8``."""
 
-OF_THE_PLACE = frozenset((*usable_gpus.VARIABLES, *usable_gpus.COUNTING))
+OF_THE_PLACE = frozenset((*gpus.VARIABLES, *gpus.COUNTING))
 """Variables that `OURS` does not list: a nested launcher keeps them, and divides the GPUs they name."""
 
 MEMORY = f"{INSTANCE_PREFIX}MEMORY_BYTES"

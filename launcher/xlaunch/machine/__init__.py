@@ -41,10 +41,9 @@ def read_machine(root: str = "/") -> Machine:
             "--sysroot takes the directory that contains sys and proc of a machine"
         )
     # Imported here: the readers use system calls that other systems do not have.
-    from xlaunch.machine.gpus import read_gpus
+    from xlaunch.machine.gpus import openable, read_gpus, usable_gpus
     from xlaunch.machine.limits import read_limits
     from xlaunch.machine.sysfs import read_topology
-    from xlaunch.machine.usable_gpus import openable, usable_gpus
 
     topology, notes = read_topology(root)
     found = read_gpus(tree, captured=not live)

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output, open_input, write_whole
-from xlaunch.machine.architecture import UNKNOWN, read_architecture
-from xlaunch.machine.cgroups import ControlGroups
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
+from xlaunch.machine.limits import ControlGroups
+from xlaunch.machine.sysfs import UNKNOWN, read_architecture
 from xlaunch.machine.tree import Tree, is_live, parse_list, scratch_directory
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs by the kernel driver that they are bound to, without loading any vendor's library."""
+"""GPUs by the kernel driver that they are bound to, without loading any vendor's library, and those for instances.
+
+Instances may get the GPUs whose device nodes can be opened, and that variables leave. A variable such as
+CUDA_VISIBLE_DEVICES that this process inherits is the machine: only the GPUs that it names are divided, in
+its order. Among several vendors the one counts whose variable is inherited, else the first of NVIDIA, AMD
+and Intel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
-from xlaunch.machine.topology import Gpu, Vendor
+from xlaunch.machine.topology import Gpu, Gpus, Vendor
 from xlaunch.machine.tree import Tree
-
-__all__ = ["PCI_DRIVERS", "Gpu", "Vendor", "gpu_models", "read_driver_version", "read_gpus"]
 
 PCI_DRIVERS = (
     ("nvidia", Vendor.NVIDIA),
@@ -24,6 +30,17 @@ VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD, "0x8086": Vendor.INTEL
 LIBRARY_DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 INTEL_LIBRARY = "libze_intel_gpu.so."
 """Intel's compute runtime. **Ex.:** ``libze_intel_gpu.so.1.6.33578``."""
+
+CUDA, CUDA_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+LEVEL_ZERO, SYCL = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"
+VARIABLES = (CUDA, HIP, ROCR, LEVEL_ZERO, SYCL)
+"""Variables that choose GPUs."""
+LEVEL_ZERO_ORDER, LEVEL_ZERO_HIERARCHY = "ZE_ENABLE_PCI_ID_DEVICE_ORDER", "ZE_FLAT_DEVICE_HIERARCHY"
+COUNTING = (CUDA_ORDER, LEVEL_ZERO_ORDER, LEVEL_ZERO_HIERARCHY)
+"""Variables that decide how `VARIABLES` count."""
+BY_PCI_ADDRESS = "PCI_BUS_ID"
+"""The value of `CUDA_ORDER` under which CUDA counts GPUs as `Gpus.found` does."""
 
 
 def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
@@ -113,3 +130,152 @@ def read_driver_version(vendor: Vendor, tree: Tree) -> str | None:
         if name.startswith(INTEL_LIBRARY)
     ]
     return max(versions, key=len, default=None)
+
+
+class _CannotDivideError(Exception):
+    """A variable names GPUs in a way that cannot be divided; the message says why."""
+
+
+def usable_gpus(found: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
+    """Those of the GPUs `found` that the variables of `environment` leave to this process."""
+    choices = []
+    for vendor in Vendor:
+        own = [gpu for gpu in found if gpu.vendor is vendor]
+        if not own:
+            continue
+        names = [name for name in _NAMES[vendor] if name in environment]
+        narrowed_by = " ".join([f"{name}={environment[name]}" for name in names])
+        choice = Gpus(tuple(found), (), narrowed_by)
+        try:
+            choice = choice._replace(usable=tuple(_NARROW[vendor](own, environment)))
+        except _CannotDivideError as error:
+            choice = choice._replace(problem=str(error))
+        choices.append(choice)
+    none = Gpus(tuple(found))
+    # A choice by a variable first; then any that leaves some; then the reason why there are none.
+    return max(
+        choices,
+        key=lambda it: (bool(it.narrowed_by and (it.usable or it.problem)), bool(it.usable)),
+        default=none,
+    )
+
+
+def openable(found: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
+    """Those of the GPUs `found` whose device nodes this process may open; a container has some of them.
+
+    Where the device nodes of NVIDIA's GPUs cannot be matched to them, there is a GPU without an
+    address for each node.
+    """
+    tree, prefix = Tree(root), root.rstrip("/")
+
+    def opens(node: str) -> bool:
+        return os.access(f"{prefix}/dev/{node}", os.R_OK | os.W_OK)
+
+    nvidia = [gpu for gpu in found if gpu.vendor is Vendor.NVIDIA]
+    minors = {gpu: nvidia_facts(tree, gpu.address).get("Device Minor") for gpu in nvidia}
+    nodes = [n for n in tree.numbered("/dev", "nvidia") if opens(f"nvidia{n}")]
+    if nvidia and None not in minors.values():
+        nvidia = [gpu for gpu, minor in minors.items() if opens(f"nvidia{minor}")]
+    elif len(nvidia) != len(nodes):
+        nvidia = [Gpu(Vendor.NVIDIA, "")] * len(nodes)
+    others = []
+    for gpu in found:
+        if gpu.vendor is not Vendor.NVIDIA:
+            names = tree.names(f"{DEVICES}/{gpu.address}/drm")
+            render = [name for name in names if name.startswith("renderD")]
+            if not render or any(opens(f"dri/{name}") for name in render):
+                others.append(gpu)
+    return (*nvidia, *others)
+
+
+def _numbered(gpus: Sequence[Gpu], variable: str) -> list[Gpu]:
+    return [gpu._replace(variable=variable, name=str(i)) for i, gpu in enumerate(gpus)]
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _listed(gpus: Sequence[Gpu], variable: str, text: str) -> list[Gpu]:
+    """The GPUs that a list of numbers and UUIDs names; the first unknown word ends it, as CUDA has it."""
+    listed: list[Gpu] = []
+    seen: set[tuple[str, str]] = set()
+    for word in _words(text):
+        named = [gpu for gpu in gpus if word.startswith("GPU-") and gpu.uuid.startswith(word)]
+        if word.isdecimal() and int(word) < len(gpus):
+            gpu = gpus[int(word)]
+        elif len(named) == 1:
+            gpu = named[0]
+        elif gpus and word.startswith(("GPU-", "MIG-")) and not (named or _tells(gpus, word)):
+            gpu = Gpu(gpus[0].vendor, "")  # it has a name and no known place
+        else:
+            break
+        key = (gpu.address, gpu.name) if gpu.address else ("", word)
+        if key in seen:
+            raise _CannotDivideError(f"{variable}={text} names a GPU twice")
+        seen.add(key)
+        listed.append(gpu._replace(variable=variable, name=word))
+    return listed
+
+
+def _tells(gpus: Sequence[Gpu], word: str) -> bool:
+    """Whether all UUIDs of this kind are known, so that `word` is none of them."""
+    return word.startswith("GPU-") and all(gpu.uuid for gpu in gpus)
+
+
+def _narrow_nvidia(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
+    text = environment.get(CUDA)
+    if text is None:
+        return _numbered(gpus, CUDA)
+    listed = _listed(gpus, CUDA, text)
+    unlike = len({gpu.model for gpu in gpus}) > 1 and any(gpu.name.isdecimal() for gpu in listed)
+    if unlike and environment.get(CUDA_ORDER) != BY_PCI_ADDRESS:
+        raise _CannotDivideError(
+            f"{CUDA}={text} counts unlike GPUs in CUDA's own order, the fastest first: "
+            f"set {CUDA_ORDER}={BY_PCI_ADDRESS} and count as nvidia-smi does, or name UUIDs"
+        )
+    return listed
+
+
+def _narrow_amd(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
+    """HIP counts what ROCR_VISIBLE_DEVICES leaves, so HIP's variable divides it further."""
+    if (text := environment.get(ROCR)) is not None:
+        gpus = _listed(gpus, ROCR, text)
+    text = environment.get(HIP) or environment.get(CUDA, environment.get(HIP))
+    return _numbered(gpus, HIP) if text is None else _listed(gpus, HIP, text)
+
+
+def _narrow_intel(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:
+    """SYCL counts what ZE_AFFINITY_MASK leaves."""
+    if text := environment.get(LEVEL_ZERO):
+        words = _words(text)
+        numbers = [word.partition(".")[0] for word in words]  # 0.1 is a tile of card 0
+        if not all(number.isdecimal() and int(number) < len(gpus) for number in numbers):
+            raise _CannotDivideError(f"{LEVEL_ZERO}={text} names GPUs that are not here")
+        gpus = [
+            gpus[int(number)]._replace(variable=LEVEL_ZERO, name=word)
+            for number, word in zip(numbers, words, strict=True)
+        ]
+    else:
+        gpus = _numbered(gpus, LEVEL_ZERO)
+    selector = environment.get(SYCL, "").lower()
+    if not selector or re.fullmatch(r"(level_zero|\*):(gpu|\*)", selector):
+        return list(gpus)
+    numbers_only = re.fullmatch(r"level_zero:(\d+(?:,\d+)*)", selector)
+    if numbers_only is None:
+        raise _CannotDivideError(
+            f"{SYCL}={environment[SYCL]} cannot be divided; write level_zero:0,1"
+        )
+    return _listed(gpus, SYCL, numbers_only[1])
+
+
+_NAMES = {
+    Vendor.NVIDIA: (CUDA,),
+    Vendor.AMD: (ROCR, HIP, CUDA),
+    Vendor.INTEL: (LEVEL_ZERO, SYCL),
+}
+_NARROW = {
+    Vendor.NVIDIA: _narrow_nvidia,
+    Vendor.AMD: _narrow_amd,
+    Vendor.INTEL: _narrow_intel,
+}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hardware from sysfs and procfs, of this machine or a captured tree.
+"""The hardware from sysfs and procfs, of this machine or a captured tree: CPUs, NUMA nodes, architecture.
 
 The kernel's documentation of the files: Documentation/admin-guide/cputopology.rst and
 Documentation/ABI/stable/sysfs-devices-node. If files are missing or contradictory, this follows
@@ -11,16 +11,24 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
-from xlaunch.machine.architecture import parse_cpuinfo, read_architecture
-from xlaunch.machine.core_kinds import read_core_kinds
-from xlaunch.machine.groups import Groups, SharingReader, gather, sample_cores
-from xlaunch.machine.nodes import read_numa_nodes
-from xlaunch.machine.shared_caches import CacheReader
+from xlaunch.machine.groups import (
+    CPU_DIRECTORY,
+    CacheReader,
+    Groups,
+    SharingReader,
+    gather,
+    read_core_kinds,
+    sample_cores,
+)
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
-from xlaunch.machine.tree import Tree, is_live, parse_list
+from xlaunch.machine.tree import Tree, is_live, parse_list, parse_mask
 from xlaunch.text import plural
 
-CPU_DIRECTORY = "/sys/devices/system/cpu"
+NODE_DIRECTORY = "/sys/devices/system/node"
+UNKNOWN = "unknown"
+"""An architecture that no file names."""
+MIN_SHARE = 0.5
+"""Minimum share of the machine's memory that nodes must list to be believed."""
 
 # Newest name first: package_cpus and core_cpus replaced core_siblings and thread_siblings in
 # Linux 5.3, and very old kernels have masks without lists.
@@ -47,7 +55,7 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     package_cpus = tuple(package.cpus for package in packages)
     dies = _read_dies(sharing, online, package_cpus, notes)
 
-    caches = CacheReader(tree, sharing, CPU_DIRECTORY, cores)
+    caches = CacheReader(tree, sharing, cores)
     l3 = caches.read_l3(online)
     l2 = caches.read_l2(online)
     _note_contradiction(l3, "L3 caches", notes)
@@ -249,3 +257,222 @@ def _note_contradiction(found: Groups, what: str, notes: list[str]) -> None:
 def _shorten(cpus: CPUs) -> str:
     shown = ",".join(map(str, cpus[:8]))
     return shown if len(cpus) <= 8 else f"{shown},... ({len(cpus)} in all)"
+
+
+def read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], list[str]]:
+    """Every node that the kernel lists, by id, and notes on inconsistent files."""
+    ids = tree.numbered(NODE_DIRECTORY, "node")
+    notes: list[str] = []
+    cpus_of = {node: _node_cpus(tree, node, frozenset(online)) for node in ids}
+    if ids and not any(cpus_of.values()):
+        cpus_of = _cpus_by_links(tree, ids, online)
+    _settle_doubles(cpus_of, notes)
+
+    distances = {node: _distances(tree, node) for node in ids}
+    if any(distances[node] and len(distances[node]) != len(ids) for node in ids):
+        notes.append("NUMA distances do not match the number of nodes; they are ignored")
+        distances = dict.fromkeys(ids, ())
+
+    nodes = tuple(
+        NumaNode(
+            id=node,
+            cpus=cpus_of[node],
+            memory_bytes=_memory_bytes(tree, node),
+            distances=distances[node],
+            local_cpus=() if cpus_of[node] else _local_cpus(tree, node, cpus_of, distances[node]),
+        )
+        for node in ids
+    )
+    return _believed_sizes(nodes, read_memory_total(tree), notes), notes
+
+
+def _node_cpus(tree: Tree, node: int, online: frozenset[int]) -> CPUs:
+    directory = f"{NODE_DIRECTORY}/node{node}"
+    if (text := tree.read(directory + "/cpulist")) is not None:
+        cpus = parse_list(text)
+    elif (text := tree.read(directory + "/cpumap")) is not None:
+        cpus = parse_mask(text)
+    else:
+        cpus = tuple(tree.numbered(directory, "cpu"))
+    return tuple(cpu for cpu in cpus if cpu in online)
+
+
+def _cpus_by_links(tree: Tree, ids: list[int], online: CPUs) -> dict[int, CPUs]:
+    """The CPUs of each node, from the links to nodes in CPU directories."""
+    members: dict[int, list[int]] = {node: [] for node in ids}
+    for cpu in online:
+        for node in tree.numbered(f"{CPU_DIRECTORY}/cpu{cpu}", "node"):
+            if node in members:
+                members[node].append(cpu)
+    return {node: tuple(cpus) for node, cpus in members.items()}
+
+
+def read_memory_total(tree: Tree) -> int | None:
+    """MemTotal of the machine in bytes; None when unknown."""
+    for line in tree.read_start("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemTotal" and rest.split()[0].isdigit():
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _believed_sizes(
+    nodes: tuple[NumaNode, ...], total: int | None, notes: list[str]
+) -> tuple[NumaNode, ...]:
+    """The nodes with the machine's memory if their own files list much less.
+
+    A virtual machine that got memory after boot may list the first part only.
+    """
+    filled = [node for node in nodes if node.memory_bytes]
+    known = sum([node.memory_bytes or 0 for node in filled])
+    unknown = any(node.memory_bytes is None for node in nodes)
+    if total is None or not filled or unknown or known >= total * MIN_SHARE:
+        return nodes
+    size = total if len(filled) == 1 else None
+    notes.append(
+        f"NUMA nodes list {known / 2**30:.1f} GiB of the machine's {total / 2**30:.1f} GiB; "
+        + ("the latter counts" if size else "how much each node has is not known")
+    )
+    return tuple([node._replace(memory_bytes=size) if node in filled else node for node in nodes])
+
+
+def _settle_doubles(cpus_of: dict[int, CPUs], notes: list[str]) -> None:
+    """Assign a CPU that several nodes claim to the first of them."""
+    seen: set[int] = set()
+    for node, cpus in cpus_of.items():
+        if not seen.isdisjoint(cpus):
+            notes.append(f"NUMA node {node} claims CPUs of another node; they stay with the first")
+            cpus_of[node] = tuple(cpu for cpu in cpus if cpu not in seen)
+        seen.update(cpus)
+
+
+def _memory_bytes(tree: Tree, node: int) -> int | None:
+    text = tree.read(f"{NODE_DIRECTORY}/node{node}/meminfo") or ""
+    _, found, rest = text.partition("MemTotal:")
+    fields = rest.split(None, 1)
+    return int(fields[0]) * 1024 if found and fields and fields[0].isdecimal() else None
+
+
+def _distances(tree: Tree, node: int) -> tuple[int, ...]:
+    fields = (tree.read(f"{NODE_DIRECTORY}/node{node}/distance") or "").split()
+    return tuple(map(int, fields)) if all(field.isdecimal() for field in fields) else ()
+
+
+def _local_cpus(
+    tree: Tree, node: int, cpus_of: dict[int, CPUs], distances: tuple[int, ...]
+) -> CPUs:
+    """The CPUs nearest to a node without CPUs, as hwloc determines them; empty if all are equally near.
+
+    First the initiators that the firmware names (``access1`` are CPUs, ``access0`` may be devices
+    too), then the nodes at the smallest distance, unless all have it.
+    """
+    for access in ("access1", "access0"):
+        nearest = tree.numbered(f"{NODE_DIRECTORY}/node{node}/{access}/initiators", "node")
+        if cpus := _union(cpus_of, nearest):
+            return cpus
+    if not distances:
+        return ()
+    to_others = {other: d for other, d in zip(cpus_of, distances, strict=True) if other != node}
+    own = distances[list(cpus_of).index(node)]
+    smallest = min(to_others.values(), default=0)
+    nearest = [other for other, distance in to_others.items() if distance == smallest]
+    if smallest <= own or len(nearest) == len(to_others):
+        return ()
+    return _union(cpus_of, nearest)
+
+
+def _union(cpus_of: dict[int, CPUs], nodes: list[int]) -> CPUs:
+    return tuple(sorted({cpu for node in nodes for cpu in cpus_of.get(node, ())}))
+
+
+def read_architecture(tree: Tree, *, live: bool) -> str:
+    """The name that uname gives; for a captured tree, the one in the kernel's file, else a guess
+    from other files.
+    """
+    if live:
+        return os.uname().machine
+    return (
+        tree.read("/proc/sys/kernel/arch")  # since Linux 6.1
+        or _from_cpuinfo(tree.read("/proc/cpuinfo") or "")
+        or _from_sysfs(tree)
+        or UNKNOWN
+    )
+
+
+def _from_cpuinfo(text: str) -> str | None:
+    """The architecture from fields that only its kernel prints."""
+    # Reversed, so that the first counts: 32-bit Arm kernels write "Processor" before "processor".
+    fields = {name.lower(): value for name, value in reversed(parse_cpuinfo(text[:16384]).items())}
+    if "flags" in fields:
+        # Only 32-bit kernels report the bug of the first Pentium, also on 64-bit processors.
+        is_64_bit = "fdiv_bug" not in fields and " lm " in f" {fields['flags']} "
+        return "x86_64" if is_64_bit else "i686"
+    if fields.get("vendor_id", "").startswith("IBM/S390"):
+        return "s390x"
+    if fields.get("arch") == "IA-64":
+        return "ia64"
+    if "cpu implementer" in fields or "ARM" in fields.get("processor", ""):
+        features = fields.get("features", "").split()
+        return "armv7l" if {"half", "thumb", "swp"}.intersection(features) else "aarch64"
+    if isa := fields.get("isa"):
+        for beginning, name in (("rv64", "riscv64"), ("rv32", "riscv32")):
+            if isa.startswith(beginning):
+                return name
+        return "loongarch64" if "loongarch64" in isa else None
+    if "loongson-64bit" in fields.get("cpu family", "").lower():
+        return "loongarch64"
+    cpu = fields.get("cpu", "")
+    if "sparc" in cpu.lower():
+        return "sparc64"
+    if cpu.startswith("POWER"):
+        # The byte order is nowhere in cpuinfo; systems for POWER9 and later are little-endian.
+        generation = "".join(ch for ch in cpu[5:7] if ch.isdecimal())
+        return "ppc64le" if generation and int(generation) >= 9 else "ppc64"
+    if "platform" in fields and "machine" in fields:
+        return "ppc"
+    return None
+
+
+def _from_sysfs(tree: Tree) -> str | None:
+    """The architecture from an attribute that only its kernel fills in.
+
+    ``physical_line_partition`` is x86's alone among the attributes of caches, and Itanium was the
+    only one with a level 2 cache for instructions.
+    """
+    first = f"{CPU_DIRECTORY}/cpu{next(iter(tree.numbered(CPU_DIRECTORY, 'cpu')), 0)}"
+    if tree.read(first + "/regs/identification/midr_el1"):
+        return "aarch64"
+    if tree.read(first + "/topology/book_id"):
+        return "s390x"
+    if tree.read(first + "/topology/ppin"):
+        return "x86_64"
+    for index in tree.numbered(first + "/cache", "index"):
+        directory = f"{first}/cache/index{index}"
+        if tree.read(directory + "/physical_line_partition"):
+            return "x86_64"
+        if (
+            tree.read(directory + "/level") == "2"
+            and tree.read(directory + "/type") == "Instruction"
+        ):
+            return "ia64"
+    return None
+
+
+def parse_cpuinfo(text: str) -> dict[str, str]:
+    """**Ex.:** ``{"processor": "0", "vendor_id": "AuthenticAMD", "cpu family": "25", ...}``."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    return fields
+
+
+def glibc_version() -> tuple[int, int] | None:
+    """The system's glibc version; None with another C library."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        major, minor = version.split(".")[:2]
+    except (ValueError, OSError, AttributeError):
+        return None
+    return (int(major), int(minor)) if name == "glibc" else None

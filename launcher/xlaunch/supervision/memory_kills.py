@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from xlaunch.machine.cgroups import ControlGroup, ControlGroups, read_counters
+from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
 from xlaunch.machine.tree import Tree
 from xlaunch.text import size
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from xlaunch.machine.cgroups import ControlGroups, read_counters
-from xlaunch.machine.limits import read_cpu_quota
+from xlaunch.machine.limits import ControlGroups, read_counters, read_cpu_quota
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process
 from xlaunch.machine.tree import Tree
 from xlaunch.supervision.instance_run import InstanceRun

@@ -18,7 +18,7 @@ from xlaunch.cache.key import (
     read_hardware,
 )
 from xlaunch.cache.table import BY_NAME, CACHES
-from xlaunch.machine.gpus import Gpu, Vendor
+from xlaunch.machine.topology import Gpu, Vendor
 
 HARDWARE = Hardware("x86_64", ("amx_bf16", "avx2"), "GenuineIntel 6 143", (), ())
 PACKAGES = Packages(

@@ -17,7 +17,7 @@ from xlaunch.cache.store import CacheDirectory, not_in_use
 from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
 from xlaunch.cache.use import HEADERS_VARIABLE, CacheSettings, cache_settings
 from xlaunch.errors import UsageError
-from xlaunch.machine.gpus import Gpu, Vendor
+from xlaunch.machine.topology import Gpu, Vendor
 
 PLAIN = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())
 INTEL_GPU = PLAIN._replace(gpus=(Gpu(Vendor.INTEL, "8086:56a0"),), gpu_drivers=("Intel 1.3.2",))

@@ -25,7 +25,7 @@ from xlaunch.environment.allocators import (
 )
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError
-from xlaunch.machine.architecture import glibc_version
+from xlaunch.machine.sysfs import glibc_version
 
 ROUNDS = """
 import ctypes, resource, sys, threading

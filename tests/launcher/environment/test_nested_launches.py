@@ -25,7 +25,7 @@ from tests.libraries import find_library
 
 from xlaunch.environment import prepare_environment
 from xlaunch.machine import read_machine
-from xlaunch.machine.architecture import glibc_version
+from xlaunch.machine.sysfs import glibc_version
 from xlaunch.planning import plan
 
 TUNABLES = "GLIBC_TUNABLES"

@@ -16,7 +16,7 @@ from tests.launcher.environment.made_up import library
 from tests.libraries import find_library
 
 from xlaunch.environment.elf import read_elf
-from xlaunch.machine.architecture import glibc_version
+from xlaunch.machine.sysfs import glibc_version
 
 SOURCE = """\
 #define _GNU_SOURCE

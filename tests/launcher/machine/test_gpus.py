@@ -11,10 +11,15 @@ from tests.launcher.machine.trees import write_files
 
 from xlaunch.machine import machine_of, read_machine
 from xlaunch.machine.capture import unpacked, write_capture
-from xlaunch.machine.gpus import Gpu, Vendor, gpu_models, read_driver_version, read_gpus
-from xlaunch.machine.topology import Gpus
+from xlaunch.machine.gpus import (
+    gpu_models,
+    openable,
+    read_driver_version,
+    read_gpus,
+    usable_gpus,
+)
+from xlaunch.machine.topology import Gpu, Gpus, Vendor
 from xlaunch.machine.tree import Tree
-from xlaunch.machine.usable_gpus import openable, usable_gpus
 
 UUIDS = ("GPU-aaaa-1111", "GPU-aaaa-2222", "GPU-bbbb-3333")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.launcher.machine.trees import CPU, NODE, cache, cpus, each, write_files
 
-from xlaunch.machine.core_kinds import CoreKind
+from xlaunch.machine.groups import CoreKind
 from xlaunch.machine.sysfs import read_topology
 from xlaunch.machine.topology import Package
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from xlaunch.machine.gpus import usable_gpus
 from xlaunch.machine.topology import (
     CoreKind,
     CPUs,
@@ -16,7 +17,6 @@ from xlaunch.machine.topology import (
     Topology,
     Vendor,
 )
-from xlaunch.machine.usable_gpus import usable_gpus
 from xlaunch.planning.ranks import Rank
 from xlaunch.planning.request import RankMode
 

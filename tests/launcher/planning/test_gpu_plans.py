@@ -12,8 +12,8 @@ from tests.launcher.planning.shapes import make_machine, ranks, with_gpus
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
+from xlaunch.machine.gpus import usable_gpus
 from xlaunch.machine.topology import Gpu, Machine, Vendor
-from xlaunch.machine.usable_gpus import usable_gpus
 from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Place, Plan, plan
 from xlaunch.planning.ranks import Rank, share_of_rank
 from xlaunch.planning.rendering import plan_to_dict, render_plan

@@ -11,7 +11,7 @@ import pytest
 from tests.libraries import find_library
 from tests.runtime_ext.conftest import Needs
 
-from xlaunch.machine.architecture import glibc_version
+from xlaunch.machine.sysfs import glibc_version
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ while True: blocks.append(bytearray(16 << 20))
 @pytest.fixture
 def small_group(needs: Needs) -> Iterator[Path]:
     """A memory control group of 64 MiB, version 1 or 2, below this process's own."""
-    from xlaunch.machine.cgroups import ControlGroups
+    from xlaunch.machine.limits import ControlGroups
     from xlaunch.machine.tree import Tree
 
     for group, *_ in ControlGroups(Tree("/")).enclosing("memory"):

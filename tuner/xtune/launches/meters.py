@@ -13,7 +13,7 @@ import re
 import time
 from typing import NamedTuple
 
-from xlaunch.machine.cgroups import ControlGroups
+from xlaunch.machine.limits import ControlGroups
 from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.machine.tree import Tree, number
 

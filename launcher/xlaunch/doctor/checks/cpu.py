@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
-from xlaunch.machine.architecture import parse_cpuinfo
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
+from xlaunch.machine.sysfs import parse_cpuinfo
 from xlaunch.text import counted
 
 CPU = "/sys/devices/system/cpu"

@@ -52,7 +52,7 @@ class Facts(NamedTuple):
     @property
     def flags(self) -> frozenset[str]:
         """The features of the first CPU by ``/proc/cpuinfo``, whatever the architecture calls them."""
-        from xlaunch.machine.architecture import parse_cpuinfo
+        from xlaunch.machine.sysfs import parse_cpuinfo
 
         fields = parse_cpuinfo(self.tree.read_start("/proc/cpuinfo"))
         names = (fields.get(name, "") for name in ("flags", "Features", "features"))

@@ -12,12 +12,14 @@ from xlaunch.machine.gpus import (
     CLASSES,
     DEVICES,
     PCI_DRIVERS,
+    SYCL,
+    VARIABLES,
     VENDORS,
-    Vendor,
     read_driver_version,
     read_gpus,
+    usable_gpus,
 )
-from xlaunch.machine.usable_gpus import SYCL, VARIABLES, usable_gpus
+from xlaunch.machine.topology import Vendor
 
 INSTALL = {
     Vendor.NVIDIA: "sudo apt-get install nvidia-driver-580",

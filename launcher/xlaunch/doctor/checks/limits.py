@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.machine.cgroups import ControlGroups, read_counters
+from xlaunch.machine.limits import ControlGroups, read_counters
 from xlaunch.text import counted
 
 MIN_FILES = 1024

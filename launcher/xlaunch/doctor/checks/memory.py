@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
 from xlaunch.environment.huge_pages import SYSTEM_MODE_FILE, SystemMode, system_mode
-from xlaunch.machine.cgroups import ControlGroup, ControlGroups, read_counters
+from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
 from xlaunch.text import size
 
 SWAPPED_SHARE = 0.01

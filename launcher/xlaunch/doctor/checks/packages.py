@@ -15,7 +15,8 @@ from packaging.version import InvalidVersion, Version
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_environment
 from xlaunch.environment.python_environment import find_installed, site_directories
-from xlaunch.machine.gpus import Vendor, read_driver_version, read_gpus
+from xlaunch.machine.gpus import read_driver_version, read_gpus
+from xlaunch.machine.topology import Vendor
 
 COMPANIONS = ("torchvision", "torchaudio", "torchao", "torchtext", "torchdata")
 
