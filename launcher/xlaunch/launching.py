@@ -121,8 +121,8 @@ def launch(
     where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
-    from xlaunch.supervision.job import Job
     from xlaunch.supervision.keeper_client import KeeperProcess
+    from xlaunch.supervision.run_state import Job
 
     run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
@@ -166,8 +166,8 @@ def start(
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
-    from xlaunch.supervision.job import Job
     from xlaunch.supervision.keeper_client import start_in_background
+    from xlaunch.supervision.run_state import Job
 
     run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
@@ -213,8 +213,8 @@ def run_plan(
         for text in take_place(plan, forbids_huge_pages=environment.forbids_huge_pages):
             note(text)
         execute(environment.programs[0], environment.variables[0])
-    from xlaunch.supervision.job import Job
     from xlaunch.supervision.keeper import keep
+    from xlaunch.supervision.run_state import Job
 
     with _enough_descriptors(plan, run):
         return keep(
@@ -250,7 +250,7 @@ def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program] = (
         inputs = files_of_run(programs, indices, run.log_dir)
         check_report_path(run.report, log_directory=run.log_dir, force=run.force, inputs=inputs)
     if run.log_dir is not None:
-        from xlaunch.output.logs import prepare_log_directory
+        from xlaunch.output.destinations import prepare_log_directory
 
         prepare_log_directory(run.log_dir, indices)
 

@@ -12,8 +12,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from xlaunch.environment.program import PROJECT_TOOLS, Program, invoked, shell_script
-from xlaunch.environment.wrappers import WRAPPERS, assignments, executed_commands
+from xlaunch.environment.program import (
+    PROJECT_TOOLS,
+    WRAPPERS,
+    Program,
+    assignments,
+    executed_commands,
+    invoked,
+    shell_script,
+)
 from xlaunch.options.definitions import BY_KEY
 
 

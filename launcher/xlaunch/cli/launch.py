@@ -11,7 +11,7 @@ import click
 import xlaunch
 from xlaunch.cli.hints import misplaced_options, program_hints
 from xlaunch.console import say
-from xlaunch.environment.wrappers import assignments
+from xlaunch.environment.program import assignments
 from xlaunch.errors import UsageError
 from xlaunch.launching import Purpose, check_startable, prepare, run_plan
 from xlaunch.options.commands import launch_command, say_chosen

@@ -14,12 +14,12 @@ from xlaunch.environment.contribution import (
     Contribution,
     Contributor,
     Situation,
+    contribute_gpus,
+    contribute_pages,
     join_entries,
 )
-from xlaunch.environment.huge_pages import contribute_pages
 from xlaunch.environment.openmp import contribute_openmp
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.substitution import own_program, own_variables
 from xlaunch.environment.threads import contribute_threads
 from xlaunch.environment.variables import (
     Inherited,
@@ -29,11 +29,12 @@ from xlaunch.environment.variables import (
     choose_settings,
     inherited_notes,
     instance_variables,
+    own_program,
+    own_variables,
     passed_on,
     split_inherited,
 )
 from xlaunch.errors import UsageError
-from xlaunch.planning.contradictions import refuse_contradictions
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import (
     LOCAL_RANK_VARIABLES,
@@ -41,6 +42,7 @@ from xlaunch.planning.request import (
     HugePages,
     ProgramRequest,
     RunRequest,
+    refuse_contradictions,
 )
 from xlaunch.text import check_passable
 
@@ -119,16 +121,6 @@ def _contribute_caches(situation: Situation) -> Contribution:
     return Contribution(variables, warnings=caches.warnings, caches=caches)
 
 
-def _contribute_gpus(situation: Situation) -> Contribution:
-    if situation.plan.layout.gpus_per_instance is None:
-        return Contribution()
-    from xlaunch.environment.gpus import gpu_settings, refuse_two_choices
-
-    refuse_two_choices(dict(situation.request.env))
-    own = situation.outside.users_own
-    return Contribution(of_instance=lambda instance, _: gpu_settings(instance.gpus, own))
-
-
 CONTRIBUTORS: tuple[Contributor, ...] = (
     contribute_threads,
     _contribute_output,
@@ -138,7 +130,7 @@ CONTRIBUTORS: tuple[Contributor, ...] = (
     _contribute_optimization,
     _contribute_rank_hook,
     _contribute_caches,
-    _contribute_gpus,
+    contribute_gpus,
 )
 """The concerns, in the order in which --explain shows their variables."""
 

@@ -14,9 +14,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from xlaunch.environment.contribution import PRELOAD, Contribution, ListEntry, Situation
+from xlaunch.environment.contribution import (
+    PRELOAD,
+    Contribution,
+    ListEntry,
+    Situation,
+    glibc_asks,
+    system_mode,
+)
 from xlaunch.environment.elf import Elf
-from xlaunch.environment.huge_pages import glibc_asks, system_mode
 from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Proposal
 from xlaunch.errors import UsageError

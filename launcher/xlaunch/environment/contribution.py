@@ -1,6 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each concern of a launch (allocator, threads, caches ...) contributes to its environment."""
+"""What each concern of a launch (allocator, threads, caches ...) contributes to its environment.
 
+The small ones are here: huge pages (`--thp`), and an instance's own GPUs (`--gpus-per-instance`). With the
+system's mode `madvise` (most distributions), only memory that requests huge pages gets them. glibc requests
+them if a tunable says so, torch if a variable does, jemalloc by its configuration. Writing to /sys/kernel/mm
+is left to the administrator.
+"""
+
+from __future__ import annotations
+
+import enum
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,8 +17,20 @@ from typing import NamedTuple
 from xlaunch.cache.use import NOT_KEPT, CacheSettings
 from xlaunch.environment.program import Program
 from xlaunch.environment.variables import Inherited, Proposal
+from xlaunch.errors import UsageError
+from xlaunch.machine.gpus import (
+    BY_PCI_ADDRESS,
+    CUDA,
+    CUDA_ORDER,
+    LEVEL_ZERO,
+    LEVEL_ZERO_HIERARCHY,
+    LEVEL_ZERO_ORDER,
+    SYCL,
+    VARIABLES,
+)
+from xlaunch.machine.topology import Gpu
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import ProgramRequest, RunRequest
+from xlaunch.planning.request import HugePages, ProgramRequest, RunRequest
 
 PRELOAD = "LD_PRELOAD"
 
@@ -77,3 +98,94 @@ def join_entries(entries: Sequence[ListEntry], given: Mapping[str, str]) -> list
         reasons = reason if before is None else f"{before.reason}; {reason}"
         joined[name] = Proposal(name, value, reasons, merged=True)
     return list(joined.values())
+
+
+SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGETLB_SINCE = (2, 35)
+"""First version of glibc with glibc.malloc.hugetlb."""
+
+
+class SystemMode(enum.Enum):
+    """What the kernel does about huge pages (Documentation/admin-guide/mm/transhuge.rst)."""
+
+    ALWAYS = "always"
+    MADVISE = "madvise"
+    NEVER = "never"
+    UNKNOWN = "unknown"
+
+
+def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
+    """The mode in brackets: ``always [madvise] never``."""
+    try:
+        with open(path, encoding="ascii") as file:
+            text = file.read()
+        return SystemMode(text.partition("[")[2].partition("]")[0])
+    except (OSError, ValueError):
+        return SystemMode.UNKNOWN
+
+
+def glibc_asks(asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None) -> bool:
+    """Whether glibc's malloc should request huge pages."""
+    has_tunable = glibc is not None and glibc >= HUGETLB_SINCE
+    return asked is HugePages.ALWAYS and mode is SystemMode.MADVISE and has_tunable
+
+
+def contribute_pages(situation: Situation) -> Contribution:
+    """The variables of `--thp`."""
+    return request_pages(situation.request.thp, system_mode())
+
+
+def request_pages(thp: HugePages, mode: SystemMode) -> Contribution:
+    """The variable by which torch requests huge pages, and a warning if the system grants none."""
+    if thp is not HugePages.ALWAYS:
+        return Contribution()
+    warnings = []
+    if mode is SystemMode.NEVER:
+        warnings.append(
+            "--thp always has no effect: the system's mode is never; "
+            f"the administrator can write madvise to {SYSTEM_MODE_FILE}"
+        )
+    reason = "--thp always: torch requests huge pages for tensors"
+    setting = Proposal("THP_MEM_ALLOC_ENABLE", "1", reason, option="--thp always")
+    return Contribution([setting], warnings=warnings)
+
+
+REASON = "--gpus-per-instance: the instance's own GPUs"
+
+
+def _gpu_settings(gpus: Sequence[Gpu], inherited: Mapping[str, str]) -> list[Proposal]:
+    """The variables of an instance with these GPUs; none without any.
+
+    Numbers are by PCI address: for CUDA that is nvidia-smi's order, which every program takes, while
+    some do not take UUIDs. Words of an inherited variable are used as they are.
+    """
+    if not gpus:
+        return []
+    variable = gpus[0].variable
+    value = ",".join([gpu.name for gpu in gpus])
+    if variable == SYCL:
+        value = f"level_zero:{value}"
+    settings = [Proposal(variable, value, REASON, merged=True)]
+    if variable == CUDA and any(gpu.name.isdecimal() for gpu in gpus):
+        reason = f"{CUDA} counts GPUs as nvidia-smi does"
+        settings.append(Proposal(CUDA_ORDER, BY_PCI_ADDRESS, reason, merged=True))
+    if variable == LEVEL_ZERO and LEVEL_ZERO not in inherited:
+        settings += [
+            Proposal(LEVEL_ZERO_ORDER, "1", f"{LEVEL_ZERO} counts by PCI address", merged=True),
+            Proposal(LEVEL_ZERO_HIERARCHY, "COMPOSITE", f"{LEVEL_ZERO} counts cards, not tiles"),
+        ]
+    return settings
+
+
+def contribute_gpus(situation: Situation) -> Contribution:
+    """The variables of `--gpus-per-instance`. Raises `UsageError` where `--env` chooses GPUs, too."""
+    if situation.plan.layout.gpus_per_instance is None:
+        return Contribution()
+    for name, _ in situation.request.env:
+        if name in VARIABLES:
+            raise UsageError(
+                f"--env {name} and --gpus-per-instance both choose GPUs: drop one, or set {name} "
+                "before xlaunch, which then divides the GPUs that it names"
+            )
+    own = situation.outside.users_own
+    return Contribution(of_instance=lambda instance, _: _gpu_settings(instance.gpus, own))

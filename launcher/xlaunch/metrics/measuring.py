@@ -18,8 +18,7 @@ from xlaunch.metrics.barrier import Barrier
 from xlaunch.metrics.collector import Collector, Measured
 from xlaunch.metrics.live import LiveStart, LiveWriter
 from xlaunch.metrics.metric_lines import Metric, parse_metric
-from xlaunch.output.logs import STREAMS, log_path
-from xlaunch.output.tagged_lines import READ_SIZE
+from xlaunch.output.destinations import READ_SIZE, STREAMS, log_path
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import RunRequest
 from xlaunch.text import number

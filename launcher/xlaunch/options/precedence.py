@@ -14,8 +14,7 @@ from xlaunch.environment.variables import OPTION_PREFIX, chooses_code
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import BY_KEY, FIELDS, IN_FILES, OPTIONS, Option
 from xlaunch.options.kinds import FLAG, VARIABLE, plain
-from xlaunch.planning.contradictions import find_contradiction
-from xlaunch.planning.request import HostRequest, Request
+from xlaunch.planning.request import HostRequest, Request, find_contradiction
 from xlaunch.text import did_you_mean
 
 COMMAND_LINE = "command line"

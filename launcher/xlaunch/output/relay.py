@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The relay: reads instances' pipes or pseudo-terminals, writes to the launcher's own streams.
+"""The relay: reads instances' pipes or pseudo-terminals, writes to the launcher's own streams, with its own lines.
 
 It never blocks: the supervisor's poll() drives it. While a destination accepts nothing, the pipes
 that lead there are left to fill up.
@@ -15,13 +15,17 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xlaunch.console import json_line
-from xlaunch.output.logs import STREAMS, LogFile, log_path, open_logs
-from xlaunch.output.tagged_lines import (
+from xlaunch.output.destinations import (
     ERASE_TO_END,
+    STREAMS,
     JsonLines,
     LineTagger,
+    LogFile,
     Sink,
     Verbatim,
+    last_lines,
+    log_path,
+    open_logs,
     read_available,
     same_file,
 )
@@ -318,3 +322,44 @@ def resize(descriptors: Iterable[int]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(termios.error):  # no process has it open any more
             termios.tcsetwinsize(descriptor, size)
+
+
+class Messages:
+    """Prints lines of the launcher, and keeps the warnings of a run for its report."""
+
+    def __init__(self, relay: Relay, warnings: Iterable[str], *, quiet: bool) -> None:
+        """`warnings`: those that were printed before the start. `quiet`: print no further ones."""
+        self._relay = relay
+        self.quiet = quiet
+        self.warnings = list(warnings)
+
+    def say(self, text: str) -> None:
+        """Print a line on standard error, never inside another line."""
+        self.say_block(f"xlaunch: {text}")
+
+    def say_block(self, text: str) -> None:
+        """Print lines on standard error that no other output separates."""
+        self._relay.say(text)
+
+    def warn(self, text: str | None) -> None:
+        """Add a warning, if there is one, to the report, and print it, once."""
+        if text is not None and text not in self.warnings:
+            self.warnings.append(text)
+            if not self.quiet:
+                self.say(f"warning: {text}")
+
+    def show_end_of(self, path: str) -> None:
+        """Show the end of a log file."""
+        lines = last_lines(path)
+        what = f"xlaunch: the end of {path}:" if lines else f"xlaunch: {path} is empty"
+        self.say_block("\n".join([what, *[f"  {line}" for line in lines]]))
+
+    def report_lost_output(self) -> bool:
+        """Print why output was lost; return whether some was."""
+        self.warnings += self._relay.lost_logs  # printed when they were lost
+        problem = self._relay.output_problem
+        if problem is not None:
+            text = f"standard output cannot be written: {problem}"
+            self.warnings.append(text)
+            self.say(f"error: {text}")
+        return problem is not None or bool(self._relay.lost_logs)

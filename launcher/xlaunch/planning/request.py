@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request: what the user wants, independent of the machine."""
+"""A request: what the user wants, independent of the machine; and options that exclude each other."""
 
 import enum
 import math
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin
 
@@ -411,3 +412,56 @@ def _is_a(value: object, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
+
+
+class Contradiction(NamedTuple):
+    """Two options, by their names in Python, that cannot both be set."""
+
+    one: str
+    other: str
+    reason: str = ""
+    value: object = None
+    """The value of both that is a contradiction; None: any two values are."""
+
+    def applies(self, values: Mapping[str, Any]) -> bool:
+        """Whether `values`, by option, set both."""
+        pair = values.get(self.one), values.get(self.other)
+        if self.value is not None:
+            return pair == (self.value, self.value)
+        return all(value is not None and value is not False for value in pair)
+
+    def __str__(self) -> str:
+        one, other = (f"--{name.replace('_', '-')}" for name in (self.one, self.other))
+        if self.value is not None:
+            one, other = f"{one} max", f"{other} max"
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{one} contradicts {other}{reason}; drop one"
+
+
+CONTRADICTIONS = (
+    Contradiction("mode", "instances", "a mode fixes the layout"),
+    Contradiction("mode", "ncores", "a mode fixes the layout"),
+    Contradiction("mode", "gpus_per_instance", "a mode fixes the layout"),
+    Contradiction("instances", "ncores", "only one of them can be max", value=MAX),
+    Contradiction("module", "no_python", "a module needs Python"),
+    Contradiction("cache_dir", "no_cache"),
+    Contradiction("cache", "no_cache"),
+    Contradiction("pty", "log_dir", "a log file is not a terminal"),
+    Contradiction("sysroot", "synthetic", "each names a machine"),
+    Contradiction("quiet", "verbose"),
+    Contradiction("quiet", "explain"),
+)
+
+
+def find_contradiction(values: Mapping[str, Any], option: str = "") -> Contradiction | None:
+    """The first contradiction among `values`; with `option`, only one that it takes part in."""
+    for rule in CONTRADICTIONS:
+        if option in ("", rule.one, rule.other) and rule.applies(values):
+            return rule
+    return None
+
+
+def refuse_contradictions(values: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if two of the options contradict each other."""
+    if contradiction := find_contradiction(values):
+        raise UsageError(str(contradiction))

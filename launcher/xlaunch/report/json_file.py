@@ -14,7 +14,7 @@ from typing import Any
 from xlaunch.environment.program import Program, named_files
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.files import PRIVATE, OutputKind, check_output, is_special_file, write_whole
-from xlaunch.output.logs import log_files
+from xlaunch.output.destinations import log_files
 from xlaunch.report import Report
 
 SCHEMA_VERSION = 1

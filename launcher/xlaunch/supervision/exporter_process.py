@@ -15,8 +15,7 @@ from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.request import RunRequest
-from xlaunch.supervision.part import Part
-from xlaunch.supervision.run_state import RunState
+from xlaunch.supervision.run_state import Part, RunState
 
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 END_S = 2.0
@@ -46,6 +45,20 @@ def check_exporter(run: RunRequest) -> None:
                     f"--prometheus-port {run.prometheus_port}: {getattr(error, 'strerror', None) or error}; "
                     "name another port"
                 ) from None
+
+
+def start_exporter(run: RunState) -> list[Part]:
+    """The exporter that was asked for, if the run has a socket; else a warning."""
+    if not run.asked.exports_metrics:
+        return []
+    why = "the run has no socket"
+    if run.lease is not None and run.lease.socket:
+        try:
+            return [ExporterProcess(run, run.lease.socket)]
+        except OSError as error:
+            why = str(error)
+    run.messages.warn(f"metrics are not exported: {why}")
+    return []
 
 
 class ExporterProcess(Part):

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import time
 
-from xlaunch.environment.substitution import words_of
+from xlaunch.environment.variables import words_of
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure
 from xlaunch.supervision.instance_run import InstanceRun
-from xlaunch.supervision.part import Part
 from xlaunch.supervision.probes import Probe, Target, target_of
-from xlaunch.supervision.replacements import ACTIVE, Replacements
-from xlaunch.supervision.run_state import RunState
+from xlaunch.supervision.run_state import ACTIVE, Part, Replacements, RunState
 from xlaunch.text import counted
 
 START_INTERVAL_S = 1.0

@@ -13,25 +13,28 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import sys
 import termios
 import time
 from collections.abc import Collection
 
+from xlaunch.cache.warm import CompilationWatch
 from xlaunch.claims import own_lease, record
-from xlaunch.console import say
+from xlaunch.console import say, terminal_width
 from xlaunch.errors import XLaunchError
-from xlaunch.files import remove_dead, remove_temporary, temporary_places
+from xlaunch.files import is_special_file, remove_dead, remove_temporary, temporary_places
 from xlaunch.leases import Lease
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
-from xlaunch.supervision.job import Job
+from xlaunch.report import Report
 from xlaunch.supervision.other_work import anything_runs
+from xlaunch.supervision.run_state import Job
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
-from xlaunch.supervision.supervisor import ENDING
-from xlaunch.supervision.supervisor_process import supervise
+from xlaunch.supervision.supervisor import ENDING, Supervisor
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
 
+STDERR = 2
 RESCAN_INTERVAL_S = 0.1
 """Polling interval while descendants are being killed."""
 MAX_READ_S = 2.0
@@ -51,8 +54,11 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     if job.lease is None:
         job = job._replace(lease=_lease_of(job))
     remove_dead(*temporary_places(os.environ))
-    others_run = proc_is_ours() and anything_runs()
-    fifo_directory = _choose_fifo_directory(job)
+    job = job._replace(others_run=proc_is_ours() and anything_runs())
+    if job.run.metric:
+        from xlaunch.metrics.measuring import choose_directory
+
+        job = job._replace(fifo_directory=choose_directory())
     ignored = {number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN}
     passed_on = PASSED_ON - ignored
     if caller is not None:
@@ -72,14 +78,15 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     supervisor = os.fork()
     if supervisor == 0:
         os.close(commands_out)
-        _supervise_and_exit(job, commands_in, mask, fifo_directory, others_run=others_run)
+        _supervise_and_exit(job, commands_in, mask)
     os.close(commands_in)
     numbers: set[int] = {*passed_on, signal.SIGCHLD}
     status, interrupted = _pass_signals_on(
         supervisor, commands_out, numbers, ignored, caller, max_read_s=job.run.grace_s + MAX_READ_S
     )
     _end_all_descendants(preexisting)
-    _remove_fifo_directory(fifo_directory)
+    if job.fifo_directory is not None:  # the supervisor was killed before it could
+        remove_temporary(job.fifo_directory)
     return _exit_code(status, interrupted=interrupted)
 
 
@@ -101,14 +108,7 @@ def _lease_of(job: Job) -> Lease | None:
     return None
 
 
-def _supervise_and_exit(
-    job: Job,
-    commands: int,
-    mask: set[int],
-    fifo_directory: str | None,
-    *,
-    others_run: bool,
-) -> None:
+def _supervise_and_exit(job: Job, commands: int, mask: set[int]) -> None:
     code = XLaunchError.exit_code
     try:
         # Leave the shell's group, so that a signal from the terminal arrives once, by the keeper.
@@ -116,7 +116,7 @@ def _supervise_and_exit(
         # The keeper has had the signals that this group received before.
         while signal.sigtimedwait(PASSED_ON, 0) is not None:
             pass
-        code = supervise(job, commands, mask, fifo_directory, others_run=others_run)
+        code = supervise(job, commands, mask)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001 - a forked child: nothing may unwind into its parent's code
@@ -237,15 +237,67 @@ def _die_of_interrupt(*, whole_group: bool) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _choose_fifo_directory(job: Job) -> str | None:
-    if not job.run.metric:
-        return None
-    from xlaunch.metrics.measuring import choose_directory
+def supervise(job: Job, commands: int, signal_mask: set[int]) -> int:
+    """Run the instances, and report; return the exit code of the first failure, or 0.
 
-    return choose_directory()
+    For the arguments see `Supervisor`.
+    """
+    watch = CompilationWatch(job.environment.caches)
+    more = watch.variables()
+    variables = tuple([{**own, **more} for own in job.environment.variables])
+    supervisor = Supervisor(
+        job._replace(environment=job.environment._replace(variables=variables)),
+        commands=commands,
+        signal_mask=signal_mask,
+    )
+    report = supervisor.run()
+    caches, compilation = watch.finish()
+    report = report._replace(caches=caches, compilation=compilation)
+    if job.table:
+        from xlaunch.report.run_table import render_report  # not before the instances run
+
+        width = terminal_width(STDERR)
+        supervisor.messages.say_block(render_report(report, explain=job.explain, width=width))
+    supervisor.flush()
+    if (descriptor := job.report_descriptor) is not None:
+        import pickle
+
+        # A caller that was killed reads no report.
+        with contextlib.suppress(BrokenPipeError), open(descriptor, "wb", closefd=False) as stream:
+            stream.write(pickle.dumps(report))
+    code = _write_report(report, job, commands)
+    if supervisor.ended_by_ctrl_c:
+        _die_of_interrupt(whole_group=False)  # the keeper recognizes this, and does the same
+    return code or supervisor.exit_code
 
 
-def _remove_fifo_directory(directory: str | None) -> None:
-    """Remove the directory of FIFOs where the supervisor was killed before it could."""
-    if directory is not None:
-        remove_temporary(directory)
+def _write_report(report: Report, job: Job, commands: int) -> int:
+    """Write the report, if one was asked for; return the exit code of the run.
+
+    A pipe without a reader would block this process for ever: a signal ends the wait.
+    """
+    from xlaunch.report.json_file import files_of_run, write_report_or_complain
+
+    path, run = job.run.report, job.run
+    if path is None or not is_special_file(path):
+        indices = [instance.index for instance in job.plan.instances]
+        inputs = files_of_run(job.environment.programs, indices, run.log_dir)
+        return write_report_or_complain(report, path, force=run.force, inputs=inputs)
+    import threading
+
+    codes: list[int] = []
+    writer = threading.Thread(
+        target=lambda: codes.append(write_report_or_complain(report, path)), daemon=True
+    )
+    writer.start()
+    poll = select.poll()  # select() takes no descriptor above 1023
+    poll.register(commands, select.POLLIN)
+    while not codes and writer.is_alive():
+        writer.join(0.05)
+        if poll.poll(0):
+            numbers = os.read(commands, 1)
+            if not numbers:
+                return report.exit_code  # the keeper is gone: nobody reads the code
+            if numbers[0] in ENDING:
+                return report.exit_code or 128 + numbers[0]
+    return codes[0]

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.substitution import substitute
+from xlaunch.environment.variables import substitute
 from xlaunch.errors import UsageError
 
 EXEC = "exec:"
@@ -55,7 +55,7 @@ def check_form(text: str) -> None:
 
 
 def target_of(text: str, words: Mapping[str, str]) -> Target:
-    """The target that a text with braces names. `words`: see `substitution.words_of`.
+    """The target that a text with braces names. `words`: see `words_of`.
 
     Raises `UsageError`, also for an address that is not numeric.
     """

@@ -15,19 +15,24 @@ from collections.abc import Iterable
 
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.processes import has_job_control, proc_is_ours
-from xlaunch.output.logs import log_path
+from xlaunch.output.destinations import log_path
 from xlaunch.output.relay import Chunk
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.instance_start import exec_failure, fork_instance, place_of
-from xlaunch.supervision.job import Job
 from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
-from xlaunch.supervision.memory_kills import MemoryKills
-from xlaunch.supervision.replacements import Replacements
-from xlaunch.supervision.run_state import RunState
-from xlaunch.supervision.service import LATE_S, make_health, make_late_parts
-from xlaunch.supervision.signalling import PASSED_ON, deliver, kill_descendants, send, signal_name
+from xlaunch.supervision.run_state import Job, Replacements, RunState
+from xlaunch.supervision.sampling import MemoryKills
+from xlaunch.supervision.signalling import (
+    PASSED_ON,
+    CtrlC,
+    Terminal,
+    deliver,
+    kill_descendants,
+    send,
+    signal_name,
+)
 from xlaunch.supervision.states import (
     EVENT_OF_SIGNAL,
     TABLE,
@@ -38,14 +43,15 @@ from xlaunch.supervision.states import (
     act,
 )
 from xlaunch.supervision.syscalls import SI_KERNEL, SignalInfo, SignalQueue, become_subreaper
-from xlaunch.supervision.terminal import CtrlC, Terminal
-from xlaunch.supervision.watches import make_watches
+from xlaunch.supervision.watches import make_late_parts, make_parts
 from xlaunch.text import counted
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 REPLACED = Event.INSTANCE_REPLACED
 TIMED_OUT = 124
+LATE_S = 0.2
+"""Age of a run at which `make_late_parts` is called: shorter runs do not pay for them."""
 MAX_WAIT_S = 60.0
 """Longest wait for an event, where nothing is due."""
 DRAIN_AFTER_KILL_S = 1.0
@@ -67,13 +73,10 @@ class Supervisor:
         *,
         commands: int,
         signal_mask: set[int],
-        fifo_directory: str | None,
-        others_run: bool,
     ) -> None:
         """Prepare the run; `run` starts it.
 
-        commands: descriptor of the keeper's pipe. signal_mask: blocked in instances. fifo_directory:
-        where to make FIFOs for metrics. others_run: other processes were runnable before the start.
+        commands: descriptor of the keeper's pipe. signal_mask: blocked in instances.
         """
         plan, run = job.plan, job.run
         self._plan = plan
@@ -104,8 +107,7 @@ class Supervisor:
         self._ctrl_c = CtrlC(self._terminal, run.grace_s)
         self._memory_kills = MemoryKills()
         self._replacements = Replacements(self._run)
-        self._parts = make_watches(job, self._run, fifo_directory, others_run=others_run)
-        self._parts += [self._replacements, *make_health(self._run, self._replacements)]
+        self._parts = make_parts(job, self._run, self._replacements)
         self._late_at: float | None = self._run.started + LATE_S
         self.ended_by_ctrl_c = False
         """Whether Ctrl-C ended the instance, which had the terminal."""

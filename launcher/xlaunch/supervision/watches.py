@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that watch a run: metrics, GPUs, and other work on its CPUs."""
+"""The parts of the supervisor: those that watch metrics, GPUs and other work on its CPUs; what a service needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from xlaunch.machine.processes import TICKS_PER_SECOND, descendants
 from xlaunch.output.relay import Chunk
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun
-from xlaunch.supervision.job import Job
 from xlaunch.supervision.other_work import Occupancy, StolenTime
-from xlaunch.supervision.part import Part
-from xlaunch.supervision.run_state import RunState
+from xlaunch.supervision.run_state import Job, Part, Replacements, RunState
 from xlaunch.supervision.states import State
 
 if TYPE_CHECKING:
@@ -27,21 +25,29 @@ DETAILS_INTERVAL_S = 1.0
 """Minimum time between updates of the metrics that `xlaunch ps` shows."""
 
 
-def make_watches(
-    job: Job, run: RunState, fifo_directory: str | None, *, others_run: bool
-) -> list[Part]:
-    """The parts below that `job` needs.
-
-    `fifo_directory`: where to make FIFOs for metrics. `others_run`: other processes were runnable before.
-    """
-    watches: list[Part] = [StolenTimeWatch(run)]
-    if others_run:
-        watches.append(OtherWorkWatch(run))
+def make_parts(job: Job, run: RunState, replacements: Replacements) -> list[Part]:
+    """The parts that `job` needs from its start, with `replacements`."""
+    parts: list[Part] = [StolenTimeWatch(run)]
+    if job.others_run:
+        parts.append(OtherWorkWatch(run))
     if job.run.metric or job.live is not None:
-        watches.append(MetricsWatch(run, fifo_directory, job.live))
+        parts.append(MetricsWatch(run, job.fifo_directory, job.live))
     if job.run.verify_device:
-        watches.append(DevicesWatch(run, job.environment, live_line=job.live_line))
-    return watches
+        parts.append(DevicesWatch(run, job.environment, live_line=job.live_line))
+    parts.append(replacements)
+    if job.run.health is not None:
+        from xlaunch.supervision.health import Health
+
+        parts.append(Health(run, replacements, job.run.health))
+    return parts
+
+
+def make_late_parts(run: RunState, replacements: Replacements) -> list[Part]:
+    """The parts that no instance needs, for a run that goes on."""
+    from xlaunch.supervision.exporter_process import start_exporter
+    from xlaunch.supervision.state_socket import open_state_socket
+
+    return [*open_state_socket(run, replacements), *start_exporter(run)]
 
 
 class MetricsWatch(Part):

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from xlaunch import read_machine
-from xlaunch.environment.huge_pages import SystemMode, system_mode
+from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.machine.topology import Machine
 from xlaunch.text import counted
 from xruntime.generation.linear_rows import linear_rows

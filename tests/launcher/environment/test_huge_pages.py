@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.environment.huge_pages import (
+from xlaunch.environment.contribution import (
+    Contribution,
     SystemMode,
     glibc_asks,
-    page_settings,
-    page_warning,
+    request_pages,
     system_mode,
 )
 from xlaunch.planning.request import HugePages
@@ -58,7 +58,9 @@ def test_when_glibc_asks(asked, mode, glibc, asks):
 
 
 def test_always_asks_by_torch_too_and_says_when_it_is_in_vain():
-    assert [p.name for p in page_settings(HugePages.ALWAYS)] == ["THP_MEM_ALLOC_ENABLE"]
-    assert page_settings(HugePages.AUTO) == ()
-    assert "no effect" in (page_warning(HugePages.ALWAYS, SystemMode.NEVER) or "")
-    assert page_warning(HugePages.ALWAYS, SystemMode.MADVISE) is None
+    granted = request_pages(HugePages.ALWAYS, SystemMode.MADVISE)
+    assert [proposal.name for proposal in granted.proposals] == ["THP_MEM_ALLOC_ENABLE"]
+    assert not granted.warnings
+    assert request_pages(HugePages.AUTO, SystemMode.NEVER) == Contribution()
+    (warning,) = request_pages(HugePages.ALWAYS, SystemMode.NEVER).warnings
+    assert "no effect" in warning

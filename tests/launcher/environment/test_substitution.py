@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.launcher.cli.commands import SHOW, arguments_of, ask, clean_environment, program, xlaunch
 
-from xlaunch.environment.substitution import substitute
+from xlaunch.environment.variables import substitute
 from xlaunch.errors import UsageError
 
 WORDS = {"index": "3", "count": "8", "cpus": "4-7,12", "ncores": "5", "node": "0-1"}

@@ -17,7 +17,7 @@ from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.kinds import FLAG
 from xlaunch.options.precedence import request_from
 from xlaunch.options.presets import preset_text
-from xlaunch.planning.contradictions import find_contradiction
+from xlaunch.planning.request import find_contradiction
 
 __all__ = ["home"]
 

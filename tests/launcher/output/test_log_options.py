@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from tests.launcher.cli.commands import ask, xlaunch
 
-from xlaunch.output.logs import LogFile
-from xlaunch.output.tagged_lines import LINE_CAP, JsonLines
+from xlaunch.output.destinations import LINE_CAP, JsonLines, LogFile
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 SAYS = (

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from tests.launcher.cli.commands import XLAUNCH, Word, ask, run, xlaunch
 from tests.launcher.launching import PATIENCE_S, children_of, state_of, wait_until
 
-from xlaunch.output.logs import last_lines
-from xlaunch.output.tagged_lines import LINE_CAP, LineTagger
+from xlaunch.output.destinations import LINE_CAP, LineTagger, last_lines
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 

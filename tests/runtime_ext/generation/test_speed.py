@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from tests.captures import read_capture  # noqa: E402
 
-from xlaunch.environment.huge_pages import SystemMode  # noqa: E402
+from xlaunch.environment.contribution import SystemMode  # noqa: E402
 from xlaunch.machine.topology import Machine  # noqa: E402
 from xruntime.generation.speed import MIN_WEIGHT_BYTES, Speed, slow_reasons  # noqa: E402
 

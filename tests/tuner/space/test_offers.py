@@ -15,7 +15,7 @@ from tests.libraries import find_library
 from tests.tuner.conftest import Needs
 
 import xlaunch
-from xlaunch.environment.huge_pages import SystemMode, system_mode
+from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.errors import ProgramNotFoundError
 from xlaunch.planning import Request

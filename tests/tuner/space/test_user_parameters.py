@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.planning.shapes import make_machine
 
-from xlaunch.environment.substitution import words_of
+from xlaunch.environment.variables import words_of
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError

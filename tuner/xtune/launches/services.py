@@ -29,8 +29,13 @@ from typing import NamedTuple
 import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.environment.program import resolve_program
-from xlaunch.environment.substitution import own_program, own_variables, substitute, words_of
-from xlaunch.environment.variables import split_inherited
+from xlaunch.environment.variables import (
+    own_program,
+    own_variables,
+    split_inherited,
+    substitute,
+    words_of,
+)
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import descendants

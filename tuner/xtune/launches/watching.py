@@ -18,7 +18,7 @@ from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.report import InstanceReport, Report
 from xlaunch.supervision.keeper_client import RunningLaunch
-from xlaunch.supervision.memory_kills import KILLER
+from xlaunch.supervision.sampling import KILLER
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK

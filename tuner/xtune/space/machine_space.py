@@ -18,7 +18,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning import MemoryPolicy, Place, Plan, Request, plan
-from xlaunch.planning.memory import memory_nodes
+from xlaunch.planning.placement import memory_nodes
 from xlaunch.planning.pool import whole_cores
 from xlaunch.planning.request import HugePages
 from xtune.space.launch_options import (

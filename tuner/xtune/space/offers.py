@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from xlaunch.environment.allocators import GLIBC_VARIABLES
 from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
-from xlaunch.environment.huge_pages import SystemMode, system_mode
+from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.environment.libraries import OPENMP
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.environment.preload import VARIABLE as LD_PRELOAD

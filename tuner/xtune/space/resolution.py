@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.substitution import substitute
-from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited
+from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited, substitute
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import is_live

@@ -33,7 +33,7 @@ MAX_VALUES = 1000
 """Maximum number of values of one parameter."""
 
 LAUNCHER_WORDS = ("index", "count", "cpus", "ncores", "node")
-"""Names that xlaunch itself replaces in braces, see `xlaunch.environment.substitution`."""
+"""Names that xlaunch itself replaces in braces, see `xlaunch.environment.variables`."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = r"-?\d+(?:\.\d+)?"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
-from xlaunch.environment.huge_pages import SYSTEM_MODE_FILE, SystemMode, system_mode
+from xlaunch.environment.contribution import SYSTEM_MODE_FILE, SystemMode, system_mode
 from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
 from xlaunch.text import size
 
