@@ -60,7 +60,19 @@ def show_allocator(*, as_json: bool) -> None:
     heap = current()
     stats, settings = heap.stats(), heap.settings()
     if as_json:
-        click.echo(json.dumps(_to_dict(heap, stats, settings), indent=1))
+        answer = {
+            "schema_version": SCHEMA_VERSION,
+            "allocator": {
+                "name": heap.name,
+                "version": heap.version,
+                "path": heap.path,
+                "in_program": heap.in_program,
+            },
+            "stats": stats._asdict(),
+            "settings": [setting._asdict() for setting in settings],
+            "notes": list(heap.notes),
+        }
+        click.echo(json.dumps(answer, indent=1))
     else:
         click.echo("\n".join(_lines(heap, stats, settings)))
 
@@ -181,18 +193,3 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _in_mib(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{size_bytes / 2**20:.1f} MiB"
-
-
-def _to_dict(heap: Allocator, stats: Stats, settings: Sequence[Setting]) -> dict[str, object]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "allocator": {
-            "name": heap.name,
-            "version": heap.version,
-            "path": heap.path,
-            "in_program": heap.in_program,
-        },
-        "stats": stats._asdict(),
-        "settings": [setting._asdict() for setting in settings],
-        "notes": list(heap.notes),
-    }

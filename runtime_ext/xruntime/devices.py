@@ -124,7 +124,13 @@ def describe_device(name: str | torch.device = "auto") -> DeviceProperties:
     chosen = device(name)
     memory_bytes = free_bytes = capability = driver = bf16 = cpus = instruction_set = None
     if chosen.type == "cpu":
-        memory_bytes, cpus = _memory_and_cpus()
+        if sys.platform.startswith("linux"):
+            from xlaunch.machine import read_machine
+
+            limits = read_machine().limits
+            sizes = (limits.memory_limit_bytes, limits.memory_total_bytes)
+            memory_bytes = min(filter(None, sizes), default=None)
+            cpus = format_cpu_list(limits.allowed_cpus)
         flags = cpu_bf16_flags()
         bf16 = None if flags is None else bool(flags)
         instruction_set = torch.backends.cpu.get_cpu_capability()
@@ -276,20 +282,6 @@ def _name_of(chosen: torch.device) -> str:
         return str(getattr(torch, chosen.type).get_device_name(chosen))
     name = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo")).get("model name")
     return name or platform.processor() or platform.machine()
-
-
-def _memory_and_cpus() -> tuple[int | None, str | None]:
-    if not sys.platform.startswith("linux"):
-        return None, None
-    from xlaunch.machine import read_machine
-
-    limits = read_machine().limits
-    sizes = [
-        size_bytes
-        for size_bytes in (limits.memory_limit_bytes, limits.memory_total_bytes)
-        if size_bytes is not None
-    ]
-    return min(sizes, default=None), format_cpu_list(limits.allowed_cpus)
 
 
 def cpu_bf16_flags() -> tuple[str, ...] | None:

@@ -114,8 +114,10 @@ def build() -> Path:
                 check=False,
             )
             if done.returncode != 0:
+                lines = done.stderr.strip().splitlines() or ["it gives no reason"]
+                reason = next((line for line in lines if "error" in line), lines[-1])
                 raise KernelsUnavailableError(
-                    f"{shlex.join(compiler)} cannot compile {_source()}: {_first_error(done.stderr)}"
+                    f"{shlex.join(compiler)} cannot compile {_source()}: {reason}"
                 )
             made.replace(path)
         for other in path.parent.glob("libxoperators-*.so"):
@@ -138,11 +140,6 @@ def _arguments(torch_directory: Path, made: Path) -> list[str]:
         *(f"{native.library_path()}", "-Wl,-rpath,$ORIGIN", f"-Wl,-soname,{made.name}"),
         *(f"-L{torch_directory / 'lib'}", "-ltorch_cpu"),
     ]
-
-
-def _first_error(text: str) -> str:
-    lines = text.strip().splitlines() or ["it gives no reason"]
-    return next((line for line in lines if "error" in line), lines[-1])
 
 
 def library_path() -> Path:

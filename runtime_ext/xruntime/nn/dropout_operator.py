@@ -13,11 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch.autograd import forward_ad
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, define, differentiate
+from xruntime.nn.native_operators import (
+    TYPES,
+    define,
+    differentiate,
+    is_native,
+    refusal_of_dtype,
+)
 
 _ADDRESS, _INT64 = ctypes.c_void_p, ctypes.c_int64
 native.declare(
@@ -27,9 +32,6 @@ native.declare(
         *(ctypes.c_uint64, ctypes.c_uint64, _ADDRESS),
     ),
 )
-
-MIN_VALUES: Final = 1 << 15
-"""Fewer values are left to torch: calling an operator takes longer than drawing them."""
 
 
 def dropout(
@@ -45,30 +47,11 @@ def dropout(
     bf16 or fp16 are computed natively, in fp32 and rounded once; all others, and those that torch.func
     transforms, by torch.
     """
-    if not _is_native(input, p, training):
+    if not (training and 0 < p < 1 and is_native(input)):
         return torch.nn.functional.dropout(input, p, training, inplace)
     seed = torch.randint(2**63 - 1, (2,))
     output: torch.Tensor = torch.ops.xruntime.dropout(input, p, seed, _order(input))
     return input.copy_(output) if inplace else output
-
-
-def _is_native(value: torch.Tensor, p: float, training: bool) -> bool:
-    return (
-        training
-        and 0 < p < 1
-        and value.dtype in TYPES
-        and value.device.type == "cpu"
-        and value.numel() >= MIN_VALUES
-        and (
-            torch.compiler.is_compiling()
-            or (
-                type(value) in (torch.Tensor, torch.nn.Parameter)
-                and value.layout == torch.strided
-                and forward_ad._current_level < 0  # noqa: SLF001 - torch has no other way to ask
-                and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
-            )
-        )
-    )
 
 
 def _order(value: torch.Tensor) -> list[int]:
@@ -100,7 +83,7 @@ def _run(value: torch.Tensor, p: float, seed: torch.Tensor, order: list[int]) ->
 def _refusal(value: torch.Tensor, p: float, problem: native.ArgumentProblem) -> OperatorError:
     if problem == problem.INVALID_PROBABILITY:
         return OperatorError(f"dropout: a probability of {p}; allowed are 0 to 1")
-    return OperatorError(f"dropout: dtype {value.dtype}; allowed are {', '.join(map(str, TYPES))}")
+    return refusal_of_dtype("dropout", value.dtype)
 
 
 def _fake(value: torch.Tensor, _p: float, _seed: torch.Tensor, order: list[int]) -> torch.Tensor:

@@ -91,10 +91,6 @@ def _forward(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor
     return reduce(weights, Lookups(*lookups))
 
 
-def _forward_fake(weights: Tensors, sparse: bool, *lookups: Any) -> list[torch.Tensor]:
-    return empty_results(weights, Lookups(*lookups))
-
-
 def merged_embedding_bag(weights: Tensors, sparse: bool, lookups: Lookups) -> Tensors:
     """Call the operator; return results only. Raises EmbeddingBagError, EmbeddingIndexError.
 
@@ -140,7 +136,7 @@ define(
 define(
     f"merged_embedding_bag(Tensor[] weights, bool sparse, {LOOKUPS}) -> Tensor[]",
     _forward,
-    _forward_fake,
+    lambda weights, sparse, *lookups: empty_results(weights, Lookups(*lookups)),
 )
 
 

@@ -148,19 +148,11 @@ class BagAdagrad(BagOptimizer):
 # Forward.
 
 
-def _forward(_trigger: torch.Tensor, weights: Tensors, *others: Any) -> list[torch.Tensor]:
-    return reduce(weights, Lookups(*others[3:]))
-
-
-def _forward_fake(_trigger: torch.Tensor, weights: Tensors, *others: Any) -> list[torch.Tensor]:
-    return empty_results(weights, Lookups(*others[3:]))
-
-
 define(
     "merged_embedding_bag_with_update(Tensor trigger, Tensor[] weights, Tensor[] states,"
     f" Tensor[] remainders, int optimizer, {LOOKUPS}) -> Tensor[]",
-    _forward,
-    _forward_fake,
+    lambda trigger, weights, *others: reduce(weights, Lookups(*others[3:])),
+    lambda trigger, weights, *others: empty_results(weights, Lookups(*others[3:])),
 )
 
 
@@ -201,7 +193,12 @@ def _update_fake(
     for name, dtype, tensors, needed in (
         ("weights", gradients[0].dtype if gradients else None, weights, True),
         ("state", torch.float32, states, False),
-        ("remainders", torch.int16, remainders, _is_split(weights)),
+        (
+            "remainders",
+            torch.int16,
+            remainders,
+            bool(weights) and weights[0].dtype == torch.bfloat16,
+        ),
     ):
         if len(tensors) != len(weights) and (needed or tensors):
             raise EmbeddingBagError(f"{len(tensors)} tensors of {name} for {len(weights)} tables")
@@ -212,10 +209,6 @@ def _update_fake(
                     f"table {number}: {name} of {tensor.dtype} and shape {tuple(tensor.shape)}, not"
                     f" contiguous {dtype} of shape {shape}"
                 )
-
-
-def _is_split(weights: Tensors) -> bool:
-    return bool(weights) and weights[0].dtype == torch.bfloat16
 
 
 define(

@@ -7,20 +7,21 @@ torch's are slow in bf16 and with the approximation by tanh.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from xruntime import native
-from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import TYPES, define, differentiate
+from xruntime.nn.native_operators import (
+    TYPES,
+    define,
+    differentiate,
+    is_native,
+    refusal_of_dtype,
+)
 
 _ADDRESS, _INT32 = ctypes.c_void_p, ctypes.c_int32
 native.declare("xk_gelu", arguments=(_ADDRESS, _ADDRESS, ctypes.c_int64, _INT32, _INT32, _ADDRESS))
-
-MIN_VALUES: Final = 1 << 15
-"""Fewer values are left to torch: calling an operator takes longer."""
 
 
 def gelu(
@@ -32,24 +33,14 @@ def gelu(
     Contiguous tensors of at least `MIN_VALUES` values in fp32, bf16 or fp16 are computed natively, in fp32 and
     rounded once; all others, and those that torch.func transforms or torch.compile traces, by torch.
     """
-    if approximate not in ("none", "tanh") or not _is_native(input):
+    if (
+        approximate not in ("none", "tanh")
+        or torch.compiler.is_compiling()
+        or not (is_native(input) and input.is_contiguous())
+    ):
         return torch.nn.functional.gelu(input, approximate=approximate)
     output: torch.Tensor = torch.ops.xruntime.gelu(input, approximate == "tanh")
     return output
-
-
-def _is_native(value: torch.Tensor) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and type(value) in (torch.Tensor, torch.nn.Parameter)
-        and value.dtype in TYPES
-        and value.device.type == "cpu"
-        and value.layout == torch.strided
-        and value.numel() >= MIN_VALUES
-        and value.is_contiguous()
-        and forward_ad._current_level < 0  # noqa: SLF001 - torch has no other way to ask
-        and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
-    )
 
 
 def _run(value: torch.Tensor, gradient: torch.Tensor | None, by_tanh: bool) -> torch.Tensor:
@@ -62,9 +53,7 @@ def _run(value: torch.Tensor, gradient: torch.Tensor | None, by_tanh: bool) -> t
             *(dense.data_ptr(), None if gradient is None else gradient.data_ptr(), dense.numel()),
             *(TYPES.get(dense.dtype, -1), by_tanh, output.data_ptr()),
         ),
-        lambda _: OperatorError(
-            f"gelu: dtype {value.dtype}; allowed are {', '.join(map(str, TYPES))}"
-        ),
+        lambda _: refusal_of_dtype("gelu", value.dtype),
     )
     return output
 

@@ -17,6 +17,7 @@ from xruntime.nn.native_operators import (
     call,
     define,
     differentiate,
+    refusal_of_dtype,
     refuse_second_derivative,
 )
 
@@ -84,9 +85,7 @@ def _arguments(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 def _refusal(tensors: Sequence[torch.Tensor], problem: native.ArgumentProblem) -> OperatorError:
     if problem == problem.INVALID_TYPE:
-        return OperatorError(
-            f"interaction: dtype {tensors[0].dtype}; allowed are {', '.join(map(str, TYPES))}"
-        )
+        return refusal_of_dtype("interaction", tensors[0].dtype)
     return OperatorError(
         f"interaction: {len(tensors)} tensors of shape {tuple(tensors[0].shape)} are too many or too large"
     )
@@ -111,16 +110,6 @@ def _fake(tensors: list[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty(_output_shape(tensors))
 
 
-def _check_gradient(gradient: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    _check_tensors(tensors)
-    wanted = _output_shape(tensors)
-    if tuple(gradient.shape) != wanted or gradient.dtype != tensors[0].dtype:
-        raise OperatorError(
-            f"interaction_backward: the gradient has shape {tuple(gradient.shape)} and dtype"
-            f" {gradient.dtype}; allowed are {wanted} and {tensors[0].dtype}, those of the output"
-        )
-
-
 def _run_backward(gradient: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     results = _fake_backward(gradient, tensors)
     tensors, gradient = _with_dense_rows(tensors), gradient.contiguous()
@@ -134,12 +123,14 @@ def _run_backward(gradient: torch.Tensor, tensors: list[torch.Tensor]) -> list[t
 
 
 def _fake_backward(gradient: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    _check_gradient(gradient, tensors)
+    _check_tensors(tensors)
+    wanted = _output_shape(tensors)
+    if tuple(gradient.shape) != wanted or gradient.dtype != tensors[0].dtype:
+        raise OperatorError(
+            f"interaction_backward: the gradient has shape {tuple(gradient.shape)} and dtype"
+            f" {gradient.dtype}; allowed are {wanted} and {tensors[0].dtype}, those of the output"
+        )
     return [tensor.new_empty(tensor.shape) for tensor in tensors]
-
-
-def _keep_tensors(ctx: Any, inputs: tuple[list[torch.Tensor]], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*inputs[0])
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor]:
@@ -154,5 +145,7 @@ define(
     _run_backward,
     _fake_backward,
 )
-differentiate("interaction", _backward, _keep_tensors)
+differentiate(
+    "interaction", _backward, lambda ctx, inputs, output: ctx.save_for_backward(*inputs[0])
+)
 refuse_second_derivative("interaction_backward", "interaction")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch.autograd import forward_ad
@@ -56,11 +56,18 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> No
 def call(operator: Any, run: Callable[..., Any], *arguments: Any) -> Any:
     """Call an operator. If libxoperators.so refuses the arguments, `run` raises the full error.
 
-    Raises OperatorError for a tensor with a derivative in forward mode.
+    Raises OperatorError for a tensor with a derivative in forward mode, which torch would drop.
     """
     if torch.compiler.is_compiling():
         return operator(*arguments)
-    refuse_forward_mode(operator, arguments)
+    if forward_ad._current_level >= 0:  # noqa: SLF001 - torch has no other way to ask
+        unpack: Any = forward_ad.unpack_dual
+        tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+        if any(unpack(tensor).tangent is not None for tensor in tensors):
+            raise OperatorError(
+                f"{operator.__name__}: derivatives in forward mode (torch.func.jvp) are not defined, only"
+                " those of backward"
+            )
     try:
         return operator(*arguments)
     except RuntimeError as error:
@@ -70,17 +77,34 @@ def call(operator: Any, run: Callable[..., Any], *arguments: Any) -> Any:
         raise
 
 
-def refuse_forward_mode(operator: Any, arguments: Any) -> None:
-    """Raise OperatorError for a tensor with a derivative in forward mode, which torch would drop."""
-    if forward_ad._current_level < 0:  # noqa: SLF001 - torch has no other way to ask
-        return
-    unpack: Any = forward_ad.unpack_dual
-    for one in tree_leaves(arguments):
-        if isinstance(one, torch.Tensor) and unpack(one).tangent is not None:
-            raise OperatorError(
-                f"{operator.__name__}: derivatives in forward mode (torch.func.jvp) are not defined, only"
-                " those of backward"
+MIN_VALUES: Final = 1 << 15
+"""Elementwise operators leave fewer values to torch: calling them takes longer than computing."""
+
+
+def is_native(value: torch.Tensor) -> bool:
+    """Whether elementwise operators compute a tensor natively; no where torch.func transforms it.
+
+    torch.compile traces with tensors of other classes, whose layout it knows.
+    """
+    return (
+        value.dtype in TYPES
+        and value.device.type == "cpu"
+        and value.numel() >= MIN_VALUES
+        and (
+            torch.compiler.is_compiling()
+            or (
+                type(value) in (torch.Tensor, torch.nn.Parameter)
+                and value.layout == torch.strided
+                and forward_ad._current_level < 0  # noqa: SLF001 - torch has no other way to ask
+                and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
             )
+        )
+    )
+
+
+def refusal_of_dtype(name: str, dtype: torch.dtype) -> OperatorError:
+    """The error of an operator for a dtype that is not in `TYPES`."""
+    return OperatorError(f"{name}: dtype {dtype}; allowed are {', '.join(map(str, TYPES))}")
 
 
 def differentiate(

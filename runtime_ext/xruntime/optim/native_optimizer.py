@@ -138,7 +138,11 @@ class NativeOptimizer(Optimizer):
             if gradient is None:
                 continue
             if gradient.layout == torch.sparse_coo:
-                steps.append(self._sparse_step(group, parameter, names))
+                obstacle = self.RULE.sparse_obstacle(group)
+                if obstacle is not None:
+                    raise OptimizerError(f"{self._name}: {obstacle}")
+                formats, state = self._formats(group, parameter), self.state[parameter]
+                steps.append(SparseStep(self._name, parameter, state, names, formats))
             elif parameter.dtype != torch.bfloat16 and self.RULE.delegate is not None:
                 delegated.append(parameter)
             else:
@@ -150,13 +154,6 @@ class NativeOptimizer(Optimizer):
             step.prepare(parameters, [self.state[parameter] for parameter in parameters])
             steps.append(step)
         return steps
-
-    def _sparse_step(self, group: Group, parameter: torch.Tensor, names: StateNames) -> SparseStep:
-        obstacle = self.RULE.sparse_obstacle(group)
-        if obstacle is not None:
-            raise OptimizerError(f"{self._name}: {obstacle}")
-        formats = self._formats(group, parameter)
-        return SparseStep(self._name, parameter, self.state[parameter], names, formats)
 
     def _formats(self, group: Group, parameter: torch.Tensor) -> Formats:
         assert parameter.grad is not None

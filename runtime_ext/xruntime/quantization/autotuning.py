@@ -152,7 +152,8 @@ class _Search:
         while True:
             module = converted(self.observed, self.conf)
             accuracy = _accuracy(self.evaluate, module)
-            step = self._report("compiled", "", accuracy, self._floats(fixed))
+            floats = [name for name in self.conf.names("float") if name not in fixed]
+            step = self._report("compiled", "", accuracy, floats)
             if step.allowed:
                 return Autotuned(
                     module, module.conf, self.float_accuracy, accuracy, tuple(self.steps)
@@ -207,9 +208,8 @@ class _Search:
         return [_outputs(graph, call) for call in batches]
 
     def _try(self, action: str, name: str, floats: Sequence[str]) -> bool:
-        return self._report(
-            action, name, _accuracy(self.evaluate, self._graph(self.conf)), floats
-        ).allowed
+        accuracy = _accuracy(self.evaluate, self._graph(self.conf))
+        return self._report(action, name, accuracy, floats).allowed
 
     def _report(self, action: str, name: str, accuracy: float, floats: Sequence[str]) -> TuningStep:
         step = TuningStep(action, name, accuracy, tuple(floats), accuracy >= self.least)
@@ -233,9 +233,6 @@ class _Search:
             call = sample_call(batch)
             observed(*call.args, **call.kwargs)
         observed.finish()
-
-    def _floats(self, fixed: frozenset[str]) -> list[str]:
-        return [name for name in self.conf.names("float") if name not in fixed]
 
     def _impossible(self) -> QuantizationError:
         return QuantizationError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.export import Dim, ExportedProgram, ShapesCollection
-from torch.export.graph_signature import ConstantArgument
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from xlaunch.text import counted, plural
@@ -66,7 +66,9 @@ class Signature:
     def __init__(self, exported: ExportedProgram, name: str) -> None:
         self._name = name
         self._spec = exported.call_spec.in_spec
-        self.inputs = [_input(exported, spec.arg) for spec in _user_inputs(exported)]
+        kind = InputKind.USER_INPUT
+        specs = exported.graph_signature.input_specs
+        self.inputs = [_input(exported, spec.arg) for spec in specs if spec.kind is kind]
         args, kwargs = self._spec.unflatten(range(self._spec.num_leaves))
         self._keywords = list(kwargs)
         first = exported.module_call_graph[0].signature
@@ -174,11 +176,6 @@ def _varying(module: torch.nn.Module, call: Sample, *, every: bool) -> Any:
             # torch warns of sizes of 1, which it always fixes.
             shapes[value] = {dim: Dim.AUTO for dim, size in sizes if size != 1}
     return shapes.dynamic_shapes(module, call.args, call.kwargs)
-
-
-def _user_inputs(exported: ExportedProgram) -> list[Any]:
-    kind = torch.export.graph_signature.InputKind.USER_INPUT
-    return [spec for spec in exported.graph_signature.input_specs if spec.kind is kind]
 
 
 def _input(exported: ExportedProgram, argument: Any) -> Input:

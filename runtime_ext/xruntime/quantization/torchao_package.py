@@ -15,6 +15,8 @@ import threading
 import warnings
 from typing import Final
 
+from packaging.version import Version
+
 from xruntime.errors import QuantizationError
 
 MIN_VERSION: Final = (0, 18)
@@ -38,10 +40,10 @@ def import_torchao() -> None:
             installed = importlib.metadata.version("torchao")
         except importlib.metadata.PackageNotFoundError:
             installed = None
-        if installed is not None and _version(installed) < MIN_VERSION:
-            wanted = ".".join(map(str, MIN_VERSION))
+        if installed is not None and Version(installed).release < MIN_VERSION:
             raise QuantizationError(
-                f"INT8 needs torchao {wanted} or newer, and {installed} is installed: {INSTALL}"
+                f"INT8 needs torchao {'.'.join(map(str, MIN_VERSION))} or newer, and {installed} is"
+                f" installed: {INSTALL}"
             )
         # torchao warns of kernels for GPUs that cannot be loaded, and torch of an enumeration in torchao.
         noisy = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
@@ -67,9 +69,3 @@ def import_torchao() -> None:
         finally:
             for logger, level in zip(noisy, levels, strict=True):
                 logger.setLevel(level)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """**Ex.:** ``0.18.0+cpu`` is ``(0, 18)``."""
-    numbers = text.split(".")[:2]
-    return tuple([int("".join(filter(str.isdigit, number)) or 0) for number in numbers])

@@ -276,6 +276,8 @@ class CPUPool:
 
         Groups hold the CPUs of this pool only; empty groups are left out.
         """
+        from xlaunch.planning.pool import efficiency_cpus
+
         topology = self._machine.topology
         packages = [(package.id, self._inside(package.cpus)) for package in topology.packages]
         nodes = [(node.id, self._inside(node.cpus)) for node in topology.numa_nodes]
@@ -287,7 +289,7 @@ class CPUPool:
             "packages": [{"id": id_, "cpus": cpus} for id_, cpus in packages if cpus],
             "numa_nodes": [{"id": id_, "cpus": cpus} for id_, cpus in nodes if cpus],
             "l3_groups": [cpus for cpus in l3_groups if cpus],
-            "efficiency_cpus": self._efficiency_cpus(),
+            "efficiency_cpus": sorted(self._members & efficiency_cpus(topology)),
         }
 
     def describe(self) -> str:
@@ -310,11 +312,6 @@ class CPUPool:
 
     def _inside(self, cpus: Iterable[int]) -> list[int]:
         return [cpu for cpu in cpus if cpu in self._members]
-
-    def _efficiency_cpus(self) -> list[int]:
-        from xlaunch.planning.pool import efficiency_cpus
-
-        return sorted(self._members & efficiency_cpus(self._machine.topology))
 
     def _describe_siblings(self) -> str:
         topology = self._machine.topology

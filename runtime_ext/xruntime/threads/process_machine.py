@@ -33,7 +33,10 @@ def _machine_of(process_id: int) -> Machine:
         )
     from xlaunch.machine import read_machine
 
-    mask = _mask_of(process_id)
+    mask = os.sched_getaffinity(process_id)
+    places = _openmp_places()
+    if mask in places:  # OpenMP shrank it to one of them
+        mask = mask.union(*places)
     if mask == os.sched_getaffinity(0):
         return read_machine()
     # read_machine reads the calling thread's mask; a helper thread is given the process's mask.
@@ -41,13 +44,6 @@ def _machine_of(process_id: int) -> Machine:
 
     with ThreadPoolExecutor(1, initializer=os.sched_setaffinity, initargs=(0, mask)) as reader:
         return reader.submit(read_machine).result()
-
-
-def _mask_of(process_id: int) -> set[int]:
-    """The main thread's affinity mask, or all of OpenMP's places if OpenMP shrank it to one."""
-    mask = os.sched_getaffinity(process_id)
-    places = _openmp_places()
-    return mask.union(*places) if mask in places else mask
 
 
 def _openmp_places() -> list[set[int]]:

@@ -102,7 +102,8 @@ def set_mkl_threads(threads: int) -> int:
 
     0 means the process's number. Without MKL nothing is set, and 0 is returned.
     """
-    set_mkl = _mkl_setter()
+    torch = sys.modules.get("torch")
+    set_mkl = None if torch is None else _mkl_setter(torch.__file__)
     return 0 if set_mkl is None else int(set_mkl(threads))
 
 
@@ -165,14 +166,9 @@ def _initialize_torch() -> None:
         torch.get_num_threads()
 
 
-def _mkl_setter() -> Callable[[int], Any] | None:
-    """MKL's function that sets the calling thread's number; None without MKL or before torch is imported."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else _find_mkl_setter(torch.__file__)
-
-
 @functools.cache
-def _find_mkl_setter(torch_file: str) -> Callable[[int], Any] | None:
+def _mkl_setter(torch_file: str) -> Callable[[int], Any] | None:
+    """MKL's function that sets the calling thread's number; None without MKL."""
     bundled = Path(torch_file).parent / "lib" / "libtorch_cpu.so"
     for handle in (None, *([str(bundled)] if bundled.is_file() else [])):
         setter = getattr(ctypes.CDLL(handle), "MKL_Set_Num_Threads_Local", None)

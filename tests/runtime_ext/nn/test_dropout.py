@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from xruntime import native
-from xruntime.nn.dropout_operator import MIN_VALUES, dropout
+from xruntime.nn.dropout_operator import dropout
+from xruntime.nn.native_operators import MIN_VALUES
 
 P = 0.3
 

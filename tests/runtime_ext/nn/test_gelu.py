@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from xruntime.nn.gelu_operator import MIN_VALUES, gelu
+from xruntime.nn.gelu_operator import gelu
+from xruntime.nn.native_operators import MIN_VALUES
 
 WAYS = pytest.mark.parametrize("approximate", ["none", "tanh"])
 LAYOUTS: dict[str, Callable[[], Tensor]] = {
