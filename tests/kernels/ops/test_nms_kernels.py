@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native non-maximum suppression: its edges, and what it refuses.
+"""The native non-maximum suppression: its edges.
 
 `recorded/ops/nms.py` compares its results, on every instruction set.
 """
@@ -17,8 +17,6 @@ torch = pytest.importorskip("torch")
 
 from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 from tests.runtime_ext.nn.vision_references import nms_reference  # noqa: E402
-
-from xruntime.native import ArgumentProblem  # noqa: E402
 
 Library = ctypes.CDLL
 Load = Callable[[str], Library]
@@ -94,44 +92,3 @@ def test_no_boxes(load: Load) -> None:
     empty, order = torch.empty(0, 4), torch.empty(0, dtype=torch.int64)
     for starts in ([0], [0, 0], [0, 0, 0]):
         assert len(run(library, empty, order, starts)) == 0
-
-
-WRONG: dict[str, tuple[int, Any, ArgumentProblem]] = {
-    "no boxes": (0, None, ArgumentProblem.INVALID_POINTER),
-    "a negative count": (2, -1, ArgumentProblem.INVALID_SIZE),
-    "no order": (3, None, ArgumentProblem.INVALID_POINTER),
-    "no starts": (4, None, ArgumentProblem.INVALID_POINTER),
-    "a negative number of groups": (5, -1, ArgumentProblem.INVALID_SIZE),
-    "no result": (7, None, ArgumentProblem.INVALID_POINTER),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_argument_is_refused(load: Load, wrong: str) -> None:
-    boxes, order = make_boxes(5), torch.arange(5)
-    starts, kept = torch.tensor([0, 5]), torch.full((5,), 7, dtype=torch.uint8)
-    call = arguments(boxes, order, starts, kept)
-    at, value, problem = WRONG[wrong]
-    call[at] = value
-    assert load(ISAS[-1]).xk_nms(*call) == problem
-    assert kept.tolist() == [7] * 5
-
-
-@pytest.mark.parametrize(
-    ("order", "starts", "problem"),
-    [
-        ([0, 1, 2, 3, 5], [0, 5], ArgumentProblem.INVALID_ORDER),
-        ([0, 1, 2, 3, -1], [0, 5], ArgumentProblem.INVALID_ORDER),
-        ([0, 1, 2, 3, 4], [1, 5], ArgumentProblem.INVALID_GROUPS),
-        ([0, 1, 2, 3, 4], [0, 4], ArgumentProblem.INVALID_GROUPS),
-        ([0, 1, 2, 3, 4], [0, 6, 5], ArgumentProblem.INVALID_GROUPS),
-    ],
-)
-def test_wrong_orders_and_groups_are_refused(
-    load: Load, order: list[int], starts: list[int], problem: ArgumentProblem
-) -> None:
-    boxes, kept = make_boxes(5), torch.full((5,), 7, dtype=torch.uint8)
-    given = torch.tensor(order), torch.tensor(starts)
-    call = arguments(boxes, *given, kept)
-    assert load(ISAS[-1]).xk_nms(*call) == problem
-    assert kept.tolist() == [7] * 5

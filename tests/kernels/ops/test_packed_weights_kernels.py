@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing weights: its error beside llama.cpp's formulas, equal bits on every instruction set, and refusals.
+"""Packing weights: its error beside llama.cpp's formulas, and equal bits on every instruction set.
 
 `recorded/ops/linear_rows.py` and `decode.py` compare products with packed weights.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from tests.kernels.ops.instruction_sets import ISAS  # noqa: E402
 
 from xruntime import native  # noqa: E402
 from xruntime.generation.packed_weights import DTYPES, GROUP, PackedWeight  # noqa: E402
-from xruntime.native import ArgumentProblem  # noqa: E402
 
 Load = Callable[[str], ctypes.CDLL]
 FORMATS = {8: native.PACKED8, 4: native.PACKED4}
@@ -100,54 +98,3 @@ def test_exact_and_tiny_and_large_weights(load: Load, isa: str, bits: int) -> No
         found = packed_by(load(isa), weight, bits).unpacked(torch.float32)
         assert bool(found.isfinite().all())
         torch.testing.assert_close(found, weight, rtol=0.01, atol=2e-36)
-
-
-MEMORY = torch.ones(64)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({1: 3}, ArgumentProblem.INVALID_TYPE),
-        ({4: native.FLOAT32}, ArgumentProblem.INVALID_TYPE),
-        ({2: -1}, ArgumentProblem.INVALID_SIZE),
-        ({3: 2**31}, ArgumentProblem.INVALID_SIZE),
-        ({0: None}, ArgumentProblem.INVALID_POINTER),
-        ({5: MEMORY.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),
-        ({6: None}, ArgumentProblem.INVALID_POINTER),
-    ],
-)
-def test_packing_refuses(load: Load, change: dict[int, Any], problem: ArgumentProblem) -> None:
-    address = MEMORY.data_ptr()
-    arguments: list[Any] = [address, 0, 4, 2, native.PACKED8, address, address]
-    for at, value in change.items():
-        arguments[at] = value
-    assert load(ISAS[-1]).xk_pack_weights(*arguments) == problem
-    assert bool((MEMORY == 1).all())
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({0: None}, ArgumentProblem.INVALID_POINTER),
-        ({0: native.CWeights(MEMORY.data_ptr(), None, native.PACKED4)}, ArgumentProblem.INVALID_POINTER),
-        ({0: native.CWeights(MEMORY.data_ptr(), None, 0)}, ArgumentProblem.INVALID_TYPE),
-        ({3: native.FLOAT16}, ArgumentProblem.INVALID_TYPE),
-        ({1: -1}, ArgumentProblem.INVALID_SIZE),
-        ({4: MEMORY.data_ptr() + 2}, ArgumentProblem.INVALID_POINTER),
-    ],
-)  # fmt: skip
-def test_unpacking_refuses(load: Load, change: dict[int, Any], problem: ArgumentProblem) -> None:
-    address = MEMORY.data_ptr()
-    weights = native.CWeights(address, address, native.PACKED8)
-    arguments: list[Any] = [weights, 4, 2, native.FLOAT32, address]
-    for at, value in change.items():
-        arguments[at] = value
-    assert load(ISAS[-1]).xk_unpack_weights(*arguments) == problem
-    assert bool((MEMORY == 1).all())
-
-
-def test_without_an_instruction_set(load: Load) -> None:
-    address = MEMORY.data_ptr()
-    code = load("nonsense").xk_pack_weights(address, 0, 4, 2, native.PACKED8, address, address)
-    assert code == native.NO_ISA
