@@ -71,16 +71,28 @@ def run_with_thread_sanitizer(compile_program: Compile) -> Run:
     return answer
 
 
-@pytest.mark.parametrize("submitters", [1, 4])
+def tiers(quick: list[tuple], long: list[tuple], full: list[tuple]) -> list[Any]:
+    """Cases for `parametrize`, with the marks of their tiers."""
+    return [
+        *quick,
+        *(pytest.param(*case, marks=pytest.mark.long) for case in long),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in full),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("spin_us", "grace_us"), [pytest.param(0, 0, marks=pytest.mark.long), (50, 20)]
+    ("items", "submitters", "spin_us", "grace_us"),
+    tiers(
+        [(200_000, submitters, 50, 20) for submitters in (1, 4)],
+        [(200_000, submitters, 0, 0) for submitters in (1, 4)],
+        [(1_000_000, s, *times) for s in (1, 4, 16) for times in ((0, 0), (5, 0), (50, 20))],
+    ),
 )
 def test_every_item_is_handed_over_once_and_in_order(
-    run: Run, submitters: int, spin_us: int, grace_us: int
+    run: Run, items: int, submitters: int, spin_us: int, grace_us: int
 ) -> None:
-    each = 200_000 // submitters
-    answer = run("handoffs", submitters, each, spin_us, grace_us)
-    assert answer == "200000 right of 200000\n"
+    answer = run("handoffs", submitters, items // submitters, spin_us, grace_us)
+    assert answer == f"{items} right of {items}\n"
 
 
 def test_spinning_does_not_keep_the_cpu_from_the_other_side(run: Run) -> None:
@@ -89,9 +101,14 @@ def test_spinning_does_not_keep_the_cpu_from_the_other_side(run: Run) -> None:
     assert answer == "1000 right of 1000\n"
 
 
-@pytest.mark.parametrize("spin_us", [0, 20])
-def test_closing_loses_nothing_that_was_accepted(run: Run, spin_us: int) -> None:
-    assert run("races", 300, 3, spin_us).startswith("300 rounds, all of ")
+@pytest.mark.parametrize(
+    ("rounds", "submitters", "spin_us"),
+    tiers([(300, 3, 0), (300, 3, 20)], [], [(20_000, 4, spin_us) for spin_us in (0, 5, 50)]),
+)
+def test_closing_loses_nothing_that_was_accepted(
+    run: Run, rounds: int, submitters: int, spin_us: int
+) -> None:
+    assert run("races", rounds, submitters, spin_us).startswith(f"{rounds} rounds, all of ")
 
 
 def test_waiting_ends_when_the_time_is_over_and_not_before(run: Run) -> None:
@@ -110,37 +127,20 @@ def test_no_system_call_is_made_for_nobody(run: Run) -> None:
     assert run("calls") == "1 wake\n"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("spin_us", [0, 50])
-def test_thread_sanitizer_finds_no_race(run_with_thread_sanitizer: Run, spin_us: int) -> None:
-    answer = run_with_thread_sanitizer("handoffs", 4, 5_000, spin_us, 20)
-    assert answer == "20000 right of 20000\n"
-    assert run_with_thread_sanitizer("races", 50, 3, spin_us).startswith("50 rounds")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("submitters", [1, 4, 16])
-@pytest.mark.parametrize(("spin_us", "grace_us"), [(0, 0), (5, 0), (50, 20)])
-def test_a_million_items(run: Run, submitters: int, spin_us: int, grace_us: int) -> None:
-    each = 1_000_000 // submitters
-    answer = run("handoffs", submitters, each, spin_us, grace_us)
-    assert answer == "1000000 right of 1000000\n"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("spin_us", [0, 5, 50])
-def test_twenty_thousand_closes(run: Run, spin_us: int) -> None:
-    assert run("races", 20_000, 4, spin_us).startswith("20000 rounds")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("spin_us", [0, 5, 50])
-def test_thread_sanitizer_finds_no_race_in_a_million_items(
-    run_with_thread_sanitizer: Run, spin_us: int
+@pytest.mark.parametrize(
+    ("items", "rounds", "spin_us"),
+    tiers(
+        [],
+        [(20_000, 50, spin_us) for spin_us in (0, 50)],
+        [(1_000_000, 2_000, spin_us) for spin_us in (0, 5, 50)],
+    ),
+)
+def test_thread_sanitizer_finds_no_race(
+    run_with_thread_sanitizer: Run, items: int, rounds: int, spin_us: int
 ) -> None:
-    answer = run_with_thread_sanitizer("handoffs", 4, 250_000, spin_us, 20)
-    assert answer == "1000000 right of 1000000\n"
-    assert run_with_thread_sanitizer("races", 2_000, 4, spin_us).startswith("2000 rounds")
+    answer = run_with_thread_sanitizer("handoffs", 4, items // 4, spin_us, 20)
+    assert answer == f"{items} right of {items}\n"
+    assert run_with_thread_sanitizer("races", rounds, 4, spin_us).startswith(f"{rounds} rounds")
     for words in ("timeouts", "grace", "calls"):
         assert run_with_thread_sanitizer(words)
 

@@ -74,6 +74,14 @@ def run(
     )
 
 
+def assert_refused(cases: list[tuple[Any, ...]], refused: list[list[str]]) -> None:
+    """Each refusal has the error and the words that end its case, in one line."""
+    for (*call, error, words), (name, text) in zip(cases, refused, strict=True):
+        assert name == error, (call, text)
+        assert words in text
+        assert "\n" not in text
+
+
 def ask(
     code: str, library: str | None = None, *, python: str = sys.executable, **variables: str
 ) -> dict[str, Any]:
