@@ -58,7 +58,7 @@ class MetricTotal(NamedTuple):
     kind: str
     """``rate``, ``latency`` or ``value``; which of the following are not None depends on it."""
     unit: str | None
-    """Unit of a time, if it was printed. **Ex.:** ``"ms"``."""
+    """The unit that was first printed after a number. **Ex.:** ``"ms"``, ``"MB/s"``."""
     window_s: float | None
     """Length of the common steady window; None where not every instance had a value in it."""
     count: int  # type: ignore[assignment]  # hides tuple.count

@@ -33,7 +33,7 @@ class LiveValue(NamedTuple):
     metric: str
     at_s: float
     value: float
-    """Finite, in the unit of time that the metric had first in this run, if any."""
+    """Finite, in the unit that the metric had first in this run, if any."""
     unit: str | None = None
 
 

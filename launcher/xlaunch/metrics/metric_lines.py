@@ -41,14 +41,23 @@ _NUMBER = (
     r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)"
 )
-# A number is not the beginning of a longer word: 1.2k, 12,34, 3x.
-_NUMBER_ENDS = r"(?!\w|[.,][0-9])"
+# A number is not the beginning of a longer one or a word: 1.2k, 12,34, 3x, 1'234, 1:30, 1m 30s.
+_GROUPING = "'\u2019\u00a0\u202f"
+_NUMBER_ENDS = rf"(?!\w|[.,:{_GROUPING}][0-9])"
+_COMPOUND = r"(?!\s?h\w*,? [0-9]+\s?[ms]|\s?m(?:in\w*)?,? [0-9.]+\s?s)"
 _PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 """After the numbers of rates. **Ex.:** ``1.2k items/s``, ``3.1Mit/s``."""
 _PREFIX = rf"(?:\s?[{''.join(_PREFIXES)}])?"
 _UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
 _THOUSANDS_OR_NOT = re.compile(_NUMBER)
-_UNIT_AFTER = re.compile(rf"\s?({_UNIT})(?!\w|/)")
+_SPREAD = rf"(?:\s?(?:±|\+/-|\+-)\s?{_NUMBER})?"
+_UNIT_AFTER = re.compile(rf"{_SPREAD}\s?({_UNIT})(?!\w|/)")
+_SIZED = rf"(?P<prefix>[kKMGTP]?)(?P<binary>i?)(?P<size>B|[Bb]ytes?|b|[Bb]its?)(?:(?:/|p)(?P<per>{_UNIT}))?"
+_OTHER_UNIT = re.compile(
+    rf"%|{_SIZED}|(?:[A-Za-z]\w*)?/(?P<rate>{_UNIT})|{'|'.join(SECONDS_PER_UNIT)}"
+)
+_OTHER = f"(?:{re.sub('[?]P<[a-z]+>', '?:', _OTHER_UNIT.pattern)})"
+_OTHER_UNIT_AFTER = re.compile(rf"{_SPREAD}\s?({_OTHER})(?![\w/])")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 _RATE = re.compile(
@@ -79,7 +88,7 @@ class Value(NamedTuple):
     number: float
     """NaN and infinities, too: programs print them when they diverge."""
     unit: str | None
-    """The unit of time after it, if any."""
+    """The unit after it, if any: of time, a size, something per time, or %; see `unit_size`."""
 
 
 class Metric(NamedTuple):
@@ -101,7 +110,7 @@ class Metric(NamedTuple):
             found = pattern.search(line)
             if found is not None:
                 start, end = found.span(1)
-                return _value(line[start:end], self._unit(line[end:])) if start >= 0 else None
+                return _value(line[start:end], self.unit_after(line[end:])) if start >= 0 else None
         return None
 
     def read_report(self, line: str) -> Value | None:
@@ -111,13 +120,13 @@ class Metric(NamedTuple):
             return _value(number, self.name if self.name in SECONDS_PER_UNIT else None)
         return self.read(line)
 
-    def _unit(self, rest: str) -> str | None:
-        if self.kind is not MetricKind.TIME:
-            return None
-        if self.name in SECONDS_PER_UNIT:
+    def unit_after(self, rest: str) -> str | None:
+        """The unit at the beginning of what follows a number, unless it is the metric's name."""
+        is_time = self.kind is MetricKind.TIME
+        if is_time and self.name in SECONDS_PER_UNIT:
             return self.name
-        found = _UNIT_AFTER.match(rest)
-        return found[1] if found else None
+        found = (_UNIT_AFTER if is_time else _OTHER_UNIT_AFTER).match(rest)
+        return found[1] if found and (is_time or found[1] != self.name) else None
 
 
 def parse_metric(text: str) -> Metric:
@@ -157,10 +166,38 @@ def kind_of(name: str) -> MetricKind:
 
 
 def convert(value: Value, unit: str | None) -> float:
-    """The number in `unit`; one without a unit is in `unit` already."""
-    if unit is None or value.unit is None or value.unit == unit:
-        return value.number
-    return value.number * SECONDS_AFTER_NUMBER[value.unit] / SECONDS_AFTER_NUMBER[unit]
+    """The number in `unit`; one without a unit is in `unit` already, and so is one that has another
+    dimension.
+    """
+    factor = None if unit is None or value.unit is None else conversion(value.unit, unit)
+    return value.number if factor is None else value.number * factor
+
+
+def conversion(unit: str, to: str) -> float | None:
+    """How many `to` one `unit` is; None if they measure different things. **Ex.:** GB/s, MB/s: 1000."""
+    if unit == to:
+        return 1.0
+    (size, what), (to_size, to_what) = unit_size(unit), unit_size(to)
+    return size / to_size if what == to_what else None
+
+
+def unit_size(unit: str) -> tuple[float, str]:
+    """The size of a unit that follows a number, and what it measures.
+
+    **Ex.:** ``ms``: 0.001, s;  ``MiB/s``: 1048576, B/s;  ``items/min``: 1/60, /s;  ``%``: 1, %.
+    """
+    if unit in SECONDS_AFTER_NUMBER:
+        return SECONDS_AFTER_NUMBER[unit], "s"
+    found = _OTHER_UNIT.fullmatch(unit)
+    if found is None or unit == "%":
+        return 1.0, unit
+    per = found["per"] or found["rate"]
+    size = 1.0 / SECONDS_AFTER_NUMBER[per] if per else 1.0
+    if name := found["size"]:
+        power = "KMGTP".find(found["prefix"].upper() or "?") + 1
+        size *= (1024.0 if found["binary"] else 1000.0) ** power
+        size /= 8.0 if name == "b" or "it" in name else 1.0
+    return size, ("B" if name else "") + ("/s" if per else "")
 
 
 class LineSplitter:
@@ -199,13 +236,14 @@ def _kind_said(text: str) -> tuple[MetricKind | None, str]:
 def _patterns(name: str, kind: MetricKind) -> Iterator[re.Pattern[str]]:
     """Where the number is: after a colon first; otherwise before a unit, and after any other name."""
     # 12m is 12 minutes, or 12 millions.
-    unit = _UNIT if kind is MetricKind.TIME else "|".join(SECONDS_PER_UNIT)
+    unit = _UNIT if kind is MetricKind.TIME else _OTHER
     quoted = re.escape(name)
     starts = r"(?<![\w/.-])" if re.match(r"\w", name) else ""
     ends = r"(?![\w/])" if re.search(r"\w$", name) else ""
-    shown = _NUMBER + (_PREFIX if kind is MetricKind.RATE else "")
-    number = rf"({shown})(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
-    before = rf"(?<![\w.,+-])({shown})\s*{quoted}{ends}"
+    prefix = _PREFIX if kind is MetricKind.RATE else ""
+    shown = rf"{_NUMBER}(?:{prefix}(?!i?[Bb]))?"
+    number = rf"({shown}){_COMPOUND}(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
+    before = rf"(?<![\w.,+{_GROUPING}-])(?<![0-9]:)({_NUMBER}{prefix})\s*{quoted}{ends}"
     behind = rf"{starts}{quoted}\s+{number}"
     is_unit = "/" in name or name in SECONDS_PER_UNIT or name in ("fps", "qps", "rps", "tps", "%")
     yield re.compile(rf"{starts}{quoted}[\"']?\s*[:=]\s*[\"']?{number}")

@@ -17,6 +17,7 @@ from xlaunch.metrics.metric_lines import (
     LineSplitter,
     MetricKind,
     Value,
+    conversion,
     convert,
     kind_of,
     parse_metric,
@@ -96,6 +97,40 @@ def test_unit_of_a_time(line: str, value: Value):
 
 
 @pytest.mark.parametrize(
+    ("metric", "line", "value"),
+    [
+        ("throughput", "throughput: 12.3k/s", Value(12300.0, "/s")),
+        ("throughput", "throughput: 1.2GB/s", Value(1.2, "GB/s")),
+        ("throughput", "throughput 900 MiB/s,", Value(900.0, "MiB/s")),
+        ("throughput", "throughput: 12.5k items/min", Value(12500.0, "items/min")),
+        ("throughput", "throughput: 90 Mbps", Value(90.0, "Mbps")),
+        ("peak", "peak: 900MB", Value(900.0, "MB")), ("peak", "peak: 12 bytes", Value(12.0, "bytes")),
+        ("accuracy", "accuracy: 93 %", Value(93.0, "%")), ("accuracy", "accuracy: 0.93", Value(0.93, None)),
+        ("median", "median: 1.5 s", Value(1.5, "s")), ("median", "median: 12.5 +- 0.3 us", Value(12.5, "us")),
+        (r"speed ([0-9.]+)", "speed 12 GB/s", Value(12.0, "GB/s")),
+        ("loss", "loss 0.5 bits, 3", Value(0.5, "bits")), ("loss", "loss 0.5 big", Value(0.5, None)),
+        # The name is the unit.
+        ("MB/s", "MB/s: 12", Value(12.0, None)), ("MB/s", "12 MB/s", Value(12.0, None)),
+        ("B/s", "0.12 GB/s", Value(1.2e8, None)), ("%", "93%", Value(93.0, None)),
+    ],
+)  # fmt: skip
+def test_unit_of_other_numbers(metric: str, line: str, value: Value):
+    assert parse_metric(metric).read(line) == value
+
+
+@pytest.mark.parametrize(
+    ("metric", "line"),
+    [
+        ("latency", "latency: 1:30"), ("latency", "latency: 00:01:30"), ("latency", "latency: 1m 30s"),
+        ("latency", "latency: 1 h, 2 min"), ("latency", "latency: 1h 30 m"), ("latency", "latency: 1m30s"),
+        ("items/s", "1'234.5 items/s"), ("items/s", "items/s: 1\u202f234"), ("items/s", "1\u00a0234 items/s"),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_number_is_not_read(metric: str, line: str):
+    assert parse_metric(metric).read(line) is None
+
+
+@pytest.mark.parametrize(
     ("metric", "line"),
     [
         ("loss", "step 9 loss nan"), ("loss", '{"loss": NaN, "step": 9}'), ("loss", "loss=-inf"),
@@ -118,6 +153,11 @@ def test_units_are_converted_to_the_first():
     assert convert(Value(1500.0, "us"), "ms") == pytest.approx(1.5)
     assert convert(Value(2.0, "s"), "ms") == pytest.approx(2000)
     assert convert(Value(2.0, None), "ms") == 2.0
+    assert convert(Value(1.2, "GB/s"), "MB/s") == pytest.approx(1200)
+    assert convert(Value(90.0, "Mbit/s"), "MB/s") == pytest.approx(11.25)
+    assert convert(Value(1.0, "GiB"), "KiB") == 1 << 20
+    assert convert(Value(750.0, "items/min"), "items/s") == pytest.approx(12.5)
+    assert conversion("%", "s") is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.tuner.cli.commands import Desk
 
@@ -49,9 +51,13 @@ def test_wall_time_is_compared_without_a_metric(desk: Desk) -> None:
     assert done.found["metric"] == "wall"
 
 
-def test_times_are_compared_in_one_unit(desk: Desk) -> None:
-    options = ("--metric", "latency", "--warmup", "0")
-    done = desk.xtune("compare", *options, "echo latency 900 ms", "echo latency 0.9 s")
+@pytest.mark.parametrize(
+    ("metric", "numbers"),
+    [("latency", ("900 ms", "0.9 s")), ("throughput", ("900 MB/s", "0.9 GB/s"))],
+)
+def test_numbers_are_compared_in_one_unit(desk: Desk, metric: str, numbers: Sequence[str]) -> None:
+    options = ("--metric", metric, "--warmup", "0")
+    done = desk.xtune("compare", *options, *[f"echo {metric} {one}" for one in numbers])
     assert "\nno difference of 1 % or more: B is 1.00 times as fast as A" in done.out
 
 
@@ -81,6 +87,11 @@ def test_values_below_0_are_compared_by_differences(desk: Desk) -> None:
         ((*ITEMS, "rate.py 1", "echo hello"), 125, "'echo hello': no value of 'items/s'"),
         (("--metric", "loss", "true", "true"), 2, "--goal"),
         (("--metric", "latency", "echo latency 9", "echo latency 9 s"), 2, "without a unit"),
+        (
+            ("--metric", "rate:speed", "echo speed 9 %", "echo speed 9"),
+            125,
+            "cannot be compared; print",
+        ),
         (("--metric", "x/s", "echo -1 x/s", "echo 1 x/s"), 2, "above 0"),
         (("true", "xlaunch"), 2, "no program"),
         (("true", "xlaunch --instances 100000 true"), 2, "100000 instances"),

@@ -32,7 +32,7 @@ def launched(make_runner: MakeRunner, tmp_path: Path):
         )
         made = []
         for lines in printed:
-            (tmp_path / "printed").write_text("\n".join(["latency 9 s", *lines]))
+            (tmp_path / "printed").write_text("\n".join(["started 9", *lines]))
             made.append(runner.measure(DEFAULT))
         return made
 
@@ -49,6 +49,12 @@ def launched(make_runner: MakeRunner, tmp_path: Path):
         # A number without a unit has that of the first one.
         ("step time", ["step time: 20 ms", "step time: 25", "step time: 1 s"], [0.02, 0.025, 1]),
         ("step time", ["step time: 20", "step time: 25"], [20, 25]),
+        # Rates and values have the unit that was printed first.
+        ("throughput", ["throughput: 900 MB/s", "throughput: 1.2GB/s"], [900, 1200]),
+        ("throughput", ["throughput: 12.5 items/s", "throughput: 1.5k items/min"], [12.5, 25]),
+        ("peak", ["peak: 900MiB", "peak: 1.5 GiB", "peak: 1000"], [900, 1536, 1000]),
+        ("median", ["median: 950 ms", "median: 1.01 s"], [950, 1010]),
+        ("accuracy", ["accuracy: 93%", "accuracy: 95 %"], [93, 95]),
     ],
 )  # fmt: skip
 def test_launches_are_compared_in_one_unit(launched, metric, printed, values):
@@ -59,18 +65,38 @@ def test_launches_are_compared_in_one_unit(launched, metric, printed, values):
         assert series.values[-1] == pytest.approx(value)
 
 
-def test_a_unit_after_numbers_without_one_fails_the_launch(launched):
-    first, second = launched(["step time: 20"], ["step time: 20 ms"], metric="step time")
-    assert (first.value, second.outcome) == (20, Outcome.NO_METRIC)
-    assert "'step time' was printed in ms, and by earlier launches" in second.notes[0]
+@pytest.mark.parametrize(
+    ("metric", "number", "other", "problem"),
+    [
+        ("step time", "20", "20 ms", "printed in ms, and by earlier launches"),
+        ("accuracy", "93%", "0.93", "printed without a unit, and before in %"),
+        ("accuracy", "0.93", "93 %", "printed in %, and before without a unit"),
+        ("throughput", "9 MB/s", "9 items/s", "printed in items/s, and before in MB/s"),
+    ],
+)
+def test_units_that_cannot_be_compared_fail_the_launch(launched, metric, number, other, problem):
+    lines = [f"{metric}: {one}" for one in (number, other)]
+    first, second = launched(lines[:1], lines[1:], metric=metric)
+    assert (first.outcome, second.outcome) == (Outcome.MEASURED, Outcome.NO_METRIC)
+    assert f"'{metric}' was {problem}" in second.notes[0]
 
 
-@pytest.mark.parametrize("text", ["step time <= 30", "p50(step time) <= 30"])
-def test_a_limit_without_a_unit_is_in_the_unit_that_was_printed_first(launched, text):
-    printed = ["step time: 20 ms"] * 3, ["step time: 0.025 s"] * 3, ["step time: 0.04 s"] * 3
-    launches = launched(*printed, metric="step time", requirements=[text])
+@pytest.mark.parametrize(
+    ("metric", "text", "scale"),
+    [
+        ("step time", "step time <= 30", 1),
+        ("step time", "p50(step time) <= 30", 1),
+        ("median", "median <= 30", 1),
+        ("median", "last(median) <= 30 ms", 1e-3),
+    ],
+)
+def test_a_limit_without_a_unit_is_in_the_unit_that_was_printed_first(
+    launched, metric, text, scale
+):
+    printed = [[f"{metric}: {one}"] * 3 for one in ("20 ms", "0.025 s", "0.04 s")]
+    launches = launched(*printed, metric=metric, requirements=[text])
     seen = [dict(launch.requirements)[text] for launch in launches]
-    assert seen == pytest.approx([20, 25, 40])
+    assert seen == pytest.approx([20 * scale, 25 * scale, 40 * scale])
 
 
 def test_the_study_s_first_launch_decides_after_resuming(launched, make_runner, tmp_path):

@@ -66,7 +66,8 @@ def run_comparison(commands: Sequence[str], options: Mapping[str, Any]) -> int:
     """Compare two commands and print the verdict; return the exit code."""
     metric = options["metric"] or WALL
     objective = Objective(metric, goal_of(metric, [options["goal"]] if options["goal"] else []))
-    measures = [_measure_of(text, objective, options["prepare"]) for text in commands]
+    first: list[Launch] = []
+    measures = [_measure_of(text, objective, options["prepare"], first) for text in commands]
     with Signals() as signals:
         comparison = _compare(measures, objective, options)
         signals.search_ended()
@@ -77,8 +78,14 @@ def run_comparison(commands: Sequence[str], options: Mapping[str, Any]) -> int:
     return 0 if signals.number is None else 128 + signals.number
 
 
-def _measure_of(text: str, objective: Objective, prepare: str | None) -> Callable[[], Launch]:
-    """A function that runs a command once. Raises what xlaunch raises if it cannot be started."""
+def _measure_of(
+    text: str, objective: Objective, prepare: str | None, first: list[Launch]
+) -> Callable[[], Launch]:
+    """A function that runs a command once. Raises what xlaunch raises if it cannot be started.
+
+    first
+        The first launch of any command that printed a unit, in which all values are compared.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -101,12 +108,15 @@ def _measure_of(text: str, objective: Objective, prepare: str | None) -> Callabl
     runner = Runner(resolver, objective, work_shared=True, prepare=prepare)
 
     def measure() -> Launch:
+        runner.learn(first)
         launch = runner.measure(configuration)
         if launch.outcome is Outcome.NO_METRIC:
             raise MetricNotSeenError(f"{text!r}: {launch.notes[0]}")
         if launch.outcome is not Outcome.MEASURED or launch.value is None:
             raise TunerError(f"{text!r} cannot be compared: {describe_failure(launch)}")
         log_ratio(launch.value, launch.value, compared(objective, [launch]))  # or raises
+        if not first and any(unit for _, unit in launch.units):
+            first.append(launch)
         return launch
 
     return measure

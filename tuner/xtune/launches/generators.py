@@ -76,17 +76,19 @@ def _median_printed(summary: Summary | None) -> float:
 
 
 def _last(text: str, output: str) -> Value | None:
-    metric, lower = parse_metric(text), parse_metric(text.lower()) if "(" not in text else None
+    metric = parse_metric(text)
+    patterns = [re.compile(one.pattern, re.IGNORECASE) for one in metric.patterns]
+    in_any_case = metric._replace(patterns=tuple(patterns), named=False)
     labelled = re.compile(
-        rf"\s*{re.escape(metric.name)}\s*(?:\((\w+(?:/\w+)?)\))?\s*[:=]\s*{_NUMBER}\s?({_UNIT})?(?![\w.]).*",
+        rf"\s*{re.escape(metric.name)}\s*(?:\((\w+(?:/\w+)?)\))?\s*[:=]\s*{_NUMBER}(.*)",
         re.IGNORECASE,
     )
     for line in reversed(output.splitlines()):
         found = labelled.fullmatch(line) if metric.named else None
-        if found is not None:
-            unit = found[3] or (found[1] if found[1] in SECONDS_AFTER_NUMBER else None)
+        unit = found and (metric.unit_after(found[3]) or metric.unit_after(found[1] or ""))
+        if found is not None and (unit or not re.match(r"[\w.]|\s[kKMG]\b", found[3])):
             return Value(float(found[2].replace(",", "")), unit)
-        value = metric.read(line) or (lower.read(line.lower()) if lower is not None else None)
+        value = metric.read(line) or (in_any_case.read(line) if metric.named else None)
         if value is not None:
             return value
     return None

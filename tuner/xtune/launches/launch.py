@@ -87,7 +87,8 @@ class Launch(NamedTuple):
     metrics: tuple[tuple[str, float], ...] = ()
     """All other metrics, summarized likewise."""
     units: tuple[tuple[str, str], ...] = ()
-    """The unit in which each time without a unit in its name was printed; empty: without one."""
+    """The unit in which each metric was printed, unless it is a time with a unit in its name; empty: a
+    time without one."""
     secondary: Secondary = Secondary(0.0)
     series: tuple[Series, ...] = ()
     exit_code: int | None = None

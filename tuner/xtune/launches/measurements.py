@@ -42,7 +42,7 @@ MAX_LINES_TOLD = 3
 
 
 class Reader:
-    """Reads the launches of a study, whose times it compares in one unit."""
+    """Reads the launches of a study, whose values it compares in one unit."""
 
     def __init__(
         self, objective: Objective, metrics: Sequence[str] = (), *, is_service: bool = False
@@ -66,7 +66,7 @@ class Reader:
         """The announcements of the last launch."""
 
     def learn(self, launches: Iterable[Launch]) -> None:
-        """Compare times with those of earlier launches of the study, whatever units are printed."""
+        """Compare with the values of earlier launches of the study, whatever units are printed."""
         self.printed = {**self.printed, **printed_units(launches, self.metrics)}
 
     def announced(self, watched: Watched) -> Announced:
@@ -202,19 +202,21 @@ class Reader:
     def _comparable(
         self, launch: Launch, summaries: Mapping[str, Summary]
     ) -> tuple[Launch, dict[str, Summary]]:
-        """The launch and its summaries, with times in the units of the study; see `comparable`.
+        """The launch and its summaries in the units of the study; see `comparable`.
 
         Raises `ObjectiveError` for a unit that cannot be compared.
         """
         found, factors = dict(summaries), dict[str, float]()
         for name, summary in summaries.items():
-            if summary.kind is MetricKind.TIME:
-                first = self.printed.get(name)
-                factors[name], unit = comparable(name, summary.unit, first)
-                found[name] = summary.times(factors[name], unit)
-                if unit_in(name) is None:
-                    self.printed.setdefault(name, summary.printed_in)
-                    launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
+            is_time = summary.kind is MetricKind.TIME
+            unit = summary.unit if is_time else summary.printed_in
+            first = self.printed.get(name)
+            factors[name], unit = comparable(name, summary.kind, unit, first)
+            found[name] = summary.times(factors[name], unit if is_time else None)
+            if unit_in(name) is None or not is_time:
+                self.printed.setdefault(name, summary.printed_in)
+            if summary.printed_in if not is_time else unit_in(name) is None:
+                launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
         series = [
             one._replace(
                 values=tuple([value * factors.get(one.metric, 1.0) for value in one.values])

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from xlaunch.metrics.collector import last_tenth, percentile
-from xlaunch.metrics.metric_lines import SECONDS_PER_UNIT, MetricKind
+from xlaunch.metrics.metric_lines import SECONDS_AFTER_NUMBER, SECONDS_PER_UNIT, MetricKind
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
@@ -226,12 +226,13 @@ def _seen(
     if requirement.as_printed:
         unit = None if unit_in(summary.metric) else printed.get(summary.metric)
         return value / in_seconds(1.0, unit) if unit and summary.unit else value, ""
-    if summary.unit is None:
+    unit = summary.unit or printed.get(summary.metric)
+    if unit not in SECONDS_AFTER_NUMBER:
         return None, (
             f"the unit of {summary.metric!r} is unknown, since neither its name nor its lines have one:"
             " write the limit as it is printed, without a unit"
         )
-    return in_seconds(value, summary.unit), ""
+    return in_seconds(value, unit), ""
 
 
 def _statistic(requirement: Requirement, word: str | None, summary: Summary | None) -> float | None:

@@ -172,7 +172,7 @@ class Runner:
         self._next_bare = launch
 
     def learn(self, launches: Iterable[Launch]) -> None:
-        """Compare times with those of earlier launches of the study, whatever units are printed."""
+        """Compare with the values of earlier launches of the study, whatever units are printed."""
         self._reader.learn(launches)
 
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:

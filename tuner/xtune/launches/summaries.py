@@ -29,6 +29,7 @@ from xlaunch.metrics.metric_lines import (
     SECONDS_AFTER_NUMBER,
     SECONDS_PER_UNIT,
     MetricKind,
+    conversion,
     kind_of,
     parse_metric,
 )
@@ -86,7 +87,7 @@ class Summary(NamedTuple):
     notes: tuple[str, ...]
     """What was dropped, and caveats."""
     printed_in: str = ""
-    """The unit with which a time was first printed in this launch; empty: without one."""
+    """The unit with which it was first printed in this launch; empty: without one."""
     values: tuple[tuple[float, ...], ...] = ()
     """Those of each instance that count, in order; of one that is neither rate nor time, also while it
     was not steady."""
@@ -338,8 +339,9 @@ class Comparable(NamedTuple):
     """Of the products; None: as printed."""
 
 
-def comparable(metric: str, unit: str | None, first: str | None) -> Comparable:
-    """Convert a time to the unit in its name, else to seconds.
+def comparable(metric: str, kind: MetricKind, unit: str | None, first: str | None) -> Comparable:
+    """Convert a time to the unit in its name, else to seconds; anything else to the unit that was
+    printed first.
 
     metric
         Its name.
@@ -349,8 +351,10 @@ def comparable(metric: str, unit: str | None, first: str | None) -> Comparable:
         The unit with which the study's first launch printed it, which a number without one has, too;
         empty: that launch printed none. None: there was no other launch.
 
-    Raises `ObjectiveError` for a unit where earlier launches have none.
+    Raises `ObjectiveError` for a unit where earlier launches have none, or one of something else.
     """
+    if kind is not MetricKind.TIME:
+        return _in_first_unit(metric, unit or "", first)
     named = unit_in(metric)
     if named is None and unit is not None and first == "":
         raise ObjectiveError(
@@ -364,23 +368,41 @@ def comparable(metric: str, unit: str | None, first: str | None) -> Comparable:
     return Comparable(SECONDS_AFTER_NUMBER[unit] / SECONDS_PER_UNIT[target], target)
 
 
-def printed_units(launches: Iterable[Launch], metrics: Iterable[str]) -> dict[str, str]:
-    """The unit with which the first of `launches` printed each of the times that have none in their name.
+def _in_first_unit(metric: str, unit: str, first: str | None) -> Comparable:
+    """The same for rates and values. Where % is left out, 0.93 may be 93 %."""
+    if first is None or unit == first or (not unit and first != "%"):
+        return Comparable(1.0, first or unit or None)
+    factor = conversion(unit, first) if first else None
+    if factor is None:
+        printed, before = (f"in {one}" if one else "without a unit" for one in (unit, first))
+        raise ObjectiveError(
+            f"{metric!r} was printed {printed}, and before {before}: they cannot be compared; print the"
+            " same unit always"
+        )
+    return Comparable(factor, first)
 
-    Empty for one that was measured without a unit. `metrics`: as written.
+
+def printed_units(launches: Iterable[Launch], metrics: Iterable[str]) -> dict[str, str]:
+    """The unit with which the first of `launches` printed each metric; see `Launch.units`.
+
+    Empty for one that was measured without a unit; older versions kept the units of times alone.
+    `metrics`: as written.
     """
     found: dict[str, str] = {}
-    times = {name_of(text) for text in metrics if text != WALL and kind_in(text) is MetricKind.TIME}
+    kinds = {name_of(text): kind_in(text) for text in metrics if text != WALL}
     for launch in launches:
         known = dict(launch.units)
-        for name in times - found.keys():
-            if name in known or (launch.value is not None and unit_in(name) is None):
+        for name in kinds.keys() - found.keys():
+            is_time = kinds[name] is MetricKind.TIME and unit_in(name) is None
+            if name in known or (launch.value is not None and is_time):
                 found[name] = known.get(name, "")
     return found
 
 
 def with_unit(objective: Objective, launches: Iterable[Launch]) -> Objective:
-    """The objective, with the unit of its values once a launch has printed one."""
+    """The objective, with the unit of its values once a launch has printed a time with one."""
+    if objective.metric != WALL and kind_in(objective.metric) is not MetricKind.TIME:
+        return objective
     name = objective.metric if objective.metric == WALL else name_of(objective.metric)
     is_known = any(dict(launch.units).get(name) for launch in launches)
     return objective._replace(unit="s") if is_known else objective

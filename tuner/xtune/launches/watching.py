@@ -291,11 +291,11 @@ class _Watch:
 
     def _take_value(self, one: LiveValue, race: Race) -> None:
         value = one.value
-        if race.kind is MetricKind.TIME:
-            try:
-                value *= comparable(one.metric, one.unit, race.printed.get(one.metric)).factor
-            except ObjectiveError:  # which the launch fails with in the end
-                return
+        try:
+            first = race.printed.get(one.metric)
+            value *= comparable(one.metric, race.kind, one.unit, first).factor
+        except ObjectiveError:  # which the launch fails with in the end
+            return
         times, values = self._values.setdefault(one.instance, ([], []))
         times.append(one.at_s - (self._began or self._started))
         values.append(value)
