@@ -77,9 +77,9 @@ class FailedError(Exception):
 
 
 class Form:
-    """The process of a form. Raises FailedError."""
+    """The process of a form, which imports what it needs. Its methods raise FailedError."""
 
-    def __init__(self, command: Sequence[str], cpus: set[int], limit_s: float) -> None:
+    def __init__(self, command: Sequence[str], cpus: set[int]) -> None:
         allowed = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cpus)
         try:
@@ -88,7 +88,16 @@ class Form:
             )
         finally:
             os.sched_setaffinity(0, allowed)
-        self.started: dict[str, Any] = self._answer(limit_s)
+        self.started: dict[str, Any] = {}
+        """What loading took."""
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until all is imported."""
+        self._answer(limit_s)
+
+    def load(self, limit_s: float) -> None:
+        """Load the model."""
+        self.started = self.ask({}, limit_s)
 
     def ask(self, request: dict[str, int], limit_s: float) -> dict[str, Any]:
         """Measure one call."""
@@ -146,9 +155,12 @@ class Cell:
         """Measure; yield the raw values of each case."""
         try:
             for form in (READ_LIMIT, *self._options.form):
-                with self._failures(form):
-                    command = self._place.command(form, directory)
-                    self._forms[form] = Form(command, self._place.cpus, self._left_s())
+                command = self._place.command(form, directory)
+                self._forms[form] = Form(command, self._place.cpus)
+            for action in (Form.wait, Form.load):  # imports at once, loading one after the other
+                for form in tuple(self._forms):
+                    with self._failures(form):
+                        action(self._forms[form], self._left_s())
             options = self._options
             for prompt, batch, conversations in itertools.product(
                 options.prompt, options.batch, options.conversations

@@ -3,7 +3,8 @@
 
     python -m benchmarks.generation.form FORM DIRECTORY THREADS
 
-The first line of its output says what loading took, in JSON; each other line answers a request.
+The first line of its output comes when all is imported; it loads at the first line of its input. The second line of
+output says what loading took, in JSON; each other line answers a request.
 """
 
 from __future__ import annotations
@@ -169,6 +170,8 @@ def main() -> int:
     if threads:
         torch.set_num_threads(threads)
     if form == "read limit":
+        say({})
+        sys.stdin.readline()
         limit = ReadLimit(READ_BYTES)
         say({"threads": torch.get_num_threads()})
         for _ in sys.stdin:
@@ -176,6 +179,8 @@ def main() -> int:
         return 0
     from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401 - not part of loading
 
+    say({})
+    sys.stdin.readline()
     before = memory()
     began = time.perf_counter()
     generate, model = model_of(form, directory, threads or torch.get_num_threads())

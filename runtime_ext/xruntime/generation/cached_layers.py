@@ -10,6 +10,7 @@ that were cached are never overwritten, so tensors that a program took earlier k
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -26,13 +27,30 @@ _OURS: Final = ("_room", "_set", "_busy")
 """Attributes that transformers' layers do not have."""
 
 
-class Room(NamedTuple):
+class Prepared(NamedTuple):
+    """What a decode step keeps for its next one, as long as a cache's layers have the same rooms."""
+
+    shape: tuple[int, int, int]
+    batch: int
+    dtype: torch.dtype
+    capacity: int
+    plan_key: object
+    """Whose `c_layers` these are."""
+
+    c_layers: Any
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Room:
     """Tensors (batch, heads, capacity, head_dim), of which the positions `begin` to `end` - 1 are cached."""
 
     keys: torch.Tensor
     values: torch.Tensor
     begin: int
     end: int
+    prepared: Prepared | None = None
+    number: int = 0
+    """Of the layer in `prepared`."""
 
 
 _NO_SLOTS: tuple[str, ...] = ()
@@ -90,9 +108,9 @@ class GrowingLayer:
         """Count the position that was written behind the last; keep the last `kept` ones, 0: all."""
         room = self._room
         assert room is not None
-        end = room.end + 1
-        begin = max(room.begin, end - kept) if kept else room.begin
-        self._room = room._replace(begin=begin, end=end)
+        room.end += 1
+        if kept:
+            room.begin = max(room.begin, room.end - kept)
 
 
 def _view(tensor: torch.Tensor, room: Room) -> torch.Tensor:
@@ -131,6 +149,8 @@ class CacheView(NamedTuple):
 
     batch: int
     dtype: torch.dtype
+    prepared: Prepared | None = None
+    """None unless all is as the last step left it."""
 
 
 def other_kind(cache: Any) -> str | None:
@@ -153,7 +173,24 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     with _lock:
         if cache.layers and cache.layers[0].__dict__.get("_busy"):
             raise _used_twice()
-        return _growing(cache, shape)
+        return _as_before(cache.layers, shape) or _growing(cache, shape)
+
+
+def _as_before(layers: list[Any], shape: tuple[int, int, int]) -> CacheView | None:
+    """Return the view of layers that have the rooms of the last step; None if one has another, or none is left."""
+    first: Room | None = getattr(layers[0], "_room", None) if layers else None
+    prepared = None if first is None else first.prepared
+    if first is None or prepared is None or first.end == prepared.capacity:
+        return None
+    if prepared.shape != shape or len(layers) != shape[0]:
+        return None
+    for number, layer in enumerate(layers):
+        room: Room | None = getattr(layer, "_room", None)
+        if room is None or room.prepared is not prepared or room.number != number:
+            return None
+        if not layer.is_initialized or getattr(layer, "record_past", False):
+            return None
+    return CacheView(layers, first.end, prepared.batch, prepared.dtype, prepared)
 
 
 def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:

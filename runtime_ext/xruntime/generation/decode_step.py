@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter, is_, methodcaller
 from typing import Any, Final, NamedTuple, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.generation.cached_layers import CacheView, growing, in_use, other_kind
+from xruntime.generation.cached_layers import CacheView, Prepared, growing, in_use, other_kind
 from xruntime.generation.decoders import Description, Sizes, UndescribedError, Weight, described
 from xruntime.generation.families import LINEARS, NORMS
 from xruntime.generation.linear_rows import c_weights, linears_of_torch
@@ -72,6 +73,9 @@ native.declare("xk_decode_step", arguments=(ctypes.POINTER(_Step),))
 _NUMBERS: Final = (int, float, str, list, tuple, type(None))
 """Types of attributes that a description may be read from."""
 
+_ADDRESS_OF: Final = methodcaller("data_ptr")
+_DTYPE_OF: Final = attrgetter("dtype")
+
 _OF_MODULES: Final = {"training", *vars(nn.Module())}
 
 _TAKEN: Final = frozenset(
@@ -98,12 +102,14 @@ class _Plan:
     """A model as it is described, and what shows that it still is. Raises UndescribedError."""
 
     def __init__(self, model: Any, kind: type[nn.Module]) -> None:
+        self.key = object()
         self.description = made = described(model, kind)
+        self.bytes_a_token = made.bytes_a_token()
         self._parameters = made.parameters
-        self._addresses = [one.data_ptr() for one in self._parameters]
-        self._dtypes = [one.dtype for one in self._parameters]
+        self._addresses = list(map(_ADDRESS_OF, self._parameters))
+        self._dtypes = list(map(_DTYPE_OF, self._parameters))
         inner = [vars(module) for module in made.modules if module is not model]
-        self._watched = [
+        watched = [
             (table, name, value)
             for own in (*inner, vars(model))
             for table in (own["_modules"], own["_parameters"])
@@ -114,8 +120,8 @@ class _Plan:
             for name, value in own.items()
             if name not in _OF_MODULES and isinstance(value, _NUMBERS)
         ]
-        """Dictionaries, names, and what must be there: parts and weights, and numbers of modules and config."""
-
+        # Dictionaries, names, and what must be there: parts and weights, and numbers of modules and config.
+        self._tables, self._names, self._values = (list(it) for it in zip(*watched, strict=True))
         self._forwards = {it: it.forward for it in {type(module) for module in made.modules}}
         self._inner = inner
         self._hooks = [
@@ -143,13 +149,11 @@ class _Plan:
 
     def is_current(self) -> bool:
         """Whether the model has the parts and weights of the description."""
-        for table, name, value in self._watched:
-            if table.get(name) is not value:
-                return False
         return (
-            all(kind.forward is forward for kind, forward in self._forwards.items())
-            and [one.data_ptr() for one in self._parameters] == self._addresses
-            and [one.dtype for one in self._parameters] == self._dtypes
+            all(map(is_, map(dict.get, self._tables, self._names), self._values))
+            and all(kind.forward is forward for kind, forward in self._forwards.items())
+            and list(map(_ADDRESS_OF, self._parameters)) == self._addresses
+            and list(map(_DTYPE_OF, self._parameters)) == self._dtypes
         )
 
     def is_hooked(self) -> bool:
@@ -248,7 +252,7 @@ class DecodeStep:
         made, elapsed_s = call.plan.description, time.perf_counter() - began
         search.add(threads, elapsed_s)
         if search.is_over() and self.speed.add_step(
-            batch, threads, elapsed_s, made.ends["head"], made.bytes_a_token()
+            batch, threads, elapsed_s, made.ends["head"], call.plan.bytes_a_token
         ):
             self._tell(self.speed.line or "")
         return self._outputs(logits, call)
@@ -385,15 +389,7 @@ class DecodeStep:
         """Write the next position into the cache's room, and return logits, by so many threads of the team."""
         made, view = call.plan.description, call.view
         cosines, sines = _turns(made, call.positions, view.batch)
-        template = call.plan.layers
-        layers = type(template).from_buffer_copy(template)
-        for c_layer, layer in zip(layers, view.layers, strict=True):
-            room = layer.room()
-            first = room.begin * made.sizes.head_dim * room.keys.element_size()
-            c_layer.keys = room.keys.data_ptr() + first
-            c_layer.values = room.values.data_ptr() + first
-            c_layer.batch_stride, c_layer.head_stride = room.keys.stride()[:2]
-            c_layer.position = room.end - room.begin
+        layers = _c_layers(call)
         logits = torch.empty((view.batch, 1, made.sizes.vocabulary), dtype=made.embedding.dtype)
         step = _Step.from_buffer_copy(call.plan.step)
         step.layers = ctypes.addressof(layers)
@@ -425,6 +421,33 @@ def _turns(
         for all_of_a_kind in zip(*found, strict=True)
     )
     return cosines, sines
+
+
+def _c_layers(call: _Call) -> Any:
+    """The layers of xk_decode for a call: those of the last step if their rooms are the same."""
+    plan, view = call.plan, call.view
+    prepared = view.prepared
+    if prepared is not None and prepared.plan_key is plan.key:
+        for c_layer in prepared.c_layers:
+            c_layer.position = view.positions
+        return prepared.c_layers
+    layers = type(plan.layers).from_buffer_copy(plan.layers)
+    sizes = plan.description.sizes
+    for c_layer, layer in zip(layers, view.layers, strict=True):
+        room = layer.room()
+        first = room.begin * sizes.head_dim * room.keys.element_size()
+        c_layer.keys = room.keys.data_ptr() + first
+        c_layer.values = room.values.data_ptr() + first
+        c_layer.batch_stride, c_layer.head_stride = room.keys.stride()[:2]
+        c_layer.position = room.end - room.begin
+    if not any(layer.is_sliding for layer in view.layers):  # those of sliding layers move
+        rooms = [layer.room() for layer in view.layers]
+        capacity = min(room.keys.shape[2] for room in rooms)
+        shape = (len(rooms), sizes.kv_heads, sizes.head_dim)
+        prepared = Prepared(shape, view.batch, view.dtype, capacity, plan.key, layers)
+        for number, room in enumerate(rooms):
+            room.prepared, room.number = prepared, number
+    return layers
 
 
 def _no_step() -> None:

@@ -143,6 +143,10 @@ def change_values_in_place(cache: Any) -> None:
     cache.layers[0].values[:, :, 2] = 1.5
 
 
+def change_order(cache: Any) -> None:
+    cache.layers.reverse()
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -152,6 +156,7 @@ def change_values_in_place(cache: Any) -> None:
         change_crop,
         change_keys,
         change_values_in_place,
+        change_order,
     ],
 )
 def test_changes_of_a_cache(change: Any, steps: list[int]) -> None:
@@ -162,11 +167,11 @@ def test_changes_of_a_cache(change: Any, steps: list[int]) -> None:
     for _ in range(2):  # before the layers have room to grow, and after
         change(theirs)
         change(ours)
-        for _ in range(2):
+        for _ in range(4):
             found, expected = next_outputs(optimized, ours), next_outputs(model, theirs)
             torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
             assert found.past_key_values is ours
-    assert len(steps) == 4
+    assert len(steps) == 8
     assert isinstance(ours.layers[0], GrowingLayer)
     for one, other in zip(ours.layers, theirs.layers, strict=True):
         torch.testing.assert_close(one.keys, other.keys, rtol=1e-4, atol=1e-4)
