@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Run `xlaunch doctor --device` on programs whose use of an NVIDIA GPU is known, and compare.
 

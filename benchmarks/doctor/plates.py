@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare how fast the two readers of licence plates of examples/ train: before and after the repairs.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare ways to generate tokens: eager transformers, xruntime's, llama.cpp's, and a compiled model.
 

@@ -10,11 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness.measurement import Case, Result, print_table, quartiles
-from benchmarks.harness.other_python_side import seconds_of_one
+from benchmarks.harness.other_python_side import MIN_MEASURED_S, seconds_of_one
 from benchmarks.harness.turns import Times
 from xtune.evidence.ratios import student_quantile
-
-MIN_MEASURED_S = 0.2
 
 
 class RatioGoal(NamedTuple):

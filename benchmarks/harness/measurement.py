@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared parts of the benchmarks: interleaved rounds, quartiles, tables, files of raw values.
 
-Every benchmark is an executable file of this directory. It measures each case once in every round, so
+Every benchmark is a module of these directories. It measures each case once in every round, so
 that a machine that is slow for a while is slow for all cases. It prints a table that includes the peer
 and, with `--json FILE`, writes every raw value.
 """
@@ -140,6 +140,11 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print(f"|{'|'.join(rules)}|")
     for row in rows:
         print(printed(row))
+
+
+def number_cell(value: float | None, digits: int = 1) -> str:
+    """Format a number with so many decimals, or `-` where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def goal_line(name: str, value: float, limit: float, unit: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness.measurement import Case
+from benchmarks.harness.other_python_side import MIN_MEASURED_S
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: `python -m benchmarks...` is found there."""
@@ -32,6 +33,16 @@ def add_ipex_option(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a Python with IPEX 2.8, to compare with",
     )
+
+
+def ipex_cases(
+    options: argparse.Namespace, names: Sequence[str], module: str, *words: str
+) -> list[Case]:
+    """The cases of a module of benchmarks in the Python of --ipex-python; none without it."""
+    if options.ipex_python is None:
+        return []
+    command = [options.ipex_python, "-m", f"benchmarks.{module}", str(MIN_MEASURED_S), *words]
+    return cases_of(names, command)
 
 
 def python_with_ipex(text: str) -> Path:

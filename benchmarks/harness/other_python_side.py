@@ -10,6 +10,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+MIN_MEASURED_S = 0.2
+"""How long a case repeats its call."""
+
 
 def seconds_of_one(call: Callable[[], object], min_measured_s: float) -> float:
     """Repeat a call for `min_measured_s`, and return the seconds of one."""

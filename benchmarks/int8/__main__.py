@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare the speed of INT8 models: torch in fp32, torchao as it documents it, xruntime.quantization.
 
@@ -17,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.measurement import machine_line, number_cell, print_table
 from benchmarks.harness.turns import (
     DIRECTORY,
     LAUNCHER,
@@ -87,7 +86,7 @@ def _row(form: str, row: Mapping[str, ContenderResults]) -> list[str]:
     ratios = [_times(row, form, base) for base in ("eager", "compiled", "torchao")]
     p50, _ = one.percentiles_ms()
     shown = ["-" if ratio is None else str(ratio) for ratio in ratios]
-    return [TITLES[form], _shown(one.rate()), *shown, _shown(p50)]
+    return [TITLES[form], number_cell(one.rate()), *shown, number_cell(p50)]
 
 
 def _goal_lines(work: str, row: Mapping[str, ContenderResults]) -> Iterator[str]:
@@ -115,10 +114,6 @@ def _flags() -> str:
     text = Path("/proc/cpuinfo").read_text(errors="replace")
     found = {word for line in text.splitlines() for word in line.split()[2:] if word in known}
     return ", ".join(sorted(found)) or "none for INT8"
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare allocator profiles: throughput, peak memory and resting memory.
 

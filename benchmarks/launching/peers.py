@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare xlaunch with what else a reader would type, on the works of the examples.
 

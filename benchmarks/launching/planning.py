@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Time reading and planning for a machine of 1,024 CPUs.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Time a script that does nothing under each launcher, from the command to its end.
 

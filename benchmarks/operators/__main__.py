@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare the operators of xruntime.nn with torch's modules, eager and compiled, and with IPEX's.
 
@@ -28,16 +27,10 @@ from benchmarks.harness.measurement import (
     write_json,
 )
 from benchmarks.harness.other_python import add_ipex_option
-from benchmarks.operators import embedding as ops_cases_embedding
-from benchmarks.operators import interaction as ops_cases_interaction
-from benchmarks.operators import vision as ops_cases_vision
+from benchmarks.operators import embedding, interaction, vision
 from xruntime import native
 
-OPERATORS = {
-    "embedding": ops_cases_embedding,
-    "interaction": ops_cases_interaction,
-    "vision": ops_cases_vision,
-}
+OPERATORS = {"embedding": embedding, "interaction": interaction, "vision": vision}
 """Modules with `comparisons(options)`, which yields comparisons."""
 
 
@@ -46,8 +39,8 @@ def main() -> int:
     parser.add_argument("--operator", choices=OPERATORS, action="append", help="default: all")
     add_ipex_option(parser)
     parser.add_argument("--no-compile", action="store_true", help="leave out compiled peers")
-    ops_cases_embedding.add_options(parser)
-    ops_cases_vision.add_options(parser)
+    embedding.add_options(parser)
+    vision.add_options(parser)
     options = parser.parse_args()
     print(
         f"{machine_line()}; torch {torch.__version__}, {torch.get_num_threads()} threads;", end=" "

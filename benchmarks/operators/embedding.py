@@ -10,46 +10,22 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, RatioGoal, repeated
+from benchmarks.harness.comparison import Comparison, RatioGoal, repeated
 from benchmarks.harness.measurement import Case
-from benchmarks.harness.other_python import cases_of
+from benchmarks.harness.other_python import ipex_cases
+from benchmarks.operators.inputs import BAG_LENGTH, DIM, DTYPES, Data, Shape, draw, without_grad
 from xruntime.nn import MergedEmbeddingBag, MergedEmbeddingBagWithSGD
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DISTRIBUTIONS = ("uniform", "zipf")
-DIM, BAG_LENGTH = 128, 20
-EXPONENT = 1.05
-"""Of Zipf's law: the row of rank k is named k^-EXPONENT as often as the first."""
 LR = 0.01
 LOOP = "loop of nn.EmbeddingBag"
 IPEX_SAFE_DIM = 15
-"""With more columns IPEX 2.8 may update by wrong gradients: see ops_ipex_embedding.py."""
-
-
-class Shape(NamedTuple):
-    """The sizes of all tables and lookups."""
-
-    tables: int
-    rows: int
-    dim: int
-    batch: int
-    length: int
-    """Of each bag."""
-
-
-class Data(NamedTuple):
-    """Lookups in each table, and gradients of the results."""
-
-    indices: list[torch.Tensor]
-    offsets: list[torch.Tensor]
-    gradients: list[torch.Tensor]
+"""With more columns IPEX 2.8 may update by wrong gradients: see ipex.py."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,34 +34,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rows", type=int, default=100_000, help="of a table; default 100,000")
     group.add_argument("--batch", type=int, default=2048, help="bags of a table; default 2048")
     group.add_argument("--dtype", choices=DTYPES, action="append", help="default: all")
-
-
-def draw(shape: Shape, distribution: str, dtype: torch.dtype) -> Data:
-    """Draw lookups; the frequent rows are anywhere in the table."""
-    torch.manual_seed(0)
-    count = shape.batch * shape.length
-    if distribution == "uniform":
-        indices = [torch.randint(shape.rows, (count,)) for _ in range(shape.tables)]
-    else:
-        shares = torch.arange(1, shape.rows + 1, dtype=torch.float64).pow(-EXPONENT).cumsum(0)
-        ranks = [
-            torch.searchsorted(shares, torch.rand(count, dtype=torch.float64) * shares[-1])
-            for _ in range(shape.tables)
-        ]
-        indices = [torch.randperm(shape.rows)[rank.clamp(max=shape.rows - 1)] for rank in ranks]
-    return Data(
-        indices,
-        [torch.arange(0, count, shape.length) for _ in range(shape.tables)],
-        [torch.randn(shape.batch, shape.dim).to(dtype) for _ in range(shape.tables)],
-    )
-
-
-def without_grad(call: Callable[[], object]) -> Callable[[], object]:
-    def run() -> object:
-        with torch.no_grad():
-            return call()
-
-    return run
 
 
 def forward_cases(
@@ -135,19 +83,6 @@ def training_cases(loop: nn.ModuleList, data: Data, *, ipex: list[Case]) -> list
     ]
 
 
-def ipex_cases(
-    python: Path | None, shape: Shape, distribution: str, dtype: str, kind: str
-) -> list[Case]:
-    if python is None:
-        return []
-    module = "benchmarks.operators.ipex_embedding"
-    words = [kind, dtype, distribution, *map(str, shape), str(MIN_MEASURED_S)]
-    cases = cases_of(["IPEX"], [python, "-m", module, *words])
-    if kind == "training" and shape.dim > IPEX_SAFE_DIM:
-        return [case._replace(name="IPEX (its updates may be wrong)") for case in cases]
-    return cases
-
-
 def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
     """Yield forward and training for each dtype and distribution."""
     shape = Shape(options.tables, options.rows, DIM, options.batch, BAG_LENGTH)
@@ -160,10 +95,13 @@ def comparisons(options: argparse.Namespace) -> Iterator[Comparison]:
         )
         sizes = f"{shape.tables} tables of {shape.rows:,} x {shape.dim}, {dtype}, {distribution}"
         exact = dtype == "float32"
-        ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "forward")
+        words = (dtype, distribution, *map(str, shape))
+        ipex = ipex_cases(options, ["IPEX"], "operators.ipex", "embedding", "forward", *words)
         cases = forward_cases(loop, data, compiled=not options.no_compile, ipex=ipex)
         yield Comparison(f"forward, {sizes}", "merged", cases, RatioGoal(1.3) if exact else None)
-        ipex = ipex_cases(options.ipex_python, shape, distribution, dtype, "training")
+        ipex = ipex_cases(options, ["IPEX"], "operators.ipex", "embedding", "training", *words)
+        if shape.dim > IPEX_SAFE_DIM:
+            ipex = [case._replace(name="IPEX (its updates may be wrong)") for case in ipex]
         cases = training_cases(loop, data, ipex=ipex)
         goal = RatioGoal(2.0, (f"{LOOP}, sparse=True, torch SGD",)) if exact else None
         yield Comparison(f"training, {sizes}", "merged, updated in backward", cases, goal)

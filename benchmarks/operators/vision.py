@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from benchmarks.harness.comparison import MIN_MEASURED_S, Comparison, RatioGoal, repeated
+from benchmarks.harness.comparison import Comparison, RatioGoal, repeated
 from benchmarks.harness.measurement import Case
-from benchmarks.harness.other_python import cases_of
+from benchmarks.harness.other_python import ipex_cases
+from benchmarks.operators.inputs import (
+    CHANNELS,
+    FORMATS,
+    SHORT_DTYPES,
+    draw_regions,
+    pooling,
+    poolings,
+)
 from xruntime import nn
-
-HEIGHT, WIDTH, CHANNELS = 800, 1088, 256
-REGIONS = 512
-"""Of two images."""
-STRIDE = 8
-SIZE = 7
-FORMATS = {"channels first": torch.contiguous_format, "channels last": torch.channels_last}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-Pool = Callable[..., torch.Tensor]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,61 +43,18 @@ def torchvision_operators() -> Any:
     return torchvision.ops
 
 
-def draw_regions() -> torch.Tensor:
-    sides = 50 + torch.rand(REGIONS, 2) * 250
-    corners = torch.rand(REGIONS, 2) * (torch.tensor([WIDTH, HEIGHT]) - sides)
-    numbers = torch.randint(2, (REGIONS, 1)).float()
-    return torch.cat([numbers, corners, corners + sides], 1)
-
-
-def pooling(
-    pool: Pool, images: torch.Tensor, boxes: torch.Tensor, ratio: int
-) -> dict[str, Callable[[], object]]:
-    """Forward, and forward with backward."""
-    given = images.clone(memory_format=torch.preserve_format).requires_grad_()
-
-    def forward() -> torch.Tensor:
-        return pool(given, boxes, SIZE, 1 / STRIDE, ratio, True)
-
-    gradient = torch.randn_like(forward())
-
-    def without_grad() -> torch.Tensor:
-        with torch.no_grad():
-            return forward()
-
-    return {
-        "forward": without_grad,
-        "training": lambda: torch.autograd.grad(forward(), given, gradient),
-    }
-
-
-def ipex_cases(options: argparse.Namespace, kind: str, ratio: int) -> list[Case]:
-    if options.ipex_python is None:
-        return []
-    module = "benchmarks.operators.ipex_vision"
-    sizes = ratio, HEIGHT, WIDTH, CHANNELS, REGIONS
-    words = [kind, *map(str, sizes), str(MIN_MEASURED_S)]
-    names = [f"IPEX, {label}, {name}" for name in FORMATS for label in DTYPES]
-    return cases_of(names, [options.ipex_python, "-m", module, *words])
-
-
 def roi_align_comparisons(options: argparse.Namespace, peers: Any) -> Iterator[Comparison]:
     """Yield comparisons for samples by the size of a region and two samples in each axis of a bin."""
-    torch.manual_seed(0)
-    images = torch.randn(2, CHANNELS, HEIGHT // STRIDE, WIDTH // STRIDE)
-    boxes = draw_regions()
+    images, boxes = draw_regions()
     goal = RatioGoal(6.0 if torch.get_num_threads() >= 8 else 1.7, ("torchvision, fp32",))
     for ratio in (2, 0):
-        calls: dict[str, dict[str, Callable[[], object]]] = {}
-        for name, memory_format in FORMATS.items():
-            for label, dtype in DTYPES.items():
-                given = images.to(dtype).contiguous(memory_format=memory_format)
-                calls[f"xruntime, {label}, {name}"] = pooling(nn.roi_align, given, boxes, ratio)
+        calls = poolings("xruntime", nn.roi_align, images, boxes, ratio)
         if peers is not None:
             calls["torchvision, fp32"] = pooling(peers.roi_align, images, boxes, ratio)
         for kind in ("forward", "training"):
             cases = [repeated(name, of_case[kind]) for name, of_case in calls.items()]
-            cases += ipex_cases(options, kind, ratio)
+            names = [f"IPEX, {label}, {layout}" for layout in FORMATS for label in SHORT_DTYPES]
+            cases += ipex_cases(options, names, "operators.ipex", "vision", kind, str(ratio))
             title = f"roi_align, {kind}, {len(boxes)} regions, {CHANNELS} channels"
             for ours in (name for name in calls if name.startswith("xruntime, fp32")):
                 yield Comparison(

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare models that `xruntime.optimize` returns with stock torch, eager and compiled, in one run.
 
@@ -10,8 +9,7 @@
 Modes: `offline` is one process on all cores with large batches; `realtime` is as many processes of 4
 cores (fewer where the machine has fewer) as fit, batch 1, whose rates are added. xlaunch starts every form
 alike, so the ratios are the models'. A cell is a work, a dtype and a mode: its forms are alive together
-and work in turns (turns.py). Cells that the JSON file has already, measured with the same settings, are
-not measured again. The preparation includes compiling, with a compile cache that may be warm, and one call.
+and work in turns (turns.py). The preparation includes compiling, with a compile cache that may be warm, and one call.
 """
 
 from __future__ import annotations
@@ -22,18 +20,17 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.measurement import machine_line, print_table, until_stopped, write_raw
+from benchmarks.harness.measurement import machine_line, number_cell, print_table, write_raw
 from benchmarks.harness.turns import (
     DIRECTORY,
     LAUNCHER,
     Contender,
     ContenderResults,
+    measure_rows,
     rate_cell,
-    take_turns,
     turn_parser,
 )
 from benchmarks.optimize.works import DTYPES, FORMS, WORKS, work_name
@@ -82,15 +79,16 @@ def row(
     name: str, form: str, measured: ContenderResults, base: ContenderResults, note: dict[str, Any]
 ) -> list[str]:
     """Format one form of a cell."""
-    memory = measured.memory_mib()
+    peak, _ = measured.memory_mib() or (None, None)
     p50, _ = measured.percentiles_ms()
+    prepared = number_cell(note.get("prepare_s"))
     return [
         name,
         form,
         rate_cell(measured, base),
-        "-" if p50 is None else f"{p50:.2f}",
-        "-" if not note else f"{note['prepare_s']:.1f}",
-        "-" if memory is None else f"{memory[0]:.0f}",
+        number_cell(p50, 2),
+        prepared,
+        number_cell(peak, 0),
     ]
 
 
@@ -116,68 +114,37 @@ def main() -> int:
     forms = options.form or list(FORMS)
     if BASE not in forms:
         parser.error(f"--form {BASE} is what the others are compared with: add it")
-    settings = {
-        "machine": machine_line(),
-        "forms": forms,
-        "batch": options.batch,
-        "launches": options.launches,
-        "turns": options.turns,
-        "seconds": options.seconds,
+    cells = {
+        " ".join(parts): parts
+        for parts in itertools.product(
+            options.work or WORKS, options.dtype or DTYPES, options.mode or MODES
+        )
     }
-    cells = read_cells(options.json)
     print(machine_line())
-    with until_stopped():
-        for name, (work, dtype, mode) in asked_cells(options):
-            if cells.get(name, {}).get("settings") == settings:
-                print(f"{name}: already in {options.json}", file=sys.stderr)
-                continue
-            with tempfile.TemporaryDirectory() as notes:
-                cases = contenders(work, dtype, mode, forms, options.batch, Path(notes))
-                turns = take_turns(
-                    cases,
-                    launches=options.launches,
-                    turns=options.turns,
-                    seconds=options.seconds,
-                    title=name,
-                )
-                *_, measured = turns
-                prepared = notes_of(Path(notes))
-            base = measured[BASE]
-            cells[name] = {
-                "settings": settings,
-                "notes": prepared,
-                "raw": {form: one.plain() for form, one in measured.items()},
-                "rows": [
-                    row(name, form, one, base, prepared.get(form, {}))
-                    for form, one in measured.items()
-                ],
-            }
-            # Only whole cells are kept, so that a cell that was stopped is measured again.
-            write_raw(options.json, "optimize", {"cells": cells})
+    with tempfile.TemporaryDirectory() as directory:
+        notes = {name: Path(directory, str(at)) for at, name in enumerate(cells)}
+        for path in notes.values():
+            path.mkdir()
+        rows = (
+            (name, contenders(*parts, forms, options.batch, notes[name]))
+            for name, parts in cells.items()
+        )
+        measured = measure_rows(rows, options, "optimize")
+        prepared = {name: notes_of(notes[name]) for name in measured}
     print_table(
         [
             *("work, dtype, mode", "form", f"items/s (times {BASE} [95 %])", "median step, ms"),
             *("preparation, s", "peak memory, MiB"),
         ],
-        [line for name, _ in asked_cells(options) for line in cells.get(name, {}).get("rows", [])],
+        [
+            row(name, form, one, forms_of_cell[BASE], prepared[name].get(form, {}))
+            for name, forms_of_cell in measured.items()
+            for form, one in forms_of_cell.items()
+        ],
     )
+    plain = {name: {form: one.plain() for form, one in it.items()} for name, it in measured.items()}
+    write_raw(options.json, "optimize", {"raw": plain, "notes": prepared})
     return 0
-
-
-def asked_cells(options: Any) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Yield the name and the parts of each cell."""
-    for parts in itertools.product(
-        options.work or WORKS, options.dtype or DTYPES, options.mode or MODES
-    ):
-        yield " ".join(parts), parts
-
-
-def read_cells(path: Path | None) -> dict[str, Any]:
-    """Return the cells of an earlier run."""
-    if path is None or not path.exists():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text())["cells"]
-    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Time how long a program takes from its start to a given amount of work: what compiling costs a run.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Measure what a model keeps of its speed beside a process of each priority, and what that process gets.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Time the first result of programs that compile: cold, again, after export and import, and damaged.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare the bytes per second of optimizer steps: xruntime.optim and torch's fused optimizers in fp32.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare steps of training: stock torch, eager and compiled, and what `xruntime.optimize` returns.
 
@@ -25,7 +24,7 @@ import sys
 
 import torch
 
-from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.measurement import machine_line, number_cell, print_table
 from benchmarks.harness.other_python import add_ipex_option
 from benchmarks.harness.turns import (
     DIRECTORY,
@@ -62,16 +61,10 @@ def rows(work: str, measured: dict[str, ContenderResults]) -> list[list[str]]:
     """Format the forms of a model."""
     found = []
     for form, one in measured.items():
-        memory = one.memory_mib()
+        peak, _ = one.memory_mib() or (None, None)
         p50, _ = one.percentiles_ms()
         found.append(
-            [
-                work,
-                form,
-                rate_cell(one, measured[BASE]),
-                "-" if p50 is None else f"{p50:.0f}",
-                "-" if memory is None else f"{memory[0]:.0f}",
-            ]
+            [work, form, rate_cell(one, measured[BASE]), number_cell(p50, 0), number_cell(peak, 0)]
         )
     return found
 

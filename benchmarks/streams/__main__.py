@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare streams in one process with processes of the same split and with one plain process.
 
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.measurement import machine_line, number_cell, print_table
 from benchmarks.harness.turns import (
     DIRECTORY,
     LAUNCHER,
@@ -186,8 +185,8 @@ def _row(
     ratios = [None if measured is base else times(measured, base) for base in (plain, processes)]
     shown_ratios = ["-" if ratio is None else str(ratio) for ratio in ratios]
     peak, _ = measured.memory_mib() or (None, None)
-    shown = [_shown(number) for number in (*measured.percentiles_ms(), peak)]
-    return [name, _shown(measured.rate()), *shown_ratios, *shown]
+    shown = [number_cell(number) for number in (*measured.percentiles_ms(), peak)]
+    return [name, number_cell(measured.rate()), *shown_ratios, *shown]
 
 
 def _goal_lines(
@@ -206,10 +205,6 @@ def _goal_lines(
         if ratio is not None:
             verdict = ratio.verdict(least)
             yield f"goal {verdict}: {title}: {split} compiled is {ratio} times {name}, at least {least:g}"
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 if __name__ == "__main__":

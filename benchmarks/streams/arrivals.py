@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Find the highest rate of random arrivals at which the 99th percentile of latency keeps a bound.
 
@@ -56,6 +55,7 @@ from benchmarks.harness.measurement import (
 from benchmarks.harness.turns import LAUNCHER, MAX_START_S, ROOT, environment
 from benchmarks.harness.workloads import DTYPES, Work, bert
 from benchmarks.streams.__main__ import Split, parse_split
+from benchmarks.streams.serving import TOLERANCE, FirstOutput, streams_pool
 
 Submit = Callable[[Callable[[], None]], None]
 """Takes a function that is called when the request is done."""
@@ -163,24 +163,12 @@ class SmallNetwork(nn.Module):
         return self.head(self.features(images).mean((2, 3)))
 
 
-class First(nn.Module):
-    """A model whose output is one tensor: of BERT, the vector of the sequence."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        output = self.model(batch)
-        return output if isinstance(output, torch.Tensor) else output[1]
-
-
 def make_work(name: str, dtype: torch.dtype) -> Work:
     """Return the model, in eval mode, and one request."""
     torch.manual_seed(0)
     if name == "bert":
         work = bert(1, dtype)
-        return Work(First(work.model).eval(), work.batch)
+        return Work(FirstOutput(work.model, 1).eval(), work.batch)
     if name == "cnn":
         model: nn.Module = SmallNetwork()
     else:
@@ -189,7 +177,7 @@ def make_work(name: str, dtype: torch.dtype) -> Work:
         model = get_model(name, weights=None)
     model = model.eval().to(dtype).to(memory_format=torch.channels_last)
     images = torch.randn(1, 3, 224, 224).to(dtype).to(memory_format=torch.channels_last)
-    return Work(First(model).eval(), images)
+    return Work(FirstOutput(model).eval(), images)
 
 
 # The side of the contenders.
@@ -208,12 +196,10 @@ def work_as_process(path: str, work: Work) -> None:
 
 def work_as_streams(path: str, work: Work, split: Split, max_batch: int) -> None:
     """Drive streams as each message says; answer with the trial."""
-    from xruntime import CPUPool, MultiStreamModule, compile_for_streams
+    from xruntime import MultiStreamModule, compile_for_streams
 
-    # Many layers with random weights amplify small differences.
-    model = compile_for_streams(work.model, work.batch, threads=split.cores, tolerance=0.05)
-    pool = CPUPool(smt=False)
-    pool = CPUPool(pool.core_ids[: split.count * split.cores])
+    model = compile_for_streams(work.model, work.batch, threads=split.cores, tolerance=TOLERANCE)
+    pool = streams_pool(split.count, split.cores)
     waiting = 1_000_000  # arrivals never wait for room
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))

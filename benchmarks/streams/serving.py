@@ -27,26 +27,32 @@ from benchmarks.harness.workloads import DTYPES, MODELS, Work, work_on
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams
 
 TOLERANCE = 0.05
+"""Many layers with random weights amplify small differences."""
+
 FORMS = ("compiled", "package", "script", "eager")
 
 
 class FirstOutput(torch.nn.Module):
-    """A model whose output is one tensor, as torch.jit.trace needs it."""
+    """A model whose output is one tensor, as torch.jit.trace needs it.
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    index
+        Of the output, where there are several; of BERT, 1 is the vector of the sequence.
+    """
+
+    def __init__(self, model: torch.nn.Module, index: int = 0) -> None:
         super().__init__()
         self.model = model
+        self.index = index
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         output = self.model(batch)
-        return output if isinstance(output, torch.Tensor) else output[0]
+        return output if isinstance(output, torch.Tensor) else output[self.index]
 
 
 def in_form(work: Work, form: str, *, streams: int, threads: int, package: Path) -> object:
     """Return the model in the form that the streams call."""
     model = FirstOutput(work.model).eval()
     if form == "compiled":
-        # Many layers with random weights amplify small differences.
         return compile_for_streams(model, work.batch, threads=threads, tolerance=TOLERANCE)
     if form == "package":
         from xruntime import compile_package, load_package
@@ -57,6 +63,11 @@ def in_form(work: Work, form: str, *, streams: int, threads: int, package: Path)
     if form == "script":
         return torch.jit.freeze(torch.jit.trace(model, work.batch))
     return model
+
+
+def streams_pool(count: int, threads: int) -> CPUPool:
+    """Return the cores of that many streams."""
+    return CPUPool(CPUPool(smt=False).core_ids[: count * threads])
 
 
 def serve(directory: Path, streams: MultiStreamModule, batch: torch.Tensor) -> None:
@@ -111,8 +122,7 @@ def main() -> None:
         )
         if options.prepare:
             return
-        pool = CPUPool(smt=False)
-        pool = CPUPool(pool.core_ids[: options.streams * options.threads])
+        pool = streams_pool(options.streams, options.threads)
         with MultiStreamModule(model, options.streams, pool) as streams:
             feed = serve_batches if options.batches else serve
             feed(options.directory, streams, work.batch)

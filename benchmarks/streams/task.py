@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compare the round trip of a call to another thread: xruntime's Task and Python's own means.
 

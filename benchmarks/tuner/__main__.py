@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Strategies of xtune compared on recorded spaces, and how they were recorded.
 
@@ -18,7 +17,6 @@ whose settings do nothing, with the noise that was recorded, and counts how ofte
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -68,9 +66,6 @@ def parse_arguments() -> argparse.Namespace:
         help="the bare command after so many launches, too; 0: only once a round (default 20)",
     )  # fmt: skip
     record.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
-    record.add_argument(
-        "--no-samples", action="store_true", help="keep what a launch comes to, not every sample"
-    )
     record.add_argument("arguments", nargs="+", help="after --: as xtune has them")
     aa = commands.add_parser("aa", help="count claims where nothing differs")
     aa.set_defaults(command=run_aa)
@@ -93,10 +88,6 @@ def parse_arguments() -> argparse.Namespace:
     replay.add_argument(
         "--gp-seeds", type=int, default=200, help="runs of the slow one (default 200)"
     )
-    replay.add_argument(
-        "--reuse", type=Path, metavar="FILE",
-        help="take the curves of strategies that are not asked for from an earlier --json",
-    )  # fmt: skip
     aa.add_argument("--budget", type=int, default=40, help="launches a search (default 40)")
     options = parser.parse_args()
     if options.command is run_record:
@@ -123,7 +114,7 @@ def run_record(options: argparse.Namespace) -> int:
     from xlaunch.errors import XLaunchError
 
     name = options.name or options.file.name.partition(".")[0]
-    how = Options(name, options.rounds, options.control_every, options.seed, not options.no_samples)
+    how = Options(name, options.rounds, options.control_every, options.seed)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         record(options.file, options.arguments, how)
@@ -139,24 +130,22 @@ def run_record(options: argparse.Namespace) -> int:
 def run_replay(options: argparse.Namespace) -> int:
     budgets = sorted({int(one) for one in options.budgets.split(",")})
     names = [name for name in STRATEGIES if name in options.strategies.split(",")]
-    earlier = json.loads(options.reuse.read_text())["curves"] if options.reuse else {}
     print(machine_line())
     raw: dict[Source, dict[str, list[Curve]]] = {}
     goals: list[str] = []
     for source in options.files:
         began = time.perf_counter()
-        found = {name: known_curves(earlier, source, name, budgets) for name in STRATEGIES}
+        raw[source] = {}
         for name in names:
             seeds = range(min(options.seeds, options.gp_seeds) if name == SLOW else options.seeds)
-            found[name] = replaying.replay(source, name, budgets, seeds, options.jobs)
-        raw[source] = {name: curves for name, curves in found.items() if curves}
+            raw[source][name] = replaying.replay(source, name, budgets, seeds, options.jobs)
         print(f"\n{replaying.describe(source)}; {time.perf_counter() - began:.0f} s")
         print_shares(raw[source], budgets)
         goals += print_comparison(source, raw[source], budgets)
         write_raw(
             options.json,
             "tuner replay",
-            {"goals": goals, "budgets": budgets, "curves": plain(raw)},
+            {"goals": goals, "budgets": budgets, "curves": raw},
         )
     if len(raw) > 1:
         print("\nmean over all")
@@ -164,19 +153,6 @@ def run_replay(options: argparse.Namespace) -> int:
         print_shares(merged, budgets)
         print_comparison("all", merged, budgets)
     return 0
-
-
-def known_curves(earlier: dict, source: Source, name: str, budgets: list[int]) -> list[Curve]:
-    """The curves of an earlier run with the same budgets."""
-    kept = earlier.get(source, {}).get(name, [])
-    return [Curve(seed, tuple(shares)) for seed, shares in kept if len(shares) == len(budgets)]
-
-
-def plain(raw: dict[Source, dict[str, list[Curve]]]) -> dict:
-    return {
-        source: {name: [list(curve) for curve in curves] for name, curves in found.items()}
-        for source, found in raw.items()
-    }
 
 
 def pooled(raw: dict[Source, dict[str, list[Curve]]]) -> dict[str, list[Curve]]:

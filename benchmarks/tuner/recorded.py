@@ -192,11 +192,9 @@ def write_header(stream: TextIO, header: Header, plans: Iterable[RecordedPlan]) 
     stream.flush()
 
 
-def write_launch(
-    stream: TextIO, header: Header, recorded: RecordedLaunch, *, series: bool = True
-) -> None:
-    """Add a launch; `series`: with every raw sample."""
-    plain = encode_launch(recorded.launch, series=series)
+def write_launch(stream: TextIO, header: Header, recorded: RecordedLaunch) -> None:
+    """Add a launch, with every raw sample."""
+    plain = encode_launch(recorded.launch)
     plain["configuration"] = changes(recorded.launch.configuration, header.space.parameters)
     stream.write(_line({"round": recorded.round} | plain))
     stream.flush()

@@ -44,8 +44,6 @@ class Options(NamedTuple):
     control_every: int
     """Launches between two of the bare command within a round, besides its own."""
     seed: int
-    samples: bool
-    """Keep every raw sample, not only what a launch comes to."""
 
 
 def record(path: Path, arguments: Sequence[str], options: Options) -> None:
@@ -67,9 +65,7 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
                     task.runner.measure(BARE)
                 round_number, plan = order[number]
                 launch = task.runner.measure(plan.configurations[0])
-            write_launch(
-                stream, header, RecordedLaunch(round_number, launch), series=options.samples
-            )
+            write_launch(stream, header, RecordedLaunch(round_number, launch))
             os.fsync(stream.fileno())
             walls.append(launch.secondary.wall_s)
             left_s = (len(order) - number - 1) * statistics.fmean(walls)
