@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -41,9 +40,13 @@ def sanitized(needs: Needs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "libxkernels.so"
 
 
-def told_by(program: Path) -> dict[str, str]:
-    """Run the program on every instruction set; return what each says of its calls."""
-    found = {}
+@pytest.mark.full
+@pytest.mark.timeout(1200)  # compiling with sanitizers takes minutes
+def test_decoding_stays_within_its_memory(sanitized: Path, compile_program: Compile) -> None:
+    program = compile_program(
+        *("decode", "-O1", "-g", "-fopenmp", "-fsanitize=address,undefined"),
+        *("-fno-sanitize-recover=all", sanitized, f"-Wl,-rpath,{sanitized.parent}"),
+    )
     for isa in native.supported_isas():
         done = subprocess.run(
             [program],
@@ -53,33 +56,8 @@ def told_by(program: Path) -> dict[str, str]:
             check=False,
             timeout=LIMIT_S,
         )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        assert done.stdout.startswith(f"{isa}: "), done.stdout
-        found[isa] = done.stdout.removeprefix(f"{isa}: ").rstrip()
-    return found
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1200)  # compiling with sanitizers takes minutes
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("embedding", r"396 calls, checksum \w+"),
-        ("vision", r"832 calls, checksum \w+"),
-        ("decode", "1056 calls"),
-    ],
-)
-def test_operators_stay_within_their_memory(
-    sanitized: Path, compile_program: Compile, name: str, words: str
-) -> None:
-    program = compile_program(
-        *(name, "-O1", "-g", "-fopenmp", "-fsanitize=address,undefined"),
-        *("-fno-sanitize-recover=all", sanitized, f"-Wl,-rpath,{sanitized.parent}"),
-    )
-    told = told_by(program)
-    assert all(re.fullmatch(words, one) for one in told.values()), told
-    assert len(set(told.values())) == 1, "every instruction set computes the same bits"
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"{isa}: 1056 calls\n"
 
 
 @pytest.mark.full

@@ -182,6 +182,23 @@ double Array::value(int64_t index) const {
   return static_cast<double>(value);
 }
 
+Parts::~Parts() {
+  for (const auto& [first, part] : parts_) {
+    memcpy(whole_.bytes() + first * whole_.width, part.bytes(),
+           static_cast<size_t>(part.count * part.width));
+  }
+}
+
+void* Parts::take(int64_t count, int64_t gap) {
+  Array part(whole_.type, count);
+  if (taken_ + count + gap > whole_.count) fail("too few elements in an array");
+  memcpy(part.bytes(), whole_.bytes() + taken_ * whole_.width,
+         static_cast<size_t>(count * whole_.width));
+  parts_.emplace_back(taken_, part);
+  taken_ += count + gap;
+  return part.bytes();
+}
+
 Case Case::copy() const {
   Case made = *this;
   for (auto& [key, value] : made.arrays) value = value.copy();

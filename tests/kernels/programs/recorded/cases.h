@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace recorded {
@@ -33,6 +34,24 @@ struct Array {
   Array copy() const;
   unsigned char* bytes() const { return memory.get() + width; }
   double value(int64_t index) const;
+};
+
+// Copies of parts of an array, one after another, each of which ends where its memory ends. They
+// are written back in the end.
+class Parts {
+ public:
+  explicit Parts(Array& whole) : whole_(whole) {}
+  ~Parts();
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
+  // The next `count` elements; `gap` elements after them are in no part.
+  void* take(int64_t count, int64_t gap = 0);
+
+ private:
+  Array& whole_;
+  int64_t taken_ = 0;
+  std::vector<std::pair<int64_t, Array>> parts_;  // with their first elements
 };
 
 // What an array must hold after the call: |actual - wanted| <= atol + rtol |wanted|.

@@ -10,21 +10,16 @@ namespace {
 
 template <typename Function>
 int32_t call(Case& c, Function function) {
-  std::map<std::string, int64_t> taken;
+  std::map<std::string, Parts> parts;
   // The next elements of an array; nullptr if the case has no such array.
   const auto take = [&](const char* name, int64_t elements) -> void* {
     if (!c.has(name)) return nullptr;
-    const Array& array = c.array(name);
-    unsigned char* found = array.bytes() + taken[name] * array.width;
-    taken[name] += elements;
-    if (taken[name] > array.count) fail(c.name + ": too few elements in " + name);
-    return found;
+    return parts.try_emplace(name, c.array(name)).first->second.take(elements);
   };
   const int32_t last_offset = static_cast<int32_t>(c.number("include_last_offset"));
-  const Array& sizes = c.array("tables");
   std::vector<xk_bag_table> tables;
-  for (const int64_t* size = c.data<int64_t>("tables"); taken["tables"] < sizes.count; size += 5) {
-    take("tables", 5);
+  const int64_t* const sizes = c.data<int64_t>("tables");
+  for (const int64_t* size = sizes; size < sizes + c.array("tables").count; size += 5) {
     xk_bag_table t = {};
     t.rows = size[0];
     t.dim = size[1];

@@ -14,12 +14,11 @@ struct Inputs {
         count(c.array("strides").count),
         batch(static_cast<int64_t>(c.number("batch"))),
         features(static_cast<int64_t>(c.number("features"))),
-        type(type_of(c.array("inputs"))) {
-    const Array& inputs = c.array("inputs");
-    const unsigned char* at = inputs.bytes();
+        type(type_of(c.array("inputs"))),
+        parts(c.array("inputs")) {
     for (int64_t i = 0; i < count; ++i) {
-      pointers.push_back(at);
-      at += batch * strides[i] * inputs.width;
+      const int64_t gap = batch == 0 ? 0 : strides[i] - features;
+      pointers.push_back(parts.take(batch * strides[i] - gap, gap));
     }
   }
 
@@ -27,6 +26,7 @@ struct Inputs {
   const int64_t* strides;
   int64_t count, batch, features;
   int32_t type;
+  Parts parts;
 };
 
 const Runner forward("interaction", [](Case& c) {
@@ -37,11 +37,9 @@ const Runner forward("interaction", [](Case& c) {
 
 const Runner backward("interaction_backward", [](Case& c) {
   const Inputs of(c);
-  const Array& all = c.array("gradients");
+  Parts parts(c.array("gradients"));
   std::vector<void*> gradients;
-  for (int64_t i = 0; i < of.count; ++i) {
-    gradients.push_back(all.bytes() + i * of.batch * of.features * all.width);
-  }
+  for (int64_t i = 0; i < of.count; ++i) gradients.push_back(parts.take(of.batch * of.features));
   return xk_interaction_backward(of.pointers.data(), of.strides, of.count, of.batch, of.features,
                                  of.type, c.data<void>("gradient"), gradients.data());
 });

@@ -21,7 +21,7 @@ from tests.kernels.recorded.cases import (
 # Rows, dim, indices, bags: no whole vectors, one column, no indices, more columns than a pass has,
 # and many indices of few rows. The others are large enough for a team.
 SIZES = ((50, 33, 60, 7), (1, 1, 5, 2), (9, 130, 0, 3), (6, 515, 30, 4), (3, 16, 70, 1))
-LARGE_SIZES = ((5000, 5, 9000, 100), (60, 33, 700, 40))
+LARGE_SIZES = ((70_000, 1, 12_000, 100), (60, 33, 700, 40))
 MODES = {"sum": 0, "weighted": 0, "mean": 1, "max": 2}
 LAYOUTS = ("offsets", "last", "even")
 """Bags begin at offsets, which may also have the end of the last one; or all bags are equal."""

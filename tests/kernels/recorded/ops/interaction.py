@@ -11,7 +11,10 @@ from tests.kernels.recorded.cases import ROUNDING, Array, Case, Expectation, sto
 
 # Inputs, batch, features: whole and odd vectors, one and few rows, tiles with rows left over; the
 # last is large enough for a team.
-SHAPES = ((27, 5, 128), (5, 9, 33), (9, 3, 64), (2, 3, 1), (1, 4, 7), (3, 0, 5), (6, 700, 21))
+SHAPES = (
+    *((27, 5, 128), (5, 9, 33), (9, 3, 64), (8, 3, 131), (5, 3, 15), (2, 3, 1), (1, 4, 7)),
+    *((3, 0, 5), (2, 3, 0), (6, 700, 21)),
+)
 BETWEEN_ROWS = 6e4
 """A value that no result may depend on."""
 

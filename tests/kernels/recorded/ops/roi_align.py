@@ -18,6 +18,7 @@ SCALE = 0.5
 
 def cases() -> Iterator[Case]:
     random = np.random.default_rng(3)
+    yield from _cases_of_no_region(random)
     options = itertools.product(ROUNDING, (False, True), (False, True), enumerate(SHAPES))
     for value_type, last, aligned, (number, shape) in options:
         ratio = (number + aligned) % 3
@@ -59,6 +60,47 @@ def cases() -> Iterator[Case]:
             shared | {"gradients": _in_layout(gradients, last), "sums": _in_layout(sums, last)},
             {"sums": _expected(_in_layout(wanted_sums, last), ROUNDING["fp32"])},
         )
+
+
+def _cases_of_no_region(random: np.random.Generator) -> Iterator[Case]:
+    """Boxes that are infinite, NaN or so large that their pixels cannot be counted: means are means of pixels."""
+    infinity, large = math.inf, 3e38
+    corners = [
+        *([math.nan, 0, 1, 1], [0, -infinity, 9, 9], [0, 0, infinity, 9], [-1e9, 0, 1e9, 9]),
+        *([-large, -large, large, large], [9e9, 9e9, 1e10, 1e10], [large, 0, 1, -infinity]),
+    ]
+    boxes = np.hstack([np.arange(len(corners))[:, None] % 2, corners]).astype("<f4")
+    shapes = ((2, 3, 5, 37), (2, 1, 1, 1), (2, 18, 4, 4))
+    for shape, last, aligned in itertools.product(shapes, (False, True), (False, True)):
+        for ratio in (0, 2):
+            numbers = {
+                "spatial_scale": 1,
+                "sampling_ratio": ratio,
+                "aligned": aligned,
+                "channels_last": last,
+            }
+            shared = {
+                "shape": np.array(shape, dtype="<i8"),
+                "size": np.array((3, 2), dtype="<i8"),
+                "boxes": boxes,
+            }
+            images = random.standard_normal(shape).astype("<f4")
+            regions = random.standard_normal((len(boxes), shape[1], 3, 2)).astype("<f4")
+            name = f"none/{'last' if last else 'first'}/{aligned}/{ratio}/{shape[1]}"
+            largest = 1.001 * float(np.max(np.abs(images)))
+            yield Case(
+                f"roi_align/{name}",
+                numbers,
+                shared | {"images": images, "output": np.full_like(regions, 7)},
+                {"output": Expectation(np.zeros(regions.shape), atol=largest)},
+            )
+            total = 1.001 * float(np.sum(np.abs(regions)))
+            yield Case(
+                f"roi_align_backward/{name}",
+                numbers,
+                shared | {"gradients": regions, "sums": np.zeros_like(images)},
+                {"sums": Expectation(np.zeros(shape), atol=total)},
+            )
 
 
 def _expected(wanted: Array, rtol: float) -> Expectation:
