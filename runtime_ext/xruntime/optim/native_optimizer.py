@@ -12,12 +12,11 @@ from torch import distributed
 from torch.optim import Optimizer
 
 from xruntime.errors import OptimizerError
-from xruntime.optim.dense import DenseStep, State, StateNames, as_count
 from xruntime.optim.memory_layout import can_be_walked_together, empty_like
 from xruntime.optim.rule import RANGES, Group, OptimizerRule
-from xruntime.optim.sparse import SparseStep
 from xruntime.optim.split_bf16 import join, split
 from xruntime.optim.step_call import FORMATS, TYPES, WEIGHTS_FLOAT32, Formats
+from xruntime.optim.steps import DenseStep, SparseStep, State, StateNames, as_count
 
 Rounding = Literal["split", "stochastic"]
 

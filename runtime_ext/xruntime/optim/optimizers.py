@@ -13,10 +13,10 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from xruntime.errors import OptimizerError
-from xruntime.optim.dense import as_count
 from xruntime.optim.memory_layout import empty_like, is_dense
 from xruntime.optim.native_optimizer import NativeOptimizer, Rounding
 from xruntime.optim.rule import Group, OptimizerRule
+from xruntime.optim.steps import as_count
 
 
 class _Momentum(NativeOptimizer):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from xruntime.optim.dense import StateNames
 from xruntime.optim.step_call import Update
+from xruntime.optim.steps import StateNames
 
 Group = dict[str, Any]
 

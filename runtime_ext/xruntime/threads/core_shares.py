@@ -18,6 +18,7 @@ on one of about 250 small random machines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from xlaunch.machine.topology import CPUs, Topology
 from xlaunch.planning.placement import Core, crossings, locate_cores, place_instances
@@ -89,7 +90,11 @@ def _filled(cores: Part, count: int, size: int) -> list[Part]:
         _cut(cores, [size + 1] * larger + [size] * smaller),
         _cut(cores, [size] * smaller + [size + 1] * larger),
     ]
-    return min(candidates, key=_total_crossings)
+    # Crossings of all parts by level, the most important level first.
+    return min(
+        candidates,
+        key=lambda parts: [sum(level) for level in zip(*map(crossings, parts), strict=True)],
+    )
 
 
 def _in_turn(cores: Part, first: tuple[int, int], second: tuple[int, int]) -> list[Part]:
@@ -105,16 +110,8 @@ def _placed(cores: Part, count: int, size: int) -> list[Part]:
 
 def _cut(cores: Part, sizes: list[int]) -> list[Part]:
     """Cut the cores into parts, in their order."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(cores[start : start + size])
-        start += size
-    return parts
-
-
-def _total_crossings(parts: list[Part]) -> list[int]:
-    """Crossings of all parts by level, the most important level first."""
-    return [sum(level) for level in zip(*map(crossings, parts), strict=True)]
+    left = iter(cores)
+    return [list(islice(left, size)) for size in sizes]
 
 
 def _domains(cores: Part, depth: int) -> list[Part]:

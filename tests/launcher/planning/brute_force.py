@@ -11,8 +11,8 @@ from xlaunch.planning.placement import Core
 Crossings = tuple[int, ...]
 
 
-def fewest_crossings(cores: Sequence[Core], *, count: int, size: int) -> Crossings:
-    """The least total crossings of `count` disjoint instances of `size` cores.
+def fewest_crossings(cores: Sequence[Core], sizes: Sequence[int]) -> Crossings:
+    """The least total crossings of disjoint instances of so many cores.
 
     Packages first, then nodes, caches and dies. Cores in the same domains at all levels are alike,
     so it is enough to try how many of each sort every instance takes.
@@ -26,15 +26,15 @@ def fewest_crossings(cores: Sequence[Core], *, count: int, size: int) -> Crossin
         return tuple(len(set(level)) - 1 for level in zip(*touched, strict=True))
 
     @functools.cache
-    def best(free: tuple[int, ...], instances: int) -> Crossings:
-        if instances == 0:
+    def best(free: tuple[int, ...], index: int) -> Crossings:
+        if index == len(sizes):
             return (0,) * len(sorts[0])
         return min(
-            add(cost(taken), best(subtract(free, taken), instances - 1))
-            for taken in selections(free, size)
+            add(cost(taken), best(subtract(free, taken), index + 1))
+            for taken in selections(free, sizes[index])
         )
 
-    return best(held, count)
+    return best(held, 0)
 
 
 @functools.cache

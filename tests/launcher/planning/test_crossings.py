@@ -56,7 +56,7 @@ def test_every_layout_of_a_regular_machine_crosses_as_little_as_can_be(
     cores = locate_cores(machine.topology, machine.topology.cores)
     for size in range(1, len(cores) + 1):
         for count in range(1, len(cores) // size + 1):
-            fewest = fewest_crossings(cores, count=count, size=size)
+            fewest = fewest_crossings(cores, [size] * count)
             for place in Place:
                 placed = place_instances(cores, count=count, size=size, place=place)
                 assert total(placed) == fewest, f"{count} x {size}, {place.value}"
@@ -110,7 +110,7 @@ def test_one_instance_of_an_irregular_machine_crosses_as_little_as_can_be(
     cores = locate_cores(machine.topology, machine.topology.cores)
     size = data.draw(st.integers(1, len(cores)), label="size")
     placed = place_instances(cores, count=1, size=size, place=Place.COMPACT)
-    assert total(placed) == fewest_crossings(cores, count=1, size=size)
+    assert total(placed) == fewest_crossings(cores, [size])
 
 
 @settings(max_examples=300)
@@ -126,7 +126,7 @@ def test_instances_of_an_irregular_machine_cross_once_too_often_at_the_most(
         total(place_instances(cores, count=count, size=size, place=place))
         for place in (Place.COMPACT, Place.SCATTER)
     )
-    fewest = fewest_crossings(cores, count=count, size=size)
+    fewest = fewest_crossings(cores, [size] * count)
     first = next((i for i in range(len(found)) if found[i] != fewest[i]), None)
     assert first is None or found[first] == fewest[first] + 1
     assert scattered == found

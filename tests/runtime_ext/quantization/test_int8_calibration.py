@@ -321,24 +321,16 @@ def test_mode_dynamic_needs_no_batch_and_quantizes_linear_layers() -> None:
     torch.testing.assert_close(module.eager(images(8)), expected, rtol=0.1, atol=0.02)
 
 
-def test_one_example_is_enough_for_any_batch() -> None:
+class Shifted(nn.Linear):
+    def forward(self, values: Tensor, shift: Tensor) -> Tensor:
+        return super().forward(values) + shift
+
+
+def test_one_example_is_enough_for_any_batch_also_beside_a_number() -> None:
     module = convert(calibrated(residual(), example=images(1)))
-    assert module.eager(images(7)).shape == (7, 5)
-    assert module.eager(images(1)).shape == (1, 5)
-
-
-def test_one_example_beside_a_number_is_enough_for_any_batch() -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-            self.eval()
-
-        def forward(self, values: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-            return self.linear(values) + shift
-
+    assert [module.eager(images(count)).shape for count in (7, 1)] == [(7, 5), (1, 5)]
     shift = torch.tensor(2.0)
-    with calibrate(Shifted(), QuantConf(), (torch.ones(1, 4), shift)) as observed:
+    with calibrate(Shifted(4, 3).eval(), QuantConf(), (torch.ones(1, 4), shift)) as observed:
         observed(torch.randn(5, 4), shift)
     assert convert(observed).eager(torch.ones(7, 4), shift).shape == (7, 3)
 

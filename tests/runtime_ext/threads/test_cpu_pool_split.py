@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.captures import own_captures, read_capture
-from tests.launcher.planning.brute_force import Crossings, add, selections, subtract
+from tests.launcher.planning.brute_force import Crossings, add, fewest_crossings
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.machine.topology import CPUs, Machine
@@ -163,31 +163,6 @@ def test_pools_are_combined_as_sets_are(pool: CPUPool, data: st.DataObject) -> N
         assert set(pool ^ other) == left ^ right
     assert (other < pool, other <= pool, other == pool) == (right < left, True, right == left)
     assert eval(repr(other), {"CPUPool": functools.partial(CPUPool, machine=pool.machine)}) == other
-
-
-def fewest_crossings(cores: Sequence[Core], sizes: Sequence[int]) -> Crossings:
-    """The least total crossings of parts of these sizes, found by trying all.
-
-    Cores in the same domains at all levels are alike, as in the launcher's brute force.
-    """
-    sorts = sorted({core.domains for core in cores})
-    held = tuple(sum(core.domains == sort for core in cores) for sort in sorts)
-
-    @functools.cache
-    def cost(taken: tuple[int, ...]) -> Crossings:
-        touched = [sort for sort, number in zip(sorts, taken, strict=True) if number]
-        return tuple(len(set(level)) - 1 for level in zip(*touched, strict=True))
-
-    @functools.cache
-    def best(free: tuple[int, ...], index: int) -> Crossings:
-        if index == len(sizes):
-            return (0,) * len(sorts[0])
-        return min(
-            add(cost(taken), best(subtract(free, taken), index + 1))
-            for taken in selections(free, sizes[index])
-        )
-
-    return best(held, 0)
 
 
 def crossings_of(machine: Machine, cores: Sequence[Core], n: int) -> tuple[Crossings, Crossings]:

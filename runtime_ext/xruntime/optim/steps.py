@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters with dense gradients: checked once, then updated by one native call a step.
+"""Steps of parameters: those with dense gradients by one native call, those with sparse ones by one each.
 
-What was checked of a parameter is kept, also while it has no gradient. A step compares addresses and layouts
+What was checked of a parameter with a dense gradient is kept, also while it has no gradient. A step compares addresses and layouts
 of parameters, gradients and states with it. The arrays of addresses are made again only if other parameters
 have a gradient; new gradient tensors change one array.
 """
@@ -272,3 +272,68 @@ def as_count(step: Any) -> torch.Tensor:
     ):
         return step
     return torch.tensor(float(step), dtype=torch.float32, device="cpu")
+
+
+class SparseStep:
+    """One parameter with a sparse gradient, whose rows are the entries of the native call.
+
+    Rows without a gradient are left alone, and so is their state.
+    """
+
+    def __init__(
+        self,
+        optimizer: str,
+        parameter: torch.Tensor,
+        state: State,
+        names: StateNames,
+        formats: Formats,
+    ) -> None:
+        """Check everything and prepare the arrays. Raises OptimizerError."""
+        gradient = parameter.grad
+        assert gradient is not None
+        check_gradient(parameter, gradient, optimizer)
+        if gradient.sparse_dim() != 1 or not parameter.is_contiguous():
+            raise OptimizerError(
+                f"{optimizer}: a sparse gradient has {gradient.sparse_dim()} sparse dimensions and its"
+                f" parameter the strides {parameter.stride()}; supported are gradients of whole rows,"
+                " as of nn.Embedding(sparse=True), of contiguous parameters"
+            )
+        block = parameter.detach()
+        new, _ = new_state(state, names, formats, block)
+        written = Written(written_tensors(block, new), optimizer)
+        coalesced = gradient.coalesce()
+        rows = coalesced.indices()[0]
+        self._values = coalesced.values().contiguous().resolve_neg()
+        written.check_gradients([self._values])
+        self._parameter, self._state, self._new = parameter, state, new
+        count = rows.numel()
+        size = block[0].numel() if count else 0
+
+        def addresses(tensor: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+            return numbers * (size * tensor.element_size()) + tensor.data_ptr()
+
+        def of_rows(name: str | None) -> torch.Tensor | None:
+            return None if name is None or name not in new else addresses(new[name], rows)
+
+        self._call = StepCall(
+            Arrays(
+                sizes=torch.full((count,), size),
+                weights=addresses(block, rows),
+                gradients=addresses(self._values, torch.arange(count)),
+                remainders=of_rows("remainder"),
+                first=of_rows(names.first),
+                second=None,
+                steps=torch.full((count,), new["step"].data_ptr()) if names.steps else None,
+                fresh=None,
+            ),
+            formats,
+        )
+        self._empty = count == 0
+
+    def run(self, update: Update, *, maximize: bool, seed: int) -> None:
+        """Update the rows that have a gradient."""
+        self._call.run(update, maximize=maximize, seed=seed)
+        if self._empty and "step" in self._new:
+            self._new["step"].add_(1)
+        torch.autograd.graph.increment_version(self._parameter)
+        self._state.update(self._new)
