@@ -16,7 +16,6 @@ from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import NO_HOME, default_directory
-from xlaunch.cli.cache_warm import warm_command
 from xlaunch.console import say, terminal_width
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import find_installed, prefix_of
@@ -26,11 +25,14 @@ from xlaunch.options.commands import (
     CommandGroup,
     Parsed,
     click_option,
+    launch_command,
     resolved_options,
+    say_chosen,
     with_options,
 )
-from xlaunch.options.definitions import BY_KEY, MAX_CACHE_SIZE
+from xlaunch.options.definitions import BY_KEY, OF_SHARING, max_cache_bytes
 from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
+from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.text import align, counted, fit, size
 
 SETTINGS = {**CONTEXT, "allow_interspersed_args": True}
@@ -40,6 +42,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 PYTHON = click.option("--python", metavar="FILE", help="The interpreter that caches are for.")
 NO_WEIGHTS_HELP = "Leave out what contains the weights of models."
+MAX_RUNS = 3
+TIMED_OUT = 124
+"""Exit code of a run that `--timeout` ended. Services are ended this way."""
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -77,19 +82,13 @@ def _ls(*, cache_dir: str | None, as_json: bool) -> None:
     base, named = _base(cache_dir), store.named_by_processes()
     rows = [("cache", "key", "files", "size", "last use", "")]
     caches = []
-    for it in sorted(store.stored(base), key=lambda it: -it.last_use_s):
-        usage, last_use_s = contents.usage_of(it), it.last_use_s
-        with store.not_in_use(it, named) as free:
-            cells = (
-                str(usage.files),
-                size(usage.size_bytes),
-                _ago(last_use_s),
-                "in use" * (not free),
-            )
-        caches.append(
-            it._asdict() | usage._asdict() | {"last_use_s": last_use_s, "in_use": not free}
-        )
-        rows.append((it.cache, it.key, *cells))
+    for cache in sorted(store.stored(base), key=lambda it: -it.last_use_s):
+        usage, last_use_s = contents.usage_of(cache), cache.last_use_s
+        with store.not_in_use(cache, named) as free:
+            state = {"last_use_s": last_use_s, "in_use": not free}
+        caches.append(cache._asdict() | usage._asdict() | state)
+        cells = (str(usage.files), size(usage.size_bytes), _ago(last_use_s), "in use" * (not free))
+        rows.append((cache.cache, cache.key, *cells))
     width = terminal_width(1)
     table = fit(rows, right=("files", "size"), width=width, optional=("files", "last use"))
     lines = [base, *table] if caches else [f"{base}: nothing is kept here yet"]
@@ -99,7 +98,7 @@ def _ls(*, cache_dir: str | None, as_json: bool) -> None:
 @_subcommand(DIRECTORY, JSON)
 def _du(*, cache_dir: str | None, as_json: bool) -> None:
     """Show the size on disk of each kind of file, and in all."""
-    base, max_bytes = _base(cache_dir), _max_bytes()
+    base, max_bytes = _base(cache_dir), max_cache_bytes(os.environ, DEFAULT_MAX_BYTES)
     found: dict[tuple[str, str], list[contents.CachedFile]] = {}
     for directory in store.stored(base):
         for kind, files in contents.files_by_kind(directory).items():
@@ -141,7 +140,7 @@ def _prune(
     """
     base = _base(cache_dir)
     if max_size is None and older_than is None:
-        max_size = _max_bytes()
+        max_size = max_cache_bytes(os.environ, DEFAULT_MAX_BYTES)
     found = prune(base, max_bytes=max_size, older_than_s=older_than, dry_run=dry_run)
     _show_removals(base, found, dry_run=dry_run, as_json=as_json)
 
@@ -271,7 +270,11 @@ def _import(
     """
     from xlaunch.cache.bundle_import import import_bundle
 
-    base, most, here = _base(cache_dir), _max_bytes(), _here(python)
+    base, most, here = (
+        _base(cache_dir),
+        max_cache_bytes(os.environ, DEFAULT_MAX_BYTES),
+        _here(python),
+    )
     done = import_bundle(
         base, file, *here, allowed_signers=allowed_signers, force=force, max_bytes=most
     )
@@ -282,7 +285,58 @@ def _import(
     _answer(as_json, [f"{base}: {added}, {done.kept} here already"], base=base, **done._asdict())
 
 
-command.add_command(warm_command, "warm")
+@launch_command(
+    program_required=True,
+    without=(*OF_SHARING, "dry-run", "json", "explain", "no-cache", "sysroot", "synthetic"),
+    hidden=("optimize-wait", "supervise"),
+)
+def _warm(asked: ResolvedOptions) -> int:
+    """Run PROGRAM until a run compiles nothing new.
+
+    It runs as a launch with these options would, so that later launches find all that they need.
+    Programs that never end need --timeout. The exit code is 1 if the third run still compiles
+    something, and the program's if it fails. --optimize implies --optimize-wait.
+    """
+    from xlaunch.cache.warm import compiled_files, count_by_kind
+    from xlaunch.launching import Purpose, launch, prepare
+
+    request, options = request_from(asked.values), asked.values
+    say_chosen(asked)
+    if not request.program.words:
+        raise UsageError(
+            "no program given; usage: xlaunch cache warm [OPTIONS] [--] PROGRAM [ARGS...]"
+        )
+    if request.program.optimize is not None:
+        request = request.replace(optimize_wait=True)  # a run ends with all of it compiled
+    prepared = prepare(request, purpose=Purpose.LAUNCH, note=say)
+    request, made, environment = prepared.request, prepared.plan, prepared.environment
+    assert environment is not None
+    for warning in environment.warnings:
+        say(f"warning: {warning}")
+    if environment.caches.base is None:
+        raise UsageError("no cache can be kept: name a directory with --cache-dir")
+    before = compiled_files(environment.caches)
+    for run in range(1, MAX_RUNS + 1):
+        report = launch(made, request.program, request.run, table=not options.get("quiet", False))
+        if report.exit_code not in (0, TIMED_OUT):
+            say(f"the program failed with exit code {report.exit_code}; the caches are not warm")
+            return report.exit_code
+        after = compiled_files(environment.caches)
+        new = {name: kind for name, kind in after.items() if name not in before}
+        if not new:
+            done = f"warm after {counted(run, 'run')}: {count_by_kind(after.values())}"
+            say(done if after else "nothing was compiled: the program uses none of the caches")
+            return 0
+        say(f"run {run} compiled {count_by_kind(new.values())}")
+        before = after
+    say(
+        f"the program still compiles after {MAX_RUNS} runs: {count_by_kind(new.values())}; sizes, names or "
+        "weights that change from run to run are the usual reason"
+    )
+    return 1
+
+
+command.add_command(_warm, "warm")
 
 
 def _asked_base(cache_dir: str | None) -> str:
@@ -308,15 +362,6 @@ def _here(python: str | None) -> tuple[Hardware, Packages]:
     interpreter, _ = find_interpreter(python, os.environ)
     installed = find_installed(prefix_of(interpreter), interpreter, os.environ)
     return read_hardware(), installed.for_keys()
-
-
-def _max_bytes() -> int:
-    text = os.environ.get(MAX_CACHE_SIZE)
-    try:
-        number: int = SIZE.parse(text) if text else DEFAULT_MAX_BYTES
-    except UsageError as error:
-        raise UsageError(f"{MAX_CACHE_SIZE}: {error}") from None
-    return number
 
 
 def _check_names(names: Sequence[str]) -> None:

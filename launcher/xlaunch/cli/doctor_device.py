@@ -19,7 +19,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
-from xlaunch.options.definitions import OF_TORCHRUN
+from xlaunch.options.definitions import OF_SHARING
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.planning.planner import plan
 from xlaunch.planning.request import Request
@@ -28,12 +28,11 @@ from xlaunch.report import Report
 NAME = "xlaunch doctor"
 USAGE = f"{NAME} --device -- PROGRAM ARGS"
 OTHERS = (
-    *OF_TORCHRUN, "exclusive", "wait", "rank-mode",
-    "sysroot", "synthetic", "dry-run", "json", "explain", "save-preset", "verify-device",
-)  # fmt: skip
+    *(*OF_SHARING, "sysroot", "synthetic", "dry-run", "json", "explain", "save-preset"),
+    "verify-device",
+)
 """Options of a launch that this command does not take: they run nothing, it implies them, or they
-need other launches and ranks, which it does not look at.
-"""
+need other launches and ranks."""
 
 
 def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool) -> int:
@@ -50,9 +49,13 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
         raise UsageError(f"put -- before the program and its arguments: {USAGE}")
     if sys.platform != "linux":
         raise UsageError(f"--device needs Linux, this is {sys.platform}")
+    from xlaunch.report.nvidia_counters import NvidiaCounters
+
     request = _parse(words).replace(verify_device=True)
     machine = read_machine()
-    _warn_without_counters()
+    problem = NvidiaCounters({}).problem
+    if problem is not None:  # before the run, which may take hours
+        say(f"warning: {problem}", NAME)
     if compare is None:
         with _output(as_json=as_json):
             report = _run(request, machine)
@@ -65,32 +68,21 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
 
 
 def _parse(words: tuple[str, ...]) -> Request:
-    """The request of a launch with these words, and with the options that variables and files
-    set.
-    """
-    found: list[ResolvedOptions] = []
+    """The request of a launch with these words, and the options of variables and files."""
+    launches: list[ResolvedOptions] = []
 
     @launch_command(program_required=True, without=OTHERS)
     def launch(asked: ResolvedOptions) -> None:
         """Run PROGRAM, and say which devices worked."""
-        found.append(asked)
+        launches.append(asked)
 
     launch.main(args=list(words), prog_name=f"{NAME} --device --", standalone_mode=False)
-    if not found:  # --help
+    if not launches:  # --help
         raise click.exceptions.Exit(0)
-    request = request_from(found[0].values)
+    request = request_from(launches[0].values)
     if not request.program.words:
         raise UsageError(f"--device runs a program and there is none: {USAGE}")
     return request
-
-
-def _warn_without_counters() -> None:
-    """Warn before the run, which may take hours, of counters that cannot be read."""
-    from xlaunch.report.nvidia_counters import NvidiaCounters
-
-    problem = NvidiaCounters({}).problem
-    if problem is not None:
-        say(f"warning: {problem}", NAME)
 
 
 def _run(request: Request, machine: Machine) -> Report:

@@ -102,9 +102,7 @@ def facts_of(
     interpreter: str | None = None,
     imports: tuple[str, ...] = (),
 ) -> Facts:
-    """The facts that the checks of `machine` read; for a captured machine (`sysroot`), none of this
-    process.
-    """
+    """What the checks of `machine` read; nothing of this process for a captured one (`sysroot`)."""
     live = sysroot is None and sys.platform == "linux"
     return Facts(
         machine=machine,
@@ -143,7 +141,9 @@ def draw(results: Sequence[CheckResult], unavailable: Sequence[str], *, verbose:
         for line in _lines(finding.why):
             lines.append((Segment(INDENT + line, DIM),))
         for command in filter(None, finding.advise.split("\n")):
-            first, *more = _wrapped(command)
+            first, *more = _lines(command, WIDTH - len(INDENT) - 4)
+            if more:  # lines that a shell reads as one
+                first, more = f"{first} \\", [f"{line} \\" for line in more[:-1]] + more[-1:]
             lines += [(Segment(f"{INDENT}> {first}"),), *((Segment(INDENT + m),) for m in more)]
     hint = "" if verbose or not counts[Severity.OK] else " (-v shows them)"
     lines.append((Segment(", ".join(words) + hint),))
@@ -156,12 +156,6 @@ def draw(results: Sequence[CheckResult], unavailable: Sequence[str], *, verbose:
 def _lines(text: str, width: int = WIDTH - len(INDENT)) -> list[str]:
     """The text, wrapped to lines. Long paths are not broken, so that they can be copied."""
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
-
-
-def _wrapped(command: str) -> list[str]:
-    """A command in lines that a shell reads as one."""
-    lines = _lines(command, WIDTH - len(INDENT) - 4)
-    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 def _to_dict(

@@ -26,7 +26,7 @@ from xlaunch.launching import PreparedLaunch, Purpose, prepare
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import glibc_version
 from xlaunch.options.commands import Parsed, launch_command
-from xlaunch.options.definitions import OF_TORCHRUN
+from xlaunch.options.definitions import OF_SHARING
 from xlaunch.options.kinds import one_of
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Instance, Plan
@@ -56,33 +56,20 @@ class Surroundings(NamedTuple):
     instance: Instance
     settings: tuple[VariableSetting, ...]
     changed: dict[str, str]
-    """Variables that differ from the user's own. What an outer launcher or ``eval`` has set is not
-    the user's."""
+    """Variables that differ from the user's own, which an outer launcher or ``eval`` did not set."""
     removed: tuple[str, ...]
     """Inherited variables that the instance does not get."""
 
     @property
     def alone(self) -> dict[str, str]:
-        """The variables that it needs if nothing is inherited, including those of the user that
-        matter.
-        """
+        """The variables that it needs if nothing is inherited, the user's that matter included."""
         kept = {it.name: it.value for it in self.settings if it.value is not None}
         return kept | self.changed
 
 
 @launch_command(
     program_required=False,
-    without=(
-        *OF_TORCHRUN,
-        "exclusive",
-        "wait",
-        "rank-mode",
-        "dry-run",
-        "json",
-        "explain",
-        "verbose",
-        "quiet",
-    ),
+    without=(*OF_SHARING, "dry-run", "json", "explain", "verbose", "quiet"),
     hidden=OF_A_RUN,
     own=[
         click.option(
@@ -174,10 +161,13 @@ def _systemd(found: Surroundings) -> str:
     """Lines for the [Service] section of a unit."""
     lines = []
     for name, value in found.alone.items():
-        if not _is_text(value):
-            raise UsageError(f"the value of {name} cannot be in a unit: systemd takes UTF-8 only")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            what = f"the value of {name} cannot be in a unit"
+            raise UsageError(f"{what}: systemd takes UTF-8 only") from None
         _check_name(name, "systemd")
-        lines.append(f'Environment="{_systemd_quoted(f"{name}={value}")}"')
+        lines.append(f'Environment="{f"{name}={value}".translate(_SYSTEMD_ESCAPES)}"')
     instance = found.instance
     if found.plan.bound:
         lines.append(f"CPUAffinity={format_cpu_list(instance.cpus)}")
@@ -244,6 +234,11 @@ def _json(found: Surroundings) -> str:
 HOST_PATHS = frozenset((PRELOAD, PYTHON_PATH, optimization.VARIABLE, *CACHE_VARIABLES))
 """Variables that contain paths of this machine, or do nothing without such a path."""
 
+_SYSTEMD_ESCAPES = {number: f"\\x{number:02x}" for number in (*range(32), 127)} | str.maketrans(
+    {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
+)
+"""See systemd.syntax(7) on quoting, and systemd.unit(5) on specifiers, which begin with %."""
+
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -257,21 +252,3 @@ def _check_name(name: str, whose: str) -> None:
             f"{whose} cannot have a variable of the name {name!r}; "
             "--format json and docker can, or leave --env out"
         )
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _systemd_quoted(text: str) -> str:
-    """See systemd.syntax(7) on quoting, and systemd.unit(5) on specifiers, which begin with %."""
-    special = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "%": "%%"}
-    return "".join([special.get(char) or _systemd_escaped(char) for char in text])
-
-
-def _systemd_escaped(char: str) -> str:
-    return char if ord(char) >= 32 and char != "\x7f" else f"\\x{ord(char):02x}"

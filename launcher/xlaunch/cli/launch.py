@@ -15,8 +15,7 @@ from xlaunch.environment.program import assignments
 from xlaunch.errors import UsageError
 from xlaunch.launching import Purpose, check_startable, prepare, run_plan
 from xlaunch.options.commands import launch_command, say_chosen
-from xlaunch.options.definitions import COMMANDS, MAX_CACHE_SIZE, RESERVED
-from xlaunch.options.kinds import SIZE
+from xlaunch.options.definitions import COMMANDS, RESERVED, max_cache_bytes
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.request import LogFormat, OnFailure, ProgramRequest
 from xlaunch.shared_host import is_rank
@@ -105,17 +104,19 @@ def command(asked: ResolvedOptions) -> int:
             warn(warning)
     for text in prepared.notes:
         note(text)
-    restarts = request.run.failure_rule is OnFailure.RESTART
     if not quiet and (misplaced := misplaced_options(request.program.words)):
         says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
         note(f"{says}, which does not mention it; xlaunch's options stand before the program")
     if not quiet:
         for text in program_hints(environment.program, prepared.inherited):
             note(text)
-    if request.run.max_restarts is not None and not restarts:
+    if request.run.max_restarts is not None and request.run.failure_rule is not OnFailure.RESTART:
         warn("--max-restarts does nothing without --on-failure restart")
-    if environment.caches.base is not None and (problem := _cache_size_problem()):
-        warn(f"compile caches are not pruned: {problem}")
+    if environment.caches.base is not None:
+        try:
+            max_cache_bytes(os.environ, 0)  # the pruner itself has no terminal
+        except UsageError as error:
+            warn(f"compile caches are not pruned: {error}")
     return run_plan(
         made,
         environment,
@@ -128,17 +129,6 @@ def command(asked: ResolvedOptions) -> int:
 
 
 command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
-
-
-def _cache_size_problem() -> str | None:
-    """Why the size to which caches are pruned cannot be read: the pruner itself has no terminal."""
-    text = os.environ.get(MAX_CACHE_SIZE)
-    try:
-        if text:
-            SIZE.parse(text)
-    except UsageError as error:
-        return f"{MAX_CACHE_SIZE}: {error}"
-    return None
 
 
 def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:

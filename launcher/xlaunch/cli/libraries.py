@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -37,7 +37,17 @@ def command(*, as_json: bool, python: str | None) -> None:
 
         click.echo(json.dumps(_to_dict(interpreter, prefix, judged), indent=1))
     else:
-        lines = [f"for {interpreter} ({reason})", *_table(judged), *_absent(judged)]
+        lines = [f"for {interpreter} ({reason})"]
+        for entry in judged:
+            library = entry.library
+            named = " ".join(filter(None, (library.name, library.version)))
+            lines += [f"{named}: {entry.verdict}", f"  {library.path} ({library.origin})"]
+        usable = {entry.library.name for entry in judged if entry.chosen}
+        lines += [
+            f"{name}: none that can be used; to install it: {how_to_install(name)}"
+            for name in NAMES
+            if name not in usable
+        ]
         inherited = preloaded(os.environ.get("LD_PRELOAD"))
         if inherited:
             refused = dict(prove_entries(os.environ, interpreter).refused)
@@ -46,27 +56,6 @@ def command(*, as_json: bool, python: str | None) -> None:
         click.echo("\n".join([piece for line in lines for piece in folded(line, width)]))
     for note in notes:
         click.echo(f"note: {note}", err=True)
-
-
-def _table(judged: Iterable[Judged]) -> list[str]:
-    """Two lines for each library, of which the second is its file."""
-    return [
-        line
-        for library, verdict in [(entry.library, entry.verdict) for entry in judged]
-        for line in (
-            f"{' '.join(filter(None, (library.name, library.version)))}: {verdict}",
-            f"  {library.path} ({library.origin})",
-        )
-    ]
-
-
-def _absent(judged: Sequence[Judged]) -> list[str]:
-    usable = {entry.library.name for entry in judged if entry.chosen}
-    return [
-        f"{name}: none that can be used; to install it: {how_to_install(name)}"
-        for name in NAMES
-        if name not in usable
-    ]
 
 
 def _to_dict(interpreter: str, prefix: str, judged: Sequence[Judged]) -> dict[str, Any]:

@@ -20,20 +20,13 @@ from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import Request
 
-OF_A_RUN = (
-    *[option.name for option in OPTIONS if option.group is OptionGroup.SUPERVISION],
-    *(
-        "log-dir",
-        "log-format",
-        "log-size",
-        "tee",
-        "tag",
-        "pty",
-        "metric",
-        "report",
-        "prometheus-file",
-        "prometheus-port",
-    ),
+OF_A_RUN = tuple(
+    [
+        option.name
+        for option in OPTIONS
+        if option.group is OptionGroup.SUPERVISION
+        or (option.group is OptionGroup.OUTPUT and not option.one_call and not option.short)
+    ]
 )
 """Options that change what happens while a program runs."""
 

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from xlaunch.cli.runs import ask_run, find_run, state_of
 from xlaunch.console import say, terminal_width
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.leases import Lease, described, read_leases
+from xlaunch.leases import Lease, described, of_others, read_leases
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process, start_ticks
 from xlaunch.options.commands import CONTEXT
 from xlaunch.ownership import user_name
-from xlaunch.report.run_client import STATE
+from xlaunch.report.run_client import STATE, TIMEOUT_S, ask
 from xlaunch.text import fit, printable, size
 
 SCHEMA_VERSION = 1
@@ -31,6 +30,9 @@ WATCH_S = 2.0
 STATE_S = 1.0
 """How long a launch may take to answer, among all of them."""
 STDOUT = 1
+_NOT_LOCAL = " (other namespace)"
+SELF = "self"
+"""RUN of the launch that a command runs in."""
 
 
 class LaunchUsage(NamedTuple):
@@ -70,7 +72,12 @@ def command(*, as_json: bool, watch: bool, ready: bool, run: str | None) -> int 
     if ready:
         return 0 if state_of(find_run(run or ""))["ready"] else 1
     if as_json:
-        click.echo(json.dumps(_document(run), indent=1))
+        state: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        if run is None:
+            state["launches"] = [*map(_to_dict, look())]
+        else:
+            state = state_of(find_run(run))
+        click.echo(json.dumps(state, indent=1))
         return None
     while True:
         lines = table(look()) if run is None else instance_table(state_of(find_run(run)))
@@ -116,7 +123,7 @@ def table(found: Sequence[LaunchUsage]) -> list[str]:
     if not found:
         return ["no launch runs on this host"]
     columns = [
-        ("pid", [_pid(it.lease) for it in found]),
+        ("pid", [str(it.lease.pid) + _NOT_LOCAL * (not it.lease.is_local) for it in found]),
         ("user", [it.user for it in found]),
         ("program", [it.lease.program or "-" for it in found]),
         ("instances", [str(it.lease.instances or "-") for it in found]),
@@ -129,28 +136,31 @@ def table(found: Sequence[LaunchUsage]) -> list[str]:
         ("metric", [it.lease.metric for it in found]),
         ("logs", [it.lease.log_dir for it in found]),
     ]
+    return _without_empty(columns, optional=("logs", "user"))
+
+
+def _without_empty(columns: Sequence[tuple[str, list[str]]], optional: Sequence[str]) -> list[str]:
+    """The lines of a table, without columns that are empty in every row."""
     kept = [(name, cells) for name, cells in columns if any(cells)]
     rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
-    return fit(rows, width=terminal_width(STDOUT), optional=("logs", "user"))
+    return fit(rows, width=terminal_width(STDOUT), optional=optional)
 
 
 def instance_table(state: dict[str, Any]) -> list[str]:
     """The instances of a run as lines of text. `state`: see docs/supervision.md."""
-    found = state["instances"]
+    rows = state["instances"]
     columns = [
-        ("instance", [str(one["index"]) for one in found]),
-        ("state", [one["state"] for one in found]),
-        ("pid", [str(one["pid"] or "-") for one in found]),
-        ("CPUs", [format_cpu_list(one["cpus"]) or "not bound" for one in found]),
-        ("uptime", ["-" if one["age_s"] is None else uptime(one["age_s"]) for one in found]),
-        ("CPU s", [f"{one['cpu_s']:.1f}" for one in found]),
-        ("memory", [size(one["rss_bytes"]) if one["pid"] else "-" for one in found]),
-        ("restarts", [str(one["restarts"]) for one in found]),
-        ("last probe", [printable(one["probe_problem"] or "") for one in found]),
+        ("instance", [str(row["index"]) for row in rows]),
+        ("state", [row["state"] for row in rows]),
+        ("pid", [str(row["pid"] or "-") for row in rows]),
+        ("CPUs", [format_cpu_list(row["cpus"]) or "not bound" for row in rows]),
+        ("uptime", ["-" if row["age_s"] is None else uptime(row["age_s"]) for row in rows]),
+        ("CPU s", [f"{row['cpu_s']:.1f}" for row in rows]),
+        ("memory", [size(row["rss_bytes"]) if row["pid"] else "-" for row in rows]),
+        ("restarts", [str(row["restarts"]) for row in rows]),
+        ("last probe", [printable(row["probe_problem"] or "") for row in rows]),
     ]
-    kept = [(name, cells) for name, cells in columns if any(cells)]
-    rows = [[name for name, _ in kept], *zip(*[cells for _, cells in kept], strict=True)]
-    lines = fit(rows, width=terminal_width(STDOUT), optional=("restarts", "memory"))
+    lines = _without_empty(columns, optional=("restarts", "memory"))
     lines.append(f"{state['state']}, {'ready' if state['ready'] else 'not ready'}")
     group = state["cgroup"]
     if group is not None and group["cpu_limit"] is not None:
@@ -159,24 +169,6 @@ def instance_table(state: dict[str, Any]) -> list[str]:
             f"limit of {group['cpu_limit']:g} CPUs: {throttled} of {group['periods']} periods ({group['path']})"
         )
     return lines
-
-
-def _document(run: str | None) -> dict[str, Any]:
-    if run is not None:
-        return state_of(find_run(run))
-    launches = [_to_dict(one) for one in look()]
-    return {"schema_version": SCHEMA_VERSION, "launches": launches}
-
-
-def _state(lease: Lease) -> dict[str, Any] | None:
-    """The state of a supervised launch that answers."""
-    with contextlib.suppress(XLaunchError):
-        return ask_run(lease, STATE, STATE_S)
-    return None
-
-
-def _pid(lease: Lease) -> str:
-    return str(lease.pid) if lease.is_local else f"{lease.pid} (other namespace)"
 
 
 def uptime(seconds: float) -> str:
@@ -191,21 +183,61 @@ def uptime(seconds: float) -> str:
     return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
 
 
-def _to_dict(one: LaunchUsage) -> dict[str, object]:
-    lease = one.lease
+def _to_dict(launch: LaunchUsage) -> dict[str, object]:
+    lease, state = launch.lease, None
+    with contextlib.suppress(XLaunchError):  # one that is not supervised, or does not answer
+        state = ask_run(lease, STATE, STATE_S)
     return {
         "pid": lease.pid,
         "same_pid_namespace": lease.is_local,
-        "user": one.user,
+        "user": launch.user,
         "program": lease.program or None,
         "instances": lease.instances or None,
         "cpus": list(lease.cpus),
         "gpus": list(lease.gpus),
         "exclusive": lease.exclusive,
         "uptime_s": round(lease.uptime_s, 1),
-        "cpu_percent": None if one.cpu_percent is None else round(one.cpu_percent, 1),
-        "rss_bytes": one.rss_bytes,
+        "cpu_percent": None if launch.cpu_percent is None else round(launch.cpu_percent, 1),
+        "rss_bytes": launch.rss_bytes,
         "metric": lease.metric or None,
         "log_dir": lease.log_dir or None,
-        "state": _state(lease),
+        "state": state,
     }
+
+
+def find_run(word: str) -> Lease:
+    """The launch that RUN names. Raises `UsageError` where there is none, or several.
+
+    A PID, or ``self``: the launch that this command runs in, else the only one of this PID namespace.
+    """
+    leases = [lease for lease in read_leases() if lease.is_local]
+    if word == SELF:
+        outside = [lease.path for lease in of_others(leases)]
+        found = [lease for lease in leases if lease.path not in outside][-1:] or leases
+    elif word.isascii() and word.isdigit():
+        found = [lease for lease in leases if lease.pid == int(word)]
+    else:
+        raise UsageError(f"{word!r} is not the PID of a launch, nor self; xlaunch ps lists them")
+    if not found:
+        what = "no launch runs here" if word == SELF else f"no launch has the PID {word}"
+        raise UsageError(f"{what}; xlaunch ps lists them")
+    if len(found) > 1:
+        pids = ", ".join([str(lease.pid) for lease in found])
+        raise UsageError(f"several launches run here: name one of {pids}")
+    return described(found[0])
+
+
+def state_of(lease: Lease) -> dict[str, Any]:
+    """The state of a run. Raises `XLaunchError` if it has no socket, or does not answer."""
+    return ask_run(lease, STATE)
+
+
+def ask_run(lease: Lease, word: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """What a run answers to a request. Raises `XLaunchError`."""
+    if os.geteuid() not in (0, lease.uid):
+        raise UsageError(f"launch {lease.pid} is of {user_name(lease.uid)}, who alone may ask it")
+    if not lease.socket:
+        raise UsageError(
+            f"launch {lease.pid} has no socket: it began just now, or is not supervised (see --supervise)"
+        )
+    return ask(lease.socket, word, timeout_s)

@@ -7,7 +7,7 @@ import time
 
 import click
 
-from xlaunch.cli.runs import ask_run, find_run, state_of
+from xlaunch.cli.ps import ask_run, find_run, state_of
 from xlaunch.console import say
 from xlaunch.errors import XLaunchError
 from xlaunch.machine.cpu_list import name_numbers

@@ -58,7 +58,12 @@ def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typ
     if capture is not None:
         if as_json or svg or sysroot is not None or synthetic is not None or request != Request():
             raise UsageError("--capture writes this machine to a file; give it alone")
-        _capture(capture, force=force)
+        if not sys.platform.startswith("linux"):
+            raise UsageError("--capture: only a machine that runs Linux can be captured")
+        from xlaunch.machine.capture import write_capture
+
+        write_capture(capture, force=force)
+        click.echo(f"{capture}: this machine, for --sysroot {capture}", err=True)
         return
     if as_json and request != Request():
         raise UsageError("--json shows the machine alone; for a plan: xlaunch plan --json")
@@ -87,12 +92,3 @@ def show(drawing: Drawing, notes: tuple[str, ...]) -> None:
         click.echo(str(drawing))
     for note in notes:
         click.echo(f"note: {note}", err=True)
-
-
-def _capture(path: str, *, force: bool) -> None:
-    if not sys.platform.startswith("linux"):
-        raise UsageError("--capture: only a machine that runs Linux can be captured")
-    from xlaunch.machine.capture import write_capture
-
-    write_capture(path, force=force)
-    click.echo(f"{path}: this machine, for --sysroot {path}", err=True)

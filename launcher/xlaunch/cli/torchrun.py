@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -79,7 +79,12 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
     threads = _threads_of_ranks(request, machine, options)
     if counts_nodes:
         _say_nodes(options)
-    _execute(interpreter, command, _environment_of_torchrun(options, threads))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(interpreter, command, _environment_of_torchrun(options, threads))
+    except OSError as error:
+        raise XLaunchError(f"{interpreter!r} cannot be executed: {error.strerror}") from None
 
 
 def _say_nodes(options: Mapping[str, Any]) -> None:
@@ -105,9 +110,7 @@ def _share_of(local: int, count: int, request: Request, machine: Machine) -> Ran
 def _crowd_of_ranks(
     request: Request, machine: Machine, count: int
 ) -> tuple[tuple[Instance, ...], str] | None:
-    """The instances of more ranks than cores, and what the first one warns of; None if there are
-    enough cores.
-    """
+    """The instances of more ranks than cores, with the first one's warning; None with enough cores."""
     warning = _share_of(0, count, request, machine).warning if count > 1 else None
     if warning is None:
         return None
@@ -198,12 +201,3 @@ def _environment_of_torchrun(options: Mapping[str, Any], threads: int) -> dict[s
         # another port nobody listens, and they wait for ever.
         environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return environment
-
-
-def _execute(interpreter: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    try:
-        os.execve(interpreter, command, environment)
-    except OSError as error:
-        raise XLaunchError(f"{interpreter!r} cannot be executed: {error.strerror}") from None

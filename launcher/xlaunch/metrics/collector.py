@@ -31,8 +31,7 @@ AT_ONCE_S = 0.005
 """Values that arrive within this time of each other were printed together."""
 
 MAX_KEPT = 1 << 17
-"""Maximum number of values kept of one metric of one instance; above it, every second one is
-dropped."""
+"""Maximum number of values kept of a metric and instance; above it, every second one is dropped."""
 
 LINES_TO_SHOW = 3
 SHOWN_WIDTH = 80
@@ -247,11 +246,9 @@ class Collector:
         if not self._unseen:
             return None
         wanted = ", ".join(map(repr, self._unseen))
-        if not self._lines:
-            text = "no line has it, nor any other number"
-        else:
-            shown = " | ".join(self.lines_seen)
-            text = f"no line has it; the last lines with numbers: {shown}"
+        text = "no line has it, nor any other number"
+        if self._lines:
+            text = f"no line has it; the last lines with numbers: {' | '.join(self.lines_seen)}"
         return RunWarning(f"--metric {wanted}: {text}", WarningKind.UNSEEN_METRIC)
 
     def sum_up(
@@ -267,26 +264,24 @@ class Collector:
         for metric in self._metrics:
             series = {index: self._series[metric.name, index] for index in self._indices}
             window, values, notes = _steady(series, ends, released_at)
-            means = {index: found.mean(metric.kind) for index, found in values.items()}
-            for index in self._indices:
-                one = series[index]
-                by_instance[index].append(
-                    InstanceMetric(metric.name, one.count, one.last, means[index])
-                )
+            means = {index: own.mean(metric.kind) for index, own in values.items()}
+            for index, own in series.items():
+                measured = InstanceMetric(metric.name, own.count, own.last, means[index])
+                by_instance[index].append(measured)
             not_finite = self._first_not_finite(metric.name, window)
             if not_finite is not None:
                 notes.append(f"left out values that are not finite, as in {not_finite!r}")
             unit = self._units.get(metric.name)
-            pooled = sorted(value for found in values.values() for value in found.values)
+            pooled = sorted(value for own in values.values() for value in own.values)
             total = _total(metric, unit, window, pooled, list(means.values()), notes)
-            ends_at = [last_tenth(one.values) for one in values.values() if one.values]
+            ends_at = [last_tenth(own.values) for own in values.values() if own.values]
             if metric.kind is MetricKind.VALUE and ends_at:
                 total = total._replace(last_tenth=_mean(ends_at))
             total = total._replace(not_finite=not_finite)
             if window.start is not None:
                 total = total._replace(window_from_s=window.start - self._began)
             totals.append(total)
-        return {index: tuple(found) for index, found in by_instance.items()}, tuple(totals)
+        return {index: tuple(metrics) for index, metrics in by_instance.items()}, tuple(totals)
 
     def _first_not_finite(self, name: str, window: _Window) -> str | None:
         start = -math.inf if window.start is None else window.start

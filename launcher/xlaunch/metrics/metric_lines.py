@@ -27,8 +27,7 @@ SECONDS_PER_UNIT = {
     "ms": 1e-3, "msec": 1e-3, "msecs": 1e-3, "millisecond": 1e-3, "milliseconds": 1e-3,
     "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
 }  # fmt: skip
-"""Units of time as programs print them, and in the names of metrics. Unicode has two characters for the
-micro sign."""
+"""Units of time as programs print them, and in names of metrics. Unicode has two micro signs."""
 
 SECONDS_AFTER_NUMBER = {
     **SECONDS_PER_UNIT,
@@ -131,7 +130,9 @@ class Metric(NamedTuple):
 
 def parse_metric(text: str) -> Metric:
     """Parse a value of `--metric`. Raises `UsageError`."""
-    kind, name = _kind_said(text)
+    before, colon, after = text.partition(":")
+    kinds = {kind.value: kind for kind in MetricKind} | {"time": MetricKind.TIME}
+    kind, name = (kinds[before], after) if colon and before in kinds else (None, text)
     if not name.strip():
         raise UsageError(f"the metric {text!r} has no name; write for example 'sentences/s'")
     if not re.search(r"(?<!\\)\(", name):
@@ -211,26 +212,13 @@ class LineSplitter:
         *lines, rest = (self._pending + data).replace(b"\r", b"\n").split(b"\n")
         # Only the beginning of a long line is searched.
         self._pending = rest[: 4 * MAX_LINE]
-        for line in lines:
-            if line:
-                yield _text(line)
+        for line in filter(None, lines):
+            text = line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE]
+            yield _COLOURS.sub("", text) if "\x1b" in text else text
 
     def finish(self) -> Iterator[str]:
         """The remaining text, as a line."""
         return self.feed(b"\n")
-
-
-def _text(line: bytes) -> str:
-    text = line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE]
-    return _COLOURS.sub("", text) if "\x1b" in text else text
-
-
-def _kind_said(text: str) -> tuple[MetricKind | None, str]:
-    before, colon, after = text.partition(":")
-    kinds = {kind.value: kind for kind in MetricKind} | {"time": MetricKind.TIME}
-    if colon and before in kinds:
-        return kinds[before], after
-    return None, text
 
 
 def _patterns(name: str, kind: MetricKind) -> Iterator[re.Pattern[str]]:

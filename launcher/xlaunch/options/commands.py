@@ -88,9 +88,7 @@ def complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its options in groups, followed by other commands if there are
-    any.
-    """
+    """A command whose help shows its options in groups, then other commands if there are any."""
 
     modules: Mapping[str, str] = {}
     """The module of each other command, whose `command` it is."""
@@ -102,16 +100,14 @@ class GroupedCommand(click.Command):
         }
         if others:
             rows = [
-                (f"{ctx.command_path} {name}", it.get_short_help_str(limit=100))
-                for name, it in others.items()
+                (f"{ctx.command_path} {name}", command.get_short_help_str(limit=100))
+                for name, command in others.items()
             ]
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete options, but not after the program's name: what follows it belongs to the
-        program.
-        """
+        """Complete options; after the program's name, files: what follows it is the program's."""
         if ctx.params.get("program"):
             return [complete_files(incomplete)]
         return super().shell_complete(ctx, incomplete)
@@ -241,7 +237,18 @@ def launch_command(
 
     def decorate(run: Callable[[ResolvedOptions], int | None]) -> LaunchCommand:
         def callback(**typed: Any) -> int | None:
-            return _run(run, typed)
+            asked = resolved_options(typed)
+            path = asked.values.get("save_preset")
+            if path is not None:
+                from xlaunch.options.presets import save_preset
+
+                save_preset(path, asked.values)
+                if not asked.values.get("quiet"):
+                    say(f"{path}: saved, for xlaunch --preset {path}")
+            try:
+                return run(asked)
+            except UsageError as error:
+                raise UsageError(f"{error}{asked.set_elsewhere()}") from None
 
         callback.__doc__ = run.__doc__
         command = with_program(with_options(own, options)(callback), required=program_required)
@@ -277,21 +284,6 @@ def say_chosen(asked: ResolvedOptions) -> None:
         say(f"note: {chosen}")
 
 
-def _run(run: Callable[[ResolvedOptions], int | None], typed: dict[str, Any]) -> int | None:
-    asked = resolved_options(typed)
-    path = asked.values.get("save_preset")
-    if path is not None:
-        from xlaunch.options.presets import save_preset
-
-        save_preset(path, asked.values)
-        if not asked.values.get("quiet"):
-            say(f"{path}: saved, for xlaunch --preset {path}")
-    try:
-        return run(asked)
-    except UsageError as error:
-        raise UsageError(f"{error}{asked.set_elsewhere()}") from None
-
-
 def words_for_help(words: Sequence[str], commands: Collection[str], program: str) -> list[str]:
     """The command line that prints what ``help WORDS`` asks for. Raises `UsageError`."""
     if words[:1] in (["-h"], ["--help"]):
@@ -314,9 +306,7 @@ def no_command(word: str, commands: Collection[str], program: str) -> UsageError
 def run_launch(
     command: object, arguments: list[str], commands: Collection[str], program: str = "xlaunch"
 ) -> int:
-    """Run the command that starts programs. A program that does not exist may be a misspelt
-    command.
-    """
+    """Run the command that starts programs. An absent program may be a misspelt command."""
     try:
         return run_click(command, program, arguments, program)
     except ProgramNotFoundError as error:
@@ -327,9 +317,7 @@ def run_launch(
 
 
 def run_click(command: object, name: str, arguments: list[str], program: str = "xlaunch") -> int:
-    """Run a click command of `program`; return its exit code. `name`: what the user types for
-    it.
-    """
+    """Run a click command of `program`, typed as `name`; return its exit code."""
     assert isinstance(command, click.Command)
     if all(parameter.name != "program" for parameter in command.params):
         check_passable(tuple(arguments))  # see `resolved_options`
@@ -348,13 +336,9 @@ def run_click(command: object, name: str, arguments: list[str], program: str = "
         context = getattr(error, "ctx", None)
         where = name if context is None else context.command_path
         hint = option_hint(error, arguments) or f"; '{where} --help' lists the options"
-        say(f"error: {_explain(error)}{hint}", program)
+        problem = error.format_message().rstrip(".")
+        if isinstance(error, click.NoSuchOption):
+            problem = f"there is no option {error.option_name}"
+        say(f"error: {problem}{hint}", program)
         return UsageError.exit_code
     return result if isinstance(result, int) else 0
-
-
-def _explain(error: click.ClickException) -> str:
-    """What is wrong with a command line, without a full stop."""
-    if isinstance(error, click.NoSuchOption):
-        return f"there is no option {error.option_name}"
-    return error.format_message().rstrip(".")

@@ -50,22 +50,17 @@ def complete(
     if what != "complete":
         raise UsageError(f"{instruction!r} is not bash_complete, zsh_complete or fish_complete")
     words, incomplete = _of_shell(shell, program).get_completion_args()
-    items = _first_word(commands, incomplete) if not words else []
+    items = [] if words else _beginning((*commands, "help"), incomplete)
+    if incomplete and items:  # where no command matches, the program's command completes files
+        items += map(CompletionItem, sorted(glob.glob(f"{glob.escape(incomplete)}*")))
     if words[:1] == ["help"]:
         words = words[1:]
         items = [] if words else _beginning(commands, incomplete)
     word = words[0] if words else ""
-    asked = _of_shell(shell, program, command_of(word))
-    items = items or asked.get_completions(words[word in commands :], incomplete)
-    click.echo("\n".join([asked.format_completion(item) for item in items]))
+    completion = _of_shell(shell, program, command_of(word))
+    items = items or completion.get_completions(words[word in commands :], incomplete)
+    click.echo("\n".join([completion.format_completion(item) for item in items]))
     return 0
-
-
-def _first_word(commands: Collection[str], incomplete: str) -> list[CompletionItem]:
-    """Commands and, where one matches, also the files; nothing where no command matches."""
-    matching = _beginning((*commands, "help"), incomplete)
-    files = glob.glob(f"{glob.escape(incomplete)}*") if incomplete and matching else []
-    return [*matching, *map(CompletionItem, sorted(files))]
 
 
 def _beginning(words: Collection[str], incomplete: str) -> list[CompletionItem]:
@@ -73,9 +68,10 @@ def _beginning(words: Collection[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _of_shell(shell: str, program: str, command: click.Command | None = None) -> ShellComplete:
-    made = get_completion_class(shell)
-    if made is None:
+    completion = get_completion_class(shell)
+    if completion is None:
         raise UsageError(
             f"there is no completion for {shell!r}; the shells are {', '.join(SHELLS)}"
         )
-    return made(command or click.Command(program), {}, program, f"_{program.upper()}_COMPLETE")
+    variable = f"_{program.upper()}_COMPLETE"
+    return completion(command or click.Command(program), {}, program, variable)

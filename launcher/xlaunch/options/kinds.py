@@ -6,6 +6,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
@@ -81,19 +82,11 @@ def parse_health(text: str) -> str:
     return text
 
 
-def parse_whole_number(text: str) -> int:
-    """A whole number from 0."""
+def parse_whole_number(text: str, least: int = 0) -> int:
+    """A whole number from `least`."""
     number = _digits(text)
-    if number is None:
-        raise UsageError(f"{text!r} is not a whole number from 0 to {MAX_NUMBER}")
-    return number
-
-
-def parse_positive_number(text: str) -> int:
-    """A whole number from 1."""
-    number = _digits(text)
-    if not number:
-        raise UsageError(f"{text!r} is not a whole number from 1 to {MAX_NUMBER}")
+    if number is None or number < least:
+        raise UsageError(f"{text!r} is not a whole number from {least} to {MAX_NUMBER}")
     return number
 
 
@@ -181,7 +174,7 @@ COUNT = OptionKind("N|max", parse_count, 2)
 RESTARTS = OptionKind("N[/TIME]|max", parse_restarts, "5/10m", ("max",))
 HEALTH = OptionKind("URL|PORT|exec:COMMAND", parse_health, "{9000+index}")
 WHOLE_NUMBER = OptionKind("N", parse_whole_number, 1)
-POSITIVE_NUMBER = OptionKind("N", parse_positive_number, 2)
+POSITIVE_NUMBER = OptionKind("N", partial(parse_whole_number, least=1), 2)
 NUMBER_LIST = OptionKind("LIST", parse_number_list, "0-3")
 DURATION = OptionKind("TIME", parse_duration, "10s")
 WAIT = OptionKind("TIME|max", parse_wait, "10m")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from shutil import which
 from typing import NamedTuple
 
@@ -50,8 +50,6 @@ _MPI = (
     "xlaunch calls no mpiexec: mpirun ... xlaunch train.py gives each rank its share of the cores"
 )
 _IPEX = "what --optimize does is printed when the program starts"
-_ALLOCATORS = {"default": "glibc"}
-_RUNTIMES = {"default": "gnu"}
 
 OLD = {
     "ninstances": Old("instances", takes_value=True, unset=_NONE_GIVEN),
@@ -72,12 +70,12 @@ OLD = {
     "strategy": Old("place", takes_value=True, words={"close": "compact"}),
     "bind-numa-node": Old(),
     "skip-cross-node-cores": Old(),
-    "memory-allocator": Old("allocator", takes_value=True, words=_ALLOCATORS),
+    "memory-allocator": Old("allocator", takes_value=True, words={"default": "glibc"}),
     "enable-tcmalloc": Old("allocator", "tcmalloc"),
     "enable-jemalloc": Old("allocator", "jemalloc"),
     "use-default-allocator": Old("allocator", "glibc"),
     "benchmark": Old(note="allocator profiles keep memory for reuse without it"),
-    "omp-runtime": Old("omp", takes_value=True, words=_RUNTIMES),
+    "omp-runtime": Old("omp", takes_value=True, words={"default": "gnu"}),
     "disable-iomp": Old("omp", "gnu"),
     "multi-task-manager": Old(takes_value=True, note=_BINDS),
     "disable-numactl": Old(note=_BINDS),
@@ -102,8 +100,7 @@ OLD = {
     "ccl-worker-count": Old(takes_value=True, error=_ONECCL),
     "logical-cores-for-ccl": Old(error=_ONECCL),
 }
-"""The options of the old launchers that xlaunch spells differently, or that only have a meaning
-together."""
+"""Options of the old launchers that xlaunch spells differently, or that only have a meaning together."""
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}
 
@@ -142,24 +139,20 @@ def without_ipexruns_words(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_old(name: str) -> bool:
-    """Whether this is an option of the old launchers, or one of xlaunch with underscores:
-    ``--log_dir``.
-    """
+    """Whether this is an option of the old launchers, or one with underscores: ``--log_dir``."""
     plain = name.lstrip("-").replace("_", "-")
     return plain in OLD or ("_" in name and plain in _TODAY)
 
 
 def in_todays_words(arguments: Sequence[str], command: str) -> Translation:
-    """Translate the `arguments` of ``xlaunch`` or of one of its commands, with a note that shows
-    the result.
-    """
+    """Translate the `arguments` of ``xlaunch`` or one of its commands; a note shows the result."""
     typed = {name: value for name, value, _ in split(arguments)[0]}
     with machine_of(typed.get("sysroot"), typed.get("synthetic")) as machine:
         variables = {name: os.environ.get(variable_of(name)) for name in OF_LAYOUT}
         inherited = {name: text for name, text in variables.items() if text}
-        found = translate(arguments, machine, inherited)
-    shown = shlex.join([*command.split(), *found.arguments])
-    return found._replace(notes=(f"today this is: {shown}", *found.notes))
+        translation = translate(arguments, machine, inherited)
+    shown = shlex.join([*command.split(), *translation.arguments])
+    return translation._replace(notes=(f"today this is: {shown}", *translation.notes))
 
 
 def translate(
@@ -193,30 +186,19 @@ def translate(
         new = entry.value
         if value is not None:
             new = entry.words.get(value, value).replace(" ", "")
-        _refuse_two(entry.new, new, words[0], options, set_by, today)
-        options[entry.new], set_by[entry.new] = new, words[0]
+        key, option = entry.new, words[0].partition("=")[0]
+        for other in (key, f"no-{key}"):
+            if other in today and (other != key or today[key] != new):
+                raise UsageError(f"{option} contradicts --{other}: drop one")
+        # The last of equal words counts.
+        if key in options and options[key] != new and set_by[key] != option:
+            raise UsageError(f"{option} contradicts {set_by[key]}: drop one")
+        options[key], set_by[key] = new, option
     _combine(options, old, {**inherited, **today}, machine, notes)
     others = [word for name, _, words in typed if name in today.keys() - options for word in words]
     order = sorted(options, key=lambda key: list(_TODAY).index(key))
-    new_words = [word for key in order for word in _words(key, options[key])]
+    new_words = [word for key in order for word in (f"--{key}", options[key]) if word is not None]
     return Translation((*others, *new_words, *rest), tuple(notes))
-
-
-def _refuse_two(
-    key: str,
-    value: str | None,
-    word: str,
-    options: Mapping[str, str | None],
-    set_by: Mapping[str, str],
-    today: Mapping[str, str | None],
-) -> None:
-    """Refuse two options that say different things about one; the last of equal words counts."""
-    name = word.partition("=")[0]
-    for other in (key, f"no-{key}"):
-        if other in today and (other != key or today[key] != value):
-            raise UsageError(f"{name} contradicts --{other}: drop one")
-    if key in options and options[key] != value and set_by[key].partition("=")[0] != name:
-        raise UsageError(f"{name} contradicts {set_by[key].partition('=')[0]}: drop one")
 
 
 def _combine(
@@ -293,7 +275,7 @@ def split(
     arguments: Sequence[str],
 ) -> tuple[list[tuple[str, str | None, list[str]]], tuple[str, ...]]:
     """The options before the program, each as (name, value, words), and the program's words."""
-    found: list[tuple[str, str | None, list[str]]] = []
+    options: list[tuple[str, str | None, list[str]]] = []
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -302,7 +284,10 @@ def split(
         typed, has_value, value = word.partition("=")
         option = _SHORT.get(typed)
         name = option.name if option is not None else typed.lstrip("-").replace("_", "-")
-        takes_value = OLD[name].takes_value if name in OLD else _takes_value(name)
+        today = _TODAY.get(name)
+        takes_value = today is not None and today.kind is not FLAG
+        if name in OLD:
+            takes_value = OLD[name].takes_value
         words = [word if name in OLD or option is not None else word.replace(typed, f"--{name}", 1)]
         if takes_value and not has_value:
             position += 1
@@ -310,15 +295,6 @@ def split(
                 raise UsageError(f"{typed} takes a value")
             value = arguments[position]
             words.append(value)
-        found.append((name, value if takes_value else None, words))
+        options.append((name, value if takes_value else None, words))
         position += 1
-    return found, tuple(arguments[position:])
-
-
-def _takes_value(name: str) -> bool:
-    option = _TODAY.get(name)
-    return option is not None and option.kind is not FLAG
-
-
-def _words(key: str, value: str | None) -> Iterable[str]:
-    return [f"--{key}"] if value is None else [f"--{key}", value]
+    return options, tuple(arguments[position:])

@@ -8,6 +8,7 @@ machine, and come to plain ``--instances`` and ``--ncores`` here.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,22 +46,14 @@ class Pool(NamedTuple):
 
 def pool_of(layout: LayoutRequest, machine: Machine) -> Pool:
     """The cores of a request that names CPUs, nodes, kinds of core and reserved cores."""
-    made = plan(layout._replace(instances=MAX, ncores=1, smt=True), machine)
-    if not made.bound:
-        cores = whole_cores(machine.topology, made.allowed_cpus)
-        return Pool((len(made.instances),), tuple(map(len, cores)), bound=False)
-    sizes: dict[tuple[int, ...], int] = {}
-    for instance in made.instances:
-        sizes[instance.nodes] = sizes.get(instance.nodes, 0) + 1
-    widths = tuple([len(instance.cpus) for instance in made.instances])
+    one_core_each = plan(layout._replace(instances=MAX, ncores=1, smt=True), machine)
+    instances = one_core_each.instances
+    if not one_core_each.bound:
+        cores = whole_cores(machine.topology, one_core_each.allowed_cpus)
+        return Pool((len(instances),), tuple(map(len, cores)), bound=False)
+    sizes = Counter([instance.nodes for instance in instances])
+    widths = tuple([len(instance.cpus) for instance in instances])
     return Pool(tuple(sizes.values()), widths, bound=True)
-
-
-def request_of(options: Mapping[str, str | None]) -> LayoutRequest:
-    """The part of a request that says which cores may be used. Raises `UsageError`."""
-    fields = ("cpus", "numa_nodes", "ecores", "reserve_cores")
-    values = {field: _value(options, field.replace("_", "-")) for field in fields}
-    return LayoutRequest(**{field: it for field, it in values.items() if it is not None})
 
 
 def _value(options: Mapping[str, str | None], name: str) -> Any:
@@ -95,7 +88,9 @@ def settle_layout(
     spreads = old.get("ncores-per-instance", old.get("ncore-per-instance")) == "-1"
     if not (every_core or binds or spreads):
         return
-    layout = request_of(given)
+    fields = ("cpus", "numa_nodes", "ecores", "reserve_cores")
+    values = {field: _value(given, field.replace("_", "-")) for field in fields}
+    layout = LayoutRequest(**{name: value for name, value in values.items() if value is not None})
     if is_live(machine.root):  # a rank plans on its share
         mode = _value(given, "rank-mode") or RankMode.AUTO
         request, machine = share_here(Request(layout=layout), machine, os.environ, mode)
@@ -186,8 +181,15 @@ def _keep_within_nodes(
         size = _largest_within(pool.node_sizes, count or 1)
         # One core each never straddles, and of too many instances the planner says what would fit.
         if size and _value(given, "instances") is not MAX:
-            options |= {"instances": str(count or 1), "ncores": str(size)}
-            notes.append(_one_size(option, count or 1, size, pool))
+            count = count or 1
+            options |= {"instances": str(count), "ncores": str(size)}
+            idle = f"{pool.size - count * size} of {counted(pool.size, 'core')} idle"
+            notes.append(
+                f"one instance lies within one NUMA node (--{option}): {idle}; --mode throughput runs one on each"
+                if count == 1
+                else f"instances have one size, {counted(size, 'core')}, so that none straddles NUMA nodes"
+                f" (--{option}): {idle}"
+            )
         return
     slots = sum(cores // size for cores in pool.node_sizes)
     if not slots or (count or 0) > slots:
@@ -211,16 +213,6 @@ def _keep_within_nodes(
     notes.append(
         f"{counted(slots, 'instance')}, so that none straddles NUMA nodes (--{option}):"
         f" {counted(pool.size - slots * size, 'core')} idle"
-    )
-
-
-def _one_size(option: str, count: int, size: int, pool: Pool) -> str:
-    idle = f"{pool.size - count * size} of {counted(pool.size, 'core')} idle"
-    if count == 1:
-        return f"one instance lies within one NUMA node (--{option}): {idle}; --mode throughput runs one on each"
-    return (
-        f"instances have one size, {counted(size, 'core')}, so that none straddles NUMA nodes"
-        f" (--{option}): {idle}"
     )
 
 

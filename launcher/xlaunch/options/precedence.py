@@ -34,10 +34,6 @@ class Layer(NamedTuple):
     values: Mapping[str, Any]
     """By `Option.key`."""
 
-    def origin_of(self, key: str) -> str:
-        """Where an option's value comes from. **Ex.:** ``"XLAUNCH_OPT_NCORES"``."""
-        return variable_of(key) if self.origin == VARIABLES else self.origin
-
 
 class ResolvedOptions(NamedTuple):
     """The options of a launch."""
@@ -79,7 +75,7 @@ class ResolvedOptions(NamedTuple):
                 names.setdefault(origin, []).append(f"{_typed(key)} {value}")
             elif key.startswith("env ") and chooses_code(key.removeprefix("env ")):
                 names.setdefault(origin, []).append(key)
-        listed = [f"{origin} chooses {', '.join(found)}" for origin, found in names.items()]
+        listed = [f"{origin} chooses {', '.join(chosen)}" for origin, chosen in names.items()]
         return "; ".join(listed) or None
 
     def note_of_files(self) -> str | None:
@@ -96,7 +92,7 @@ class ResolvedOptions(NamedTuple):
         for key, origin in self.origins.items():
             if origin != COMMAND_LINE:
                 names.setdefault(origin, []).append(_typed(key))
-        listed = [f"{origin} sets {', '.join(found)}" for origin, found in names.items()]
+        listed = [f"{origin} sets {', '.join(options)}" for origin, options in names.items()]
         return f" ({'; '.join(listed)})" if listed else ""
 
 
@@ -119,17 +115,17 @@ def resolve(layers: Iterable[Layer]) -> ResolvedOptions:
     for layer in layers:
         stronger = dict(values)
         for key, value in layer.values.items():
-            origin = layer.origin_of(key)
+            origin = variable_of(key) if layer.origin == VARIABLES else layer.origin
             if key == "env":
                 own = {name: content for name, content in value if f"env {name}" not in origins}
                 values[key] = (*values.get(key, ()), *own.items())
                 origins |= dict.fromkeys([f"env {name}" for name in own], origin)
             elif key not in values and key not in dropped:
-                found = find_contradiction({**stronger, key: value}, key)
-                if found is None:
+                contradiction = find_contradiction({**stronger, key: value}, key)
+                if contradiction is None:
                     values[key], origins[key] = value, origin
                     continue
-                winner = found.other if key == found.one else found.one
+                winner = contradiction.other if key == contradiction.one else contradiction.one
                 dropped.add(key)
                 notes.append(
                     f"{_named(key, value)} ({origin}) is ignored: {_named(winner, values[winner])} "
@@ -150,7 +146,10 @@ def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ())
     """
     for name, text in environment.items():
         if text and name.startswith(VARIABLES) and name not in _BY_VARIABLE:
-            raise UsageError(_unknown(name))
+            typed_name, names = name.removeprefix(VARIABLES).upper(), map(str.upper, BY_KEY)
+            near = did_you_mean(typed_name, [*names], count=1, form=f"{VARIABLES}{{}}")
+            hint = near or "; xlaunch --help lists the options"
+            raise UsageError(f"{name}: there is no such option{hint}")
     values: dict[str, Any] = {}
     for name, option in _BY_VARIABLE.items():
         text = environment.get(name, "")
@@ -199,14 +198,6 @@ def variable_of(name: str) -> str:
 
 _DEFAULTS = Request().options()
 _BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
-
-
-def _unknown(variable: str) -> str:
-    names = [option.key.upper() for option in OPTIONS]
-    near = did_you_mean(
-        variable.removeprefix(VARIABLES).upper(), names, count=1, form=f"{VARIABLES}{{}}"
-    )
-    return f"{variable}: there is no such option{near or '; xlaunch --help lists the options'}"
 
 
 def _named(key: str, value: Any) -> str:

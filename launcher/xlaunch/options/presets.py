@@ -12,7 +12,7 @@ from typing import Any
 from xlaunch.environment.program import named_files
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output, write_output
-from xlaunch.options.definitions import IN_FILES, Option
+from xlaunch.options.definitions import IN_FILES
 from xlaunch.options.kinds import VARIABLE, plain
 from xlaunch.options.settings_files import SUFFIX, options_in, shorten
 
@@ -41,11 +41,18 @@ def write_preset(path: str, text: str, *, force: bool = False, program: Sequence
 
 def preset_text(values: Mapping[str, Any], *, use: str) -> str:
     """A preset that sets `values`, by `Option.key`; its first line advises ``--preset use``."""
-    blocks = [comment(f"{TITLE[2:]} To use them: xlaunch --preset {_one_line(use)} PROGRAM")]
+    path = " ".join(use.split()).encode(errors="backslashreplace").decode()
+    blocks = [comment(f"{TITLE[2:]} To use them: xlaunch --preset {path} PROGRAM")]
     for option in _TABLES_LAST:
         value = values.get(option.key)
-        if value not in (None, ()):
-            blocks.append([*comment(option.help), *_assignment(option, _file_value(option, value))])
+        if value in (None, ()):
+            continue
+        if option.kind is VARIABLE:
+            variables = dict(value).items()
+            lines = [f"[{option.name}]", *(f"{_key(name)} = {_toml(it)}" for name, it in variables)]
+        else:
+            lines = [f"{option.name} = {_toml(list(value) if option.multiple else plain(value))}"]
+        blocks.append([*comment(option.help), *lines])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
@@ -69,33 +76,14 @@ def check_preset_path(path: str, *, force: bool = False, program: Sequence[str] 
         return
     if not os.path.isfile(path):
         raise UsageError(f"{what} exists and is not a regular file")
-    check_output(path, _kind(path), option=OPTION, force=force, inputs=named_files(program))
-
-
-def _kind(path: str) -> OutputKind:
-    """Presets: one that we wrote, or that sets an option of xlaunch and nothing else."""
     shown, title = shorten(path), TITLE.encode()
-    return OutputKind(
-        "a preset", lambda head: head.startswith(title) or bool(options_in(head, shown))
-    )
+    # One that we wrote, or that sets an option of xlaunch and nothing else.
+    preset = OutputKind("a preset", lambda it: it.startswith(title) or bool(options_in(it, shown)))
+    check_output(path, preset, option=OPTION, force=force, inputs=named_files(program))
 
 
 _TABLES_LAST = sorted(IN_FILES, key=lambda option: option.kind is VARIABLE)
 """A section of a TOML file ends only where another one begins, so sections come last."""
-
-
-def _file_value(option: Option, value: Any) -> Any:
-    """An option's value as TOML has it."""
-    if option.kind is VARIABLE:
-        return dict(value)
-    return list(value) if option.multiple else plain(value)
-
-
-def _assignment(option: Option, written: Any) -> list[str]:
-    """The lines that set an option; a table is a section of its own."""
-    if isinstance(written, dict):
-        return [f"[{option.name}]", *(f"{_key(key)} = {_toml(v)}" for key, v in written.items())]
-    return [f"{option.name} = {_toml(written)}"]
 
 
 def _toml(value: Any) -> str:
@@ -106,7 +94,3 @@ def _toml(value: Any) -> str:
 def _key(name: str) -> str:
     bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
     return name if bare else _toml(name)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).encode(errors="backslashreplace").decode()

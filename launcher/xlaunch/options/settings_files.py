@@ -120,9 +120,7 @@ def locate_preset(name: str, option: str = "--preset") -> str:
 
 
 def user_directory(*names: str) -> str | None:
-    """The path of a file in the user's configuration directory; None if the user has no home
-    directory.
-    """
+    """The path of a file in the user's configuration directory; None without a home directory."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification says to ignore relative ones
         base = os.path.join(os.path.expanduser("~"), ".config")
@@ -138,9 +136,7 @@ def shorten(path: str) -> str:
 
 
 def project_files(directory: str) -> Iterator[tuple[str, bytes]]:
-    """Each pyproject.toml from `directory` up to the top of its repository that mentions xlaunch,
-    with its content.
-    """
+    """Each pyproject.toml from `directory` to the top of its repository that mentions xlaunch, with its content."""
     while True:
         path = os.path.join(directory, PROJECT_FILE)
         # Most have no table of ours, which shows without a parser.
@@ -207,7 +203,10 @@ def _values(table: dict[str, Any], place: str) -> dict[str, Any]:
         key = name.replace("-", "_")
         option = BY_KEY.get(key)
         if option is None:
-            raise UsageError(f"{place}: {_unknown(name)}")
+            names = [option.name for option in IN_FILES]
+            near = did_you_mean(name.replace("_", "-"), names, count=1)
+            hint = near or "; 'xlaunch --help' lists the options"
+            raise UsageError(f"{place}: there is no option {name!r}{hint}")
         if option.one_call:
             raise UsageError(f"{place}: {name} is for the command line; no file may hold it")
         if key in values:
@@ -217,15 +216,6 @@ def _values(table: dict[str, Any], place: str) -> dict[str, Any]:
         except UsageError as error:
             raise UsageError(f"{place}: {name}: {error}") from None
     return values
-
-
-def _unknown(name: str) -> str:
-    names = [option.name for option in IN_FILES]
-    near = (
-        did_you_mean(name.replace("_", "-"), names, count=1)
-        or "; 'xlaunch --help' lists the options"
-    )
-    return f"there is no option {name!r}{near}"
 
 
 def _value(option: Option, value: Any) -> Any:

@@ -112,9 +112,7 @@ def command_hint(word: str, commands: Collection[str], program: str) -> str:
 
 
 def option_hint(error: click.ClickException, arguments: Sequence[str]) -> str:
-    """What to write for an option that does not exist, or that has a wrong value; empty if nothing is
-    known. `arguments`: the command line.
-    """
+    """What to write for an option that is absent or has a wrong value; empty if nothing is known."""
     if isinstance(error, click.NoSuchOption):
         return _unknown_option(error, arguments)
     if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option):
@@ -127,20 +125,12 @@ def _wrong_value(parameter: click.Option, arguments: Sequence[str]) -> str:
     if "--instances" in parameter.opts and (short := {"-np", "-nproc"}.intersection(arguments)):
         return f"; {short.pop()} is written -n N"
     option = BY_KEY.get(parameter.name or "")
+    words = () if option is None else option.kind.words
     for name, value in pairwise(arguments):
-        if (
-            option is not None
-            and option.kind.words
-            and name in parameter.opts
-            and _is_script(value)
-        ):
-            word = "auto" if "auto" in option.kind.words else "|".join(option.kind.words)
-            return f"; write {name} {word} {value}"
+        is_program = value.endswith(".py") or os.path.isfile(value) or which(value) is not None
+        if words and name in parameter.opts and is_program:
+            return f"; write {name} {'auto' if 'auto' in words else '|'.join(words)} {value}"
     return ""
-
-
-def _is_script(word: str) -> bool:
-    return word.endswith(".py") or os.path.isfile(word) or which(word) is not None
 
 
 def _unknown_option(error: click.NoSuchOption, arguments: Sequence[str]) -> str:

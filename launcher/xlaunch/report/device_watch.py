@@ -11,15 +11,20 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, process_name, read_process
-from xlaunch.report.device_use import Device, DeviceSample, DevicesReport, Reading
-from xlaunch.report.device_verdict import judge, summarize
+from xlaunch.report.device_use import (
+    Device,
+    DeviceSample,
+    DevicesReport,
+    Reading,
+    judge,
+    summarize,
+)
 from xlaunch.report.drm_counters import DrmCounters
 from xlaunch.report.nvidia_counters import NvidiaCounters
 from xlaunch.text import size
 
 INTERVAL_S = 0.25
-"""Sampling interval. NVML averages over a sixth of a second to a second, so shorter would show
-nothing new."""
+"""Sampling interval: NVML averages over a sixth of a second to a second."""
 SHARE_OF_ONE_CPU = 0.02
 """Maximum cost of sampling; every process's open files are looked at for Intel and AMD."""
 MAX_SAMPLES = 512

@@ -155,28 +155,22 @@ def parse_client(text: str) -> Client | None:
         return None
     numbers: dict[str, dict[str, int]] = {}
     for key, value in values.items():
-        found = _KEY.fullmatch(key)
+        match = _KEY.fullmatch(key)
         number, _, unit = value.partition(" ")
-        if found and number.isdecimal():
-            scale = UNITS.get(unit, 1)
-            numbers.setdefault(found[1], {})[found[2]] = int(number) * scale
+        if match and number.isdecimal():
+            numbers.setdefault(match[1], {})[match[2]] = int(number) * UNITS.get(unit, 1)
+    # The newest key that the driver has: drm-memory- is the old name of drm-resident-.
+    memory = numbers.get("resident") or numbers.get("memory") or numbers.get("total", {})
+    on_device = [size for region, size in memory.items() if _OWN_MEMORY.search(region)]
     return Client(
         address=values["drm-pdev"],
         id=values["drm-client-id"],
         work={**numbers.get("engine", {}), **numbers.get("cycles", {})},
         total=numbers.get("total-cycles", {}),
         capacity=numbers.get("engine-capacity", {}),
-        # The newest key that the driver has: drm-memory- is the old name of drm-resident-.
-        memory_bytes=_memory(
-            numbers.get("resident") or numbers.get("memory") or numbers.get("total", {})
-        ),
+        # A device without memory of its own uses the machine's.
+        memory_bytes=sum(on_device or memory.values()),
     )
-
-
-def _memory(regions: dict[str, int]) -> int:
-    """Memory on the device; for a device without memory of its own, all memory that it uses."""
-    on_device = [size for region, size in regions.items() if _OWN_MEMORY.search(region)]
-    return sum(on_device or regions.values())
 
 
 def _busiest(shares: list[dict[str, float]]) -> float:

@@ -108,7 +108,8 @@ def check_report_path(
         os.stat(place)
     except FileNotFoundError:
         if not os.path.isdir(directory):
-            if log_directory is not None and _lies_in(log_directory, directory):
+            logs = os.path.realpath(log_directory or "/")
+            if os.path.commonpath((logs, directory)) == directory:  # it is made with its parents
                 check_output(path, REPORT, option="--report", force=force, inputs=inputs)
                 return
             raise UsageError(f"--report: the directory {directory!r} does not exist") from None
@@ -118,11 +119,6 @@ def check_report_path(
     if not os.access(writable, os.W_OK):
         raise UsageError(f"--report: no permission to write {writable!r}")
     check_output(path, REPORT, option="--report", force=force, inputs=inputs)
-
-
-def _lies_in(path: str, directory: str) -> bool:
-    """Whether `path` is in or below `directory`, which is absolute."""
-    return os.path.commonpath((os.path.realpath(path), directory)) == directory
 
 
 def write_report_or_complain(
@@ -138,11 +134,9 @@ def write_report_or_complain(
     try:
         check_output(path, REPORT, option="--report", force=force, inputs=inputs)
         write_report(report, path)
-    except UsageError as error:
-        print(f"xlaunch: error: no report is written: {error}", file=sys.stderr)
-        return report.exit_code or XLaunchError.exit_code
-    except OSError as error:
-        print(f"xlaunch: --report: {error}", file=sys.stderr)
+    except (OSError, UsageError) as error:
+        what = "--report" if isinstance(error, OSError) else "error: no report is written"
+        print(f"xlaunch: {what}: {error}", file=sys.stderr)
         return report.exit_code or XLaunchError.exit_code
     return report.exit_code
 

@@ -28,9 +28,7 @@ class NvidiaCounters:
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        """`variables`: the program's, which may hide devices. `problem` says why nothing can be
-        read.
-        """
+        """`variables`: the program's, which may hide devices."""
         self.devices: tuple[Device, ...] = ()
         self.others: list[set[int]] = []
         """PIDs of other processes seen on each device."""

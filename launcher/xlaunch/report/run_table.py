@@ -50,18 +50,13 @@ def render_report(report: Report, *, explain: bool = False, width: int | None = 
         for instance in report.instances
     ]
     lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
-    if any(instance.gpus for instance in report.instances):
-        headings = (*headings, "GPUs")
-        rows = [
-            (*row, ",".join(instance.gpus))
-            for row, instance in zip(rows, report.instances, strict=True)
-        ]
-    if any(instance.restarts for instance in report.instances):
-        headings = (*headings, "restarts")
-        rows = [
-            (*row, str(instance.restarts))
-            for row, instance in zip(rows, report.instances, strict=True)
-        ]
+    for heading, cells, is_used in (
+        ("GPUs", [",".join(it.gpus) for it in report.instances], any(it.gpus for it in report.instances)),
+        ("restarts", [str(it.restarts) for it in report.instances], any(it.restarts for it in report.instances)),
+    ):  # fmt: skip
+        if is_used:
+            headings = (*headings, heading)
+            rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]
     if rows:
         right = [heading for heading in headings if not heading.startswith("CPUs ")]
         optional = () if explain else OPTIONAL
@@ -99,8 +94,7 @@ def render_metrics(report: Report) -> list[str]:
             metric.name,
             str(instance.index),
             str(metric.count),
-            _cell(metric.last, ".4g"),
-            _cell(metric.mean, ".4g"),
+            *("-" if value is None else f"{value:.4g}" for value in (metric.last, metric.mean)),
         )
         for position in range(len(report.metrics))
         for instance in report.instances
@@ -134,7 +128,3 @@ def describe_total(total: MetricTotal) -> str:
     if total.window_s is not None:
         parts.append(f"over the {total.window_s:.2f} s in which all ran")
     return f"{total.name}: {', '.join(parts)}{notes}"
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

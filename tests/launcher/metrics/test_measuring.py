@@ -14,7 +14,7 @@ import pytest
 from tests.launcher.cli.commands import clean_environment, xlaunch
 from tests.launcher.launching import Launched, children_of, is_alive, wait_until
 
-from xlaunch.metrics.barrier import MAX_HOLD_S, Barrier
+from xlaunch.metrics.measuring import MAX_HOLD_S, Barrier
 
 BEGIN = """
 import os, signal, sys, time
@@ -237,7 +237,7 @@ def test_instance_that_is_killed_at_the_barrier_is_not_waited_for(measure: Start
 
 def test_barrier_opens_for_those_who_have_waited_long_enough(tmp_path: Path):
     barrier = Barrier(str(tmp_path), [0, 1, 2], 0.0)
-    reader = os.open(barrier.path(1), os.O_RDONLY | os.O_NONBLOCK)
+    reader = os.open(barrier.paths[1], os.O_RDONLY | os.O_NONBLOCK)
     barrier.look(5.0, [], 0.0)
     barrier.look(5.0 + MAX_HOLD_S - 1, [], 0.0)
     assert (barrier.came, barrier.released_at, barrier.overdue) == (True, None, [])

@@ -5,8 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from xlaunch.report.device_use import Device, DeviceSample, DeviceUse, DeviceVerdict, Reading
-from xlaunch.report.device_verdict import judge, summarize
+from xlaunch.report.device_use import (
+    Device,
+    DeviceSample,
+    DeviceUse,
+    DeviceVerdict,
+    Reading,
+    judge,
+    summarize,
+)
 
 GIB = 1 << 30
 H100 = Device("cuda:0", "NVIDIA H100", "NVML", 80 * GIB, memory_before_bytes=GIB)
