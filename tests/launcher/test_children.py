@@ -26,7 +26,7 @@ PROGRAM = "starts what the user names, which is not ours"
 SHADOWED = "its path is tried below"
 
 STARTS = {
-    ("launcher/xlaunch/cache/bundle_signature.py", "_ssh_keygen"): "ssh-keygen",
+    ("launcher/xlaunch/cache/bundle.py", "_ssh_keygen"): "ssh-keygen",
     ("launcher/xlaunch/cache/use.py", "_detach"): f"the pruner; {SHADOWED}",
     ("launcher/xlaunch/cli/torchrun.py", "_execute"): f"torchrun; {SHADOWED}",
     ("launcher/xlaunch/doctor/checks/libraries.py", "_import"): SHADOWED,

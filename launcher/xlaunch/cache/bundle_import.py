@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple, cast
 
-from xlaunch.cache import bundle, bundle_signature, contents, store
+from xlaunch.cache import bundle, contents, store
 from xlaunch.cache.contents import ImportedFile
 from xlaunch.cache.formats import relocate
 from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
@@ -181,7 +181,7 @@ def _read_manifest(
     if reader.name == bundle.SIGNATURE:
         reader.copy(bundle.SIGNATURE, signature, MAX_SIGNATURE_BYTES)
     if allowed_signers is not None:
-        signer = bundle_signature.verify(content.getvalue(), signature.getvalue(), allowed_signers)
+        signer = bundle.verify_manifest(content.getvalue(), signature.getvalue(), allowed_signers)
     return bundle.decode(content.getvalue()), signer
 
 
@@ -190,7 +190,11 @@ def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], 
     reasons = []
     for it in caches:
         own, theirs = dict(keys[it.cache].parts), dict(it.parts)
-        if _runs_on(own.get(Part.C_LIBRARY, ""), theirs.get(Part.C_LIBRARY, "")):
+        # Libraries linked against glibc 2.31 run with 2.36, not the other way round.
+        names = [parts.get(Part.C_LIBRARY, "") for parts in (theirs, own)]
+        matches = [re.fullmatch(r"glibc ([0-9]{1,9})\.([0-9]{1,9})", name) for name in names]
+        versions = [(int(match[1]), int(match[2])) for match in matches if match is not None]
+        if len(versions) == 2 and versions == sorted(versions):
             theirs[Part.C_LIBRARY] = own[Part.C_LIBRARY]
         lines = differences(own, theirs)
         if lines:
@@ -201,16 +205,6 @@ def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], 
             f"{printable(' | '.join(reasons))}; export it on a machine like this one, or import it "
             "nevertheless with --force"
         )
-
-
-def _runs_on(own: str, theirs: str) -> bool:
-    """Whether libraries linked against the C library `theirs` also run with this machine's, `own`.
-
-    **Ex.:** libraries for ``glibc 2.31`` run with ``glibc 2.36``, not the other way round.
-    """
-    found = [re.fullmatch(r"glibc ([0-9]{1,9})\.([0-9]{1,9})", it) for it in (theirs, own)]
-    versions = [(int(it[1]), int(it[2])) for it in found if it is not None]
-    return len(versions) == 2 and versions == sorted(versions)
 
 
 def _check_room(base: str, needed: int, path: str, max_bytes: int | None) -> None:

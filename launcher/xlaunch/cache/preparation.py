@@ -124,22 +124,22 @@ def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
         ]
     if not changed:
         return
+    from xlaunch.cache.formats import damage
+
     with store.not_in_use(directory) as free:
         for path in changed if free else ():
             with os.scandir(path) as entries:
                 for entry in entries:
                     if entry.name.endswith(".so") and entry.is_file(follow_symlinks=False):
                         with contextlib.suppress(FileNotFoundError):
-                            if _since(entry, since_s) and _is_cut(entry.path):
+                            if not _since(entry, since_s):
+                                continue
+                            descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+                            with open(descriptor, "rb") as stream:
+                                is_cut = damage(stream, Format.ELF) is not None
+                            if is_cut:
                                 os.unlink(entry.path)
 
 
 def _since(entry: os.DirEntry[str], since_s: float) -> bool:
     return entry.stat(follow_symlinks=False).st_mtime >= since_s
-
-
-def _is_cut(path: str) -> bool:
-    from xlaunch.cache.formats import damage
-
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:
-        return damage(stream, Format.ELF) is not None

@@ -42,9 +42,7 @@ class CacheDirectory(NamedTuple):
 
     @property
     def last_use_s(self) -> float:
-        """When the last launch that used it began, in seconds since the epoch; without one, its
-        last change.
-        """
+        """Start of the last launch that used it, in seconds since the epoch, or its last change."""
         for path in (self.record, self.path):
             with contextlib.suppress(OSError):
                 return os.stat(path).st_mtime
@@ -283,9 +281,7 @@ def named_by_processes() -> frozenset[str]:
 
 
 def _lock(directory: CacheDirectory, *, shared: bool = False, timeout_s: float = 0.0) -> int | None:
-    """Open and lock the record. None if that fails, or if a pruner has removed the record
-    meanwhile.
-    """
+    """Open and lock the record. None if that fails, or if a pruner has just removed it."""
     try:
         descriptor = os.open(directory.record, os.O_RDONLY | os.O_NOFOLLOW)
     except (OSError, AttributeError):  # Windows has no O_NOFOLLOW

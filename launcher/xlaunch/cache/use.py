@@ -161,9 +161,12 @@ def cache_settings(
             reason += "; cold: it is empty" if it.name in cold else _USED
         variables += [Variable(it.variable, path, reason, option), *it.switches]
     if everything:
-        variables.append(_profile(program))
-    found = [UsedCache(directories[name], "cold" if name in cold else "used") for name in used]
-    return CacheSettings(tuple(variables), tuple(found), base, warnings)
+        words = [os.path.abspath(word) if os.path.exists(word) else word for word in program]
+        job = f"xlaunch-{zlib.crc32(repr(words).encode()):08x}"
+        reason = "torch keeps which sizes changed in earlier runs (PGO)"
+        variables.append(Variable(PROFILE_VARIABLE, job, reason))
+    caches = [UsedCache(directories[name], "cold" if name in cold else "used") for name in used]
+    return CacheSettings(tuple(variables), tuple(caches), base, warnings)
 
 
 _WHERE = "compiled code is kept in a private directory for this hardware and these versions"
@@ -214,12 +217,6 @@ def _torch_directory(environment: Mapping[str, str]) -> str:
     place = next((it for it in places if os.access(it, os.W_OK | os.X_OK)), ".")
     user = re.sub(r'[\\/:*?"<>|]', "_", user)
     return os.path.join(os.path.abspath(place), f"torchinductor_{user}")
-
-
-def _profile(program: Sequence[str]) -> Variable:
-    words = [os.path.abspath(word) if os.path.exists(word) else word for word in program]
-    job = f"xlaunch-{zlib.crc32(repr(words).encode()):08x}"
-    return Variable(PROFILE_VARIABLE, job, "torch keeps which sizes changed in earlier runs (PGO)")
 
 
 def own_directory(

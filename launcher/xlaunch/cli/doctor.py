@@ -96,7 +96,7 @@ def command(
         _refuse("--device runs a program", {**options, **of_scripts, **ignore})
         from xlaunch.cli.doctor_device import watch_program
 
-        return watch_program(words, compare=compare, as_json=as_json)
+        return watch_program(words, compared=compare, as_json=as_json)
     if words:
         _refuse("files are checked by their source", options)
         from xlaunch.cli.doctor_script import check_scripts

@@ -14,7 +14,15 @@ from typing import Any
 import click
 
 from xlaunch.console import say
-from xlaunch.doctor.device import document, render
+from xlaunch.doctor.device import (
+    ROUNDS,
+    compare,
+    document,
+    parse_devices,
+    render,
+    request_for,
+    run_all,
+)
 from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
@@ -35,7 +43,7 @@ OTHERS = (
 need other launches and ranks."""
 
 
-def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool) -> int:
+def watch_program(words: tuple[str, ...], *, compared: str | None, as_json: bool) -> int:
     """Run the program, print where it worked, and return its exit code.
 
     What follows `--` is a launch, as after `xlaunch`: options, then the program. The verdict goes to
@@ -56,7 +64,7 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
     problem = NvidiaCounters({}).problem
     if problem is not None:  # before the run, which may take hours
         say(f"warning: {problem}", NAME)
-    if compare is None:
+    if compared is None:
         with _output(as_json=as_json):
             report = _run(request, machine)
         for line in render(report, request):
@@ -64,7 +72,7 @@ def watch_program(words: tuple[str, ...], *, compare: str | None, as_json: bool)
         if as_json:
             _print_json(document(report, request))
         return report.exit_code
-    return _compare(request, machine, compare, as_json=as_json)
+    return _compare(request, machine, compared, as_json=as_json)
 
 
 def _parse(words: tuple[str, ...]) -> Request:
@@ -120,8 +128,6 @@ def _as_one_job() -> Iterator[None]:
 
 
 def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) -> int:
-    from xlaunch.doctor.device_compare import ROUNDS, compare, parse_devices, request_for, run_all
-
     devices = parse_devices(text)
 
     def run(device: str, place: int) -> Report:

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: checks of the machine, faults in scripts, and the devices that a program really
-uses.
-"""
+"""The doctor: checks of the machine, faults in scripts, and the devices that a program uses."""

@@ -52,24 +52,20 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
         vendor = VENDORS.get(facts.tree.read(f"{DEVICES}/{address}/vendor") or "")
         if vendor is None or not kind.startswith(CLASSES) or address in taken or not drivers:
             continue
+        # A driver that is loaded may serve other GPUs.
+        own = [driver for driver, maker in PCI_DRIVERS if maker is vendor]
+        loaded = [it for it in own if facts.tree.names(f"/sys/bus/pci/drivers/{it}")]
+        bind = [f"echo {address} | sudo tee /sys/bus/pci/drivers/{it}/bind" for it in loaded]
         yield Finding(
             Severity.WARNING,
             f"{address}: a GPU of {vendor.value} that no driver of its vendor has",
             "no program can use it, and torch finds no device",
-            _driver_remedy(facts, vendor, address),
+            bind[0] if bind else INSTALL[vendor],
         )
     for vendor in sorted(set(bound.values()), key=lambda it: it.value):
         count = list(bound.values()).count(vendor)
         version = read_driver_version(vendor, facts.tree)
         yield Finding(Severity.OK, f"{vendor.value}: {count}, driver {version or 'present'}")
-
-
-def _driver_remedy(facts: Facts, vendor: Vendor, address: str) -> str:
-    """Bind the GPU to a driver that is loaded, which other GPUs may be using; else install one."""
-    for driver, its_vendor in PCI_DRIVERS:
-        if its_vendor is vendor and facts.tree.names(f"/sys/bus/pci/drivers/{driver}"):
-            return f"echo {address} | sudo tee /sys/bus/pci/drivers/{driver}/bind"
-    return INSTALL[vendor]
 
 
 def show_nodes(facts: Facts) -> Iterator[Finding]:

@@ -28,6 +28,8 @@ from xlaunch.errors import UsageError
 from xlaunch.planning.request import ProgramRequest
 
 CHILD_TIMEOUT_S = 300.0
+MODULES = {"scikit_learn": "sklearn"}
+"""The modules of distributions with another name."""
 
 OPENMP_FORMS = (
     (
@@ -122,7 +124,7 @@ def show_runtimes(facts: Facts) -> Iterator[Finding]:
         f"{'carries a runtime' if len(carried) == 1 else 'carry runtimes'} of {'its' if len(carried) == 1 else 'their'} own",
         "imported together they make two teams of threads for the same CPUs. With --import the modules "
         "that your program imports are tried in a child",
-        f"xlaunch doctor --import torch{''.join(f' --import {_module(name)}' for name in carried)}",
+        f"xlaunch doctor --import torch{''.join(f' --import {MODULES.get(name, name)}' for name in carried)}",
     )
 
 
@@ -174,10 +176,6 @@ def show_binding(facts: Facts) -> Iterator[Finding]:
             "(pytorch issues 99625, 91989, 101850)",
             f"unset {name}",
         )
-
-
-def _module(distribution: str) -> str:
-    return {"scikit_learn": "sklearn"}.get(distribution, distribution)
 
 
 def show_two_runtimes(facts: Facts) -> Iterator[Finding]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
@@ -94,10 +95,11 @@ def show_memory_policy(facts: Facts) -> Iterator[Finding]:
 
 def show_files(facts: Facts) -> Iterator[Finding]:
     """The limits of open files."""
-    limit = _read_limits(facts).get("Max open files")
-    if limit is None:
+    text = facts.tree.read("/proc/self/limits") or ""  # see proc_pid_limits(5)
+    match = re.search(r"^Max open files +(\d+|unlimited) +(\d+|unlimited)\b", text, re.MULTILINE)
+    if match is None:
         return
-    soft, hard = limit
+    soft, hard = (None if word == "unlimited" else int(word) for word in match.groups())
     most = 65536 if hard is None else min(hard, 65536)
     found = f"{counted(soft, 'open file')} allowed" if soft is not None else "open files: no limit"
     if soft is None or soft >= MIN_FILES:
@@ -112,17 +114,6 @@ def show_files(facts: Facts) -> Iterator[Finding]:
         if most >= MIN_FILES
         else "sudo prlimit --pid $$ --nofile=65536:65536\ndocker run --ulimit nofile=65536 IMAGE",
     )
-
-
-def _read_limits(facts: Facts) -> dict[str, tuple[int | None, int | None]]:
-    """Soft and hard limits of ``/proc/self/limits``; None: unlimited. See proc_pid_limits(5)."""
-    found = {}
-    for line in (facts.tree.read("/proc/self/limits") or "").splitlines():
-        words = [line[:26].strip(), *line[26:].split()]
-        if len(words) >= 3 and all(word.isdecimal() or word == "unlimited" for word in words[1:3]):
-            soft, hard = (int(word) if word.isdecimal() else None for word in words[1:3])
-            found[words[0]] = (soft, hard)
-    return found
 
 
 CHECKS = (

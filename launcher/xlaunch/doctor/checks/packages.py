@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import os
 import re
 from collections.abc import Iterator
+from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -56,12 +56,15 @@ def show_build(facts: Facts) -> Iterator[Finding]:
             _install(vendor, version),
         )
     cuda, driver = torch.get("cuda"), read_driver_version(Vendor.NVIDIA, facts.tree)
-    driver = driver or _driver_of_proc(facts)
+    if driver is None:  # NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...
+        text = facts.tree.read("/proc/driver/nvidia/version") or ""
+        match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+        driver = match[0] if match else None
     needed = MIN_DRIVERS.get((*_numbers(cuda or ""), 0)[0])
     if needed is not None and driver is not None and _numbers(driver) < needed:
         yield Finding(
             Severity.SERIOUS,
-            f"torch {version} needs an NVIDIA driver {_dotted(needed)} or newer; this is {driver}",
+            f"torch {version} needs an NVIDIA driver {'{}.{:02}.{:02}'.format(*needed)} or newer; this is {driver}",
             f"CUDA {cuda} does not start on it without NVIDIA's package cuda-compat, and "
             "torch.cuda.is_available() is False (NVIDIA, CUDA "
             "Compatibility)",
@@ -103,14 +106,6 @@ def _is_large(facts: Facts, vendor: Vendor) -> bool:
     )
 
 
-def _driver_of_proc(facts: Facts) -> str | None:
-    """**Ex.:** ``580.65.06`` of ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  ...``."""
-    match = re.search(
-        r"\b\d{3}\.\d+(\.\d+)?\b", facts.tree.read("/proc/driver/nvidia/version") or ""
-    )
-    return match[0] if match else None
-
-
 def _read_torch(facts: Facts) -> dict[str, str | None] | None:
     """The values of torch/version.py; None without torch."""
     assert facts.prefix is not None
@@ -145,7 +140,11 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
             continue
         version, wanted = installed[name], _requirement(facts, name)
         local = version.partition("+")[2]
-        if not _fits(torch, wanted):
+        try:
+            fit = wanted.contains(Version(torch), prereleases=True)
+        except InvalidVersion:  # it cannot be told
+            fit = True
+        if not fit:
             reason = f"it asks for torch{wanted}, and {torch} is installed"
             # Without --upgrade, torch stays as it is.
             command = f"pip install torch=={public} {name}"
@@ -169,40 +168,23 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
 def _requirement(facts: Facts, package: str) -> SpecifierSet:
     """What a package's metadata asks of torch. **Ex.:** ``==2.8.0``; empty if nothing."""
     assert facts.prefix is not None
-    for site in site_directories(facts.prefix, facts.interpreter):
-        for name in os.listdir(site):
-            if not (name.startswith(f"{package}-") and name.endswith(".dist-info")):
-                continue
-            try:
-                with open(f"{site}/{name}/METADATA", encoding="utf-8", errors="replace") as stream:
-                    text = stream.read(1 << 18).partition("\n\n")[0]
-            except OSError:
-                return SpecifierSet()
-            for line in re.findall(r"(?m)^Requires-Dist: *(torch\b.*)$", text):
-                with contextlib.suppress(InvalidRequirement):
-                    required = Requirement(line)
-                    if required.name == "torch" and required.marker is None:
-                        return required.specifier
-            return SpecifierSet()
+    sites = site_directories(facts.prefix, facts.interpreter)
+    lines: list[str] = []
+    with contextlib.suppress(UnicodeDecodeError):
+        for distribution in metadata.distributions(name=package, path=[*sites]):
+            lines = lines or distribution.requires or []
+    for line in lines:
+        with contextlib.suppress(InvalidRequirement):
+            required = Requirement(line)
+            if required.name == "torch" and required.marker is None:
+                return required.specifier
     return SpecifierSet()
-
-
-def _fits(version: str, wanted: SpecifierSet) -> bool:
-    """Whether a version meets a specifier. A version that cannot be parsed is accepted."""
-    try:
-        return wanted.contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return True
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """**Ex.:** ``2.8.0rc1``: ``(2, 8, 0)``."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return f"{numbers[0]}.{numbers[1]:02}.{numbers[2]:02}"
 
 
 CHECKS = (

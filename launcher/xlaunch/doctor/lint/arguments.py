@@ -28,6 +28,10 @@ _UNREAD_ON_PURPOSE = re.compile(
     r"is_eager|action='(help|version)",
     re.IGNORECASE,
 )
+_READS_ALL = frozenset(
+    ("vars", "__dict__", "locals", "globals", "exec", "set_defaults", "add_subparsers")
+)
+"""Names by which a file may read options without writing theirs."""
 _SHOWS = ("format", "join", "print", "info", "str", "Path")
 """Calls that take text."""
 
@@ -75,16 +79,17 @@ def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
     for call in added:
         if has_stars(call.node):
             continue
-        options, action = _option_strings(call.node), _action(call.node)
-        option = next((one for one in options if one.startswith("--")), options[0])
+        option, action = _long_option(call.node), _action(call.node)
         default, kind = keyword(call.node, "default"), keyword(call.node, "type")
         if not action and not reads_bool and _is_bool_call(facts, kind, call.scope):
-            off = option.lstrip("-")
+            remedy = "use action=argparse.BooleanOptionalAction"
+            if "parse_known_args" in facts.words:  # which would drop the word after a flag
+                remedy = 'convert it: type=lambda text: text.lower() in ("1", "true", "yes")'
             yield (
                 kind or call.node,
                 "XL001",
-                f'type=bool: bool("False") is True, so "{option} False" turns {off} on; '
-                f"{_instead_of_bool(facts)}",
+                f'type=bool: bool("False") is True, so "{option} False" turns {option.lstrip("-")} on; '
+                f"{remedy}",
             )
         elif not action and kind is not None:
             name = facts.full(kind, call.scope)
@@ -240,12 +245,6 @@ def _truth_of_environment(
         )
 
 
-def _instead_of_bool(facts: FileFacts) -> str:
-    if "parse_known_args" in facts.words:  # which would drop the word after a flag
-        return 'convert it: type=lambda text: text.lower() in ("1", "true", "yes")'
-    return "use action=argparse.BooleanOptionalAction"
-
-
 def _text_as_truth(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     """Options that are text, with "False" or the like as default, and are tested as they are."""
     tested = {one.attr for one, _ in facts.tests if isinstance(one, ast.Attribute)}
@@ -302,15 +301,7 @@ def _fire_options(facts: FileFacts) -> Iterator[Problem]:
 
 def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     """Options that nothing reads, in a file that reads most of its options and keeps them to itself."""
-    if facts.words & {
-        "vars",
-        "__dict__",
-        "locals",
-        "globals",
-        "exec",
-        "set_defaults",
-        "add_subparsers",
-    }:
+    if facts.words & _READS_ALL:
         return
     parse = {"parse_args"} | {
         call.scope.node.name
@@ -335,12 +326,10 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
         return
     for call in missing:
         if not _UNREAD_ON_PURPOSE.search(ast.unparse(call.node)):
-            strings = _option_strings(call.node)
-            option = next((one for one in strings if one.startswith("--")), strings[0])
             yield (
                 call.node,
                 "XL006",
-                f"nothing in this file reads {option}: what is typed changes nothing; use "
+                f"nothing in this file reads {_long_option(call.node)}: what is typed changes nothing; use "
                 f"{min(names)}.{_destination(call.node)}, or remove the option",
             )
 
@@ -404,14 +393,18 @@ def _option_strings(node: ast.Call) -> list[str]:
     return [one for one in strings if one.startswith("-")] or strings
 
 
+def _long_option(node: ast.Call) -> str:
+    """The first name that begins with two dashes, or the first."""
+    names = _option_strings(node)
+    return next((name for name in names if name.startswith("--")), names[0])
+
+
 def _destination(node: ast.Call) -> str:
     """The attribute that the option sets."""
     given = keyword(node, "dest")
     if isinstance(given, ast.Constant):
         return str(given.value)
-    options = _option_strings(node)
-    long = next((one for one in options if one.startswith("--")), options[0])
-    return long.lstrip("-").replace("-", "_")
+    return _long_option(node).lstrip("-").replace("-", "_")
 
 
 def _action(node: ast.Call) -> str:

@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.lint.facts import Block, Call, FileFacts, Function, Problem, has_stars, keyword
+from xlaunch.doctor.lint.facts import Call, FileFacts, Function, Problem, has_stars, keyword
 from xlaunch.doctor.lint.source import usable_cpus
 from xlaunch.doctor.lint.waits import steps
 
@@ -61,7 +61,15 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
         assert isinstance(loop.node, ast.For)
         head = f"{ast.unparse(loop.node.target)} {ast.unparse(loop.node.iter)}"
         is_epoch = re.search(r"epoch|iter", head, re.IGNORECASE) is not None
-        return loop.node if is_epoch and not _depends_on(call, loop) else None
+        given = [*call.node.args, *(option.value for option in call.node.keywords)]
+        parts = [part for value in given for part in ast.walk(value)]
+        # An argument may have another value in each round.
+        changes = any(
+            binding.block.is_within(loop)
+            for name in {part.id for part in parts if isinstance(part, ast.Name)}
+            for binding in call.scope.bindings.get(name, ())
+        )
+        return loop.node if is_epoch and not changes else None
     if not isinstance(call.scope.node, Function) or not depth:
         return None
     callers = [
@@ -71,17 +79,3 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
     ]
     found = [_epoch_of(facts, one, depth - 1) for one in callers]
     return next((one for one in found if one is not None), None)
-
-
-def _depends_on(call: Call, loop: Block) -> bool:
-    """Whether an argument has another value in each round of a loop."""
-    return any(
-        binding.block.is_within(loop)
-        for name in _names(call.node)
-        for binding in call.scope.bindings.get(name, ())
-    )
-
-
-def _names(node: ast.Call) -> set[str]:
-    given = [*node.args, *(one.value for one in node.keywords)]
-    return {part.id for one in given for part in ast.walk(one) if isinstance(part, ast.Name)}

@@ -47,8 +47,9 @@ def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
     if not isinstance(first, ast.Call) or not isinstance(first.func, ast.Attribute):
         return None
     model = dotted(first.func.value) if first.func.attr == "parameters" else None
-    optimizer = _assigned_name(call)
-    if model is None or optimizer is None:
+    targets = call.parent.targets if isinstance(call.parent, ast.Assign) else []
+    optimizer = dotted(targets[0]) if len(targets) == 1 else None
+    if model is None or optimizer is None or "." in optimizer.removeprefix("self."):
         return None
     used = facts.last_read.get((call.scope, optimizer), 0)
     if optimizer.startswith("self."):  # other methods use it
@@ -60,13 +61,6 @@ def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
         if after and again <= call.line and _replaces(facts, target, value, model, call):
             return ast.unparse(target), target.lineno
     return None
-
-
-def _assigned_name(call: Call) -> str | None:
-    if not isinstance(call.parent, ast.Assign) or len(call.parent.targets) != 1:
-        return None
-    name = dotted(call.parent.targets[0])
-    return name if name is not None and "." not in name.removeprefix("self.") else None
 
 
 def _replaces(facts: FileFacts, target: ast.expr, value: ast.expr, model: str, call: Call) -> bool:
@@ -82,15 +76,10 @@ def _replaces(facts: FileFacts, target: ast.expr, value: ast.expr, model: str, c
     if owner is not target:
         return module == "torch.nn" and name in _LAYERS
     names = {dotted(one) for one in ast.walk(value) if isinstance(one, ast.Name | ast.Attribute)}
-    return model not in names and _makes_same(facts, value, model, call)
-
-
-def _makes_same(facts: FileFacts, value: ast.Call, model: str, call: Call) -> bool:
-    """Whether a call makes a model: of the class that made the first one, or by ``torch.load``."""
-    if facts.full(value.func, call.scope) in ("torch.load", "copy.deepcopy"):
-        return True
-    made = [one.node for one in call.scope.find_bindings(model) if one.node is not value]
-    return _maker(value) in [_maker(one) for one in made]
+    if model in names or facts.full(value.func, call.scope) in ("torch.load", "copy.deepcopy"):
+        return model not in names
+    makers = [_maker(it.node) for it in call.scope.find_bindings(model) if it.node is not value]
+    return _maker(value) in makers
 
 
 def _maker(node: ast.AST | None) -> str | None:

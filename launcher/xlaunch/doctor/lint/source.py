@@ -96,8 +96,15 @@ class Source(NamedTuple):
         return bool(self.cells) and not any(re.match(r"\s*[^\s#]", one) for one in rest)
 
     def placed(self, finding: ScriptFinding) -> ScriptFinding:
-        """A finding as it is shown: in a notebook, with its cell and the line there."""
-        return place_in_cell(finding, self.cells) if self.cells else finding
+        """A finding as it is shown: in a notebook, at its cell and the line there.
+
+        **Ex.:** ``train.ipynb:cell 3``, line 2, for line 41 of all code of a notebook.
+        """
+        if not self.cells:
+            return finding
+        cell, line = self.cells[finding.line - 1]
+        end_line = line + finding.end_line - finding.line
+        return finding._replace(path=f"{finding.path}:cell {cell}", line=line, end_line=end_line)
 
     def _column(self, line: int, offset: int) -> int:
         """The column in characters; `ast` counts bytes of UTF-8."""
@@ -139,16 +146,6 @@ def read_source(path: str) -> Source:
             error.filename = f"{path}:cell {cell}"
         raise
     return Source(path, _lines(data), tree, cells)
-
-
-def place_in_cell(finding: ScriptFinding, cells: Sequence[tuple[int, int]]) -> ScriptFinding:
-    """**Ex.:** ``train.ipynb:cell 3``, line 2, for line 41 of all code of a notebook."""
-    cell, line = cells[finding.line - 1]
-    return finding._replace(
-        path=f"{finding.path}:cell {cell}",
-        line=line,
-        end_line=line + finding.end_line - finding.line,
-    )
 
 
 def _code_of_notebook(data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
@@ -224,27 +221,22 @@ def usable_cpus() -> int:
 
 def _walk(top: str, skipped: dict[str, int]) -> Iterator[str]:
     for directory, names, files in os.walk(top):
-        names[:] = sorted(name for name in names if _is_own(directory, name))
+        names[:] = sorted(
+            name
+            for name in names
+            if not name.startswith(".")
+            and name not in LEFT_OUT
+            and not os.path.lexists(os.path.join(directory, name, "pyvenv.cfg"))
+        )
         for name in sorted(files):
             path = os.path.join(directory, name)
             if not os.path.isfile(path) or not _is_python(path, name):
                 continue
-            elif os.path.islink(path) and not _is_within(path, top):
+            real, root = os.path.realpath(path), os.path.realpath(top)
+            if os.path.islink(path) and os.path.commonpath([real, root]) != root:
                 skipped["a link out"] = skipped.get("a link out", 0) + 1
             else:
                 yield path
-
-
-def _is_own(directory: str, name: str) -> bool:
-    """Whether a directory holds the project's own code."""
-    if name.startswith(".") or name in LEFT_OUT:
-        return False
-    return not os.path.lexists(os.path.join(directory, name, "pyvenv.cfg"))
-
-
-def _is_within(path: str, top: str) -> bool:
-    real, root = os.path.realpath(path), os.path.realpath(top)
-    return os.path.commonpath([real, root]) == root
 
 
 def _is_python(path: str, name: str) -> bool:
@@ -260,9 +252,7 @@ def _is_python(path: str, name: str) -> bool:
 
 
 def _lines(data: bytes) -> list[str]:
-    """The lines as Python counts them, in UTF-8 as `ast` has them, whatever the file's encoding
-    is.
-    """
+    """The lines as Python counts them, in UTF-8 as `ast` has them, whatever the encoding is."""
     import io
     import tokenize
 

@@ -212,21 +212,12 @@ def _evaluates(facts: FileFacts, region: Block, *, is_off: bool) -> bool:
     )
     measured = region.scope.node if is_named else loop
     body = measured.body if isinstance(measured, ast.For | Function) else []
+    training = {_name_of(call.scope) for call in facts.called["backward"]} - {""}
     return (
         not trains
-        and not _calls_training(facts, inside)
+        and not any(call.name in training for call in inside)
         and bool(_COUNTS.search("\n".join(map(ast.unparse, body))))
     )
-
-
-def _calls_training(facts: FileFacts, calls: list[Call]) -> bool:
-    """Whether one of the calls runs a function of this file that calls ``backward()``."""
-    training = {
-        call.scope.node.name
-        for call in facts.called["backward"]
-        if isinstance(call.scope.node, Function)
-    }
-    return any(call.name in training for call in calls)
 
 
 def _callers(facts: FileFacts, scope: Scope) -> list[Call]:
@@ -278,7 +269,12 @@ def _mode_is_set(facts: FileFacts, call: Call, model: str) -> bool | None:
     before = [one for one in around if one.line <= last]
     # What follows in the same loop comes before the next round.
     before[:0] = [one for one in around if one.line > last and loops & set(one.block.loops())]
-    setting, training = _functions_that_set_mode(facts)
+    setting = {_name_of(one.scope) for one in facts.calls if _sets_mode(one)} - {""}
+    training = {_name_of(one.scope) for one in facts.called["train"] if not _sets_mode(one)} - {""}
+    setting, training = (
+        setting - training,
+        training - setting,
+    )  # functions that set both are in neither
     for one in reversed(before):
         if one.name in setting - {call.name} or (
             _sets_mode(one) and not _is_of_another(one, model)
@@ -322,16 +318,6 @@ def _passed(call: Call, scope: Scope, name: str) -> str:
     own = [one.arg for one in scope.node.args.args if one.arg != "self"]
     given = dict(zip(own, call.node.args, strict=False))
     return dotted(given.get(name) or keyword(call.node, name)) or name
-
-
-def _functions_that_set_mode(facts: FileFacts) -> tuple[set[str], set[str]]:
-    """The names of functions that leave a model in evaluation mode, and of those in training mode.
-
-    Functions that set both are in neither.
-    """
-    setting = {_name_of(call.scope) for call in facts.calls if _sets_mode(call)} - {""}
-    training = {_name_of(call.scope) for call in facts.called["train"] if not _sets_mode(call)}
-    return setting - training, training - setting - {""}
 
 
 def _gradients_are_off(facts: FileFacts, call: Call, _: str) -> bool | None:

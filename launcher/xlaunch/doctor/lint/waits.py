@@ -7,16 +7,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from xlaunch.doctor.lint.facts import (
-    Binding,
-    Block,
-    Call,
-    FileFacts,
-    Function,
-    Problem,
-    Scope,
-    dotted,
-)  # fmt: skip
+from xlaunch.doctor.lint.facts import Block, Call, FileFacts, Function, Problem, Scope, dotted
 
 _DEVICES = frozenset(("cuda", "xpu", "mps"))
 _LAUNCHED = frozenset(("accelerator", "fabric", "model_engine"))
@@ -220,14 +211,14 @@ def _is_computed(node: ast.expr, call: Call, regions: tuple[Block, ...]) -> bool
     return any(
         binding.how in ("is", "item")
         and any(binding.block.is_within(one) for one in regions)
-        and not _is_number(binding)
+        and not _is_number(binding.node)
         for name in names
         for binding in call.scope.bindings.get(name, ())
     ) or (isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute))
 
 
-def _is_number(binding: Binding) -> bool:
-    """Whether a binding holds a number already. **Ex.:** ``shown = loss.item()``."""
-    func = binding.node.func if isinstance(binding.node, ast.Call) else binding.node
+def _is_number(value: ast.AST | None) -> bool:
+    """Whether a value is a number already. **Ex.:** ``shown = loss.item()``."""
+    func = value.func if isinstance(value, ast.Call) else value
     name = (dotted(func) or "").rpartition(".")[2]
     return isinstance(func, ast.Constant) or name in ("item", "numpy", "tolist", "float", "int")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import xlaunch
-from xlaunch.doctor.device_compare import (
+from xlaunch.doctor.device import (
     HIDDEN,
     compare,
     parse_devices,
@@ -128,7 +128,7 @@ def test_without_a_metric_the_whole_time_is_compared():
 
 def test_real_runs_under_two_names(monkeypatch: pytest.MonkeyPatch):
     """What is compared here is a program that prints what it was told."""
-    monkeypatch.setattr("xlaunch.doctor.device_compare.ROUNDS", 1)
+    monkeypatch.setattr("xlaunch.doctor.device.ROUNDS", 1)
     code = (
         "import sys, time\n"
         "rate = {'cpu': 213, 'cuda': 1600}[sys.argv[1]]\n"
