@@ -101,7 +101,12 @@ def check_output(
             raise UsageError(f"{what} is a block device, whose content would be lost; name a file")
         return
     for other in inputs:
-        if _is_same_file(path, other):
+        same = False
+        with contextlib.suppress(OSError, ValueError):  # they need not exist
+            same = os.path.realpath(path) == os.path.realpath(other) or os.path.samefile(
+                path, other
+            )
+        if same:
             named = "" if other == path else f" ({other!r})"
             raise UsageError(
                 f"{what} is a file{named} that this command itself uses; choose another name"
@@ -129,15 +134,6 @@ def check_output(
         ours, why = False, f" ({error})"
     if not ours:
         raise UsageError(f"{what} exists and is not {kind.name}{why}; {instead}")
-
-
-def _is_same_file(path: str, other: str) -> bool:
-    """Whether two names, of files that need not exist, lead to one file."""
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.realpath(path) == os.path.realpath(other):
-            return True
-        return os.path.samefile(path, other)
-    return False
 
 
 def write_output(

@@ -116,6 +116,7 @@ def is_staging(path: str) -> bool:
 def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
     """The paths of abandoned directories. Raises OSError.
 
+    Nothing was added to them for a day, and the process whose PID the name contains has ended.
     `base` is locked against imports during the block, unless one takes longer than `timeout_s`.
     """
     with open_below(base) as lock:
@@ -131,14 +132,11 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
                 os.scandir(descriptor) as entries,
             ):
                 for it in entries:
-                    ours = it.name.startswith(prefixes) and it.is_dir(follow_symlinks=False)
-                    if ours and ((alone and it.name.startswith(IMPORTING)) or _is_abandoned(it)):
+                    if not it.name.startswith(prefixes) or not it.is_dir(follow_symlinks=False):
+                        continue
+                    number = it.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
+                    running = number.isdecimal() and os.path.exists(f"/proc/{number}")
+                    old = time.time() - it.stat(follow_symlinks=False).st_mtime > DAY_S
+                    if (old and not running) or (alone and it.name.startswith(IMPORTING)):
                         found.append(os.path.join(base, *above, it.name))
         yield found
-
-
-def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether nothing was added for a day, and the process whose PID the name contains has ended."""
-    number = entry.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
-    old = time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
-    return old and not (number.isdecimal() and os.path.exists(f"/proc/{number}"))

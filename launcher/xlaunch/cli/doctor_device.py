@@ -57,7 +57,7 @@ def watch_program(words: tuple[str, ...], *, compared: str | None, as_json: bool
         raise UsageError(f"put -- before the program and its arguments: {USAGE}")
     if sys.platform != "linux":
         raise UsageError(f"--device needs Linux, this is {sys.platform}")
-    from xlaunch.report.nvidia_counters import NvidiaCounters
+    from xlaunch.report.device_counters import NvidiaCounters
 
     request = _parse(words).replace(verify_device=True)
     machine = read_machine()

@@ -65,10 +65,10 @@ def _to_dict(interpreter: str, prefix: str, judged: Sequence[Judged]) -> dict[st
         "prefix": prefix,
         "libraries": [
             {
-                "name": entry.library.name,
-                "path": entry.library.path,
-                "version": entry.library.version,
-                "origin": entry.library.origin,
+                **{
+                    key: getattr(entry.library, key)
+                    for key in ("name", "path", "version", "origin")
+                },
                 "chosen": entry.chosen,
                 "verdict": entry.verdict,
             }

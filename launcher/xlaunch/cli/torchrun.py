@@ -76,7 +76,11 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         print_plan(found, asked)
         return
     resolve_program(request.program, os.environ)
-    threads = _threads_of_ranks(request, machine, options)
+    # All ranks have as many threads as the first. Raises what it would raise.
+    count, mode = options["nproc_per_node"], options.get("rank_mode", RankMode.AUTO)
+    if count > 1 and mode in (RankMode.AUTO, RankMode.TORCHRUN):
+        request, machine, _ = _share_of(0, count, request, machine)
+    threads = plan(request.layout, machine).instances[0].threads
     if counts_nodes:
         _say_nodes(options)
     sys.stdout.flush()
@@ -117,14 +121,6 @@ def _crowd_of_ranks(
     shares = [_share_of(local, count, request, machine) for local in range(count)]
     instances = [plan(it.request.layout, it.machine).instances[0] for it in shares]
     return tuple([it._replace(index=index) for index, it in enumerate(instances)]), warning
-
-
-def _threads_of_ranks(request: Request, machine: Machine, options: Mapping[str, Any]) -> int:
-    """The threads of each rank: all have the same number. Raises `UsageError` as each rank would."""
-    count, mode = options["nproc_per_node"], options.get("rank_mode", RankMode.AUTO)
-    if count > 1 and mode in (RankMode.AUTO, RankMode.TORCHRUN):
-        request, machine, _ = _share_of(0, count, request, machine)
-    return plan(request.layout, machine).instances[0].threads
 
 
 def _environment_of_ranks(made: Plan, request: Request, asked: ResolvedOptions) -> Environment:

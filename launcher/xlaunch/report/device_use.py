@@ -220,9 +220,9 @@ def _judge_one(
     others_busy = _mean(own_share)
     powers = [(m.power_w, m.length_s) for m in used if m.power_w is not None]
     seen_s = sum([moment.length_s for moment in moments])
-    verdict = _verdict(device, used, busy, seen_s, idle, counts=counts)
-    what = f"{device.name} ({device.model})"
-    text = _text(verdict, what, used, busy or 0.0, cpus_used, peak, seen_s, counts=counts)
+    verdict, text = _verdict(
+        device, used, busy or 0.0, cpus_used, peak, seen_s, idle, counts=counts
+    )
     if others_busy is not None and others_busy >= IDLE_SHARE:
         named = f": {', '.join(others)}" if others else ""
         text += f"; other processes kept it {others_busy:.0%} busy{named}"
@@ -263,59 +263,42 @@ def _window(moments: Sequence[_Moment], idle: float) -> Sequence[_Moment]:
 def _verdict(
     device: Device,
     used: Sequence[_Moment],
-    busy: float | None,
-    seen_s: float,
-    idle: float,
-    *,
-    counts: bool,
-) -> DeviceVerdict:
-    if device.hidden:
-        return DeviceVerdict.HIDDEN
-    if seen_s < MIN_TIME_S or (used and not counts):
-        return DeviceVerdict.UNKNOWN
-    if not used:
-        return DeviceVerdict.UNUSED
-    if busy is None or busy < idle:
-        return DeviceVerdict.IDLE
-    return DeviceVerdict.WORKED if busy >= WORKED_SHARE else DeviceVerdict.WAITED
-
-
-def _text(
-    verdict: DeviceVerdict,
-    what: str,
-    used: Sequence[_Moment],
     busy: float,
     cpus_used: float,
     peak_bytes: int,
     seen_s: float,
+    idle: float,
     *,
     counts: bool,
-) -> str:
-    if verdict is DeviceVerdict.HIDDEN:
-        return f"{what} was hidden from the program"
-    if verdict is DeviceVerdict.UNUSED:
-        return f"{what} was not used"
-    if verdict is DeviceVerdict.UNKNOWN:
-        if not counts and used:
-            return (
-                f"{what}: {size(peak_bytes)} of memory in use; its driver does not count engine use"
-            )
-        return f"{what}: the run was too short to say ({seen_s:.1f} s were sampled, {MIN_TIME_S:g} s are needed)"
-    if verdict is DeviceVerdict.WORKED:
-        return f"worked on {what}, {busy:.0%} busy"
-    waits = [m for m in used if m.busy < WORKED_SHARE] or used
-    cpus_meanwhile = _mean([(m.cpus_used, m.length_s) for m in waits]) or 0.0
-    if verdict is DeviceVerdict.WAITED:
-        if cpus_meanwhile >= BUSY_CPUS:
-            return f"{what} waits for data {1 - busy:.0%} of the time"
+) -> tuple[DeviceVerdict, str]:
+    """What a device did, and the sentence about it."""
+    what = f"{device.name} ({device.model})"
+    if device.hidden:
+        return DeviceVerdict.HIDDEN, f"{what} was hidden from the program"
+    if used and not counts:
+        memory = f"{size(peak_bytes)} of memory in use"
         return (
-            f"{what} is idle {1 - busy:.0%} of the time, and so are the CPUs: the program waits for "
-            "storage, the network or a lock"
+            DeviceVerdict.UNKNOWN,
+            f"{what}: {memory}; its driver does not count engine use",
         )
-    memory = f"memory of {what} is allocated ({size(peak_bytes)}) but its engines are idle"
-    if cpus_used >= BUSY_CPUS:
-        return f"{memory}: the work runs on the CPU"
-    return f"{memory}, and so are the CPUs: the program waits for something else"
+    if seen_s < MIN_TIME_S:
+        seen = f"{seen_s:.1f} s were sampled, {MIN_TIME_S:g} s are needed"
+        return DeviceVerdict.UNKNOWN, f"{what}: the run was too short to say ({seen})"
+    if not used:
+        return DeviceVerdict.UNUSED, f"{what} was not used"
+    if busy < idle:
+        memory = f"memory of {what} is allocated ({size(peak_bytes)}) but its engines are idle"
+        if cpus_used >= BUSY_CPUS:
+            return DeviceVerdict.IDLE, f"{memory}: the work runs on the CPU"
+        reason = "and so are the CPUs: the program waits for something else"
+        return DeviceVerdict.IDLE, f"{memory}, {reason}"
+    if busy >= WORKED_SHARE:
+        return DeviceVerdict.WORKED, f"worked on {what}, {busy:.0%} busy"
+    waits = [moment for moment in used if moment.busy < WORKED_SHARE] or used
+    if (_mean([(moment.cpus_used, moment.length_s) for moment in waits]) or 0.0) >= BUSY_CPUS:
+        return DeviceVerdict.WAITED, f"{what} waits for data {1 - busy:.0%} of the time"
+    reason = "and so are the CPUs: the program waits for storage, the network or a lock"
+    return DeviceVerdict.WAITED, f"{what} is idle {1 - busy:.0%} of the time, {reason}"
 
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, process_name, read_process
+from xlaunch.report.device_counters import DrmCounters, NvidiaCounters
 from xlaunch.report.device_use import (
     Device,
     DeviceSample,
@@ -19,8 +20,6 @@ from xlaunch.report.device_use import (
     judge,
     summarize,
 )
-from xlaunch.report.drm_counters import DrmCounters
-from xlaunch.report.nvidia_counters import NvidiaCounters
 from xlaunch.text import size
 
 INTERVAL_S = 0.25

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.report.drm_counters import DrmCounters, parse_client
-from xlaunch.report.nvidia_counters import torch_name
+from xlaunch.report.device_counters import DrmCounters, parse_client, torch_name
 
 GPU = "0000:03:00.0"
 OWN, OTHER = 100, 200

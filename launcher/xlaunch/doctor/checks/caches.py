@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, advice, is_live, ok, warning
 from xlaunch.machine.tree import file_system_of
 from xlaunch.text import size
 
@@ -27,7 +27,7 @@ def show_directory(facts: Facts) -> Iterator[Finding]:
 
     base = default_directory(facts.environment)
     if base is None:
-        yield Finding(Severity.ADVICE, "HOME is not set: caches are not kept", WHY, OPTION)
+        yield advice("HOME is not set: caches are not kept", WHY, OPTION)
         return
     here = base
     while not os.path.lexists(here):
@@ -38,26 +38,24 @@ def show_directory(facts: Facts) -> Iterator[Finding]:
     except OSError as error:
         refusal = f"{here}: {error.strerror}"
     if refusal is not None:
-        yield Finding(Severity.ADVICE, f"caches are not kept: {refusal}", WHY, OPTION)
+        yield advice(f"caches are not kept: {refusal}", WHY, OPTION)
         return
     free = status.f_bavail * status.f_frsize
     kind = file_system_of(facts.tree, here)
     if free < MIN_FREE_BYTES:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{base}: {size(free)} are free",
             f"compilations fail on a full disk; {WHY}",
             "xlaunch cache prune\n" + OPTION,
         )
     elif kind in NETWORK:
-        yield Finding(
-            Severity.ADVICE,
+        yield advice(
             f"{base} is on a network file system ({kind})",
             "each start reads hundreds of small files of it, and locks may not hold between machines",
             OPTION,
         )
     else:
-        yield Finding(Severity.OK, f"caches: {base}, {size(free)} free")
+        yield ok(f"caches: {base}, {size(free)} free")
 
 
 CHECKS = (Check("cache-directory", show_directory, is_live),)

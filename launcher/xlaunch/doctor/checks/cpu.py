@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, advice, ok, warning
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.sysfs import parse_cpuinfo
 from xlaunch.text import counted
@@ -56,10 +56,9 @@ def show_governor(facts: Facts) -> Iterator[Finding]:
         where = "" if len(governors) == 1 else f" on {name_numbers('CPU', cpus)}"
         found = f"frequency governor {governor} ({driver}){where}"
         if governor == "performance":
-            yield Finding(Severity.OK, found)
+            yield ok(found)
         elif governor == "powersave" and driver not in OWN_GOVERNORS:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 found,
                 "it keeps the lowest frequency whatever the load is"
                 f"{_range(facts, first)} (kernel, admin-guide/pm/cpufreq.rst)",
@@ -68,10 +67,9 @@ def show_governor(facts: Facts) -> Iterator[Finding]:
         else:
             preference = facts.tree.read(f"{CPU}/cpu{first}/cpufreq/energy_performance_preference")
             if preference in ("performance", "balance_performance"):
-                yield Finding(Severity.OK, f"{found}, prefers {preference}")
+                yield ok(f"{found}, prefers {preference}")
                 continue
-            yield Finding(
-                Severity.ADVICE,
+            yield advice(
                 found + (f", prefers {preference}" if preference else ""),
                 "the frequency rises only after load was seen, so short work runs slower and "
                 f"timings vary{_range(facts, first)} (kernel, admin-guide/pm/cpufreq.rst)",
@@ -102,15 +100,14 @@ def show_boost(facts: Facts) -> Iterator[Finding]:
             f": up to {highest / nominal:.2f} times here (acpi_cppc)" if highest and nominal else ""
         )
         path, value = ("intel_pstate/no_turbo", 0) if no_turbo == "1" else ("cpufreq/boost", 1)
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "boost is off",
             f"cores stay at their nominal frequency though power and heat allow more{gain} "
             "(kernel, admin-guide/pm/cpufreq.rst, Frequency Boost Support)",
             f"echo {value} | sudo tee {CPU}/{path}",
         )
     else:
-        yield Finding(Severity.OK, "boost is on")
+        yield ok("boost is on")
 
 
 def show_offline(facts: Facts) -> Iterator[Finding]:
@@ -127,8 +124,7 @@ def show_offline(facts: Facts) -> Iterator[Finding]:
         named = counted(len(offline), "CPU")
     lists = textwrap.wrap(format_cpu_list(offline).replace(",", " "), MAX_COMMAND_NAMES)
     commands = [f"sudo chcpu --enable {one.replace(' ', ',')}" for one in lists]
-    yield Finding(
-        Severity.ADVICE,
+    yield advice(
         f"{named} {'is' if len(offline) == 1 else 'are'} offline",
         f"{counted(online, 'CPU')} of {online + len(offline)} can run anything",
         "\n".join(commands),
@@ -141,8 +137,7 @@ def show_isolated(facts: Facts) -> Iterator[Finding]:
     isolated = [cpu for cpu in allowed if cpu in facts.machine.topology.isolated_cpus]
     others = format_cpu_list([cpu for cpu in allowed if cpu not in isolated])
     if isolated:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{name_numbers('CPU', isolated)} may be used, and {'is' if len(isolated) == 1 else 'are'} "
             "isolated",
             "the scheduler moves no thread to or from isolated CPUs: all threads of a team can stay on "
@@ -156,8 +151,7 @@ def show_isolated(facts: Facts) -> Iterator[Finding]:
 def show_topology(facts: Facts) -> Iterator[Finding]:
     """Files of the kernel that contradict each other."""
     for note in facts.machine.notes:
-        yield Finding(
-            Severity.ADVICE,
+        yield advice(
             note,
             "cores and instances are placed by these files",
             "xlaunch topology",
@@ -173,7 +167,7 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
     if architecture == "aarch64" and flags:
         extensions = [name for name in ("sve2", "sve", "bf16", "i8mm") if name in flags]
         found = f"{named}Arm with {', '.join(['asimd', *extensions])}"
-        yield Finding(Severity.OK, found)
+        yield ok(found)
     if architecture != "x86_64" or not flags:
         return
     torch = _levels(TORCH_LEVELS, flags)
@@ -189,8 +183,7 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
             onednn = [limit]
     if torch[0] == "default":
         virtual = "hypervisor" in flags
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{named}no AVX2{', or it is hidden' if virtual else ''}",
             "torch uses its kernels of 128 bits: a quarter of AVX-512's width"
             + (". The hypervisor may show an older model than the host is" if virtual else ""),
@@ -199,7 +192,7 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
         return
     level = used if used in torch else torch[0]
     low = next((name for name in onednn), "none")
-    yield Finding(Severity.OK, f"{named}torch uses {level}, oneDNN {low}")
+    yield ok(f"{named}torch uses {level}, oneDNN {low}")
 
 
 def _levels(table: tuple[tuple[str, tuple[str, ...]], ...], flags: frozenset[str]) -> list[str]:
@@ -207,8 +200,7 @@ def _levels(table: tuple[tuple[str, tuple[str, ...]], ...], flags: frozenset[str
 
 
 def _held_back(variable: str, value: str, could: str) -> Finding:
-    return Finding(
-        Severity.WARNING,
+    return warning(
         f"{variable}={value} holds back the instruction set",
         f"{could}. With AMX, ResNet-50 ran at 387 images/s in bf16 and 148 in fp32 (docs/optimize.md)",
         f"unset {variable}",

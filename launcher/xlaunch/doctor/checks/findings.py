@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from xlaunch.machine.topology import Machine
@@ -31,6 +32,12 @@ class Finding(NamedTuple):
     """Why it matters, with a figure and its source; empty if it is in order."""
     advise: str = ""
     """The remedy: commands to copy, one a line, with words to fill in in capitals; empty if in order."""
+
+
+ok = partial(Finding, Severity.OK)
+advice = partial(Finding, Severity.ADVICE)
+warning = partial(Finding, Severity.WARNING)
+serious = partial(Finding, Severity.SERIOUS)
 
 
 class Facts(NamedTuple):

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, is_live, ok, serious, warning
 from xlaunch.machine.gpus import (
     CLASSES,
     DEVICES,
@@ -56,8 +56,7 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
         own = [driver for driver, maker in PCI_DRIVERS if maker is vendor]
         loaded = [it for it in own if facts.tree.names(f"/sys/bus/pci/drivers/{it}")]
         bind = [f"echo {address} | sudo tee /sys/bus/pci/drivers/{it}/bind" for it in loaded]
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{address}: a GPU of {vendor.value} that no driver of its vendor has",
             "no program can use it, and torch finds no device",
             bind[0] if bind else INSTALL[vendor],
@@ -65,7 +64,7 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
     for vendor in sorted(set(bound.values()), key=lambda it: it.value):
         count = list(bound.values()).count(vendor)
         version = read_driver_version(vendor, facts.tree)
-        yield Finding(Severity.OK, f"{vendor.value}: {count}, driver {version or 'present'}")
+        yield ok(f"{vendor.value}: {count}, driver {version or 'present'}")
 
 
 def show_nodes(facts: Facts) -> Iterator[Finding]:
@@ -92,8 +91,7 @@ def show_nodes(facts: Facts) -> Iterator[Finding]:
     for what, names in (("do not exist", missing), ("may not be opened by this user", closed)):
         if names:
             inside = "docker run --gpus all IMAGE  # NVIDIA\ndocker run --device /dev/dri IMAGE"
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{', '.join(names)} {what}",
                 "a program opens them to use the GPU; without them torch finds no device",
                 inside
@@ -101,7 +99,7 @@ def show_nodes(facts: Facts) -> Iterator[Finding]:
                 else "sudo usermod -aG render,video $USER  # then log in again",
             )
     if nodes and not missing and not closed:
-        yield Finding(Severity.OK, f"{', '.join(nodes)} can be opened")
+        yield ok(f"{', '.join(nodes)} can be opened")
 
 
 def show_hidden(facts: Facts) -> Iterator[Finding]:
@@ -113,8 +111,7 @@ def show_hidden(facts: Facts) -> Iterator[Finding]:
         without = vendor is Vendor.INTEL and WITHOUT_GPUS.fullmatch(facts.environment.get(SYCL, ""))
         if own and left.narrowed_by and not left.usable and (without or not left.problem):
             names = [name for name in VARIABLES if f"{name}=" in left.narrowed_by]
-            yield Finding(
-                Severity.SERIOUS,
+            yield serious(
                 f"{left.narrowed_by} hides {'the GPU' if len(own) == 1 else 'every GPU'} of {vendor.value}",
                 "torch finds no device, and everything runs on the CPU, whatever torch is built for",
                 f"unset {' '.join(names)}",

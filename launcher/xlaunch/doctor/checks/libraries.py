@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from xlaunch.children import script, without_current_directory
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, advice, ok, serious, warning
 from xlaunch.environment.allocators import GLIBC_VARIABLES
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import (
@@ -63,32 +63,30 @@ def show_allocator(facts: Facts) -> Iterator[Finding]:
     assert facts.interpreter is not None
     users = prove_entries(facts.environment, facts.interpreter)
     for entry, refusal in users.refused:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"LD_PRELOAD names {entry}, which cannot be loaded",
             f"every program prints a line about it, and runs without it: {refusal}",
             "unset LD_PRELOAD",
         )
     own = other_allocator({**facts.environment, "LD_PRELOAD": users.value})
     if own is not None:
-        yield Finding(Severity.OK, f"allocator: {own}, by LD_PRELOAD")
+        yield ok(f"allocator: {own}, by LD_PRELOAD")
         return
     tuned = [f"{it}={value}" for it in GLIBC_VARIABLES if (value := facts.environment.get(it))]
     if tuned:
-        yield Finding(Severity.OK, f"allocator: glibc's, with {', '.join(tuned)}, kept")
+        yield ok(f"allocator: glibc's, with {', '.join(tuned)}, kept")
         return
     loads = read_program(facts.interpreter)
     found = find_libraries(ALLOCATORS, facts.prefix, facts.environment, loads=loads)
     chosen = [entry.library for entry in judge(found, facts.interpreter)[0] if entry.chosen]
     others = [f"{library.name} {library.version or ''}".strip() for library in chosen]
     if any(library.name == "tcmalloc" for library in chosen):
-        yield Finding(Severity.OK, f"allocators: {', '.join(others)}; xlaunch preloads tcmalloc")
+        yield ok(f"allocators: {', '.join(others)}; xlaunch preloads tcmalloc")
         return
     if loads is not None and loads.c_library != "glibc":
-        yield Finding(Severity.OK, "allocator: the C library's, which xlaunch cannot tune")
+        yield ok("allocator: the C library's, which xlaunch cannot tune")
         return
-    yield Finding(
-        Severity.ADVICE,
+    yield advice(
         "tcmalloc is not installed, or cannot be preloaded"
         + (f"; there is {', '.join(others)}" if others else ""),
         "xlaunch tunes glibc's allocator instead. With tcmalloc, examples/infer.py ran at 1.09 and "
@@ -116,10 +114,9 @@ def show_runtimes(facts: Facts) -> Iterator[Finding]:
     linked = f"torch is linked to {own}" if own else "torch is not installed"
     able = f"; --omp can take {names}" if names else ""
     if not own or not carried or facts.imports:
-        yield Finding(Severity.OK, f"OpenMP: {linked}{able}")
+        yield ok(f"OpenMP: {linked}{able}")
         return
-    yield Finding(
-        Severity.ADVICE,
+    yield advice(
         f"OpenMP: {linked}, and {', '.join(carried)} "
         f"{'carries a runtime' if len(carried) == 1 else 'carry runtimes'} of {'its' if len(carried) == 1 else 'their'} own",
         "imported together they make two teams of threads for the same CPUs. With --import the modules "
@@ -132,8 +129,7 @@ def show_variables(facts: Facts) -> Iterator[Finding]:
     """Values of OpenMP's variables that no runtime understands, or that leave CPUs idle."""
     for name, ignored in _invalid(facts).items():
         value = facts.environment[name]
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{name}={value} is not a value of that variable",
             ignored,
             f"unset {name}",
@@ -141,8 +137,7 @@ def show_variables(facts: Facts) -> Iterator[Finding]:
     limits = facts.machine.limits
     cpus = min(len(limits.allowed_cpus), int(limits.cpu_quota or len(limits.allowed_cpus)))
     if facts.environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip() == "1" and cpus > 1:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"OMP_NUM_THREADS=1, and {cpus} CPUs may be used",
             "torch computes with one thread; torchrun and many job scripts set it for programs of several "
             "processes",
@@ -169,8 +164,7 @@ def show_binding(facts: Facts) -> Iterator[Finding]:
     found = binding_variable({**facts.environment, "LD_PRELOAD": users.value}, program)
     name = "" if found is None else found.assignment.partition("=")[0]
     if found is not None and name not in _invalid(facts):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{found.assignment} binds the main thread of programs to one place, with {found.runtime}",
             "every process and data loader worker that a program starts inherits that mask "
             "(pytorch issues 99625, 91989, 101850)",
@@ -187,8 +181,7 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
     shown = ", ".join(names)
     told = _import(facts, names)
     if isinstance(told, str):
-        yield Finding(
-            Severity.SERIOUS,
+        yield serious(
             f"importing {shown} together ends the process: {told}",
             "Intel's and LLVM's runtimes abort a process when they find another one",
             f"{facts.interpreter} -c 'import {shown}'",
@@ -196,12 +189,14 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
         return
     for name, (absent, reason) in told["failed"].items():
         if absent and name in facts.imports:
+            top, hint = name.partition(".")[0], ""
+            if os.path.isfile(f"{top}.py") or os.path.isdir(top):  # which is not searched
+                hint = f"; {top} in this directory is found if PYTHONPATH names the directory by its full path"
             raise UsageError(
-                f"--import {name}: {facts.interpreter} has no module of that name{_hint(name)}"
+                f"--import {name}: {facts.interpreter} has no module of that name{hint}"
             )
         if not absent:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 f"{name} cannot be imported: {' '.join(reason.split())[:200]}",
                 "its OpenMP runtime, if it has one, is not among those below",
                 f"{facts.interpreter} -c 'import {name}'",
@@ -214,25 +209,16 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
     ]
     listed = ", ".join(runtimes) or "none"
     if len(runtimes) < 2:
-        yield Finding(Severity.OK, f"{shown}: one OpenMP runtime at most: {listed}")
+        yield ok(f"{shown}: one OpenMP runtime at most: {listed}")
     elif first:
-        yield Finding(Severity.OK, f"{shown}: {first[0]} is preloaded and takes the others' place")
+        yield ok(f"{shown}: {first[0]} is preloaded and takes the others' place")
     else:
-        yield Finding(
-            Severity.SERIOUS,
+        yield serious(
             f"{shown}: {len(runtimes)} OpenMP runtimes in one process",
             f"{listed}. Each has a team of its own for the same CPUs: threads wait for each other, and "
             "counts and affinity reach one team only (docs/decisions.md, --omp gnu)",
             "xlaunch --omp gnu PROGRAM",
         )
-
-
-def _hint(module: str) -> str:
-    """What to do where the module is in the current directory, which is not searched."""
-    top = module.partition(".")[0]
-    if not (os.path.isfile(f"{top}.py") or os.path.isdir(top)):
-        return ""
-    return f"; {top} in this directory is found if PYTHONPATH names the directory by its full path"
 
 
 def _import(facts: Facts, names: tuple[str, ...]) -> dict[str, Any] | str:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, is_live, ok, serious, warning
 from xlaunch.machine.limits import ControlGroups, read_counters
 from xlaunch.text import counted
 
@@ -20,18 +20,17 @@ def show_quota(facts: Facts) -> Iterator[Finding]:
     limits = facts.machine.limits
     quota = limits.cpu_quota
     if quota is None:
-        yield Finding(Severity.OK, "no CPU quota")
+        yield ok("no CPU quota")
         return
     asked = facts.environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     inherited = asked.isdecimal() and int(asked) > 0
     threads = int(asked) if inherited else len(limits.allowed_cpus)
     counts = "OMP_NUM_THREADS is" if inherited else "torch sees"
     if threads <= max(1, quota):
-        yield Finding(Severity.OK, f"CPU quota {quota:g}, {counts} {threads}")
+        yield ok(f"CPU quota {quota:g}, {counts} {threads}")
         return
     few = max(1, int(quota))
-    yield Finding(
-        Severity.SERIOUS,
+    yield serious(
         f"CPU quota {quota:g}, and {counts} {threads}{'' if inherited else ' CPUs'}",
         f"{threads} busy threads use up each period after {quota / threads:.0%} of it and stop until the "
         f"next (kernel, scheduler/sched-bwc.rst){_throttled(facts)}",
@@ -59,15 +58,14 @@ def show_affinity(facts: Facts) -> Iterator[Finding]:
     try:
         os.sched_setaffinity(0, os.sched_getaffinity(0))
     except OSError as error:
-        yield Finding(
-            Severity.SERIOUS,
+        yield serious(
             f"sched_setaffinity is refused ({error.strerror})",
             "nothing can be bound to cores: threads move, and instances share cores. 8 bound instances "
             "ran ResNet-50 at 2.66 times plain python's rate (README)",
             "docker run --security-opt seccomp=builtin IMAGE  # docker's own profile allows it",
         )
     else:
-        yield Finding(Severity.OK, "CPU affinity can be set")
+        yield ok("CPU affinity can be set")
 
 
 def show_memory_policy(facts: Facts) -> Iterator[Finding]:
@@ -80,17 +78,16 @@ def show_memory_policy(facts: Facts) -> Iterator[Finding]:
         several = len(facts.machine.topology.numa_nodes) > 1
         found = f"set_mempolicy is refused ({error.strerror})"
         if not several:
-            yield Finding(Severity.OK, f"{found}; there is one NUMA node")
+            yield ok(f"{found}; there is one NUMA node")
             return
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             found,
             "memory lies where it is first touched, which may be another NUMA node "
             "(set_mempolicy(2); docker allows it with CAP_SYS_NICE)",
             "docker run --cap-add SYS_NICE IMAGE",
         )
     else:
-        yield Finding(Severity.OK, "the NUMA memory policy can be set")
+        yield ok("the NUMA memory policy can be set")
 
 
 def show_files(facts: Facts) -> Iterator[Finding]:
@@ -103,10 +100,9 @@ def show_files(facts: Facts) -> Iterator[Finding]:
     most = 65536 if hard is None else min(hard, 65536)
     found = f"{counted(soft, 'open file')} allowed" if soft is not None else "open files: no limit"
     if soft is None or soft >= MIN_FILES:
-        yield Finding(Severity.OK, found)
+        yield ok(found)
         return
-    yield Finding(
-        Severity.WARNING,
+    yield warning(
         found,
         "each tensor that a DataLoader's worker hands over holds a descriptor (torch.multiprocessing, "
         "file_descriptor), and a supervised instance of xlaunch 5",

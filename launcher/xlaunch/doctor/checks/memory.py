@@ -6,7 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.doctor.checks.findings import (
+    Check,
+    Facts,
+    Finding,
+    Severity,
+    advice,
+    is_live,
+    ok,
+    serious,
+    warning,
+)
 from xlaunch.environment.contribution import SYSTEM_MODE_FILE, SystemMode, system_mode
 from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
 from xlaunch.text import size
@@ -32,15 +42,14 @@ def show_huge_pages(facts: Facts) -> Iterator[Finding]:
     """The mode of transparent huge pages."""
     mode = system_mode(facts.machine.root.rstrip("/") + SYSTEM_MODE_FILE)
     if mode is SystemMode.NEVER:
-        yield Finding(
-            Severity.ADVICE,
+        yield advice(
             "transparent huge pages: never",
             "with 16 threads or more they made ResNet-50 and BERT training 4 to 6% faster, within the noise "
             "(docs/decisions.md)",
             f"echo madvise | sudo tee {SYSTEM_MODE_FILE}",
         )
     elif mode is not SystemMode.UNKNOWN:
-        yield Finding(Severity.OK, f"transparent huge pages: {mode.value}")
+        yield ok(f"transparent huge pages: {mode.value}")
 
 
 def show_swap(facts: Facts) -> Iterator[Finding]:
@@ -51,7 +60,7 @@ def show_swap(facts: Facts) -> Iterator[Finding]:
         return
     used = swap - free
     if used == 0:
-        yield Finding(Severity.OK, "no swap is in use")
+        yield ok("no swap is in use")
         return
     fits = used <= _room_bytes(facts, memory)
     yield Finding(
@@ -82,10 +91,9 @@ def show_available(facts: Facts) -> Iterator[Finding]:
         return
     found = f"{size(available)} of {size(total)} of memory are available"
     if available >= (1 - FULL_SHARE) * total:
-        yield Finding(Severity.OK, found)
+        yield ok(found)
         return
-    yield Finding(
-        Severity.WARNING,
+    yield warning(
         found,
         "the kernel ends processes when it has no more (kernel, admin-guide/mm/concepts.rst, OOM killer)",
         LARGEST,
@@ -111,11 +119,10 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
     found = f"memory limit {size(limit)}"
     total = facts.machine.limits.memory_total_bytes
     if total is not None and limit >= total:
-        yield Finding(Severity.OK, f"{found}: as much as the machine has")
+        yield ok(f"{found}: as much as the machine has")
         return
     if limit < TORCH_BYTES:
-        yield Finding(
-            Severity.SERIOUS,
+        yield serious(
             found,
             f"importing torch and calling one layer takes {size(TORCH_BYTES)} (torch 2.13, CPU build, "
             "measured): the kernel ends the process before it works",
@@ -127,10 +134,9 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
         if past := _past_shortage(facts, limit):
             yield past._replace(found=f"{found}, {past.found}")
             return
-        yield Finding(Severity.OK, found + (f", {size(used)} in use" if used is not None else ""))
+        yield ok(found + (f", {size(used)} in use" if used is not None else ""))
         return
-    yield Finding(
-        Severity.SERIOUS,
+    yield serious(
         f"{found}, and {size(used)} are in use already",
         f"{used / limit:.0%} of the limit, page cache not counted: at the limit the kernel ends a process "
         "of the group (kernel, admin-guide/cgroup-v2.rst, memory.max)",
@@ -157,16 +163,14 @@ def _past_shortage(facts: Facts, limit: int) -> Finding | None:
     peak = tree.read_int(group.file("memory", "peak" if version_2 else "max_usage_in_bytes"))
     advise = _raise_limit(facts, limit, 2 * limit)
     if killed := events.get("oom_kill", 0):
-        return Finding(
-            Severity.WARNING,
+        return warning(
             f"and {killed} {'process' if killed == 1 else 'processes'} of the group ended at it",
             "the kernel killed what needed more memory; its program may have shown no reason (kernel, "
             "admin-guide/cgroup-v2.rst, memory.events, oom_kill)",
             advise,
         )
     if peak is not None and peak > FULL_SHARE * limit:
-        return Finding(
-            Severity.ADVICE,
+        return advice(
             f"of which {size(peak)} were in use at some time",
             f"{peak / limit:.0%} of the limit, page cache counted: a little more may end a process of the "
             "group (kernel, admin-guide/cgroup-v2.rst, memory.peak)",
@@ -213,11 +217,10 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
     halves = [it // 2 >> 20 << 20 for it in known]
     if total is not None and total >= min([MIN_SHARED_BYTES, *halves]):
         free = status.f_bavail * status.f_frsize
-        yield Finding(Severity.OK, f"{SHARED}: {size(free)} of {size(total)} are free")
+        yield ok(f"{SHARED}: {size(free)} of {size(total)} are free")
         return
     wanted_mib = min([ENOUGH_SHARED_BYTES, *halves]) >> 20
-    yield Finding(
-        Severity.WARNING,
+    yield warning(
         f"there is no {SHARED}" if total is None else f"{SHARED} has {size(total)} only",
         "workers of a DataLoader hand their batches over in it, and die of SIGBUS when it is full: 64 "
         "images of 224 x 224 in fp32 have 37 MiB, and each worker prefetches 2 batches",

@@ -13,7 +13,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, has_environment
+from xlaunch.doctor.checks.findings import (
+    Check,
+    Facts,
+    Finding,
+    Severity,
+    has_environment,
+    ok,
+    serious,
+    warning,
+)
 from xlaunch.environment.python_environment import find_installed, site_directories
 from xlaunch.machine.gpus import read_driver_version, read_gpus
 from xlaunch.machine.topology import Vendor
@@ -37,7 +46,7 @@ def show_build(facts: Facts) -> Iterator[Finding]:
     """Whether torch is built for the GPUs that are here, and for their driver."""
     torch = _read_torch(facts)
     if torch is None:
-        yield Finding(Severity.OK, f"torch is not installed for {facts.interpreter}")
+        yield ok(f"torch is not installed for {facts.interpreter}")
         return
     version = torch.get("__version__") or "?"
     vendors = sorted({gpu.vendor for gpu in read_gpus(facts.tree)}, key=lambda it: it.value)
@@ -62,8 +71,7 @@ def show_build(facts: Facts) -> Iterator[Finding]:
         driver = match[0] if match else None
     needed = MIN_DRIVERS.get((*_numbers(cuda or ""), 0)[0])
     if needed is not None and driver is not None and _numbers(driver) < needed:
-        yield Finding(
-            Severity.SERIOUS,
+        yield serious(
             f"torch {version} needs an NVIDIA driver {'{}.{:02}.{:02}'.format(*needed)} or newer; this is {driver}",
             f"CUDA {cuda} does not start on it without NVIDIA's package cuda-compat, and "
             "torch.cuda.is_available() is False (NVIDIA, CUDA "
@@ -72,9 +80,9 @@ def show_build(facts: Facts) -> Iterator[Finding]:
         )
     elif vendors and set(built) & set(vendors):
         beside = f", driver {driver}" if cuda and driver else ""
-        yield Finding(Severity.OK, f"torch {version} is built for the GPU{beside}")
+        yield ok(f"torch {version} is built for the GPU{beside}")
     elif not vendors:
-        yield Finding(Severity.OK, f"torch {version}, and no GPU with a driver")
+        yield ok(f"torch {version}, and no GPU with a driver")
 
 
 def _install(vendor: Vendor, version: str) -> str:
@@ -155,14 +163,13 @@ def show_companions(facts: Facts) -> Iterator[Finding]:
         else:
             fits.append(f"{name} {version}")
             continue
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"{name} {version} does not belong to torch {torch}",
             f"{reason}: its compiled operators may fail to load or crash (its metadata, Requires-Dist)",
             command + index,
         )
     if fits:
-        yield Finding(Severity.OK, f"{', '.join(fits)}: for torch {torch}")
+        yield ok(f"{', '.join(fits)}: for torch {torch}")
 
 
 def _requirement(facts: Facts, package: str) -> SpecifierSet:

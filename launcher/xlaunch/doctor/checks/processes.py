@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from xlaunch.doctor.checks.findings import Check, Facts, Finding, Severity, is_live
+from xlaunch.doctor.checks.findings import Check, Facts, Finding, advice, is_live, ok, warning
 from xlaunch.text import counted
 
 REAPERS = (
@@ -27,7 +27,7 @@ def show_load(facts: Facts) -> Iterator[Finding]:
     from xlaunch.supervision.other_work import SAMPLE_S, Occupancy, StolenTime, anything_runs
 
     if not anything_runs():
-        yield Finding(Severity.OK, "no other process is running")
+        yield ok("no other process is running")
         return
     cpus = facts.machine.limits.allowed_cpus
     stolen = StolenTime(cpus)
@@ -41,21 +41,19 @@ def show_load(facts: Facts) -> Iterator[Finding]:
         "a parallel region ends with its slowest thread (docs/supervision.md); timings vary with it"
     )
     if busy is not None:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             busy,
             slowest,
             "ps -eo pid,pcpu,psr,args --sort=-pcpu | head\nxlaunch --cpus LIST PROGRAM",
         )
     if steal is not None:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             steal.partition(":")[0],
             slowest,
             "vmstat 1 5  # column st; only the owner of the host can help",
         )
     if busy is None and steal is None:
-        yield Finding(Severity.OK, "no CPU is busy with other work, and none is stolen")
+        yield ok("no CPU is busy with other work, and none is stolen")
 
 
 def show_first_process(facts: Facts) -> Iterator[Finding]:
@@ -68,23 +66,21 @@ def show_first_process(facts: Facts) -> Iterator[Finding]:
         time.sleep(REAP_S)
         zombies &= set(_zombies(facts))
     if len(zombies) >= MIN_ZOMBIES and name not in REAPERS:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             f"PID 1 ({name}) does not wait for orphans: {counted(len(zombies), 'zombie')}",
             "each holds a process ID until the container ends, and a limit of them (pids.max) fills up: "
             "then no loader worker starts (wait(2), Notes)",
             "docker run --init IMAGE",
         )
     elif name.startswith(("python", "pypy", "torchrun", "node", "java")):
-        yield Finding(
-            Severity.ADVICE,
+        yield advice(
             f"PID 1 is {name}, which waits for no orphans",
             "loader workers that outlive their parent stay as zombies, and SIGTERM is ignored by a PID 1 "
             "that does not handle it (pid_namespaces(7))",
             "docker run --init IMAGE",
         )
     else:
-        yield Finding(Severity.OK, f"PID 1 is {name}")
+        yield ok(f"PID 1 is {name}")
 
 
 def _zombies(facts: Facts) -> list[int]:

@@ -199,7 +199,8 @@ def _unread_parameters(facts: FileFacts) -> Iterator[Problem]:
             and not used & {name, "locals", "params"}
             and not keyword(call.node, "callback")
             and not _UNREAD_ON_PURPOSE.search(ast.unparse(call.node))
-            and not _is_stub(function)
+            # Not of a stub: pass, raise NotImplementedError.
+            and any(isinstance(part, ast.Call) for it in function.body for part in ast.walk(it))
         ):
             yield (
                 call.node,
@@ -207,11 +208,6 @@ def _unread_parameters(facts: FileFacts) -> Iterator[Problem]:
                 f"{function.name}() never reads {name}: what is typed changes nothing; use it, or "
                 f"remove the option",
             )
-
-
-def _is_stub(function: Function) -> bool:
-    """Whether a function computes nothing. **Ex.:** ``pass``, ``raise NotImplementedError``."""
-    return not any(isinstance(one, ast.Call) for part in function.body for one in ast.walk(part))
 
 
 def _truth_of_environment(
@@ -320,9 +316,11 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     missing = [call for call in known if _destination(call.node) not in read]
     if not names or len(known) != len(options) or len(missing) * 3 > len(known):
         return
-    if any(_escapes(facts, call, names) for call in facts.calls) or any(
-        isinstance(value, ast.Name) and value.id in names for _, value, _ in facts.assignments
-    ):
+    assigned = [value for _, value, _ in facts.assignments]
+    for call in facts.calls:  # the options as a whole may go to code that is not in this file
+        if call.name not in ("print", "info") and facts.definition(call) is None:
+            assigned += [*call.node.args, *(option.value for option in call.node.keywords)]
+    if any(isinstance(value, ast.Name) and value.id in names for value in assigned):
         return
     for call in missing:
         if not _UNREAD_ON_PURPOSE.search(ast.unparse(call.node)):
@@ -332,13 +330,6 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
                 f"nothing in this file reads {_long_option(call.node)}: what is typed changes nothing; use "
                 f"{min(names)}.{_destination(call.node)}, or remove the option",
             )
-
-
-def _escapes(facts: FileFacts, call: Call, names: set[str]) -> bool:
-    """Whether a call passes the options as a whole to code that is not in this file."""
-    given = [*call.node.args, *(one.value for one in call.node.keywords)]
-    passes = any(isinstance(one, ast.Name) and one.id in names for one in given)
-    return passes and call.name not in ("print", "info") and facts.definition(call) is None
 
 
 def _is_only_shown(facts: FileFacts, name: str) -> bool:

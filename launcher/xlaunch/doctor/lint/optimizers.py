@@ -32,7 +32,13 @@ def check_optimizers(facts: FileFacts) -> Iterator[Problem]:
                 f"the optimizer has the parameters of {target} as it is here, and line {line} replaces "
                 f"them: the new ones are never trained; build the optimizer below that line",
             )
-        if full in _FUSED and not hinted and _may_be_fused(facts, call):
+        chosen = (
+            keyword(call.node, "fused") or keyword(call.node, "foreach") or has_stars(call.node)
+        )
+        few = bool(call.node.args) and isinstance(call.node.args[0], ast.List)
+        # Fused updates refuse sparse gradients.
+        may_be_fused = full in _FUSED and not chosen and not few and "sparse" not in facts.words
+        if may_be_fused and not hinted:
             hinted = True  # once a file
             yield (
                 call.node,
@@ -89,11 +95,3 @@ def _maker(node: ast.AST | None) -> str | None:
             return dotted(node.func)
         node = node.func.value if isinstance(node.func, ast.Attribute) else None
     return None
-
-
-def _may_be_fused(facts: FileFacts, call: Call) -> bool:
-    if "sparse" in facts.words:  # fused updates refuse sparse gradients
-        return False
-    chosen = keyword(call.node, "fused") or keyword(call.node, "foreach") or has_stars(call.node)
-    few = bool(call.node.args) and isinstance(call.node.args[0], ast.List)
-    return not chosen and not few

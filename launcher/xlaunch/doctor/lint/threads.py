@@ -47,7 +47,11 @@ def _set_late(facts: FileFacts) -> Iterator[Problem]:
         for name, node, block in facts.imports
         if block.scope is facts.module
         and name.partition(".")[0] in _NUMPY | _TORCH
-        and not _typing(block)
+        and not any(  # for type checkers only
+            isinstance(around.node, ast.If)
+            and (dotted(around.node.test) or "").rpartition(".")[2] == "TYPE_CHECKING"
+            for around in block.outwards()
+        )
     ]
     for node, variable, block in _settings(facts):
         # A function runs after the imports at the top, wherever it stands.
@@ -108,12 +112,3 @@ def _fixed(facts: FileFacts) -> Iterator[Problem]:
                 f"torch.set_num_threads({count.value}) fixes the count on every machine and overrides "
                 f"what a launcher set; leave it out, and choose with xlaunch --ncores",
             )
-
-
-def _typing(block: Block) -> bool:
-    """Whether an import is for type checkers only."""
-    return any(
-        isinstance(one.node, ast.If)
-        and (dotted(one.node.test) or "").rpartition(".")[2] == "TYPE_CHECKING"
-        for one in block.outwards()
-    )
