@@ -28,7 +28,7 @@ SHADOWED = "its path is tried below"
 STARTS = {
     ("launcher/xlaunch/cache/bundle.py", "_ssh_keygen"): "ssh-keygen",
     ("launcher/xlaunch/cache/use.py", "_detach"): f"the pruner; {SHADOWED}",
-    ("launcher/xlaunch/cli/torchrun.py", "_execute"): f"torchrun; {SHADOWED}",
+    ("launcher/xlaunch/cli/torchrun.py", "run_torchrun"): f"torchrun; {SHADOWED}",
     ("launcher/xlaunch/doctor/checks/libraries.py", "_import"): SHADOWED,
     ("launcher/xlaunch/environment/optimization.py", "_find_hook"): SHADOWED,
     ("launcher/xlaunch/environment/preload.py", "_try"): f"-I, in the directory /; {SHADOWED}",
