@@ -192,7 +192,7 @@ def shown(option: Option, value: Any) -> str:
 
 
 def variable_of(name: str) -> str:
-    """**Ex.:** ``"XLAUNCH_OPT_LOG_DIR"`` for ``"log-dir"``."""
+    """**Ex.:** ``"XLAUNCH_OPT_NCORES"`` for ``ncores``, ``"XLAUNCH_OPT_LOG_DIR"`` for ``log-dir``."""
     return f"{VARIABLES}{name.upper().replace('-', '_')}"
 
 
