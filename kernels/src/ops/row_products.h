@@ -18,10 +18,8 @@ constexpr int64_t kRowsAtOnce = 4;
 constexpr int64_t kPadding = 16;
 
 // Static: objects for different instruction sets must not share these.
-static constexpr int64_t padded_size(int64_t size) {
-  return (size + kPadding - 1) / kPadding * kPadding;
-}
-static constexpr int64_t row_groups(int64_t rows) { return (rows + kRowsAtOnce - 1) / kRowsAtOnce; }
+static constexpr int64_t padded_size(int64_t size) { return round_up(size, kPadding); }
+static constexpr int64_t row_groups(int64_t rows) { return divide_up(rows, kRowsAtOnce); }
 
 // Whether a number stands for a type of activations and biases.
 static inline bool is_value_type(int32_t type) { return type == XK_FLOAT32 || type == XK_BFLOAT16; }
@@ -30,7 +28,7 @@ static inline bool is_packed_type(int32_t type) { return type == XK_PACKED8 || t
 
 constexpr int64_t kGroup = XK_WEIGHT_GROUP;
 
-static constexpr int64_t group_count(int64_t inputs) { return (inputs + kGroup - 1) / kGroup; }
+static constexpr int64_t group_count(int64_t inputs) { return divide_up(inputs, kGroup); }
 
 // Activations as integers, for products with packed weights: each is `values` times the scale of
 // its group. Both are padded to what the widest vectors read at once.
@@ -39,7 +37,7 @@ struct Integers {
   float* scales;    // (count, scale_size)
 };
 
-static constexpr int64_t scale_size(int64_t inputs) { return (group_count(inputs) + 15) / 16 * 16; }
+static constexpr int64_t scale_size(int64_t inputs) { return round_up(group_count(inputs), 16); }
 static constexpr int64_t integer_size(int64_t inputs) { return scale_size(inputs) * kGroup; }
 
 // The code of what is wrong with a matrix of weights; 0 if it can be read.

@@ -9,13 +9,16 @@
 
 namespace xkernels {
 
+// Static, as what follows: objects for different instruction sets must not share them.
+static constexpr int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+static constexpr int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
+
 // Items [begin, end).
 struct Share {
   int64_t begin, end;
 };
 
-// Share `number` of `total` items that are divided equally among `shares`. Static: objects for
-// different instruction sets must not share it.
+// Share `number` of `total` items that are divided equally among `shares`.
 static inline Share share_of(int64_t total, int64_t number, int64_t shares) {
   const int64_t size = total / shares, rest = total % shares;
   const int64_t begin = number * size + (number < rest ? number : rest);

@@ -37,7 +37,7 @@ int32_t xk_dropout(const void* input, int64_t count, int32_t type, double probab
   const double threshold = __builtin_floor(probability * kWords + 0.5);
   of.threshold = threshold < kWords ? static_cast<uint32_t>(threshold) : UINT32_MAX;
   const DropoutKernels* kernels = xkernels::kernels<DropoutKernels>();
-  const int64_t groups = (count + xkernels::kDropoutGroup - 1) / xkernels::kDropoutGroup;
+  const int64_t groups = xkernels::divide_up(count, xkernels::kDropoutGroup);
   xkernels::run_on_team(count >= kGrain, [&](int64_t thread, int64_t threads) {
     const xkernels::Share share = xkernels::share_of(groups, thread, threads);
     kernels->run(of, share.begin, share.end);

@@ -219,10 +219,10 @@ int32_t xk_bags_sparse_gradients(const xk_bags* bags, xk_bag_problem* problem) {
 
 int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weight_decay,
                     xk_bag_problem* problem) {
-  const xkernels::Sgd sgd = {static_cast<float>(lr),
-                             static_cast<float>(momentum),
+  const xkernels::Sgd sgd = {xkernels::fp32(lr),
+                             xkernels::fp32(momentum),
                              1.0F,
-                             static_cast<float>(weight_decay),
+                             xkernels::fp32(weight_decay),
                              1.0F,
                              false,
                              false};
@@ -233,7 +233,7 @@ int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weig
 }
 
 int32_t xk_bags_adagrad(const xk_bags* bags, double lr, double eps, xk_bag_problem* problem) {
-  const xkernels::Adagrad adagrad = {static_cast<float>(lr), 0.0F, static_cast<float>(eps)};
+  const xkernels::Adagrad adagrad = {xkernels::fp32(lr), 0.0F, xkernels::fp32(eps)};
   return update(bags, true, problem,
                 [&](const xkernels::OptimizerKernels& kernels, const xkernels::Chunk& chunk) {
                   kernels.adagrad(chunk, adagrad);

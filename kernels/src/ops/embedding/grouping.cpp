@@ -53,9 +53,9 @@ bool Grouping::allocate(const xk_bags& bags) {
     Source& source = sources_[number];
     source.first_entry = entry_count_;
     source.end = table.end();
-    const int64_t even = (source.end + kMaxPieces - 1) / kMaxPieces;
+    const int64_t even = divide_up(source.end, kMaxPieces);
     source.piece_size = even < kPieceSize ? kPieceSize : even;
-    source.pieces = (source.end + source.piece_size - 1) / source.piece_size;
+    source.pieces = divide_up(source.end, source.piece_size);
     int64_t wanted = source.end / kPartSize;
     wanted = wanted < 1 ? 1 : wanted < kMaxParts ? wanted : kMaxParts;
     source.shift = 0;

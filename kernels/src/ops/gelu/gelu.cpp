@@ -35,7 +35,7 @@ int32_t xk_gelu(const void* input, const void* gradient, int64_t count, int32_t 
   const int32_t problem = xkernels::checked<GeluKernels>(problem_of(of, count));
   if (problem != 0) return problem;
   const GeluKernels* kernels = xkernels::kernels<GeluKernels>();
-  const int64_t blocks = (count + kBlock - 1) / kBlock;
+  const int64_t blocks = xkernels::divide_up(count, kBlock);
   xkernels::run_on_team(count >= kGrain, [&](int64_t thread, int64_t threads) {
     const xkernels::Share share = xkernels::share_of(blocks, thread, threads);
     const int64_t end = share.end * kBlock;

@@ -39,11 +39,6 @@ int32_t problem_of(const Interaction& of, int64_t batch) {
   return empty || all_usable(of.inputs, of.count, of.type) ? 0 : XK_INVALID_POINTER;
 }
 
-int64_t pad(int64_t size) {
-  constexpr int64_t kPadding = xkernels::kInteractionPadding;
-  return (size + kPadding - 1) / kPadding * kPadding;
-}
-
 // Calls visit(scratch, begin, end) for the whole batch, or on each thread for an equal share.
 template <typename Visit>
 int32_t visit_batch(const Interaction& of, int64_t batch, const Visit& visit) {
@@ -51,7 +46,8 @@ int32_t visit_batch(const Interaction& of, int64_t batch, const Visit& visit) {
   const int64_t work = of.count * (of.count + 1) / 2 * (of.features + 1);
   const bool alone = batch < kGrain && batch * work < kGrain;
   const auto cut = [&](Cutter& cutter) {
-    const int64_t features = pad(of.features), count = pad(of.count);
+    const int64_t features = xkernels::round_up(of.features, xkernels::kInteractionPadding);
+    const int64_t count = xkernels::round_up(of.count, xkernels::kInteractionPadding);
     return InteractionScratch{
         cutter.take<const float*>(count),
         cutter.take<float>(of.count * features),

@@ -30,6 +30,9 @@ struct Chunk {
   bool maximize;
 };
 
+// An option as the kernels compute with it.
+static constexpr float fp32(double option) { return static_cast<float>(option); }
+
 struct Sgd {
   float lr, momentum, undampened, weight_decay;  // undampened: 1 - dampening
   float gradient_scale;                          // after weight decay; 1 except for Lars

@@ -8,6 +8,7 @@ namespace {
 
 using xkernels::Buffer;
 using xkernels::Chunk;
+using xkernels::fp32;
 using xkernels::OptimizerKernels;
 using xkernels::SquaredNorms;
 using xkernels::usable;
@@ -97,9 +98,9 @@ void visit_share(const xk_tensors& t, Needs needs, int64_t begin, int64_t end, c
   int64_t number = 0;
   for (int64_t entry = 0; entry < t.count && before < end; ++entry) {
     const int64_t size = t.sizes[entry];
-    const int64_t chunks = (size + kChunkSize - 1) / kChunkSize;
+    const int64_t chunks = xkernels::divide_up(size, kChunkSize);
     if (before + size > begin) {
-      const int64_t skipped = begin <= before ? 0 : (begin - before + kChunkSize - 1) / kChunkSize;
+      const int64_t skipped = begin <= before ? 0 : xkernels::divide_up(begin - before, kChunkSize);
       for (int64_t at = skipped; at < chunks && before + at * kChunkSize < end; ++at) {
         visit(entry, number + at, chunk_of(t, needs, entry, at * kChunkSize));
       }
@@ -148,7 +149,7 @@ class Norms {
   explicit Norms(const xk_tensors& t) : tensors_(t) {
     int64_t chunks = 0;
     for (int64_t entry = 0; entry < t.count; ++entry) {
-      chunks += (t.sizes[entry] + kChunkSize - 1) / kChunkSize;
+      chunks += xkernels::divide_up(t.sizes[entry], kChunkSize);
     }
     allocated_ = chunks_.allocate_zeros(chunks) && rates_.allocate_zeros(t.count);
   }
@@ -193,16 +194,12 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
   if (problem != 0) return problem;
   const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
   const xk_tensors& t = *tensors;
-  const xkernels::Sgd shared = {static_cast<float>(lr),
-                                static_cast<float>(momentum),
-                                static_cast<float>(1 - dampening),
-                                static_cast<float>(weight_decay),
-                                1.0F,
-                                nesterov != 0,
-                                false};
+  const xkernels::Sgd shared = {
+      fp32(lr),      fp32(momentum), fp32(1 - dampening), fp32(weight_decay), 1.0F,
+      nesterov != 0, false};
   const auto update = [&](int64_t entry, const Chunk& chunk, double scale) {
     xkernels::Sgd sgd = shared;
-    sgd.gradient_scale = static_cast<float>(scale);
+    sgd.gradient_scale = fp32(scale);
     sgd.fresh = remembers && t.fresh[entry] != 0;
     kernels->sgd(chunk, sgd);
   };
@@ -236,8 +233,7 @@ int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double
   count_steps(t);
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
     const double rate = lr / (1 + (static_cast<double>(*t.steps[entry]) - 1) * lr_decay);
-    kernels->adagrad(chunk, {static_cast<float>(rate), static_cast<float>(weight_decay),
-                             static_cast<float>(eps)});
+    kernels->adagrad(chunk, {fp32(rate), fp32(weight_decay), fp32(eps)});
   });
   return 0;
 }
@@ -253,14 +249,14 @@ int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
     const double correction1 = 1 - power(beta1, *t.steps[entry]);
     const double correction2 = 1 - power(beta2, *t.steps[entry]);
-    const xkernels::Adam adam = {static_cast<float>(lr / correction1),
-                                 static_cast<float>(beta2),
-                                 static_cast<float>(1 - beta1),
-                                 static_cast<float>(1 - beta2),
-                                 static_cast<float>(1 / __builtin_sqrt(correction2)),
-                                 static_cast<float>(eps),
-                                 decoupled ? 0.0F : static_cast<float>(weight_decay),
-                                 decoupled ? static_cast<float>(1 - lr * weight_decay) : 1.0F};
+    const xkernels::Adam adam = {fp32(lr / correction1),
+                                 fp32(beta2),
+                                 fp32(1 - beta1),
+                                 fp32(1 - beta2),
+                                 fp32(1 / __builtin_sqrt(correction2)),
+                                 fp32(eps),
+                                 decoupled ? 0.0F : fp32(weight_decay),
+                                 decoupled ? fp32(1 - lr * weight_decay) : 1.0F};
     kernels->adam(chunk, adam);
   });
   return 0;
@@ -277,13 +273,13 @@ int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, double beta2
   if (!norms.allocated()) return XK_REFUSED;
   count_steps(t);
   const auto numbers_of = [&](int64_t entry) {
-    return xkernels::Lamb{static_cast<float>(beta2),
-                          static_cast<float>(1 - beta1),
-                          static_cast<float>(1 - beta2),
-                          static_cast<float>(1 / (1 - power(beta1, *t.steps[entry]))),
-                          static_cast<float>(1 / (1 - power(beta2, *t.steps[entry]))),
-                          static_cast<float>(eps),
-                          static_cast<float>(weight_decay)};
+    return xkernels::Lamb{fp32(beta2),
+                          fp32(1 - beta1),
+                          fp32(1 - beta2),
+                          fp32(1 / (1 - power(beta1, *t.steps[entry]))),
+                          fp32(1 / (1 - power(beta2, *t.steps[entry]))),
+                          fp32(eps),
+                          fp32(weight_decay)};
   };
   visit_all(t, needs, [&](int64_t entry, int64_t number, const Chunk& chunk) {
     norms.set(number, kernels->lamb_moments(chunk, numbers_of(entry)));
@@ -291,7 +287,7 @@ int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, double beta2
   norms.compute_rates(
       [&](double weights, double updates) { return adaptive != 0 ? weights / updates : 1; });
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
-    kernels->lamb_weights(chunk, numbers_of(entry), static_cast<float>(lr * norms.rate(entry)));
+    kernels->lamb_weights(chunk, numbers_of(entry), fp32(lr * norms.rate(entry)));
   });
   return 0;
 }

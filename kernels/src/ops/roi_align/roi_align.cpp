@@ -8,6 +8,7 @@
 namespace {
 
 using xkernels::Cutter;
+using xkernels::divide_up;
 using xkernels::RoiAxis;
 using xkernels::RoiKernels;
 using xkernels::RoiPart;
@@ -100,8 +101,6 @@ RoiAxis cut_axis(Cutter& cutter, int64_t bins, int64_t entries) {
 int64_t at_least_one(int64_t value) { return value < 1 ? 1 : value; }
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 // The forward pass's parts: some regions each, and of these some rows of bins or channels.
 struct Division {
