@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -256,27 +257,20 @@ define(
 # The formula of autograd.
 
 
-class Saved:
-    """Keeps what backward needs of a call in a context, and takes it out again."""
+def save_for_backward(ctx: Any, lookups: Lookups, positions: Tensors, weights: Tensors) -> None:
+    """Keep what backward needs of a call; `weights` only where their values are needed."""
+    lists = (*lookups[:3], positions, weights)
+    ctx.lengths = [len(tensors) for tensors in lists]
+    ctx.options = lookups[3:]
+    ctx.save_for_backward(*(tensor for tensors in lists for tensor in tensors))
+    ctx.set_materialize_grads(False)
 
-    @staticmethod
-    def keep(ctx: Any, lookups: Lookups, positions: Tensors, weights: Tensors) -> None:
-        """Save tensors; `weights` only where their values are needed."""
-        lists = (*lookups[:3], positions, weights)
-        ctx.lengths = [len(tensors) for tensors in lists]
-        ctx.mode, ctx.include_last_offset = lookups[3:]
-        ctx.save_for_backward(*(tensor for tensors in lists for tensor in tensors))
-        ctx.set_materialize_grads(False)
 
-    @staticmethod
-    def take(ctx: Any) -> tuple[Lookups, list[torch.Tensor], list[torch.Tensor]]:
-        """Return lookups, positions of maxima and weights."""
-        tensors = iter(ctx.saved_tensors)
-        indices, offsets, factors, positions, weights = (
-            [next(tensors) for _ in range(length)] for length in ctx.lengths
-        )
-        lookups = Lookups(indices, offsets, factors, ctx.mode, ctx.include_last_offset)
-        return lookups, positions, weights
+def saved_for_backward(ctx: Any) -> tuple[Lookups, list[torch.Tensor], list[torch.Tensor]]:
+    """Return the lookups, positions of maxima and weights that were kept."""
+    tensors = iter(ctx.saved_tensors)
+    *lists, positions, weights = (list(islice(tensors, length)) for length in ctx.lengths)
+    return Lookups(*lists, *ctx.options), positions, weights
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -288,11 +282,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     ctx.sparse = sparse
     # Only their gradients read the tables again.
     factors_need = any(factors.requires_grad for factors in bags.factors)
-    Saved.keep(ctx, bags, positions, weights if factors_need else [])
+    save_for_backward(ctx, bags, positions, weights if factors_need else [])
 
 
 def _backward(ctx: Any, gradients: Any) -> tuple[Any, ...]:
-    lookups, positions, weights = Saved.take(ctx)
+    lookups, positions, weights = saved_for_backward(ctx)
     gradients = gradients[: len(ctx.rows)]
     return (
         _weight_gradients(ctx, gradients, lookups, positions),

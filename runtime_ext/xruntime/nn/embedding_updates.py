@@ -15,11 +15,12 @@ from xruntime.errors import EmbeddingBagError
 from xruntime.nn.embedding_call import BagsCall, Lookups, Tensors
 from xruntime.nn.embedding_operators import (
     LOOKUPS,
-    Saved,
     check_gradients,
     empty_results,
     factor_gradients,
     reduce,
+    save_for_backward,
+    saved_for_backward,
     wanted_tables,
 )
 from xruntime.nn.native_operators import define, differentiate
@@ -228,12 +229,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     # Not saved for backward: other backward passes may have updated them meanwhile.
     ctx.written = (weights, states, remainders)
     positions = output[len(weights) :]
-    Saved.keep(ctx, Lookups(*lookups), positions, [trigger])
+    save_for_backward(ctx, Lookups(*lookups), positions, [trigger])
     ctx.mark_non_differentiable(*positions)
 
 
 def _backward(ctx: Any, gradients: Any) -> tuple[Any, ...]:
-    lookups, positions, (trigger,) = Saved.take(ctx)
+    lookups, positions, (trigger,) = saved_for_backward(ctx)
     weights, states, remainders = ctx.written
     gradients = gradients[: len(weights)]
     factors = factor_gradients(gradients, weights, lookups, ctx.needs_input_grad[7])

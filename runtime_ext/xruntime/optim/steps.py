@@ -43,8 +43,10 @@ class StateNames(NamedTuple):
         return tuple(name for name in (self.first, self.second) if name is not None)
 
 
-def check_gradient(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: str) -> None:
-    """Raise OptimizerError for a gradient that the kernels cannot read."""
+def checked_gradient(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
+    """Return a parameter's gradient. Raises OptimizerError for one that the kernels cannot read."""
+    gradient = parameter.grad
+    assert gradient is not None
     if gradient.device.type != "cpu" or parameter.device.type != "cpu":
         raise OptimizerError(
             f"{optimizer}: a parameter is on {parameter.device} and its gradient on {gradient.device};"
@@ -63,6 +65,7 @@ def check_gradient(parameter: torch.Tensor, gradient: torch.Tensor, optimizer: s
             f"{optimizer}: a gradient has shape {tuple(gradient.shape)} and its parameter"
             f" {tuple(parameter.shape)}"
         )
+    return gradient
 
 
 def new_state(
@@ -137,9 +140,7 @@ class Entry:
         formats: Formats,
     ) -> None:
         """Check the parameter and make what its state lacks. Raises OptimizerError."""
-        gradient = parameter.grad
-        assert gradient is not None
-        check_gradient(parameter, gradient, optimizer)
+        gradient = checked_gradient(parameter, optimizer)
         self.parameter, self.state = parameter, state
         self.block = _as_block(parameter, optimizer)
         """What the kernel updates: the parameter, or a dense copy of it."""
@@ -289,9 +290,7 @@ class SparseStep:
         formats: Formats,
     ) -> None:
         """Check everything and prepare the arrays. Raises OptimizerError."""
-        gradient = parameter.grad
-        assert gradient is not None
-        check_gradient(parameter, gradient, optimizer)
+        gradient = checked_gradient(parameter, optimizer)
         if gradient.sparse_dim() != 1 or not parameter.is_contiguous():
             raise OptimizerError(
                 f"{optimizer}: a sparse gradient has {gradient.sparse_dim()} sparse dimensions and its"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from xruntime import native
 from xruntime.nn.dropout_operator import dropout
 from xruntime.nn.native_operators import MIN_VALUES
 
@@ -93,17 +92,6 @@ def test_masks_follow_from_torchs_generator() -> None:
     assert torch.equal(dropout(given, P), first)
     torch.manual_seed(6)
     assert not torch.equal(dropout(given, P), first)
-
-
-def test_masks_do_not_depend_on_the_number_of_threads() -> None:
-    given = torch.ones(200, 2001)
-    masks = []
-    for threads in (1, 3):
-        before = native.quick_library().xk_team_resize(threads)
-        torch.manual_seed(7)
-        masks.append(dropout(given, P))
-        native.quick_library().xk_team_resize(before)
-    assert torch.equal(*masks)
 
 
 def test_the_operator_has_what_torch_expects() -> None:

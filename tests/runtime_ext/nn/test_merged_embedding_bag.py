@@ -178,41 +178,12 @@ def test_nan_and_infinity_are_torchs(mode: str) -> None:
     run([table], draw([table], bags=30, count=100))
 
 
-def test_values_at_addresses_aligned_to_an_element() -> None:
-    tables = modules([(50, 33), (9, 130)], mode="sum")
-    for table in tables:
-        whole = torch.empty(table.weight.numel() + 1)
-        moved = whole[1:].view_as(table.weight)
-        table.weight = nn.Parameter(moved.copy_(table.weight.detach()))
-        assert table.weight.data_ptr() % 64
-    bags = draw(tables, index_dtype=torch.int32)
-    moved = [torch.cat([indices[:1], indices])[1:] for indices in bags.indices]
-    run(tables, bags._replace(indices=moved))
-
-
 def test_tensors_that_are_not_contiguous() -> None:
     tables = modules([(50, 33)], mode="sum")
     bags = draw(tables)
     spread = [indices.repeat_interleave(2)[::2] for indices in bags.indices]
     gradients = [gradient.t().contiguous().t() for gradient in bags.gradients]
     run(tables, bags._replace(indices=spread, gradients=gradients))
-
-
-def test_results_do_not_depend_on_threads() -> None:
-    tables = modules([(1000, 64), (30, 20)], mode="mean")
-    bags = draw(tables, bags=200, count=4000)
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            merged = copy.deepcopy(MergedEmbeddingBag.from_embeddingbag_list(tables))
-            results = merged(bags.indices, bags.offsets)
-            torch.autograd.backward(results, bags.gradients)
-            found.append([*results, *(weight.grad for weight in merged.weights)])
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 # Gradients that are sparse, or needed in part.

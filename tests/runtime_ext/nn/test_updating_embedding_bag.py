@@ -156,24 +156,6 @@ def test_per_sample_weights_have_a_gradient_of_the_weights_before_the_update() -
         assert torch.equal(a, b)
 
 
-def test_updates_do_not_depend_on_threads() -> None:
-    module = MergedEmbeddingBagWithAdaGrad([(500, 64), (20, 9)], dtype=torch.bfloat16)
-    indices = [torch.randint(rows, (5000,)) for rows in (500, 20)]
-    offsets = [torch.arange(0, 5000, 10)] * 2
-    gradients = [torch.randn(500, dim).bfloat16() for dim in (64, 9)]
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            one = copy.deepcopy(module)
-            torch.autograd.backward(one(indices, offsets), gradients)
-            found.append(one.master_weights())
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 def test_copies_and_checkpoints_go_on_alike() -> None:
     options = {"lr": 0.1, "momentum": 0.9, "dtype": torch.bfloat16}
     module = MergedEmbeddingBagWithSGD(TABLES, **options)
