@@ -269,8 +269,10 @@ def save_for_backward(ctx: Any, lookups: Lookups, positions: Tensors, weights: T
 def saved_for_backward(ctx: Any) -> tuple[Lookups, list[torch.Tensor], list[torch.Tensor]]:
     """Return the lookups, positions of maxima and weights that were kept."""
     tensors = iter(ctx.saved_tensors)
-    *lists, positions, weights = (list(islice(tensors, length)) for length in ctx.lengths)
-    return Lookups(*lists, *ctx.options), positions, weights
+    indices, offsets, factors, positions, weights = (
+        list(islice(tensors, length)) for length in ctx.lengths
+    )
+    return Lookups(indices, offsets, factors, *ctx.options), positions, weights
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
