@@ -4,21 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import click
+
 from xlaunch.errors import UsageError
-from xlaunch.options.kinds import FLAG, METRIC, POSITIVE_DURATION, WHOLE_NUMBER
+from xlaunch.options.commands import with_options
 from xlaunch.text import did_you_mean
+from xtune.cli.options import OUTPUT, options_of, parse_search, with_search_options
 from xtune.launches.functions import Function, Trial, words_of_function
-from xtune.request import (
-    DEFAULT_REQUEST,
-    EACH,
-    FIXED_OPTIONS,
-    SHARED,
-    parse_percentage,
-    search_request,
-)
 from xtune.search.events import Observer
 from xtune.searches import begin, conclude, search
 from xtune.show.results import SearchResult
@@ -30,21 +25,6 @@ OF_PROGRAMS = (
     "ready", "measure", "load", "warmup", "ready_timeout", "prepare", "cleanup", "conf_file", "timeout", "tried", "work",
 )  # fmt: skip
 """Options that a function has no use for: it does that itself."""
-
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "metric": METRIC.parse,
-    "min_effect": parse_percentage,
-    "ready_timeout": POSITIVE_DURATION.parse,
-    "seed": WHOLE_NUMBER.parse,
-    "timeout": POSITIVE_DURATION.parse,
-    "warmup": POSITIVE_DURATION.parse,
-    **{key: option.kind.parse for key, option in FIXED_OPTIONS.items()},
-}
-_CHOICES = {"goal": ("maximize", "minimize"), "work": (EACH, SHARED)}
-_FLAGS = {key for key, option in FIXED_OPTIONS.items() if option.kind is FLAG}
-_FLAGS |= {name for name, value in DEFAULT_REQUEST.items() if isinstance(value, bool)}
-_SEVERAL = {key for key, option in FIXED_OPTIONS.items() if option.multiple}
-_SEVERAL |= {name for name, value in DEFAULT_REQUEST.items() if value == ()}
 
 
 def tune(
@@ -70,15 +50,21 @@ def tune(
     Ctrl-C ends the search with the verdict so far. Raises the errors of `xtune.errors` and of xlaunch.
     """
     options = {"tried" if name == "try" else name: value for name, value in options.items()}
-    arguments: list[str] | None = None
     function = program[0] if program and callable(program[0]) else None
     if function is not None:
         words, options = _of_function(program, options)
     else:
         words = tuple(map(str, program))
-        arguments = [*_as_arguments(options), "--", *words]
-    asked = search_request({**DEFAULT_REQUEST, **_typed(options), "program": words})
-    begun = begin(asked, arguments, observer=observer, function=function)
+    arguments = [*_as_arguments(options), "--", *words]
+    try:
+        asked = parse_search(arguments)
+    except click.UsageError as error:
+        named = (
+            f"{error.param.name}: " if isinstance(error, click.BadParameter) and error.param else ""
+        )
+        raise UsageError(f"{named}{error.message.rstrip('.')}") from None
+    kept = arguments if function is None else None
+    begun = begin(asked, kept, observer=observer, function=function)
     with contextlib.closing(begun.study.storage):
         return conclude(begun, search(begun, observer or Observer()))
 
@@ -100,36 +86,27 @@ def _of_function(
     return words, {"metric": "value", "only_params": True, **options}
 
 
-def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as `search_request` takes them; texts mean what they mean on the command line."""
-    known = DEFAULT_REQUEST.keys() | FIXED_OPTIONS.keys()
-    found: dict[str, Any] = {}
+def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
+    """Options as they are typed. **Ex.:** ``--param=n=1,2``. Raises `UsageError` for one that is not known."""
+    known = {one.name: one for one in options_of(with_search_options)}
+    for one in options_of(with_options(OUTPUT)):
+        del known[one.name]
     for name, value in options.items():
         if name not in known:
             raise UsageError(f"tune has no option {name!r}{did_you_mean(name, known)}")
+        option = known[name]
         if value is None:
             continue
-        if name in _SEVERAL:
-            found[name] = tuple([_value(name, one) for one in _listed(value)])
-        else:
-            found[name] = _value(name, value)
-    return found
-
-
-def _value(name: str, value: Any) -> Any:
-    if name in _FLAGS:
-        if not isinstance(value, bool):
-            raise UsageError(f"{name}={value!r}: write True or False")
-        return value
-    if name == "min_effect" and isinstance(value, float):
-        value = f"{100 * value:.12g}%"
-    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    if text not in _CHOICES.get(name, (text,)):
-        raise UsageError(f"{name}={value!r}: write {' or '.join(_CHOICES[name])}")
-    try:
-        return _PARSERS.get(name, str)(text)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
+        if option.is_flag:
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}={value!r}: write True or False")
+            yield from option.opts[-1:] if value else option.secondary_opts
+            continue
+        for one in _listed(value) if option.multiple else [value]:
+            text = ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one)
+            if name == "min_effect" and isinstance(one, float):
+                text = f"{100 * one:.12g}%"
+            yield f"{option.opts[-1]}={text}"
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -138,25 +115,3 @@ def _listed(value: Any) -> tuple[Any, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-
-def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
-    """The command line of options, for `xtune resume`. **Ex.:** ``--param=n=1,2``."""
-    for name, value in _typed_texts(options):
-        option = f"--{'try' if name == 'tried' else name.replace('_', '-')}"
-        if value is True:
-            yield option
-        elif value is not False:
-            yield f"{option}={value}"
-
-
-def _typed_texts(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in options.items():
-        if name == "min_effect" and isinstance(value, float):
-            yield name, f"{100 * value:.12g}%"
-        elif name in _SEVERAL:
-            yield from ((name, one) for one in _listed(value))
-        elif isinstance(value, list | tuple):
-            yield name, ",".join(map(str, value))
-        elif value is not None:
-            yield name, value

@@ -77,17 +77,6 @@ AS_GIVEN = (
 """Options that `SearchRequest` holds under their own names."""
 
 
-DEFAULT_REQUEST: dict[str, Any] = {
-    "metric": (), "goal": (), "require": (), "min_effect": 0.01, "work": EACH,
-    "ready": None, "measure": None, "ready_timeout": READY_TIMEOUT_S,
-    "load": None, "warmup": 0.0, "prepare": None, "cleanup": None,
-    "param": (), "when": (), "only_params": False, "tried": (), "allow_numerics": False, "conf_file": None,
-    "budget": None, "timeout": None, "seed": 0, "storage": None, "study": None,
-    "quiet": False, "verbose": False,
-}  # fmt: skip
-"""The options of a search besides `FIXED_OPTIONS`, by name, with their defaults."""
-
-
 def search_request(options: Mapping[str, Any]) -> SearchRequest:
     """The request that typed options make, all of them by name. Raises `UsageError` for contradictions."""
     for name, value in options.items():

@@ -87,7 +87,7 @@ def begin(
     )  # opened by the first use
     task = prepare(
         asked,
-        kept=lambda: [study.subject for study in list_studies(storage())],
+        kept=lambda: [study.subject for study in list_studies(storage())[0]],
         function=function,
         observer=observer,
         show_output=show_output,
@@ -136,12 +136,13 @@ def search(
     task, asked, budget, study, tried = begun
     study.keep_note("ended", None)
     store = open_store(task, study, say)
-    if task.probe is not None:
-        _keep_probe(task, store, task.probe)
-    task.runner.reads_output = task.objective.metric == WALL and not asked.metrics
-    task.runner.learn([record.launch for record in store.records() if record.launch is not None])
-    if isinstance(task.runner, Runner):
-        task.runner.load_tried = observer.load_tried
+    runner = task.runner if isinstance(task.runner, Runner) else None
+    if runner is not None:
+        if task.probe is not None:
+            _keep_probe(runner, store, task.probe)
+        runner.reads_output = task.objective.metric == WALL and not asked.metrics
+        runner.learn([record.launch for record in store.records() if record.launch is not None])
+        runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
     host_turn = HostTurn(runtime_directory(os.environ), observer.waiting)
@@ -149,9 +150,9 @@ def search(
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
         check()
-        rate, task.runner.printed_rate = task.runner.printed_rate, None
-        if rate is not None:
-            observer.rate_printed(rate)
+        if runner is not None and runner.printed_rate is not None:
+            observer.rate_printed(runner.printed_rate)
+            runner.printed_rate = None
         with host_turn():
             content = identify_program(task.request).content
             if content not in ("", store.made.content):
@@ -207,12 +208,12 @@ def _left_out(count: int, why: str) -> str:
     return f"{launches(count)} of this study {'does' if count == 1 else 'do'} not count: {why}"
 
 
-def _keep_probe(task: SearchTask, store: StudyStore, probe: Launch) -> None:
+def _keep_probe(runner: Runner, store: StudyStore, probe: Launch) -> None:
     """Count the launch that announced the objective as this host's baseline or as a control."""
     own = [one for one in store.records() if one.host == store.host]
     bare = sum(one.step.configuration == BARE for one in own)
     if not bare:
-        task.runner.take_over(probe)
+        runner.take_over(probe)
         return
     key = f"control {store.host} {bare}"
     number = store.claim(NextLaunch(Stage.CONTROL, BARE, probe.plan_hash, key, "the bare command"))

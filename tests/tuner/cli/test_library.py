@@ -106,7 +106,7 @@ def test_a_function_that_fails_is_a_failed_launch(storage: str) -> None:
     [
         ((speed, "x"), {}, "one function"),
         ((speed,), {"param": "n=1,2"}, "goal"),
-        ((speed,), {"param": "n=1,2", "goal": "most"}, "maximize or minimize"),
+        ((speed,), {"param": "n=1,2", "goal": "most"}, "goal: 'most' is not one of"),
         ((speed,), {"param": "n=1,2", "timeout": 3}, "timeout: a function does that itself"),
         ((speed,), {"param": "n=1,2", "bugdet": 3}, "no option 'bugdet'; did you mean budget"),
         ((lambda _: "fast",), {"param": "n=1,2", "goal": "maximize"}, "returned 'fast'"),

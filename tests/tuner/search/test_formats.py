@@ -15,7 +15,7 @@ from tests.tuner.search.studies import SUBJECT
 from xtune.errors import StudyError
 from xtune.search.records import Stage
 from xtune.search.storage import Storage, open_storage
-from xtune.search.study import earlier_winners, find_study, list_studies, open_study, unreadable
+from xtune.search.study import earlier_winners, find_study, list_studies, open_study
 from xtune.search.study_store import StudyStore
 from xtune.space.parameters import BARE
 
@@ -54,8 +54,9 @@ def test_a_study_of_format_3_is_not_continued(storage: Storage) -> None:
     assert "\n" not in str(caught.value)
     new = open_study(storage, SUBJECT_OF_3)
     assert new.name != "old"
-    assert [study.name for study in list_studies(storage)] == ["old", new.name]
-    assert unreadable(storage) == {}
+    studies, problems = list_studies(storage)
+    assert [study.name for study in studies] == ["old", new.name]
+    assert problems == {}
     (seed,) = earlier_winners(storage, SUBJECT_OF_3._replace(space=SUBJECT.space))
     assert seed.configuration["allocator"] == "tcmalloc"
     assert storage.backend.get_all_studies()[0].user_attrs == before

@@ -35,7 +35,7 @@ def test_many_workers_at_once_make_each_launch_once(url: str, tmp_path: Path) ->
     records = complete(url)
     assert len(records) == sum(made) == launches_begun(tmp_path)
     with contextlib.closing(open_storage(url)) as storage:
-        (study,) = list_studies(storage)
+        (study,), _ = list_studies(storage)
         found = optuna.load_study(study_name=f"{study.name} results", storage=storage.backend)
         trials = found.trials
     numbers = [one for trial in trials for one in trial.user_attrs["launches"]]

@@ -42,7 +42,6 @@ from xtune.search.study import (
     find_study,
     list_studies,
     open_study,
-    unreadable,
 )
 from xtune.search.study_store import StudyStore
 from xtune.search.workers import LEASE_S, Watch, this_worker
@@ -127,10 +126,10 @@ def test_names_of_studies_are_printable(storage: Storage) -> None:
 
 
 def test_studies_are_listed_and_found_by_name(storage: Storage) -> None:
-    assert list_studies(storage) == []
+    assert list_studies(storage) == ([], {})
     first, second = open_study(storage, SUBJECT), open_study(storage, OTHER_GOAL, "the other one")
     storage.backend.create_new_study([optuna.study.StudyDirection.MINIMIZE], "not ours")
-    assert [study.name for study in list_studies(again(storage))] == [first.name, second.name]
+    assert [study.name for study in list_studies(again(storage))[0]] == [first.name, second.name]
     assert find_study(storage, "the other one").subject == OTHER_GOAL
     assert find_study(storage, "train.py").id == first.id
     with pytest.raises(StudyError, match=r"no study named 'x'.*there are 'train.py .*'the other"):
@@ -151,15 +150,15 @@ def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
     old.set_attribute("xtune:version", 1)
     old.set_attribute("space", "as that version wrote it")
     storage = again(storage)
-    assert unreadable(storage) == {"old": "has format version 1; this xtune reads 3 and 4"}
-    assert list_studies(storage) == []
+    problems = {"old": "has format version 1; this xtune reads 3 and 4"}
+    assert list_studies(storage) == ([], problems)
     assert open_study(storage, SUBJECT).id != old.id
     said = r"'old' in .* has format version 1; this xtune reads 3 and 4"
     with pytest.raises(StudyError, match=said):
         find_study(storage, "old")
     with pytest.raises(StudyError, match=said):
         open_study(storage, SUBJECT, "old")
-    assert [*unreadable(storage)] == ["old"]
+    assert list_studies(storage)[1] == problems
 
 
 @pytest.mark.parametrize(
@@ -179,14 +178,14 @@ def test_a_study_that_cannot_be_read_blocks_no_other(
     unread = [open_study(storage, SUBJECT).name]
     for _ in range(2):
         storage = again(storage)
-        found = list_studies(storage)[-1]
+        found = list_studies(storage)[0][-1]
         found.set_attribute(attribute, value)
-        assert unreadable(again(storage)) == dict.fromkeys(unread, said)
+        assert list_studies(again(storage))[1] == dict.fromkeys(unread, said)
         with pytest.raises(StudyError, match=said):
             find_study(again(storage), found.name)
         new = open_study(again(storage), SUBJECT)
         assert new.name not in unread
-        assert [one.name for one in list_studies(again(storage))] == [new.name]
+        assert [one.name for one in list_studies(again(storage))[0]] == [new.name]
         assert open_study(again(storage), SUBJECT).id == new.id
         unread.append(new.name)
 

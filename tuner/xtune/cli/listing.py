@@ -24,14 +24,15 @@ def command(*, storage: str | None, as_json: bool) -> int:
     """
     from xtune.cli import say
     from xtune.cli.studies import open_named
-    from xtune.search.study import list_studies, unreadable
+    from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
     from xtune.searches import say_damaged
     from xtune.show.words import launches
 
     rows: list[dict[str, Any]] = []
     opened = open_named(storage)
-    for study in list_studies(opened):
+    studies, problems = list_studies(opened)
+    for study in studies:
         store = StudyStore(study)
         records = store.records()
         say_damaged(store, say)
@@ -47,7 +48,6 @@ def command(*, storage: str | None, as_json: bool) -> int:
                 "program": shlex.join(study.subject.program.words),
             }
         )
-    problems = unreadable(opened)
     for name, problem in sorted(problems.items()):
         say(f"study {name!r} {problem}")
     if as_json:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -17,6 +17,7 @@ from xlaunch.options.commands import (
     Parsed,
     click_option,
     with_options,
+    with_program,
 )
 from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
 from xtune.request import (
@@ -167,9 +168,10 @@ GROUPS: dict[str, Sequence[Any]] = {
 """The options of a search, by the headings of --help."""
 
 
-def _names_of(group: Sequence[Any]) -> set[Any]:
-    """The names of the values that options give."""
-    return {option.name for option in click.command()(with_options(group)(lambda: None)).params}
+def options_of(decorate: Callable[[Command], Command]) -> list[click.Option]:
+    """The options that a decorator gives to a command."""
+    command = click.command()(decorate(lambda: None))
+    return [one for one in command.params if isinstance(one, click.Option)]
 
 
 class SearchCommand(GroupedCommand):
@@ -179,18 +181,15 @@ class SearchCommand(GroupedCommand):
         """Write the options; those of no group come last."""
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
         left = {option.name: option for option in options}
-        sections: dict[str, set[Any]] = {title: _names_of(group) for title, group in GROUPS.items()}
+        sections: dict[str, set[Any]] = {
+            title: {one.name for one in options_of(with_options(group))}
+            for title, group in GROUPS.items()
+        }
         sections["Other"] = left.keys() - {name for one in sections.values() for name in one}
         for title, names in sections.items():
             rows = [left[name].get_help_record(ctx) for name in left if name in names]
             with formatter.section(title):
                 formatter.write_dl([row for row in rows if row is not None])
-
-
-def with_program(command: Command) -> Command:
-    """Add the argument that takes the program and its arguments."""
-    metavar = "[--] PROGRAM [ARGS...]"
-    return click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar=metavar)(command)
 
 
 def with_search_options(command: Command) -> Command:

@@ -31,7 +31,7 @@ def find_stored(storage: Storage, name: str | None) -> StoredStudy:
     if name is not None:
         study = find_study(storage, name)
     else:
-        studies = list_studies(storage)
+        studies, _ = list_studies(storage)
         if not studies:
             raise StudyError(f"there is no study in {storage.shown} yet; begin with xtune PROGRAM")
         study = studies[-1]

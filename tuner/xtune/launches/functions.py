@@ -60,9 +60,6 @@ def words_of_function(function: Function, parameters: Iterable[str]) -> tuple[st
 class FunctionMeasurer:
     """A `Measurer` that calls a function."""
 
-    reads_output = False
-    printed_rate: str | None = None
-
     def __init__(self, function: Function, resolver: Resolver, objective: Objective) -> None:
         self._function = function
         self._resolver = resolver
@@ -76,12 +73,6 @@ class FunctionMeasurer:
     def plan_hash(self, configuration: Configuration) -> str | None:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
         return self._resolver.plan_hash(configuration)
-
-    def learn(self, launches: Iterable[Launch]) -> None:
-        """A function has no units."""
-
-    def take_over(self, launch: Launch) -> None:
-        """A function announces nothing."""
 
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """See `Measurer`; a call is never cut. Raises `ObjectiveError` for a result of another type."""
@@ -98,7 +89,7 @@ class FunctionMeasurer:
             return launch._replace(
                 outcome=Outcome.CRASHED, secondary=Secondary(wall_s), notes=(why,)
             )
-        return self._read(launch, result, time.monotonic() - started)
+        return self._read(launch, trial, result, time.monotonic() - started)
 
     def _trial(self, configuration: Configuration) -> Trial:
         parameters = self._resolver.own_values(configuration)
@@ -107,36 +98,28 @@ class FunctionMeasurer:
         layout = self._resolver.resolve(configuration).plan
         return Trial(parameters, layout, self._resolver.environment(configuration).variables)
 
-    def _read(self, launch: Launch, result: Any, wall_s: float) -> Launch:
+    def _read(self, launch: Launch, trial: Trial, result: Any, wall_s: float) -> Launch:
         """The launch with a function's result."""
-        if isinstance(result, Launch):
-            secondary = result.secondary
-            if not secondary.wall_s:
-                secondary = secondary._replace(wall_s=wall_s)
-            made = result._replace(
-                configuration=launch.configuration, plan_hash=launch.plan_hash,
-                began_s=launch.began_s, secondary=secondary,
-            )  # fmt: skip
-        elif isinstance(result, bool) or not isinstance(result, Real):
-            raise ObjectiveError(
-                f"the function returned {result!r}: return a number, or configuration.launch(number)"
-            )
-        elif self._has_layouts:
-            raise ObjectiveError(
-                "the function returned a number, but layouts and variables are searched, which only it"
-                " can follow: return configuration.launch(number) where it does, or leave out"
-                " only_params=False"
-            )
-        else:
-            made = launch._replace(
-                outcome=Outcome.MEASURED, value=float(result), secondary=Secondary(wall_s)
-            )
+        if not isinstance(result, Launch):
+            if isinstance(result, bool) or not isinstance(result, Real):
+                raise ObjectiveError(
+                    f"the function returned {result!r}: return a number, or configuration.launch(number)"
+                )
+            if self._has_layouts:
+                raise ObjectiveError(
+                    "the function returned a number, but layouts and variables are searched, which only"
+                    " it can follow: return configuration.launch(number) where it does, or leave out"
+                    " only_params=False"
+                )
+            result = trial.launch(float(result))
+        secondary = result.secondary
+        made = result._replace(
+            configuration=launch.configuration, plan_hash=launch.plan_hash, began_s=launch.began_s,
+            secondary=secondary if secondary.wall_s else secondary._replace(wall_s=wall_s),
+        )  # fmt: skip
         if made.value is not None and not math.isfinite(made.value):
-            return made._replace(
-                outcome=Outcome.NOT_FINITE,
-                value=None,
-                notes=(f"the function returned {made.value}",),
-            )
+            notes = (f"the function returned {made.value}",)
+            return made._replace(outcome=Outcome.NOT_FINITE, value=None, notes=notes)
         summaries = {name: summary_of_share(name, value) for name, value in made.metrics}
         seen, unmet = check(self._objective.requirements, summaries, made.secondary)
         return made._replace(requirements=seen, notes=(*made.notes, *unmet))

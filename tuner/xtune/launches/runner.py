@@ -9,6 +9,7 @@ xlaunch supervises each launch as usual and delivers printed and reported values
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -32,7 +33,7 @@ from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
 from xtune.launches.printed_rates import rate_in
 from xtune.launches.services import (
     Load,
-    Running,
+    LoadTest,
     Service,
     at_ports,
     bare_command,
@@ -40,7 +41,6 @@ from xtune.launches.services import (
     cores_kept_free,
     cpus_of_bare,
     free_ports,
-    put_under_load,
     run_command,
 )
 from xtune.launches.summaries import (
@@ -51,6 +51,7 @@ from xtune.launches.summaries import (
 from xtune.launches.watching import (
     Race,
     Tail,
+    Watched,
     failure_of,
     secondary_of,
     watch,
@@ -152,10 +153,6 @@ class Runner:
         self.printed_rate: str | None = None
 
     @property
-    def objective(self) -> Objective:
-        return self._objective
-
-    @property
     def announcements(self) -> tuple[Announcement, ...]:
         """The announcements of the last launch."""
         return self._reader.announcements
@@ -198,34 +195,29 @@ class Runner:
     def _launched(self, launch: Launch, limits: Limits) -> Launch:
         configuration = launch.configuration
         try:
-            command = self._command(configuration)
-            self._refuse_incomparable(command.plan)
-            own_limit_s = self._resolver.request(configuration).run.timeout_s
-            all_limits_s = (limits.limit_s, own_limit_s, self._timeout_s)
+            request = self._resolver.request(configuration)
+            all_limits_s = (limits.limit_s, request.run.timeout_s, self._timeout_s)
             limit_s = min([one for one in all_limits_s if one is not None], default=None)
-            return self._run(launch, command, self._race(command.plan, limits.cut_at), limit_s)
+            padding = "x" * self._random.randrange(MAX_PADDING)
+            inherited = {**self._environment, PADDING_VARIABLE: padding}
+            is_bare, run = configuration == BARE, self._watched(request.run)
+            made = None if is_bare else self._resolver.resolve(configuration).plan
+            port = free_ports(1 if made is None else made.count) if self._service else 0
+            program: ProgramRequest | Environment = at_ports(request, port).program
+            if made is None:
+                made, program = bare_command(program, run, inherited, self._machine)
+            if self._objective.metric == WALL and made.count > 1 and not self._work_shared:
+                note = (
+                    f"wall time of {made.count} instances cannot be compared, since they do"
+                    f" {made.count} times the work; give --work shared if they divide it, or --metric"
+                )
+                return launch._replace(notes=(note,))
+            command = _Command(made, program, run, inherited, port)
+            return self._run(launch, command, self._race(made, limits.cut_at), limit_s)
         except SpaceError:
             raise
         except (XLaunchError, OSError) as error:
             return launch._replace(notes=(str(error),))
-
-    # Starting.
-
-    def _command(self, configuration: Configuration) -> _Command:
-        """The command to start. Raises `XLaunchError` if it cannot be carried out."""
-        padding = "x" * self._random.randrange(MAX_PADDING)
-        inherited = {**self._environment, PADDING_VARIABLE: padding}
-        request = self._resolver.request(configuration)
-        if configuration == BARE:
-            port = free_ports(1) if self._service else 0
-            request = at_ports(request, port)
-            run = self._watched(request.run)
-            bare = bare_command(request.program, run, inherited, self._machine)
-            return _Command(bare.plan, bare.environment, run, inherited, port)
-        made = self._resolver.resolve(configuration).plan
-        port = free_ports(made.count) if self._service else 0
-        request = at_ports(request, port)
-        return _Command(made, request.program, self._watched(request.run), inherited, port)
 
     def _watched(self, run: RunRequest) -> RunRequest:
         """`run` with the options for observing and ending it."""
@@ -245,35 +237,6 @@ class Runner:
             tag=None,
         )
 
-    def _at_limit(
-        self, configuration: Configuration, service: Service, memory: MemoryWatch
-    ) -> Callable[[Callable[[str], Load]], Load] | None:
-        """What finds the highest load; None without --load."""
-        loads = self._loads
-        if loads is None:
-            return None
-
-        def measured(generate: Callable[[str], Load]) -> Load:
-            load = load_at_limit(
-                lambda level: generate(loads.fill(service.measure, level)),
-                lambda load: self._reader.tried(load, memory),
-                loads,
-                start=self._highest.get(configuration),
-                tell=self.load_tried,
-            )
-            if load.level is not None:
-                self._highest[configuration] = load.level[1]
-            return load
-
-        return measured
-
-    def _refuse_incomparable(self, plan: Plan) -> None:
-        if self._objective.metric == WALL and plan.count > 1 and not self._work_shared:
-            raise XLaunchError(
-                f"wall time of {plan.count} instances cannot be compared, since they do {plan.count} times"
-                " the work; give --work shared if they divide it, or --metric"
-            )
-
     def _race(self, plan: Plan, cut_at: float | None) -> Race | None:
         objective = self._objective
         if cut_at is None or objective.metric.startswith(MARK):
@@ -291,6 +254,7 @@ class Runner:
         cpu_wait = CpuWait(self._root)
         copy_to = 2 if self._show_output else None
         is_read = self.reads_output and launch.configuration == BARE
+        load: Load | None = None
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
             mark = MARK if MARK in self._reader.metrics else None
@@ -307,18 +271,21 @@ class Runner:
             with run:
                 tail.given_away()
                 printed.given_away()
-                load: Load | None = None
                 if self._service is not None:
-                    deadline = None if limit_s is None else started + limit_s
                     service = self._service.fill(self._resolver.own_values(launch.configuration))
-                    load = put_under_load(
+                    test = LoadTest(
                         service,
-                        Running(run, command.plan, tail, meter, command.port, deadline),
-                        self._machine,
-                        self._environment,
-                        self._kept_free,
-                        self._at_limit(launch.configuration, service, memory),
+                        run,
+                        command.plan,
+                        command.port,
+                        tail=tail,
+                        meter=meter,
+                        deadline=None if limit_s is None else started + limit_s,
+                        machine=self._machine,
+                        environment=self._environment,
+                        kept_free=self._kept_free,
                     )
+                    load = self._under_load(test, service, launch.configuration, memory)
                     load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()
                     limit_s = None
@@ -334,33 +301,67 @@ class Runner:
             said = tail.text()
             if is_read and watched.ended_as is None:
                 self.printed_rate, self.reads_output = rate_in(printed.text()), False
-        notes = tuple(text for text in report.warnings if text not in command.plan.warnings)
-        shared = [text for text in notes if kind_of(text) is WarningKind.SHARED_CPUS]
         secondary = secondary_of(report, joules)
         if load is None:  # a load generator is no other program
             secondary = secondary._replace(waited=cpu_wait.share(secondary.cpu_s))
+        told = [text for text in report.warnings if text not in command.plan.warnings]
+        shared = [text for text in told if kind_of(text) is WarningKind.SHARED_CPUS]
+        notes = tuple([text for text in told if text not in shared])
         launch = launch._replace(
             secondary=secondary,
             exit_code=report.exit_code if report.instances else None,
             shared_cpus=tuple(shared),
         )
-        notes = tuple(text for text in notes if text not in shared)
         if load is not None:
             return self._reader.measured_load(launch, load, report, memory, notes)
+        until_s = math.inf if limit_s is None else started + limit_s - watched.began
+        return self._read(launch, report, watched, memory, said, notes, limit_s, until_s)
+
+    def _under_load(
+        self, test: LoadTest, service: Service, configuration: Configuration, memory: MemoryWatch
+    ) -> Load:
+        """Put a service under load once it is ready; with --load, at the highest that holds."""
+        load, loads = test.wait_until_ready(), self._loads
+        if load.problem:
+            return load
+        if loads is None:
+            return test.generate(service.measure)
+        load = load_at_limit(
+            lambda level: test.generate(loads.fill(service.measure, level)),
+            lambda load: self._reader.tried(load, memory),
+            loads,
+            start=self._highest.get(configuration),
+            tell=self.load_tried,
+        )
+        if load.level is not None:
+            self._highest[configuration] = load.level[1]
+        return load
+
+    def _read(
+        self,
+        launch: Launch,
+        report: Report,
+        watched: Watched,
+        memory: MemoryWatch,
+        said: str,
+        notes: tuple[str, ...],
+        limit_s: float | None,
+        until_s: float,
+    ) -> Launch:
+        """The measurement of a launch that has ended or was ended. `until_s`: its time limit."""
         failure = failure_of(report, watched, memory, said)
         is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
         if is_timeout and limit_s is not None:
-            until_s = started + limit_s - watched.began
             served = self._reader.served(launch, report, watched, until_s, limit_s)
             if served is not None:
                 return served
-        if failure is not None:
-            outcome, reason = failure
-            if is_timeout:
-                reason += f"; {self._reader.describe_unserved()}"
-            series = (*series_of(report), *self._reader.announced(watched).series)
-            said = "" if outcome is Outcome.CUT else said
-            return launch._replace(
-                outcome=outcome, series=series, stderr_tail=said, notes=(reason, *notes)
-            )
-        return self._reader.measured(launch, report, watched, said, notes)
+        if failure is None:
+            return self._reader.measured(launch, report, watched, said, notes)
+        outcome, reason = failure
+        if is_timeout:
+            reason += f"; {self._reader.describe_unserved()}"
+        series = (*series_of(report), *self._reader.announced(watched).series)
+        said = "" if outcome is Outcome.CUT else said
+        return launch._replace(
+            outcome=outcome, series=series, stderr_tail=said, notes=(reason, *notes)
+        )

@@ -23,7 +23,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import xlaunch
@@ -62,17 +62,10 @@ from xtune.space.parameters import Value
 from xtune.space.user_parameters import replace
 
 
-class BareCommand(NamedTuple):
-    """What to start, and with which variables."""
-
-    plan: Plan
-    environment: Environment
-
-
 def bare_command(
     request: ProgramRequest, run: RunRequest, environment: Mapping[str, str], machine: Machine
-) -> BareCommand:
-    """The program of `request` on its own. Raises what `resolve_program` raises.
+) -> tuple[Plan, Environment]:
+    """The program of `request` on its own, with its variables. Raises what `resolve_program` raises.
 
     request
         Only the program, how to find it, and `env` are used.
@@ -88,7 +81,7 @@ def bare_command(
     if made.relayed(run):
         variables.setdefault("PYTHONUNBUFFERED", "1")
     programs = (own_program(program, request, made, instance),)
-    return BareCommand(made, Environment(program, programs, ((),), (variables,)))
+    return made, Environment(program, programs, ((),), (variables,))
 
 
 FIRST_PORT = 8000
@@ -278,113 +271,125 @@ def run_command(text: str, option: str, limit_s: float = COMMAND_LIMIT_S) -> str
     return f"{option} {text!r} failed with exit code {code}" + (f": {said[-1]}" if said else "")
 
 
-class Running(NamedTuple):
-    """A launch of a service."""
+class LoadTest:
+    """A launch of a service, and the generators that put it under load."""
 
-    run: RunningLaunch
-    plan: Plan
-    tail: Tail
-    meter: EnergyMeter
-    first_port: int
-    deadline: float | None
-    """Its end at the latest, on the clock of `time.monotonic()`."""
-
-    @property
-    def words(self) -> list[dict[str, str]]:
-        """The words in braces of each instance."""
-        return [
-            {**words_of(self.plan, one), "port": str(self.first_port + one.index)}
-            for one in self.plan.instances
+    def __init__(
+        self,
+        service: Service,
+        run: RunningLaunch,
+        plan: Plan,
+        first_port: int,
+        *,
+        tail: Tail,
+        meter: EnergyMeter,
+        deadline: float | None,
+        machine: Machine,
+        environment: Mapping[str, str],
+        kept_free: CPUs,
+    ) -> None:
+        """
+        tail, meter
+            They are read meanwhile.
+        deadline
+            Its end at the latest, on the clock of `time.monotonic()`.
+        environment
+            Of the generators.
+        kept_free
+            See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle.
+        """
+        self._service, self._run, self._tail, self._meter = service, run, tail, meter
+        self._deadline, self._machine, self._environment = deadline, machine, environment
+        self._words = [
+            {**words_of(plan, one), "port": str(first_port + one.index)} for one in plan.instances
         ]
+        used = tuple([cpu for one in plan.instances for cpu in one.cpus]) if plan.bound else ()
+        self._cpus = kept_free or (cores_beside(machine, used) if used else ())
+        self._warmup_s = service.warmup_s
 
-    def has_ended(self, pause_s: float, others: Sequence[RunningLaunch] = ()) -> bool:
-        """Wait for the end of a run, at most `pause_s`; return whether the service has ended."""
-        poll = select.poll()
-        for one in (self.run, *[one for one in others if not one.wait(0)]):
-            poll.register(one.fileno(), select.POLLIN)
-        poll.poll(1000.0 * pause_s)
-        self.tail.take()
-        self.meter.sample()
-        return self.run.wait(0)
+    def wait_until_ready(self) -> Load:
+        """Wait until every instance is ready."""
+        probes: dict[int, Probe] = {}
+        try:
+            return self._wait(probes)
+        finally:
+            for probe in probes.values():
+                probe.close()
 
-
-def put_under_load(
-    service: Service,
-    running: Running,
-    machine: Machine,
-    environment: Mapping[str, str],
-    kept_free: CPUs,
-    measured: Callable[[Callable[[str], Load]], Load] | None = None,
-) -> Load:
-    """Wait until a service is ready, warm it up, and run its generators until all have ended.
-
-    environment
-        Of the generators.
-    kept_free
-        See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle.
-    measured
-        Puts the service under several loads: is given what runs a generator's command, and returns
-        the load that counts.
-    """
-    probes: dict[int, Probe] = {}
-    try:
-        load = _wait_until_ready(service, running, probes)
-    finally:
-        for probe in probes.values():
-            probe.close()
-    if load.problem:
-        return load
-
-    warmup_s = service.warmup_s
-
-    def generate(command: str) -> Load:
-        nonlocal warmup_s
-        own = service._replace(measure=command)
-        warm_at, warmup_s = time.monotonic() + warmup_s, 0.0
+    def generate(self, measure: str) -> Load:
+        """Run the generators of a command until all have ended; the first time after the warm-up."""
+        warm_at, self._warmup_s = time.monotonic() + self._warmup_s, 0.0
         while time.monotonic() < warm_at:
-            load = _generate(own, running, machine, environment, kept_free, until=warm_at)
+            load = self._generate(measure, until=warm_at)
             if load.problem:
                 return load
-        return _generate(own, running, machine, environment, kept_free)
+        return self._generate(measure)
 
-    return generate(service.measure) if measured is None else measured(generate)
+    def _wait(self, probes: dict[int, Probe]) -> Load:
+        """See `wait_until_ready`. `probes`: receives the last one of each instance."""
+        service, awaited, started = self._service, self._service.awaited_line, time.monotonic()
+        waiting, pause_s = set(range(len(self._words))), MIN_PAUSE_S
+        while waiting:
+            if self._has_ended(pause_s):
+                return Load((), Outcome.CRASHED, "the service ended before it was ready", True)
+            if awaited is None:
+                for at in waiting:
+                    probe = probes.get(at)
+                    is_refused = (
+                        probe and probe.problem and (probe.pid is None or probe.reap() is not None)
+                    )
+                    if probe is None or is_refused:
+                        probe = probes[at] = service.probe(self._words[at])
+                    probe.advance(time.monotonic())
+                waiting = {at for at in waiting if probes[at].problem != ""}
+            else:
+                lines = (one for one in self._run.live() if isinstance(one, LiveLine))
+                waiting -= {one.instance for one in lines if awaited in one.text}
+            if waiting and time.monotonic() - started > service.ready_timeout_s:
+                ready = substitute(service.ready, self._words[min(waiting)])
+                problem = (
+                    f"({ready}) after {number(service.ready_timeout_s)} s: see --ready-timeout"
+                )
+                return Load((), Outcome.TIMED_OUT, f"the service was not ready {problem}")
+            pause_s = min(1.5 * pause_s, MAX_PAUSE_S)
+        return Load()
 
-
-def _generate(
-    service: Service,
-    running: Running,
-    machine: Machine,
-    environment: Mapping[str, str],
-    kept_free: CPUs,
-    until: float = math.inf,
-) -> Load:
-    """Run the generators. `until`: when they are killed, on the clock of `time.monotonic()`."""
-    plan = running.plan
-    used = tuple([cpu for one in plan.instances for cpu in one.cpus]) if plan.bound else ()
-    cpus = kept_free or (cores_beside(machine, used) if used else ())
-    with contextlib.ExitStack() as stack:
-        generators, files = [], []
-        for command in dict.fromkeys(_command_of(service, words) for words in running.words):
-            request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
-            made, prepared = bare_command(request, asked, environment, machine)
-            files.append(stack.enter_context(tempfile.TemporaryFile()))
-            with confined(cpus):
-                output = files[-1].fileno()
-                run = xlaunch.start(made, prepared, asked, stdout=output, stderr=output)
-            generators.append(stack.enter_context(run))
-        while not all(one.wait(0) for one in generators):
-            if running.has_ended(MAX_PAUSE_S, generators):
+    def _generate(self, measure: str, until: float = math.inf) -> Load:
+        """Run the generators. `until`: when they are killed, on the clock of `time.monotonic()`."""
+        with contextlib.ExitStack() as stack:
+            generators, files = [], []
+            for command in dict.fromkeys(_command_of(measure, words) for words in self._words):
+                request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
+                made, prepared = bare_command(request, asked, self._environment, self._machine)
+                files.append(stack.enter_context(tempfile.TemporaryFile()))
+                with confined(self._cpus):
+                    output = files[-1].fileno()
+                    run = xlaunch.start(made, prepared, asked, stdout=output, stderr=output)
+                generators.append(stack.enter_context(run))
+            while not all(one.wait(0) for one in generators):
+                if self._has_ended(MAX_PAUSE_S, generators):
+                    return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    problem = "the generator took longer than the time limit"
+                    return Load((), Outcome.TIMED_OUT, problem)
+                if time.monotonic() > until:
+                    return Load()
+            outputs = tuple([_text_of(file.fileno()) for file in files])
+            reports = [one.report() for one in generators]
+            # The generators may have failed because the service ended.
+            if any(one.exit_code for one in reports) and self._has_ended(ANSWER_S):
                 return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
-            if running.deadline is not None and time.monotonic() > running.deadline:
-                return Load((), Outcome.TIMED_OUT, "the generator took longer than the time limit")
-            if time.monotonic() > until:
-                return Load()
-        outputs = tuple([_text_of(file.fileno()) for file in files])
-        reports = [one.report() for one in generators]
-        codes = [one.exit_code for one in reports]
-        if any(codes) and running.has_ended(ANSWER_S):  # the generators failed because of that
-            return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
-    return load_of(outputs, reports, cpus)
+        return load_of(outputs, reports, self._cpus)
+
+    def _has_ended(self, pause_s: float, others: Sequence[RunningLaunch] = ()) -> bool:
+        """Wait for the end of a run, at most `pause_s`; return whether the service has ended."""
+        poll = select.poll()
+        for one in (self._run, *[one for one in others if not one.wait(0)]):
+            poll.register(one.fileno(), select.POLLIN)
+        poll.poll(1000.0 * pause_s)
+        self._tail.take()
+        self._meter.sample()
+        return self._run.wait(0)
 
 
 def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Load:
@@ -420,42 +425,12 @@ def _busy(reports: Sequence[Report], cpus: int) -> float:
     return sum(filter(None, used_s)) / (wall_s * cpus)
 
 
-def _wait_until_ready(service: Service, running: Running, probes: dict[int, Probe]) -> Load:
-    """Wait until every instance is ready. `probes`: receives the last one of each."""
-    words, awaited, started = running.words, service.awaited_line, time.monotonic()
-    waiting, pause_s = set(range(len(words))), MIN_PAUSE_S
-    while waiting:
-        if running.has_ended(pause_s):
-            return Load((), Outcome.CRASHED, "the service ended before it was ready", True)
-        if awaited is None:
-            for at in waiting:
-                probes[at] = _asked_again(service, words[at], probes.get(at))
-            waiting = {at for at in waiting if probes[at].problem != ""}
-        else:
-            lines = (one for one in running.run.live() if isinstance(one, LiveLine))
-            waiting -= {one.instance for one in lines if awaited in one.text}
-        if waiting and time.monotonic() - started > service.ready_timeout_s:
-            ready, limit = substitute(service.ready, words[min(waiting)]), service.ready_timeout_s
-            problem = f"the service was not ready ({ready}) after {number(limit)} s"
-            return Load((), Outcome.TIMED_OUT, f"{problem}: see --ready-timeout")
-        pause_s = min(1.5 * pause_s, MAX_PAUSE_S)
-    return Load()
-
-
-def _asked_again(service: Service, words: Mapping[str, str], probe: Probe | None) -> Probe:
-    """The probe of an instance, or a new one when that has a bad answer."""
-    if probe is None or (probe.problem and (probe.pid is None or probe.reap() is not None)):
-        probe = service.probe(words)
-    probe.advance(time.monotonic())
-    return probe
-
-
-def _command_of(service: Service, words: Mapping[str, str]) -> str:
+def _command_of(measure: str, words: Mapping[str, str]) -> str:
     """The generator's command for an instance. **Ex.:** ``-c{64/count}`` of 4 is ``-c16``."""
     shared = re.sub(
         r"\{(\d{1,9})/count\}",
         lambda found: str(max(1, int(found[1]) // int(words["count"]))),
-        service.measure,
+        measure,
     )
     return substitute(shared, words)
 

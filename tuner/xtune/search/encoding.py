@@ -10,6 +10,7 @@ What is damaged raises one of `DAMAGE`, and nothing is computed from it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import textwrap
@@ -158,11 +159,24 @@ def decode_result(plain: Plain, step: NextLaunch) -> Launch:
 # Studies of format 3, which hold compressed values.
 
 
-def read_compressed(attributes: Mapping[str, Any], name: str) -> Any:
-    """Read a value of a study of format 3. Raises one of `DAMAGE`."""
+def _read_compressed(attributes: Mapping[str, Any], name: str) -> Any:
     count, _, text = attributes[f"{PREFIX}{name}#0"].partition(" ")
     rest = [attributes[f"{PREFIX}{name}#{number}"] for number in range(1, int(count))]
     return json.loads(zlib.decompress(base64.b64decode("".join([text, *rest]))))
+
+
+def read_compressed_study(attributes: Mapping[str, Any]) -> Plain:
+    """The attributes of a study of format 3 as this format has them, without damaged notes.
+
+    Raises one of `DAMAGE` if its subject is damaged.
+    """
+    plain: Plain = _read_compressed(attributes, "subject")
+    for key in attributes:
+        name = key.removeprefix(PREFIX).partition("#")[0]
+        if name.startswith("note "):
+            with contextlib.suppress(*DAMAGE):
+                plain[name.removeprefix("note ")] = _read_compressed(attributes, name)
+    return plain
 
 
 def read_compressed_trial(attributes: Mapping[str, Any]) -> Plain:
@@ -172,7 +186,7 @@ def read_compressed_trial(attributes: Mapping[str, Any]) -> Plain:
     if Configuration(plain["configuration"]) == BARE:
         plain["bare"] = True
     if f"{PREFIX}launch#0" in attributes:
-        launch = read_compressed(attributes, "launch")
+        launch = _read_compressed(attributes, "launch")
         plain |= launch
         plain |= {f"series {number}": one for number, one in enumerate(launch.get("series", ()))}
         plain["stderr_tail"] = launch.get("stderr_tail", "").split("\n")

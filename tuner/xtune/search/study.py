@@ -26,7 +26,7 @@ from xtune.search.encoding import (
     DAMAGE,
     PREFIX,
     Plain,
-    read_compressed,
+    read_compressed_study,
     read_value,
     write_value,
 )
@@ -42,8 +42,6 @@ SCHEMA_VERSION = 4
 
 COMPRESSED = 3
 """The format before, whose values were compressed. Its studies are read, but not continued."""
-
-COMPRESSED_NOTE = f"{PREFIX}note "
 
 VERSION = f"{PREFIX}version"
 SUBJECT = ("machine", "program", "space", "objective")
@@ -190,8 +188,7 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
 
 def find_study(storage: Storage, name: str) -> Study:
     """The study of that name, or with that beginning. Raises StudyError, with the names of the others."""
-    with storage.reaching():
-        studies, problems = _read(storage)
+    studies, problems = list_studies(storage)
     _refuse_unreadable(storage, name, problems)
     found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
     found.sort(key=lambda one: one.name != name)
@@ -202,22 +199,18 @@ def find_study(storage: Storage, name: str) -> Study:
     raise StudyError(f"{many} {name!r} in {storage.shown}; there are {known}")
 
 
-def list_studies(storage: Storage) -> list[Study]:
-    """The studies in a storage, the oldest first, without `unreadable` ones and other tools'."""
+def list_studies(storage: Storage) -> tuple[list[Study], dict[str, str]]:
+    """The studies in a storage, the oldest first, without other tools', and the names of those that
+    this version of xtune cannot read, with the reasons.
+    """
     with storage.reaching():
-        return _read(storage)[0]
-
-
-def unreadable(storage: Storage) -> dict[str, str]:
-    """The names of studies that this version of xtune cannot read, with the reasons."""
-    with storage.reaching():
-        return _read(storage)[1]
+        return _read(storage)
 
 
 def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
     """The winners of other studies of this program on this kind of machine, as seeds for this space."""
     found = []
-    for study in list_studies(storage):
+    for study in list_studies(storage)[0]:
         verdict, other = study.notes.get("verdict"), study.subject
         if not verdict or verdict["kind"] != VerdictKind.GAIN.value:
             continue
@@ -233,7 +226,6 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
 
 
 def _read(storage: Storage) -> tuple[list[Study], dict[str, str]]:
-    """The studies of xtune's, the oldest first, and the problems of those that cannot be read, by name."""
     studies, problems = [], {}
     for frozen in storage.backend.get_all_studies():
         name, attributes = frozen.study_name, frozen.user_attrs
@@ -246,29 +238,19 @@ def _read(storage: Storage) -> tuple[list[Study], dict[str, str]]:
             continue
         try:
             if version == COMPRESSED:
-                plain = read_compressed(attributes, "subject")
-            else:
-                plain = {part: read_value(attributes, part) for part in SUBJECT}
+                attributes = read_compressed_study(attributes)
+            plain = {part: read_value(attributes, part) for part in SUBJECT}
             subject = Subject.from_plain(plain)
         except DAMAGE:
             problems[name] = "cannot be read: its description is damaged"
             continue
+        notes = {}
+        for key in {key.partition("#")[0] for key in attributes} - {VERSION, *SUBJECT}:
+            with contextlib.suppress(*DAMAGE):
+                notes[key] = read_value(attributes, key)
         study_id = storage.backend.get_study_id_from_name(name)
-        studies.append(Study(storage, study_id, name, subject, _notes(attributes), version))
+        studies.append(Study(storage, study_id, name, subject, notes, version))
     return sorted(studies, key=lambda study: study.id), problems
-
-
-def _notes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of a study, without damaged ones."""
-    notes = {}
-    for name in {key.partition("#")[0] for key in attributes} - {VERSION, *SUBJECT}:
-        with contextlib.suppress(*DAMAGE):
-            if attributes[VERSION] != COMPRESSED:
-                notes[name] = read_value(attributes, name)
-            elif name.startswith(COMPRESSED_NOTE):
-                note = read_compressed(attributes, name.removeprefix(PREFIX))
-                notes[name.removeprefix(COMPRESSED_NOTE)] = note
-    return notes
 
 
 def _refuse_unreadable(storage: Storage, name: str, problems: Mapping[str, str]) -> None:
