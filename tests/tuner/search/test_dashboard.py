@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 from tests.tuner.cli.commands import Desk, started
 from tests.tuner.conftest import Needs
-from tests.tuner.show.browser import Browser, find_chromium
+from tests.tuner.show.browser import find_chromium, look
 
 pytestmark = pytest.mark.full
 
@@ -57,28 +57,31 @@ def dashboard(desk: Desk, needs: Needs) -> Iterator[str]:
 
 def test_the_dashboard_shows_the_mean_of_each_configuration(dashboard: str, desk: Desk) -> None:
     export = desk.xtune("export", "mine", "--storage", "s.db").found["launches"]
-    with Browser() as browser:
 
-        def text(path: str, until: str) -> str:
-            tab = browser.open(f"{dashboard}/{path}", width=1400, offline=False)
-            tab.wait_for(f"document.body.innerText.includes({until!r})")
-            assert tab.evaluate(HEIGHT) < MAX_HEIGHT
-            shown = tab.evaluate("document.body.innerText")
-            assert isinstance(shown, str)
-            return shown
+    def text(path: str) -> str:
+        seen = look(
+            f"{dashboard}/{path}",
+            "document.body.innerText",
+            HEIGHT,
+            width=1400,
+            until="document.body.innerText.includes('User Attributes')",
+        )
+        shown, height = seen.answers
+        assert height < MAX_HEIGHT
+        return str(shown)
 
-        log = text("1/trials?numbers=1", "User Attributes")
-        assert f"{len(export)} Trials" in log
-        for words in ("stage seed", "outcome measured", "series 0 {", "secondary {"):
-            assert words in " ".join(log.split()), words
-        results = text("2/trials?numbers=0", "User Attributes")
-        assert "mine results" in results
-        assert "5 Trials" in results
-        # The fastest one breaks the requirement.
-        best = results.split("Best Trial")[0].strip().splitlines()[-2]
-        shown = " ".join(text(f"2/trials?numbers={best.split()[1]}", "User Attributes").split())
-        own = [one["value"] for one in export if one["configuration"].get("n") == 3]
-        assert len(own) > 4
-        for number, value in enumerate(own, start=1):
-            assert f"{number} {value}" in shown
-        assert "Parameter n 3" in shown
+    log = text("1/trials?numbers=1")
+    assert f"{len(export)} Trials" in log
+    for words in ("stage seed", "outcome measured", "series 0 {", "secondary {"):
+        assert words in " ".join(log.split()), words
+    results = text("2/trials?numbers=0")
+    assert "mine results" in results
+    assert "5 Trials" in results
+    # The fastest one breaks the requirement.
+    best = results.split("Best Trial")[0].strip().splitlines()[-2]
+    shown = " ".join(text(f"2/trials?numbers={best.split()[1]}").split())
+    own = [one["value"] for one in export if one["configuration"].get("n") == 3]
+    assert len(own) > 4
+    for number, value in enumerate(own, start=1):
+        assert f"{number} {value}" in shown
+    assert "Parameter n 3" in shown

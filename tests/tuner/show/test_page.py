@@ -118,7 +118,7 @@ def test_configurations_are_listed_by_their_medians() -> None:
     medians = [json.loads(str(one.attributes["value"])) for one in section.all("data")]
     assert medians == sorted(map(found.median, launched), reverse=True)
     heads = [one.words for one in next(section.all("tr")).all("th")]
-    settings = heads[1:-2]
+    settings = heads[1:-3]
     assert {*settings} <= {one.name for one in SPACE.parameters}
     assert rows[0][heads.index("batch")] == "8"
     bars = [str(one.attributes["style"]) for one in section.all("i")]

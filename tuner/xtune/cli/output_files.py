@@ -57,6 +57,16 @@ def write_page(
     say(f"page: {path} ({len(text.encode()) / KIB:.0f} KiB)")
 
 
+def preset_path(path: str | None, *, force: bool) -> str | None:
+    """The absolute path of --save-preset. Raises `UsageError` unless a preset can be written there."""
+    from xlaunch.options.presets import check_preset_path
+
+    if path is None:
+        return None
+    check_preset_path(path, force=force)
+    return os.path.abspath(path)
+
+
 SUFFIX = ".toml"
 DEFAULT_STEM = "best"
 MAX_NAMES = 1000

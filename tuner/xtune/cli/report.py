@@ -24,9 +24,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
-    from xlaunch.options.presets import check_preset_path
     from xtune.cli import say
-    from xtune.cli.output_files import check_page, write_best, write_page
+    from xtune.cli.output_files import check_page, preset_path, write_best, write_page
     from xtune.cli.searching import print_result
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
@@ -36,9 +35,7 @@ def command(
     if html is not None:
         check_page(html, force=force)
         html = os.path.abspath(html)
-    if save_preset is not None:
-        check_preset_path(save_preset, force=force)
-        save_preset = os.path.abspath(save_preset)
+    save_preset = preset_path(save_preset, force=force)
     if html is not None:
         require_libraries()
     stored = find_stored(open_named(storage), study)

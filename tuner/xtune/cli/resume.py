@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from xlaunch.errors import UsageError
@@ -34,7 +32,7 @@ def command(
     if quiet and verbose:
         raise UsageError("--quiet contradicts --verbose; drop one")
 
-    from xlaunch.options.presets import check_preset_path
+    from xtune.cli.output_files import preset_path
     from xtune.cli.searching import Shown, announce, run_search
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
@@ -43,9 +41,7 @@ def command(
 
     if budget is not None:
         parse_budget(budget)
-    if save_preset is not None:
-        check_preset_path(save_preset, force=force)
-        save_preset = os.path.abspath(save_preset)
+    save_preset = preset_path(save_preset, force=force)
     stored = find_stored(open_named(storage), study)
     stored.study.require_current()
     enter(stored.directory, quiet=quiet)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence import readings
 from xtune.evidence.readings import Importance, Point
 from xtune.evidence.verdicts import Standing
 from xtune.launches.launch import WALL, Launch, Outcome
@@ -136,11 +135,6 @@ def pair_marks(row: Standing, scale: Scale) -> list[Mark]:
     return marks
 
 
-def value_scale(launches: Iterable[Launch]) -> Scale:
-    """The scale of the values of launches."""
-    return Scale(launch.value for launch in launches)
-
-
 def launch_marks(result: SearchResult, configuration: Configuration, scale: Scale) -> list[Mark]:
     """The values of the launches of a configuration, in order from above."""
     quantity = objective_quantity(result.objective)
@@ -179,7 +173,8 @@ def sample_rows(result: SearchResult) -> list[tuple[str, int, list[float]]]:
 def history_chart(result: SearchResult) -> Chart:
     """Every launch in order, and the best value so far."""
     count = len(result.launches)
-    up, across = value_scale(result.launches), Scale([1, count], linear=True)
+    up = Scale(launch.value for launch in result.launches)
+    across = Scale([1, count], linear=True)
     legend, marks, steps = {"best": "best so far"}, [], []
     for at, record in enumerate(result.records, start=1):
         assert record.launch is not None
@@ -196,12 +191,6 @@ def history_chart(result: SearchResult) -> Chart:
     label = f"Every launch in order; {objective_quantity(result.objective).better}"
     ticks = [one for one in across.ticks if "." not in one[1]]
     return Chart(label, marks, legend, ticks, up.ticks, "launch", steps)
-
-
-def front_of(result: SearchResult) -> tuple[Point, ...]:
-    """The configurations that have values of both goals; none without a second goal."""
-    second = result.second
-    return () if second is None else readings.front_of(result.launches, result.objective, second)
 
 
 def front_chart(result: SearchResult, points: Sequence[Point]) -> Chart:

@@ -44,13 +44,11 @@ GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}
 
 FILTERS = {
     "at": lambda value, scale: scale.at(value),
-    "counted": words.counted,
-    "duration": words.duration,
-    "launches": words.launches,
     "number": number,
-    "percent": words.percent,
-    "size": words.size,
-    "spans": words.spans,
+    **{
+        name: getattr(words, name)
+        for name in ("counted", "duration", "launches", "percent", "size", "spans")
+    },
 }
 
 

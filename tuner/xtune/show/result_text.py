@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from xlaunch.text import number
 from xtune.evidence.noise import disturbance_of
 from xtune.evidence.ratios import RatioInterval
-from xtune.evidence.readings import front_of
 from xtune.evidence.verdicts import MIN_PAIRS, VerdictKind
 from xtune.launches.highest_load import LOAD
 from xtune.launches.launch import Outcome
@@ -270,7 +269,7 @@ def _front(result: SearchResult) -> Iterator[str]:
     second = result.second
     if second is None:
         return
-    points = front_of(result.launches, result.objective, second)
+    points = result.front
     title = f"front of {result.objective.metric} and {second.metric}"
     if len(points) < 2:
         yield f"  {title}: none, because {_too_few(len(points), result)}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xtune.evidence.finals import FinalPlan
-from xtune.evidence.readings import Importance, SecondGoal, importance_of
+from xtune.evidence.readings import Importance, Point, SecondGoal, front_of, importance_of
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared, with_unit
@@ -258,6 +258,12 @@ class SearchResult(NamedTuple):
         """The winner without each of its changes."""
         scale = ScoreScale(self.records, self.objective)
         return ablations_of(self.verdict.best, self.space, self.resolver.plan_hash, scale)
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The configurations that have values of both goals; none without a second goal."""
+        second = self.second
+        return () if second is None else front_of(self.launches, self.objective, second)
 
     @property
     def importance(self) -> Importance:
