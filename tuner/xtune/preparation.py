@@ -119,8 +119,11 @@ def prepare(
     """
     request = asked.request
     machine = read_machine()
-    if launches:
-        _require_commands(asked)
+    if launches and asked.service is not None:
+        require_service(asked.service)
+    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
+        if launches and command is not None:
+            require_command(command, option)
     # Raises if the program is missing or does not fit.
     count = plan(request.layout, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])
@@ -184,15 +187,6 @@ def prepare(
     return SearchTask(subject, request, machine, made, resolver, measurer, probe)
 
 
-def _require_commands(asked: SearchRequest) -> None:
-    """Raise `UsageError` for a command that cannot be run."""
-    if asked.service is not None:
-        require_service(asked.service)
-    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
-        if command is not None:
-            require_command(command, option)
-
-
 def _probed(runner: Runner, timeout_s: float | None, observer: Observer) -> Launch:
     """A launch of the bare command, made anew if Ctrl-Z ends it."""
     turn = HostTurn(runtime_directory(os.environ), observer.waiting)
@@ -210,16 +204,11 @@ def _notes(asked: SearchRequest, subject: Subject, machine: Machine) -> Iterator
     if asked.service is not None and not cores_kept_free(asked.request, machine):
         yield SHARED_CORES
     is_rate = kind_in(subject.objective.metric) is MetricKind.RATE and asked.service is None
-    if is_rate and not asked.work_shared and _has_several_instances(subject.space):
+    counts = [derived.values for derived in subject.space.derived if derived.name == INSTANCES]
+    if is_rate and not asked.work_shared and any(len(set(values)) > 1 for values in counts):
         yield RATES_ARE_ADDED
     if len(asked.metrics) == 2 and second_goal(asked) is None:
         yield NO_FRONT.format(metric=asked.metrics[1])
-
-
-def _has_several_instances(space: Space) -> bool:
-    """Whether layouts of one and of several instances are searched."""
-    counts = [derived.values for derived in space.derived if derived.name == INSTANCES]
-    return any(len(set(values)) > 1 for values in counts)
 
 
 def current_provenance(task: SearchTask) -> Provenance:

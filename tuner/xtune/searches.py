@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.errors import UsageError
 from xlaunch.machine import read_machine
 from xtune.errors import StorageError
 from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
@@ -296,12 +296,6 @@ def _strategy(
         rule=ClaimRule(min_effect=asked.min_effect),
         seed=asked.seed,
     )
-
-
-def require_launched(records: Sequence[object], name: str) -> None:
-    """Raise `XLaunchError` unless a study holds a launch."""
-    if not records:
-        raise XLaunchError(f"study {name!r} has no launch to report; continue it with xtune resume")
 
 
 def say_damaged(store: StudyStore, say: Say) -> None:

@@ -219,7 +219,9 @@ class Search:
         number = self._patiently(lambda: self._store.claim(step))
         if number is None:
             return  # another worker was faster
-        self._change_stage(step.stage)
+        if step.stage not in (self._stage, Stage.CONTROL):
+            self._stage = step.stage
+            self._observer.stage_changed(step.stage)
         self._observer.launching(step, self._progress(allowance, step.stage))
         try:
             with suspendable():
@@ -302,11 +304,6 @@ class Search:
         self._sleep(pause_s)
         if held is not None:
             held.enter_context(self._turn())
-
-    def _change_stage(self, stage: Stage) -> None:
-        if stage not in (self._stage, Stage.CONTROL):
-            self._stage = stage
-            self._observer.stage_changed(stage)
 
     def _tell(self, step: NextLaunch) -> None:
         """Report another favourite, and the resolution: once the noise is known, and with the final."""

@@ -145,22 +145,6 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
         open_study(storage, SUBJECT, "mine")
 
 
-def test_a_study_of_another_format_is_left_alone(storage: Storage) -> None:
-    old = open_study(storage, SUBJECT, "old")
-    old.set_attribute("xtune:version", 1)
-    old.set_attribute("space", "as that version wrote it")
-    storage = again(storage)
-    problems = {"old": "has format version 1; this xtune reads 3 and 4"}
-    assert list_studies(storage) == ([], problems)
-    assert open_study(storage, SUBJECT).id != old.id
-    said = r"'old' in .* has format version 1; this xtune reads 3 and 4"
-    with pytest.raises(StudyError, match=said):
-        find_study(storage, "old")
-    with pytest.raises(StudyError, match=said):
-        open_study(storage, SUBJECT, "old")
-    assert list_studies(storage)[1] == problems
-
-
 @pytest.mark.parametrize(
     ("attribute", "value", "said"),
     [
@@ -181,8 +165,9 @@ def test_a_study_that_cannot_be_read_blocks_no_other(
         found = list_studies(storage)[0][-1]
         found.set_attribute(attribute, value)
         assert list_studies(again(storage))[1] == dict.fromkeys(unread, said)
-        with pytest.raises(StudyError, match=said):
-            find_study(again(storage), found.name)
+        for find in (find_study, lambda where, name: open_study(where, SUBJECT, name)):
+            with pytest.raises(StudyError, match=said):
+                find(again(storage), found.name)
         new = open_study(again(storage), SUBJECT)
         assert new.name not in unread
         assert [one.name for one in list_studies(again(storage))[0]] == [new.name]
@@ -302,6 +287,11 @@ def put(*path: object) -> Callable[[Any], None]:
         (put("series 1", {}), "'instance' is missing"),
         (put("metrics", {"loss": "x"}), "metrics is {'loss': 'x'}"),
         (put("notes", [1]), "notes is [1]"),
+        *[
+            (put(key, value), said)
+            for key in ("worker", "made", "outcome", "began_s")
+            for value, said in ((None, "None"), ([], "[]"), ({"pieces": 1}, "#0' is missing"))
+        ],
     ],
 )
 def test_a_damaged_launch_is_left_out(
@@ -332,24 +322,6 @@ def test_a_damaged_launch_is_left_out(
     assert store.claim(step(1)) is not None
     kept = again(storage).backend.get_all_trials(study.id)
     assert repr(sorted(kept[2].user_attrs.items())) == repr(sorted(attributes.items()))
-
-
-@pytest.mark.parametrize("key", ["worker", "outcome", "began_s", "made"])
-@pytest.mark.parametrize("value", [None, "x", [], {"pieces": 1}])
-def test_a_launch_with_a_damaged_attribute_is_left_out(
-    storage: Storage, key: str, value: object
-) -> None:
-    store = store_of(storage)
-    store.finish(store.claim(step()), launch())
-    study = open_study(storage, SUBJECT)
-    (trial,) = storage.backend.get_all_trials(study.id)
-    trial.user_attrs[key] = value
-    storage.backend.create_new_trial(study.id, template_trial=trial)
-    del trial.user_attrs[key]
-    storage.backend.create_new_trial(study.id, template_trial=trial)
-    store = StudyStore(open_study(again(storage), SUBJECT))
-    assert [record.number for record in store.records()] == [0]
-    assert list(store.damaged) == [1, 2]
 
 
 def test_trials_of_other_tools_are_no_damage(storage: Storage) -> None:

@@ -67,9 +67,7 @@ def preset_path(path: str | None, *, force: bool) -> str | None:
     return os.path.abspath(path)
 
 
-SUFFIX = ".toml"
-DEFAULT_STEM = "best"
-MAX_NAMES = 1000
+FREE_NAMES = ("best.toml", *(f"best-{number}.toml" for number in range(2, 1000)))
 
 
 def write_best(
@@ -90,7 +88,7 @@ def write_best(
     best = result.verdict.best
     if best == BARE:
         return None, "" if wanted is None else f"{wanted} is not written: the bare command is kept"
-    path = wanted or _free_name()
+    path = wanted or next(name for name in FREE_NAMES if not os.path.lexists(name))
     text = result.resolver.preset(best, use=path)
     if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
         return None, ""  # only arguments of the program change
@@ -101,8 +99,3 @@ def write_best(
             raise
         return None, f"no preset is written: {error}"
     return path, ""
-
-
-def _free_name() -> str:
-    names = [DEFAULT_STEM, *(f"{DEFAULT_STEM}-{number}" for number in range(2, MAX_NAMES))]
-    return next(f"{name}{SUFFIX}" for name in names if not os.path.lexists(f"{name}{SUFFIX}"))

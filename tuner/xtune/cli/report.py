@@ -7,6 +7,7 @@ import os
 
 import click
 
+from xlaunch.errors import XLaunchError
 from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import REPORTING
 
@@ -29,7 +30,7 @@ def command(
     from xtune.cli.searching import print_result
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
-    from xtune.searches import recall, require_launched
+    from xtune.searches import recall
     from xtune.show.page import require_libraries
 
     if html is not None:
@@ -43,7 +44,10 @@ def command(
     task = prepare(stored.asked, known=stored.study.subject, launches=html is not None)
     asked = stored.asked._replace(storage=storage)
     result = recall(task, asked, stored.study, say)
-    require_launched(result.launches, stored.study.name)
+    if not result.launches:
+        raise XLaunchError(
+            f"study {stored.study.name!r} has no launch to report; continue it with xtune resume"
+        )
     if save_preset is not None:
         path, why = write_best(result, save_preset, force=force)
         result = result._replace(preset=path)

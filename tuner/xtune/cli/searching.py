@@ -22,7 +22,7 @@ from xlaunch.text import folded
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.cli.output_files import write_best
 from xtune.errors import StorageError
-from xtune.preparation import Say, SearchTask, silent
+from xtune.preparation import SearchTask, silent
 from xtune.search.events import Ended, Observer
 from xtune.searches import Begun, conclude, search
 from xtune.show.result_text import result_lines
@@ -58,11 +58,6 @@ class Beginning(Observer):
     def resumed(self) -> None:
         """A launch was ended by Ctrl-Z."""
         say(RESUMED)
-
-
-def speaker(*, quiet: bool) -> Say:
-    """`say`, or silence."""
-    return silent if quiet else say
 
 
 class Interruption(KeyboardInterrupt):
@@ -125,7 +120,7 @@ def run_search(begun: Begun, shown: Shown) -> int:
     """Search and print the verdict; return the exit code."""
     with Signals() as signals:
         with _screen(begun.task, shown) as screen:
-            found = search(begun, screen, say=speaker(quiet=shown.quiet), check=signals.check)
+            found = search(begun, screen, say=silent if shown.quiet else say, check=signals.check)
             signals.search_ended()
         result = conclude(begun, found, say)
         try:

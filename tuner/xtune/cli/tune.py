@@ -10,7 +10,7 @@ import click
 import xtune
 from xlaunch.errors import UsageError
 from xlaunch.options.commands import CONTEXT
-from xtune.cli import COMMANDS, RESERVED
+from xtune.cli import COMMANDS, RESERVED, say
 from xtune.cli.options import SearchCommand, with_search_options
 from xtune.request import search_request
 
@@ -48,7 +48,8 @@ def command(
     )
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.searching import Beginning, Shown, announce, run_search, speaker
+    from xtune.cli.searching import Beginning, Shown, announce, run_search
+    from xtune.preparation import silent
     from xtune.search.events import Observer
     from xtune.searches import begin
 
@@ -56,7 +57,7 @@ def command(
         check_preset_path(save_preset, force=force, program=asked.request.program.words)
     observer = Observer() if quiet else Beginning()
     begun = begin(
-        asked, context.obj, observer=observer, say=speaker(quiet=quiet), show_output=verbose
+        asked, context.obj, observer=observer, say=silent if quiet else say, show_output=verbose
     )
     context.call_on_close(begun.study.storage.close)
     if not quiet:

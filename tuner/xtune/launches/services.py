@@ -406,7 +406,10 @@ def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Lo
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
             problem = f"the generator failed with exit code {code}: {last}"
             return Load(outputs, Outcome.NO_METRIC, problem)
-    busy = _busy(reports, len(cpus))
+    used_s = [one.cpu_s for report in reports for one in report.instances]
+    wall_s = max([one.wall_s for report in reports for one in report.instances], default=0.0)
+    is_known = cpus and wall_s >= MIN_BUSY_S and None not in used_s
+    busy = sum(filter(None, used_s)) / (wall_s * len(cpus)) if is_known else 0.0
     if busy > MAX_BUSY:
         problem = (
             f"the load generators used {busy:.0%} of their CPUs {format_cpu_list(cpus)}: what they print may"
@@ -414,15 +417,6 @@ def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Lo
         )
         return Load(outputs, Outcome.SATURATED, problem, requests=requests)
     return Load(outputs, requests=requests)
-
-
-def _busy(reports: Sequence[Report], cpus: int) -> float:
-    """The share of their own CPUs that the generators used; 0 if they have none, or it is not known."""
-    used_s = [one.cpu_s for report in reports for one in report.instances]
-    wall_s = max([one.wall_s for report in reports for one in report.instances], default=0.0)
-    if not cpus or wall_s < MIN_BUSY_S or None in used_s:
-        return 0.0
-    return sum(filter(None, used_s)) / (wall_s * cpus)
 
 
 def _command_of(measure: str, words: Mapping[str, str]) -> str:

@@ -98,7 +98,12 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     start = _steady_start(levels)
     told = tuple(level._replace(mean=level.mean * scale) for level in levels)
     if count - start < max(MIN_STEADY, MIN_STEADY_SHARE * count):
-        return Judgement(Steadiness.NOT_STEADY, 0, told, _describe_unsteady(told, count))
+        means = [number(mean(level.mean for level in told)) for mean in (min, max)]
+        note = (
+            f"no steady state: levels between {means[0]} and {means[1]}, the last change after"
+            f" {told[-1].start} of {count} values"
+        )
+        return Judgement(Steadiness.NOT_STEADY, 0, told, note)
     start = _after_odd_beginning(found, start)
     if start == 0:
         return Judgement(Steadiness.FLAT, 0, told, "")
@@ -223,11 +228,3 @@ def _name_of_change(
         (mean - steady if larger_is_better else steady - mean) > reach for mean in before
     )
     return Steadiness.SLOW_DOWN if faster else Steadiness.WARM_UP
-
-
-def _describe_unsteady(levels: tuple[SteadyRange, ...], count: int) -> str:
-    means = [level.mean for level in levels]
-    return (
-        f"no steady state: levels between {number(min(means))} and {number(max(means))}, the last change"
-        f" after {levels[-1].start} of {count} values"
-    )

@@ -12,11 +12,11 @@ import shlex
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import MetricKind
-from xlaunch.report import InstanceReport, Report
+from xlaunch.report import Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.supervision.sampling import KILLER
 from xlaunch.text import number
@@ -26,6 +26,8 @@ from xtune.launches.launch import Goal, Outcome, Secondary, Series, Steadiness
 from xtune.launches.meters import MAX_PAUSE_S, EnergyMeter, MemoryWatch
 from xtune.launches.steadiness import judge
 from xtune.launches.summaries import comparable
+
+Number = TypeVar("Number", int, float)
 
 MIN_VALUES = 20
 BATCHES = 10
@@ -318,21 +320,17 @@ def secondary_of(report: Report, joules: float | None) -> Secondary:
         wall_s=max([one.wall_s for one in instances], default=report.wall_s),
         cpu_s=_total(one.cpu_s for one in instances),
         peak_rss_bytes=None if None in peaks or not peaks else sum(filter(None, peaks)),
-        minor_faults=_to_int(_total(one.minor_faults for one in instances)),
-        major_faults=_to_int(_total(one.major_faults for one in instances)),
+        minor_faults=_total(one.minor_faults for one in instances),
+        major_faults=_total(one.major_faults for one in instances),
         energy_j=joules,
     )
 
 
-def _total(values: Iterable[float | None]) -> float | None:
+def _total(values: Iterable[Number | None]) -> Number | None:
     """The sum; None if a value is unknown or there are none."""
     found = list(values)
     known = [value for value in found if value is not None]
-    return sum(known) if known and len(known) == len(found) else None
-
-
-def _to_int(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return sum(known[1:], known[0]) if known and len(known) == len(found) else None
 
 
 def failure_of(
@@ -343,25 +341,17 @@ def failure_of(
         return watched.ended_as, watched.reason
     # An instance that the system had no process for is not in the report.
     if sum(one.started for one in report.instances) < report.count:
-        return Outcome.NOT_STARTED, f"{report.reason}: {_last_line(said)}"
+        last = (said.splitlines() or ["it printed nothing"])[-1]
+        return Outcome.NOT_STARTED, f"{report.reason}: {last}"
     if report.exit_code == 0:
         return None
     if KILLER in report.reason:
         return Outcome.OUT_OF_MEMORY, report.reason
-    killed = any(map(_was_killed, report.instances))
+    killed = any(one.signal == "SIGKILL" or one.exit_code == KILLED for one in report.instances)
     why = memory.explain(killed=killed, stderr=said)
     if why is not None:
         return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"
     return Outcome.CRASHED, report.reason
-
-
-def _was_killed(instance: InstanceReport) -> bool:
-    return instance.signal == "SIGKILL" or instance.exit_code == KILLED
-
-
-def _last_line(text: str) -> str:
-    lines = text.splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def describe_unseen(metric: str, report: Report) -> str:

@@ -93,11 +93,12 @@ class HostTurn(NamedTuple):
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        path = str(self.directory / "launching.lock")
-        with files.locked(path, waiting=self._report) as descriptor:
+        def report(descriptor: int) -> None:
+            self.waiting(
+                files.read_record(descriptor).decode(errors="replace") or "another process"
+            )
+
+        with files.locked(str(self.directory / "launching.lock"), waiting=report) as descriptor:
             # The last holder's name stays until it is overwritten, so a waiting process reads a name.
             files.write_record(descriptor, f"PID {os.getpid()}".encode())
             yield
-
-    def _report(self, descriptor: int) -> None:
-        self.waiting(files.read_record(descriptor).decode(errors="replace") or "another process")

@@ -25,14 +25,11 @@ from xtune.show.result_text import advice, describe_interval, result_lines, resu
 from xtune.show.results import HEADLINES, SearchResult, finite
 from xtune.show.warnings import warnings_of
 from xtune.show.words import settings_of
-from xtune.space.identities import PROGRAM, SYSTEM, TUNER, Installed, installed
+from xtune.space.identities import PROGRAM, SYSTEM, TUNER, installed
 from xtune.space.parameters import BARE, Where
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from xlaunch.environment.program import Program
-    from xtune.space.resolution import Resolver
 
 WHERE = {
     Where.OPTION: "option of xlaunch",
@@ -80,7 +77,10 @@ def render_page(result: SearchResult) -> str:
             interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
             json_value=lambda value: "null" if finite(value) is None else repr(value),
             numactl_line=numactl_line,
-            period=_period(result),
+            period=words.period(
+                result.launches[0].began_s,
+                max(launch.began_s + launch.secondary.wall_s for launch in result.launches),
+            ),
             pieces=lambda configuration: settings_of(configuration, result.space),
             placement=_placement(result),
             plain=result.to_plain(),
@@ -134,11 +134,6 @@ def _times(step: float, *found: float) -> list[str]:
     return [f"{text}{sign}" for text in words.effects(step, *found)]
 
 
-def _period(result: SearchResult) -> str:
-    ended_s = max(launch.began_s + launch.secondary.wall_s for launch in result.launches)
-    return words.period(result.launches[0].began_s, ended_s)
-
-
 def _standing_word(result: SearchResult, row: Standing) -> str:
     contender, verdict = row.contender, result.verdict
     if contender.out:
@@ -176,12 +171,9 @@ def _placement(result: SearchResult) -> dict[str, Any] | str:
 
 def _versions(result: SearchResult) -> dict[str, dict[str, str]]:
     """The versions of the latest launches, or those installed now if they were not recorded."""
-    kept = result.records[-1].made.installed
-    found: Installed = kept or installed(_program(result.resolver))
+    found, program = result.records[-1].made.installed, None
+    if not found:
+        with contextlib.suppress(XLaunchError):
+            program = result.resolver.program
+        found = installed(program)
     return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}
-
-
-def _program(resolver: Resolver) -> Program | None:
-    with contextlib.suppress(XLaunchError):
-        return resolver.program
-    return None

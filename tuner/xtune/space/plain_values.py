@@ -26,7 +26,8 @@ def to_plain(value: Any) -> Any:
         fields = value if isinstance(value, Mapping) else value._asdict()
         return {name: to_plain(one) for name, one in fields.items()}
     if isinstance(value, list | tuple):
-        return list(value) if _is_flat(value) else [to_plain(one) for one in value]
+        is_flat = {*map(type, value)} <= {float, int, str, bool, NoneType}  # many samples
+        return list(value) if is_flat else [to_plain(one) for one in value]
     return str(value) if isinstance(value, str) else value  # xlaunch's warnings are a kind of text
 
 
@@ -40,7 +41,7 @@ def from_plain(kind: type[T], plain: Any) -> T:
     """
     if not isinstance(plain, Mapping | list):
         raise TypeError(f"{kind.__name__} is {plain!r}")
-    hints = _hints(kind)  # type: ignore[arg-type]
+    hints = _hints(kind)
     defaults = getattr(kind, "_field_defaults", {})
     fields = plain if isinstance(plain, Mapping) else dict(zip(hints, plain, strict=True))
     made = {}
@@ -94,10 +95,4 @@ def _sequence(inner: tuple[Any, ...], value: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([_checked(kind, one) for kind, one in zip(inner, value, strict=True)])
 
 
-def _is_flat(value: Sequence[Any]) -> bool:
-    return {*map(type, value)} <= {float, int, str, bool, NoneType}
-
-
-@functools.cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)
