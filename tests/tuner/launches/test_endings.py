@@ -138,63 +138,51 @@ def small_group(needs: Needs) -> Iterator[Path]:
     needs(None, "a memory control group that this process may divide")
 
 
-@pytest.mark.full
-@pytest.mark.machine
-def test_kernel_that_kills_for_memory(make_runner: MakeRunner, small_group: Path):
-    code = f"""
-open({str(small_group / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-tell("9 x/s")
-blocks = []
-while True: blocks.append(b"x" * (8 << 20))
-"""
-    launch = make_runner(code).measure(DEFAULT)
-    assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
-    killer = "killed by the kernel's out-of-memory killer"
-    assert launch.notes[0].startswith(f"instance 0 was ended by SIGKILL: {killer}")
+JOIN = 'open("{group}/cgroup.procs", "w").write(str(os.getpid()))'
+EAT = "import os; {join}; [b'x' * (8 << 20) for _ in range(64)]"
 
 
 @pytest.mark.full
 @pytest.mark.machine
-def test_child_that_the_kernel_kills_for_memory(make_runner: MakeRunner, small_group: Path):
-    code = f"""
-import subprocess
-eat = "import os; open({str(small_group / "cgroup.procs")!r}, 'w').write(str(os.getpid())); [b'x' * (8 << 20) for _ in range(64)]"
-done = subprocess.run(["/bin/sh", "-c", sys.executable + ' -c "$0"; exit $?', eat])
-sys.exit(done.returncode)
-"""
+@pytest.mark.parametrize("is_child", [False, True])
+def test_kernel_that_kills_for_memory(make_runner: MakeRunner, small_group: Path, is_child: bool):
+    eat = EAT.format(join=JOIN.format(group=small_group))
+    run = f"subprocess.run(['/bin/sh', '-c', sys.executable + ' -c \"$0\"; exit $?', {eat!r}])"
+    code = f"import subprocess; sys.exit({run}.returncode)" if is_child else f"tell('9 x/s'); {eat}"
     launch = make_runner(code).measure(DEFAULT)
     assert_unmeasured(launch, Outcome.OUT_OF_MEMORY)
-    assert launch.exit_code == 137
+    if is_child:
+        assert launch.exit_code == 137
+    else:
+        killer = "killed by the kernel's out-of-memory killer"
+        assert launch.notes[0].startswith(f"instance 0 was ended by SIGKILL: {killer}")
 
 
 # Nothing to measure
 
 
-def test_metric_that_is_not_printed_names_the_lines_that_were(make_runner: MakeRunner):
-    code = "tell('epoch 1'); tell('no number'); tell('images/s: 5')"
-    for metric in ("img/s", "@hypertune"):
-        launch = make_runner(code, metric).measure(DEFAULT)
-        assert_unmeasured(launch, Outcome.NO_METRIC)
-        assert launch.exit_code == 0
-        assert launch.notes[0].endswith("; the last lines with numbers: epoch 1 | images/s: 5")
-    assert launch.notes[0].startswith("no value was announced by '@hypertune'")
+SEEN = "; the last lines with numbers: epoch 1 | images/s: 5"
 
 
-def test_a_metric_in_other_case_is_named(make_runner: MakeRunner):
-    launch = make_runner("tell('5 Images/s')", "images/s").measure(DEFAULT)
+@pytest.mark.parametrize(
+    ("code", "metric", "note"),
+    [
+        ("tell('epoch 1'); tell('no number'); tell('images/s: 5')", "img/s",
+         f"no value of 'img/s' was found{SEEN}"),
+        ("tell('epoch 1'); tell('no number'); tell('images/s: 5')", "@hypertune",
+         f"no value was announced by '@hypertune' with a number on the next line{SEEN}"),
+        ("tell('5 Images/s')", "images/s",
+         "no value of 'images/s' was found, but of 'Images/s': write --metric Images/s"),
+        ("tell('done')", "x/s",
+         "no value of 'x/s' was found; nothing with a number was printed or reported"),
+    ],
+)  # fmt: skip
+def test_a_metric_that_is_not_printed_is_told_with_what_was(
+    make_runner: MakeRunner, code: str, metric: str, note: str
+):
+    launch = make_runner(f"{code}; print('odd', file=sys.stderr)", metric).measure(DEFAULT)
     assert_unmeasured(launch, Outcome.NO_METRIC)
-    assert launch.notes[0] == (
-        "no value of 'images/s' was found, but of 'Images/s': write --metric Images/s"
-    )
-
-
-def test_program_that_prints_no_number(make_runner: MakeRunner):
-    launch = make_runner("tell('done'); print('odd', file=sys.stderr)").measure(DEFAULT)
-    assert_unmeasured(launch, Outcome.NO_METRIC)
-    assert launch.notes[0] == (
-        "no value of 'x/s' was found; nothing with a number was printed or reported"
-    )
-    assert launch.stderr_tail == "odd"
+    assert (launch.exit_code, launch.notes[0], launch.stderr_tail) == (0, note, "odd")
 
 
 def test_other_metrics_that_are_missing_are_told(make_runner: MakeRunner):

@@ -130,12 +130,23 @@ def test_no_gain_is_an_answer() -> None:
     assert result.verdict.best == BARE
 
 
-@pytest.mark.parametrize("launches", [2, 3, 9, 10, 23, 24, 41])
-def test_no_more_is_launched_than_allowed(launches: int) -> None:
-    measurer = ScriptedMeasurer(noise=0.05)
-    result = search(measurer, Budget(launches=launches))
-    assert len(measurer.measured) == result.launches <= launches
-    if launches < MIN_WITH_FINAL:
+@pytest.mark.parametrize(
+    ("launches", "time_s", "least", "most"),
+    [
+        *[(launches, None, 0, launches) for launches in (2, 3, 9, 10, 23, 24, 41)],
+        (None, 400.0, 35, 40),
+        (30, 100.0, 10, 10),
+        (9, 1000.0, 9, 9),
+    ],
+)
+def test_no_more_is_launched_than_allowed(
+    launches: int | None, time_s: float | None, least: int, most: int
+) -> None:
+    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
+    result = search(measurer, Budget(launches, time_s))
+    assert least <= len(measurer.measured) == result.launches <= most
+    assert time_s is None or measurer.clock_s <= time_s
+    if most < MIN_WITH_FINAL:
         assert result.final is None
         assert result.verdict.kind is VerdictKind.INCONCLUSIVE
         assert "too small for a final" in result.verdict.reason
@@ -199,20 +210,6 @@ def test_a_search_resumed_with_the_launches_advised_is_settled(searches: int) ->
     known = [one for one in seen if one is not None]
     assert known
     assert sum(known) >= 0.7 * len(known)
-
-
-def test_time_is_a_budget_too() -> None:
-    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
-    result = search(measurer, Budget(time_s=400.0))
-    assert measurer.clock_s <= 400.0
-    assert 35 <= result.launches <= 40
-    assert result.final is not None
-
-
-@pytest.mark.parametrize(("launches", "time_s", "most"), [(30, 100.0, 10), (9, 1000.0, 9)])
-def test_whichever_budget_ends_first_ends_it(launches: int, time_s: float, most: int) -> None:
-    measurer = ScriptedMeasurer(noise=0.05, launch_s=10.0)
-    assert search(measurer, Budget(launches, time_s)).launches == most
 
 
 @pytest.mark.parametrize("bare_s", [9.0, 11.8, 15.0, 17.0])
@@ -545,20 +542,8 @@ class Failing(MemoryStore):
 
 @pytest.mark.parametrize("method", ["records", "claim", "finish"])
 def test_a_storage_that_is_away_for_a_while_loses_nothing(method: str) -> None:
-    diary = Diary()
-    pauses: list[float] = []
-    store = Failing(method, first=4, times=2)
-    options = {"store": store, "observer": diary, "sleep": pauses.append}
-    result = search(ScriptedMeasurer(), Budget(launches=6), **options)
-    assert result.ended is Ended.BUDGET
-    assert len(store.records()) == result.launches == 6
-    assert pauses == list(KEEP_PAUSES_S[:2])
-    assert "trouble, again in 1 s" in diary.lines
-
-
-@pytest.mark.parametrize("method", ["records", "claim", "finish"])
-def test_others_on_the_host_may_launch_while_the_storage_is_away(method: str) -> None:
-    events: list[str] = []
+    """Others on the host may launch meanwhile."""
+    events: list[object] = []
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:
@@ -566,12 +551,16 @@ def test_others_on_the_host_may_launch_while_the_storage_is_away(method: str) ->
         yield
         events.append("left")
 
-    store = Failing(method, first=4, times=2)
-    options = {"store": store, "turn": turn, "sleep": lambda _: events.append("pause")}
-    search(ScriptedMeasurer(), Budget(launches=6), **options)
-    assert events.count("pause") == 2
-    for position in [index for index, event in enumerate(events) if event == "pause"]:
-        assert events[position - 1 : position + 2] == ["left", "pause", "taken"]
+    diary, store = Diary(), Failing(method, first=4, times=2)
+    options = {"store": store, "observer": diary, "turn": turn, "sleep": events.append}
+    result = search(ScriptedMeasurer(), Budget(launches=6), **options)
+    assert result.ended is Ended.BUDGET
+    assert len(store.records()) == result.launches == 6
+    assert "trouble, again in 1 s" in diary.lines
+    pauses = [at for at, event in enumerate(events) if isinstance(event, float)]
+    assert [events[at] for at in pauses] == list(KEEP_PAUSES_S[:2])
+    for at in pauses:
+        assert (events[at - 1], events[at + 1]) == ("left", "taken")
     assert events.count("taken") == events.count("left")
 
 

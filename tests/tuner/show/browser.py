@@ -19,7 +19,7 @@ PATIENCE_S = 120.0
 FLAGS = (
     "--headless=new",
     "--no-sandbox",  # there is none for root
-    "--disable-web-security",  # so that a page of ours may ask about one of another origin
+    "--allow-file-access-from-files",  # so that one page may ask about another
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -37,13 +37,8 @@ FLAGS = (
 FRAME = """<!DOCTYPE html>
 <iframe src="{url}" style="border: 0; height: 900px; width: {width}px"></iframe>
 <script>
-const frame = document.querySelector("iframe");
-const ask = ({{document, getComputedStyle}}, {{dataset}}) => {{
-    if (document.readyState === "complete" && document.URL !== "about:blank" && ({until}))
-        dataset.answers = JSON.stringify([{questions}]);
-    else setTimeout(ask, 20, frame.contentWindow, window.document.documentElement);
-}};
-ask(frame.contentWindow, document.documentElement);
+const ask = ({{document, getComputedStyle}}) => JSON.stringify([{questions}]);
+onload = () => document.documentElement.dataset.answers = ask(frames[0]);
 </script>
 """
 
@@ -60,24 +55,27 @@ class Seen(NamedTuple):
     """Of scripts and of the browser about the page."""
 
 
-def look(url: str, *questions: str, width: int, until: str = "true", dark: bool = False) -> Seen:
-    """Show a page in a frame of that width, and ask about its `document` once `until` holds."""
+def show(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Load a page and let its timers run; its elements are the output, as text."""
     command = find_chromium()
     assert command is not None
-    with tempfile.TemporaryDirectory(prefix="xtune-chromium-") as directory:
-        frame = Path(directory, "frame.html")
-        asked = ", ".join(questions)
-        frame.write_text(
-            FRAME.format(url=html.escape(url), width=width, until=until, questions=asked)
-        )
-        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        done = subprocess.run(
-            [command, *FLAGS, scheme, f"--user-data-dir={directory}/profile", frame.as_uri()],
+    with tempfile.TemporaryDirectory(prefix="xtune-chromium-") as profile:
+        return subprocess.run(
+            [command, *FLAGS, *flags, f"--user-data-dir={profile}", url],
             capture_output=True,
             timeout=PATIENCE_S,
             text=True,
             check=True,
         )
+
+
+def look(page: Path, *questions: str, width: int, dark: bool = False) -> Seen:
+    """Show a file in a frame of that width, and ask about its `document`."""
+    frame = page.with_name("frame.html")
+    asked = ", ".join(questions)
+    frame.write_text(FRAME.format(url=page.name, width=width, questions=asked))
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    done = show(frame.as_uri(), scheme)
     answers = re.search(r'data-answers="([^"]*)"', done.stdout)
     assert answers is not None, done.stderr
     complaints = re.findall(r"CONSOLE.*", done.stderr)

@@ -46,7 +46,7 @@ def see(
     """What JavaScript says of a page in a window, all checked that holds for every page."""
     path = directory / "page.html"
     path.write_text(render_page(found))
-    seen = look(path.as_uri(), AREAS, OUTSIDE, WIDTHS, *questions, width=width, dark=dark)
+    seen = look(path, AREAS, OUTSIDE, WIDTHS, *questions, width=width, dark=dark)
     areas, outside, (wide, room), *answers = seen.answers
     assert len(areas) > len(marks_of(read(path.read_text()).by_id("chart-history")))
     assert min(areas) > 0

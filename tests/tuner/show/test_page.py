@@ -242,23 +242,19 @@ def test_two_goals_have_a_front() -> None:
     assert len(marks_of(root.by_id("chart-front"))) > len(section.rows())
 
 
-def test_times_say_their_unit_and_better_is_above_one() -> None:
-    found, root = case("times")
-    assert root.by_id("baseline-value").words.endswith(" ms")
-    assert "less is better" in root.by_id("history").words
+@pytest.mark.parametrize(
+    ("name", "unit", "said"), [("times", " ms", "less is better"), ("wall", " s", "wall time (s)")]
+)
+def test_times_say_their_unit_and_better_is_above_one(name: str, unit: str, said: str) -> None:
+    found, root = case(name)
+    assert root.by_id("baseline-value").words.endswith(unit)
+    assert said in root.by_id("history").words
     assert found.verdict.gain > 1.0
     best = [one for one in found.best_so_far if one is not None]
     assert best == sorted(best, reverse=True)
-    medians = [
-        float(str(one.attributes["value"])) for one in root.by_id("configurations").all("data")
-    ]
+    data = root.by_id("configurations").all("data")
+    medians = [float(str(one.attributes["value"])) for one in data]
     assert medians == sorted(medians)
-
-
-def test_wall_time_is_in_seconds() -> None:
-    _, root = case("wall")
-    assert root.by_id("baseline-value").words.endswith(" s")
-    assert "wall time (s)" in root.by_id("history").words
 
 
 def test_raw_samples_are_drawn_where_there_are_many() -> None:

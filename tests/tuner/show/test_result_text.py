@@ -42,6 +42,13 @@ OPEN = Verdict(
 EARLY = undecided(BARE, "interrupted before the final")
 NOISE = Resolution(spread=0.031, degrees=9, gain=0.0642, low=0.0471, high=0.1042)
 MEDIAN = "  n=4: median 402 items/s (2 launches)"
+FAILED = (
+    launch(BARE, 100.0),
+    launch(TWO, None),
+    launch(FOUR, None, outcome=Outcome.OUT_OF_MEMORY),
+    launch(TWO, None, stderr_tail="n is too large\nxlaunch: SIGTERM sent to 1 instance\n"),
+    launch(TWO, None, outcome=Outcome.CUT),
+)
 DETAILS = "  4 launches, 8.0 s in all; details: xtune report rates"
 
 
@@ -57,8 +64,9 @@ def concluded(
     return found._replace(**more)  # type: ignore[arg-type]
 
 
-def test_a_gain() -> None:
-    assert list(result_lines(concluded(GAIN))) == [
+TEXTS = [
+    (
+        concluded(GAIN),
         "gain: 3.98 times as good as the bare command",
         "  95 % confidence interval: 3.90 to 4.06 (6 pairs)",
         "  best: n=4",
@@ -66,7 +74,44 @@ def test_a_gain() -> None:
         MEDIAN,
         "  run it: xlaunch echo 4",
         DETAILS,
-    ]
+    ),
+    (  # What is behind is neither promising nor to be gone on with.
+        concluded(NO_GAIN),
+        "no gain: keep the bare command",
+        "  n=4 gains nothing",
+        MEDIAN,
+        "  run it: echo 1",
+        DETAILS,
+    ),
+    (
+        concluded(OPEN, resolution=NOISE),
+        "inconclusive: neither a gain nor its absence is established",
+        "  6 pairs are too few",
+        "  most promising, but not proven: n=4; to try it: xlaunch echo 4",
+        "  this budget detects gains above 4.7 to 10 % (noise: 3.1 % from launch to launch)",
+        "  to continue: xtune resume rates",
+        MEDIAN,
+        "  run it: echo 1",
+        DETAILS,
+    ),
+    (
+        concluded(EARLY, FAILED, ended=Ended.INTERRUPTED, earlier="an earlier search found a gain"),
+        "inconclusive: neither a gain nor its absence is established",
+        "  interrupted before the final",
+        "  to continue: xtune resume rates",
+        "  an earlier search found a gain",
+        "  failed launches: 2 crashed, 1 out of memory (xtune export has their standard error)",
+        "  the last failure: crashed: n is too large",
+        "  run it: echo 1",
+        "  5 launches, 10 s in all; details: xtune report rates",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", TEXTS, ids=["gain", "no gain", "inconclusive", "failures"])
+def test_the_whole_text(case: tuple[SearchResult, *tuple[str, ...]]) -> None:
+    found, *lines = case
+    assert list(result_lines(found)) == lines
 
 
 def test_the_highest_loads_are_those_of_the_winner_and_the_bare_command() -> None:
@@ -107,30 +152,6 @@ def test_a_preset_and_a_storage_are_part_of_the_commands() -> None:
         "  4 launches, 8.0 s in all; details: xtune report --storage 'my studies.db' rates",
     ]
     assert resume_command(found) == "xtune resume --storage 'my studies.db' rates"
-
-
-def test_no_gain() -> None:
-    # What is behind is neither promising nor to be gone on with.
-    assert list(result_lines(concluded(NO_GAIN))) == [
-        "no gain: keep the bare command",
-        "  n=4 gains nothing",
-        MEDIAN,
-        "  run it: echo 1",
-        DETAILS,
-    ]
-
-
-def test_inconclusive() -> None:
-    assert list(result_lines(concluded(OPEN, resolution=NOISE))) == [
-        "inconclusive: neither a gain nor its absence is established",
-        "  6 pairs are too few",
-        "  most promising, but not proven: n=4; to try it: xlaunch echo 4",
-        "  this budget detects gains above 4.7 to 10 % (noise: 3.1 % from launch to launch)",
-        "  to continue: xtune resume rates",
-        MEDIAN,
-        "  run it: echo 1",
-        DETAILS,
-    ]
 
 
 @pytest.mark.parametrize(
@@ -218,28 +239,6 @@ def test_the_interval_of_a_gain(seen: RatioInterval, gain: str, said: str) -> No
     assert list(result_lines(concluded(GAIN._replace(interval=seen))))[:2] == [
         f"gain: {gain} times as good as the bare command",
         f"  {said}",
-    ]
-
-
-def test_failed_launches_are_counted_by_how_they_failed() -> None:
-    launches = (
-        launch(BARE, 100.0),
-        launch(TWO, None),
-        launch(FOUR, None, outcome=Outcome.OUT_OF_MEMORY),
-        launch(TWO, None, stderr_tail="n is too large\nxlaunch: SIGTERM sent to 1 instance\n"),
-        launch(TWO, None, outcome=Outcome.CUT),
-    )
-    earlier = "an earlier search found a gain"
-    found = concluded(EARLY, launches, ended=Ended.INTERRUPTED, earlier=earlier)
-    assert list(result_lines(found)) == [
-        "inconclusive: neither a gain nor its absence is established",
-        "  interrupted before the final",
-        "  to continue: xtune resume rates",
-        "  an earlier search found a gain",
-        "  failed launches: 2 crashed, 1 out of memory (xtune export has their standard error)",
-        "  the last failure: crashed: n is too large",
-        "  run it: echo 1",
-        "  5 launches, 10 s in all; details: xtune report rates",
     ]
 
 
