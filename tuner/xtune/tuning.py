@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 from xtune.errors import BudgetError, StorageError
@@ -121,42 +122,35 @@ def _is_under_way(records: Sequence[Record]) -> bool:
     return any(record.launch is None for record in records)
 
 
+@dataclass(eq=False)
 class Search:
-    """Makes the launches of a strategy until its budget is used up."""
+    """Makes the launches of a strategy until its budget is used up.
 
-    def __init__(
-        self,
-        space: Space,
-        strategy: Strategy,
-        measurer: Measurer,
-        store: Store,
-        objective: Objective,
-        budget: Budget,
-        *,
-        observer: Observer | None = None,
-        limit_s: float | None = None,
-        turn: Turn = contextlib.nullcontext,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """`limit_s`: timeout of a launch. Raises BudgetError for a budget without a limit."""
-        if budget == Budget():
+    Raises BudgetError for a budget without a limit.
+    """
+
+    space: Space
+    strategy: Strategy
+    measurer: Measurer
+    store: Store
+    objective: Objective
+    budget: Budget
+    _: KW_ONLY
+    observer: Observer = field(default_factory=Observer)
+    limit_s: float | None = None
+    """Timeout of a launch."""
+    turn: Turn = contextlib.nullcontext
+    sleep: Callable[[float], None] = time.sleep
+
+    def __post_init__(self) -> None:
+        if self.budget == Budget():
             raise BudgetError(
                 "a search without a budget never ends; give one, such as --budget 10m"
             )
-        self._space = space
-        self._strategy = strategy
-        self._measurer = measurer
-        self._store = store
-        self._objective = objective
-        self._budget = budget
-        self._observer = observer or Observer()
-        self._limit_s = limit_s
-        self._turn = turn
         self._held_turn: contextlib.ExitStack | None = None
         """Holds the turn of this host; None outside of it."""
-        self._sleep = sleep
         self._walls: list[float] = []
-        self._began_s = measurer.now_s()
+        self._began_s = self.measurer.now_s()
         self._since = self._earlier = 0
         self._stage: Stage | None = None
         self._favourite: Favourite | None = None
@@ -173,7 +167,7 @@ class Search:
         Raises MetricNotSeenError, ObjectiveError or TunerError if the bare command cannot be measured,
         StorageError if the storage cannot be reached at the beginning.
         """
-        self._records = tuple(self._store.records())
+        self._records = tuple(self.store.records())
         self._since = max((record.number + 1 for record in self._records), default=0)
         self._earlier = _without_final(self._records)
         ended = Ended.INTERRUPTED
@@ -190,15 +184,15 @@ class Search:
         return self._conclude(ended)
 
     def _search(self) -> Ended:
-        self._observer.started(
-            Outline(self._space.size, self._strategy.plans, self._budget, len(self._records))
+        self.observer.started(
+            Outline(self.space.size, self.strategy.plans, self.budget, len(self._records))
         )
         while True:
             try:
                 with self._my_turn():
-                    self._records = tuple(self._patiently(self._store.records))
+                    self._records = tuple(self._patiently(self.store.records))
                     allowance = self._allowance()
-                    step = next_step(self._strategy, self._records, allowance)
+                    step = next_step(self.strategy, self._records, allowance)
                     if step is not None and not self._is_of_others(step):
                         self._launch(step, allowance)
                         continue
@@ -212,38 +206,38 @@ class Search:
                 return Ended.DONE
             # Their launches end, or count as lost after a while without a heartbeat.
             self._idle_looks = 0 if busy else self._idle_looks + 1
-            self._observer.waiting_for_others(busy)
-            self._sleep(WAIT_S)
+            self.observer.waiting_for_others(busy)
+            self.sleep(WAIT_S)
 
     def _launch(self, step: NextLaunch, allowance: Allowance) -> None:
-        number = self._patiently(lambda: self._store.claim(step))
+        number = self._patiently(lambda: self.store.claim(step))
         if number is None:
             return  # another worker was faster
         if step.stage not in (self._stage, Stage.CONTROL):
             self._stage = step.stage
-            self._observer.stage_changed(step.stage)
-        self._observer.launching(step, self._progress(allowance, step.stage))
+            self.observer.stage_changed(step.stage)
+        self.observer.launching(step, self._progress(allowance, step.stage))
         try:
             with suspendable():
                 limits = Limits(step.cut_at, self._limit())
-                launch = self._measurer.measure(step.configuration, limits)
+                launch = self.measurer.measure(step.configuration, limits)
         except BaseException as error:
-            self._store.abandon(number, type(error).__name__)
+            self.store.abandon(number, type(error).__name__)
             raise
         self._walls.append(launch.secondary.wall_s)
-        record = Record(number, step, self._store.host, launch)
+        record = Record(number, step, self.store.host, launch)
         self._records = (*self._records, record)
-        if not self._patiently(lambda: self._store.finish(number, launch)):
+        if not self._patiently(lambda: self.store.finish(number, launch)):
             self._records = self._records[:-1]
-            self._observer.lost(step)
+            self.observer.lost(step)
             return
         if step.stage is Stage.BASELINE:
-            require_baseline(launch, self._objective)
-        self._observer.launched(record, self._progress(self._allowance(), step.stage))
+            require_baseline(launch, self.objective)
+        self.observer.launched(record, self._progress(self._allowance(), step.stage))
         if len(self._walls) == 1 and final_size(self._allowance().total, self._earlier) is None:
             needed = self._needed_for_final(self._earlier)
-            self._observer.budget_too_small(self._allowance().total, needed)
-        if type(self._observer) is not Observer:  # somebody listens
+            self.observer.budget_too_small(self._allowance().total, needed)
+        if type(self.observer) is not Observer:  # somebody listens
             self._tell(step)
 
     def _needed_for_final(self, earlier: int) -> MoreBudget:
@@ -253,15 +247,15 @@ class Search:
         return MoreBudget(0, needed, needed * launch_s)
 
     def _elapsed_s(self) -> float:
-        return self._measurer.now_s() - self._began_s
+        return self.measurer.now_s() - self._began_s
 
     def _suspend(self) -> None:
         """Stop this process until the shell continues it; the time does not count."""
-        self._observer.suspending()
-        stopped_s = self._measurer.now_s()
+        self.observer.suspending()
+        stopped_s = self.measurer.now_s()
         suspend()
-        self._began_s += self._measurer.now_s() - stopped_s
-        self._observer.resumed()
+        self._began_s += self.measurer.now_s() - stopped_s
+        self.observer.resumed()
 
     def _is_of_others(self, step: NextLaunch) -> bool:
         """Whether a launch belongs to a final that another machine runs."""
@@ -272,7 +266,7 @@ class Search:
             for one in final_records(self._records)
             if one.step.details["plan"] == step.details["plan"]
         ]
-        return bool(made) and made[-1].host != self._store.host
+        return bool(made) and made[-1].host != self.store.host
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """Call the store, and try again for a while if the storage cannot be reached."""
@@ -282,14 +276,14 @@ class Search:
             except StorageError as error:
                 if pause_s is None:
                     raise
-                self._observer.storage_trouble(str(error), pause_s)
+                self.observer.storage_trouble(str(error), pause_s)
                 self._pause(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
     def _my_turn(self) -> Iterator[None]:
         with contextlib.ExitStack() as turn:
-            turn.enter_context(self._turn())
+            turn.enter_context(self.turn())
             self._held_turn = turn
             try:
                 yield
@@ -301,51 +295,51 @@ class Search:
         held = self._held_turn
         if held is not None:
             held.close()
-        self._sleep(pause_s)
+        self.sleep(pause_s)
         if held is not None:
-            held.enter_context(self._turn())
+            held.enter_context(self.turn())
 
     def _tell(self, step: NextLaunch) -> None:
         """Report another favourite, and the resolution: once the noise is known, and with the final."""
         before = self._favourite
         if step.configuration != BARE:
-            self._favourite = self._strategy.favourite(self._records)
+            self._favourite = self.strategy.favourite(self._records)
         now = self._favourite
         if now is not None and (before is None or before.configuration != now.configuration):
-            self._observer.favourite_changed(now)
+            self.observer.favourite_changed(now)
         if self._resolution_told is None or (
             step.stage is Stage.FINAL and self._resolution_told is not Stage.FINAL
         ):
-            found = self._strategy.resolution(self._records, self._allowance())
+            found = self.strategy.resolution(self._records, self._allowance())
             if found is not None and (
                 found.degrees >= MIN_NOISE_DEGREES or len(self._walls) >= NOISE_KNOWN_AFTER
             ):
                 self._resolution_told = step.stage
-                self._observer.resolution_known(found)
+                self.observer.resolution_known(found)
 
     def _allowance(self) -> Allowance:
         made, elapsed_s = len(self._walls), self._elapsed_s()
         # With what xtune itself does between launches.
         launch_s = elapsed_s / made if made else None
-        left = self._budget.left(made, elapsed_s, launch_s)
-        limited_s = launch_s if self._budget.time_s is not None else None
+        left = self.budget.left(made, elapsed_s, launch_s)
+        limited_s = launch_s if self.budget.time_s is not None else None
         return Allowance(left, made + left, self._since, self._earlier, limited_s)
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
         return Progress(len(self._walls), allowance.left, self._elapsed_s(), stage)
 
     def _limit(self) -> float | None:
-        if self._limit_s is not None:
-            return self._limit_s
+        if self.limit_s is not None:
+            return self.limit_s
         bare = [
             record.launch.secondary.wall_s
             for record in self._records
             if record.launch is not None and record.step.configuration == BARE
         ]
-        return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self._budget.time_s
+        return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self.budget.time_s
 
     def _conclude(self, ended: Ended) -> SearchOutcome:
-        final = self._strategy.final(self._records)
+        final = self.strategy.final(self._records)
         if final is not None:
             verdict = final.verdict()
         else:
@@ -353,9 +347,9 @@ class Search:
             verdict = undecided(BARE, reason)._replace(more=more)
         return SearchOutcome(
             verdict,
-            self._strategy.favourite(self._records),
+            self.strategy.favourite(self._records),
             final,
-            self._strategy.resolution(self._records, self._allowance()),
+            self.strategy.resolution(self._records, self._allowance()),
             self._records,
             len(self._walls),
             ended,
@@ -390,7 +384,7 @@ class Search:
         if not tried:
             return "only the bare command could be launched"
         measured = [launch for launch in tried if launch.outcome is Outcome.MEASURED]
-        broke = sum(not self._objective.is_feasible(launch) for launch in measured)
+        broke = sum(not self.objective.is_feasible(launch) for launch in measured)
         if not broke:
             return "all launches except those of the bare command failed"
         failed = f", and {len(tried) - broke} failed" if broke < len(tried) else ""

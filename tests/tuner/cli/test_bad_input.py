@@ -97,6 +97,8 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("--storage diary.db nap.py 1", "holds no studies: file is not a database; choose another"),
         ("--storage songs.db nap.py 1", "holds no studies: it is a database of another program"),
         ("--storage diary.log nap.py 1", "holds no studies: it is not a journal of Optuna's"),
+        ("list --storage sqlite:///:memory:", "is only in memory"),
+        ("list --storage sqlite://", "is only in memory"),
         ("list --storage nonsense://x", "give a file, or a URL such as postgresql://"),
         ("-- resume nosuch", "program 'resume' is not on PATH"),
         ("-q resume", "'resume' is a command of xtune: put it first"),
@@ -104,6 +106,18 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         ("resume nosuch", "there is no study named 'nosuch'"),
         ("resume -q -v nosuch", "--quiet contradicts --verbose"),
         ("report nosuch", "there are none"),
+        (
+            "report --html -",
+            "--html '-': a page goes to a file, not to standard output; write --html",
+        ),
+        ("report --html nap.py", "the name of a page ends in .html; write --html report.html"),
+        ("report --html none/page.html", "{here}/none does not exist; create it first"),
+        (
+            "report --html d.html",
+            "--html 'd.html' exists and is not a regular file; choose another",
+        ),
+        ("report --html pipe.html", "exists and is not a regular file; choose another name"),
+        ("report --html nap.py/page.html", "{here}/nap.py does not exist; create it first"),
         ("export nosuch", "there is no study named 'nosuch'"),
         ("export --output=", "--output: the file's name is empty"),
         ("list --nosuch", "there is no option --nosuch"),
@@ -111,9 +125,10 @@ def at_the_desk(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_line(desk: Desk, line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     desk.write("mine.toml", "title = 'mine'\n")
-    for name in ("pipe", "pipe.journal"):
+    for name in ("pipe", "pipe.html", "pipe.journal"):
         os.mkfifo(desk.directory / name)
-    (desk.directory / "state.d").mkdir()
+    for name in ("state.d", "d.html"):
+        (desk.directory / name).mkdir()
     for name in ("diary.db", "diary.log"):
         desk.write(name, "this is a diary\n")
     with contextlib.closing(sqlite3.connect("songs.db")) as songs:

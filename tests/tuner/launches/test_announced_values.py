@@ -71,7 +71,7 @@ def test_script_is_measured_as_it_is(make_runner: MakeRunner, script: tuple[str,
     launch = runner.measure(DEFAULT)
     (series,) = [one for one in launch.series if one.metric == "@hypertune throughput"]
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, series.values[0])
-    assert runner._objective.sign == 1.0
+    assert runner.objective.sign == 1.0
 
 
 @pytest.mark.usefixtures("two_cpus")
@@ -131,4 +131,4 @@ tell("@hypertune {'name': 'accuracy', 'higher_is_better': True}"); tell(0.9)
     launch = runner.measure(DEFAULT)
     assert (launch.outcome, launch.value) == (Outcome.MEASURED, 0.9)
     assert dict(launch.requirements) == {"loss<=1": 3.0, "@hypertune accuracy>=0.9": 0.9}
-    assert not runner._objective.is_feasible(launch)
+    assert not runner.objective.is_feasible(launch)

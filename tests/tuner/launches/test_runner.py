@@ -143,7 +143,7 @@ def test_requirements_are_measured_along(make_runner: MakeRunner):
     assert seen["p99<=20ms"] == pytest.approx(0.148, abs=0.003)
     assert seen["p50<=80"] == pytest.approx(75, abs=3)
     assert seen["recall>=1"] is None
-    assert not runner._objective.is_feasible(launch)
+    assert not runner.objective.is_feasible(launch)
     assert "--require 'recall>=1': it was not printed" in launch.notes
 
 

@@ -31,7 +31,7 @@ SUBJECT = Subject(
 def store_of(
     storage: Storage, worker: SearchWorker | None = None, watch: Watch | None = None
 ) -> StudyStore:
-    return StudyStore(open_study(storage, SUBJECT), worker=worker, watch=watch)
+    return StudyStore(open_study(storage, SUBJECT), worker=worker or this_worker(), watch=watch)
 
 
 def worker(name: str, **fields: object) -> SearchWorker:

@@ -25,6 +25,7 @@ from xtune.search.results_study import LAUNCHED_S_PER_TRIAL
 from xtune.search.storage import Storage, open_storage
 from xtune.search.study import Subject, open_study
 from xtune.search.study_store import StudyStore
+from xtune.search.workers import this_worker
 from xtune.space.parameters import BARE, Configuration
 
 BOUND = Requirement("rss<=8", "rss", True, 8.0)
@@ -64,7 +65,7 @@ def shown(storage: Storage, name: str = "mine results") -> list[tuple[int, ...]]
 
 def store_of(storage: Storage, subject: Subject = SUBJECT, host: str | None = None) -> StudyStore:
     study = open_study(storage, subject, "mine")
-    return StudyStore(study, worker=None if host is None else worker(host))
+    return StudyStore(study, worker=this_worker() if host is None else worker(host))
 
 
 def test_optuna_shows_one_trial_for_each_configuration(storage: Storage) -> None:
@@ -85,8 +86,13 @@ def test_optuna_shows_one_trial_for_each_configuration(storage: Storage) -> None
     )
     store.update_results(is_last=True)
     log, results = loaded(storage, "mine"), loaded(storage, "mine results")
-    assert log.best_value == 9.0
-    assert len(log.trials) == 11
+    assert log.best_value == 9.0, "what breaks a requirement is never best"
+    states = ["FAIL", "PRUNED", "FAIL"]
+    assert [one.state.name for one in log.trials[6:9]] == states
+    assert [one.state.name for one in (*log.trials[:6], *log.trials[9:])] == ["COMPLETE"] * 8
+    assert (log.trials[0].params, log.trials[2].params) == ({}, dict(FAST))
+    assert log.trials[3].constraints == {BOUND.text: 1.0}
+    assert log.trials[6].user_attrs["outcome"] == "crashed"
     assert results.best_trial.params == dict(SPACE.default)
     assert results.best_value == statistics.fmean([2.0, 4.0, 9.0])
     assert results.best_trial.intermediate_values == {1: 2.0, 2: 4.0, 3: 9.0}

@@ -65,28 +65,6 @@ def test_the_user_s_own_lie_below_xdg_state_home(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "xtune").is_dir()
 
 
-def test_no_place_to_keep_them_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("a file")
-    with pytest.raises(StorageError, match="set XDG_STATE_HOME"):
-        default_url({"XDG_STATE_HOME": str(tmp_path / "state")})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("/nowhere/at/all/studies.db", "the directory /nowhere/at/all does not exist"),
-        ("/usr", "is a directory; name a file in it, such as /usr/studies.db"),
-        ("nonsense://x", "cannot be opened"),
-        ("sqlite:///:memory:", "is only in memory"),
-        ("sqlite://", "is only in memory"),
-    ],
-)
-def test_a_storage_out_of_reach_is_one_clear_line(text: str, said: str) -> None:
-    with pytest.raises(StorageError, match=said) as caught:
-        open_storage(text)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg2", None)
     with pytest.raises(StorageError, match=r"driver psycopg2,.*'psycopg2-binary'") as caught:
@@ -103,13 +81,6 @@ def test_a_driver_that_lacks_its_library_is_named_by_the_url(
     monkeypatch.delitem(sys.modules, "psycopg", raising=False)
     with pytest.raises(StorageError, match=r"needs the driver psycopg,.*'psycopg\[binary\]'$"):
         open_storage("postgresql+psycopg://node/db")
-
-
-def test_a_file_that_is_no_database_is_one_clear_line(tmp_path: Path) -> None:
-    path = tmp_path / "studies.db"
-    path.write_text("this is a diary" * 100)
-    with pytest.raises(StorageError, match="file is not a database"):
-        open_storage(str(path))
 
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.tuner.search.studies import SUBJECT, store_of, worker
 from xtune.errors import StorageError, StudyError
 from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Verdict, VerdictKind, undecided
-from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Series
+from xtune.launches.launch import Goal, Launch, Objective, Outcome, Series
 from xtune.search.budget import Budget
 from xtune.search.encoding import PIECE, encode_final_plan
 from xtune.search.events import SearchOutcome
@@ -175,21 +175,15 @@ def test_a_study_that_cannot_be_read_blocks_no_other(
         unread.append(new.name)
 
 
-def test_a_damaged_note_is_left_out(storage: Storage) -> None:
-    study = open_study(storage, SUBJECT)
-    study.keep_note("options", {"budget": "10m"})
-    study.keep_note("verdict", {"kind": "no-gain"})
-    study.set_attribute("options", {"pieces": 2})
-    assert find_study(again(storage), study.name).notes == {"verdict": {"kind": "no-gain"}}
-
-
-def test_notes_are_kept(storage: Storage) -> None:
+def test_notes_are_kept_but_for_damaged_ones(storage: Storage) -> None:
     study = open_study(storage, SUBJECT)
     study.keep_note("options", {"budget": "10m"})
     study.keep_note("long", "x" * 3 * PIECE)
     study.keep_note("options", {"budget": "20m"})
     notes = find_study(again(storage), study.name).notes
     assert notes == {"options": {"budget": "20m"}, "long": "x" * 3 * PIECE}
+    study.set_attribute("options", {"pieces": 2})
+    assert find_study(again(storage), study.name).notes == {"long": "x" * 3 * PIECE}
 
 
 def test_winners_of_other_studies_of_the_program_are_known(storage: Storage) -> None:
@@ -382,35 +376,6 @@ def test_no_attribute_is_longer_than_any_database_takes(storage: Storage) -> Non
     assert sum(lengths) > 4 * PIECE
 
 
-def test_optuna_reads_it(storage: Storage) -> None:
-    requirement = Requirement("rss<=8", "rss", True, 8.0)
-    subject = SUBJECT._replace(objective=Objective("items/s", Goal.MAXIMIZE, (requirement,)))
-    study = open_study(storage, subject)
-    store = StudyStore(study)
-    fast, bad = SPACE.complete({"batch": 8}), SPACE.complete({"batch": 16})
-    rows = [
-        (BARE, launch(3.0, requirements=((requirement.text, 7.0),))),
-        (SPACE.default, launch(1.0, requirements=((requirement.text, 7.0),))),
-        (fast, launch(4.0, requirements=((requirement.text, 5.0),))),
-        (bad, launch(9.0, requirements=((requirement.text, 10.0),))),
-        (bad, launch(None, exit_code=1)),
-        (bad, launch(None, outcome=Outcome.CUT)),
-    ]
-    for number, (configuration, seen) in enumerate(rows):
-        claimed = store.claim(step(number, configuration))
-        store.finish(claimed, seen)
-    loaded = optuna.load_study(study_name=study.name, storage=again(storage).backend)
-    assert loaded.direction is optuna.study.StudyDirection.MAXIMIZE
-    states = [trial.state.name for trial in loaded.trials]
-    assert states == [*["COMPLETE"] * 4, "FAIL", "PRUNED"]
-    assert loaded.trials[0].params == {}
-    assert loaded.trials[2].params == dict(fast)
-    assert [trial.value for trial in loaded.trials] == [3.0, 1.0, 4.0, 9.0, None, None]
-    assert loaded.trials[3].constraints == {"rss<=8": 2.0}
-    assert loaded.best_trial.number == 2, "what breaks a requirement is never best"
-    assert loaded.trials[4].user_attrs["outcome"] == "crashed"
-
-
 def test_a_key_is_claimed_once(storage: Storage) -> None:
     first = store_of(storage, worker("a"))
     second = store_of(again(storage), worker("b"))
@@ -441,7 +406,7 @@ def test_a_process_that_is_gone_on_this_system_is_lost_at_once(
     storage: Storage, fields: dict[str, int]
 ) -> None:
     me = store_of(storage)
-    assert store_of(storage, me._worker._replace(**fields)).claim(step(1)) is not None
+    assert store_of(storage, me.worker._replace(**fields)).claim(step(1)) is not None
     assert me.records() == ()
     assert me.claim(step(1)) is not None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from typing import NamedTuple
 
@@ -106,27 +105,6 @@ def test_a_page_is_replaced_and_nothing_else_is(searched: Searched) -> None:
     assert "cannot be written: File too large" in limited.message
     assert page.read_bytes() == kept
     assert list(desk.directory.glob(".page*")) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("-", "a page goes to a file, not to standard output; write --html report.html"),
-        ("nap.py", "the name of a page ends in .html; write --html report.html"),
-        ("nowhere/page.html", "/nowhere does not exist; create it first"),
-        ("directory.html", "exists and is not a regular file; choose another name"),
-        ("pipe.html", "exists and is not a regular file; choose another name"),
-        ("nap.py/page.html", "/nap.py does not exist; create it first"),
-    ],
-)
-def test_a_file_that_cannot_be_one_line(desk: Desk, file: str, said: str) -> None:
-    (desk.directory / "directory.html").mkdir()
-    os.mkfifo(desk.directory / "pipe.html")
-    done = desk.xtune("report", "--html", file)
-    assert done.code == 2
-    assert done.message.startswith(f"--html '{file}'")
-    assert said in done.message
-    assert (desk.directory / "nap.py").read_text().startswith("import sys")
 
 
 def test_without_jinja2_it_says_what_to_install(

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -57,33 +58,36 @@ def words_of_function(function: Function, parameters: Iterable[str]) -> tuple[st
     return (sys.executable, *file, name, *[f"{one}={{{one}}}" for one in parameters])
 
 
+@dataclass(frozen=True)
 class FunctionMeasurer:
     """A `Measurer` that calls a function."""
 
-    def __init__(self, function: Function, resolver: Resolver, objective: Objective) -> None:
-        self._function = function
-        self._resolver = resolver
-        self._objective = objective
-        places = {one.where for one in resolver.space.parameters}
-        self._has_layouts = places > {Where.PROGRAM} or Where.PROGRAM not in places
+    function: Function
+    resolver: Resolver
+    objective: Objective
+
+    @property
+    def _has_layouts(self) -> bool:
+        places = {one.where for one in self.resolver.space.parameters}
+        return places > {Where.PROGRAM} or Where.PROGRAM not in places
 
     def now_s(self) -> float:
         return time.monotonic()
 
     def plan_hash(self, configuration: Configuration) -> str | None:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
-        return self._resolver.plan_hash(configuration)
+        return self.resolver.plan_hash(configuration)
 
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """See `Measurer`; a call is never cut. Raises `ObjectiveError` for a result of another type."""
-        launch = Launch.not_started(configuration, self._resolver.plan_hash(configuration))
+        launch = Launch.not_started(configuration, self.resolver.plan_hash(configuration))
         started = time.monotonic()
         try:
             trial = self._trial(configuration)
         except XLaunchError as error:
             return launch._replace(notes=(str(error),))
         try:
-            result = self._function(trial)
+            result = self.function(trial)
         except Exception as error:  # noqa: BLE001 - a failure of the workload
             wall_s, why = time.monotonic() - started, f"{type(error).__name__}: {error}"
             return launch._replace(
@@ -92,11 +96,11 @@ class FunctionMeasurer:
         return self._read(launch, trial, result, time.monotonic() - started)
 
     def _trial(self, configuration: Configuration) -> Trial:
-        parameters = self._resolver.own_values(configuration)
+        parameters = self.resolver.own_values(configuration)
         if not self._has_layouts or configuration == BARE:
             return Trial(parameters)
-        layout = self._resolver.resolve(configuration).plan
-        return Trial(parameters, layout, self._resolver.environment(configuration).variables)
+        layout = self.resolver.resolve(configuration).plan
+        return Trial(parameters, layout, self.resolver.environment(configuration).variables)
 
     def _read(self, launch: Launch, trial: Trial, result: Any, wall_s: float) -> Launch:
         """The launch with a function's result."""
@@ -121,5 +125,5 @@ class FunctionMeasurer:
             notes = (f"the function returned {made.value}",)
             return made._replace(outcome=Outcome.NOT_FINITE, value=None, notes=notes)
         summaries = {name: summary_of_share(name, value) for name, value in made.metrics}
-        seen, unmet = check(self._objective.requirements, summaries, made.secondary)
+        seen, unmet = check(self.objective.requirements, summaries, made.secondary)
         return made._replace(requirements=seen, notes=(*made.notes, *unmet))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 
 from xlaunch.errors import WarningKind, kind_of
 from xlaunch.metrics.metric_lines import MetricKind
@@ -41,29 +42,28 @@ MAX_LINES_TOLD = 3
 """Of a generator's output without the metric."""
 
 
+@dataclass(eq=False)
 class Reader:
-    """Reads the launches of a study, whose values it compares in one unit."""
+    """Reads the launches of a study, whose values it compares in one unit.
 
-    def __init__(
-        self, objective: Objective, metrics: Sequence[str] = (), *, is_service: bool = False
-    ) -> None:
-        """Raises `ObjectiveError` or `UsageError` for metrics that cannot be measured.
+    Raises `ObjectiveError` or `UsageError` for metrics that cannot be measured.
+    """
 
-        metrics
-            Further metrics to record, as for xlaunch's --metric.
-        is_service
-            The metrics are what load generators print.
-        """
-        if is_service:
-            metrics = (*metrics, f"{MetricKind.TIME.value}:{LATENCY}")
-        self._objective = objective
-        self._is_service = is_service
-        self.metrics = metrics_to_read(objective, metrics)
+    objective: Objective
+    others: InitVar[Sequence[str]] = ()
+    """Further metrics to record, as for xlaunch's --metric."""
+    is_service: bool = field(default=False, kw_only=True)
+    """The metrics are what load generators print."""
+    printed: dict[str, str] = field(default_factory=dict)
+    """See `printed_units`."""
+    announcements: tuple[Announcement, ...] = ()
+    """The announcements of the last launch."""
+
+    def __post_init__(self, others: Sequence[str]) -> None:
+        if self.is_service:
+            others = (*others, f"{MetricKind.TIME.value}:{LATENCY}")
+        self.metrics = metrics_to_read(self.objective, others)
         """All metrics, as for xlaunch's --metric."""
-        self.printed: dict[str, str] = {}
-        """See `printed_units`."""
-        self.announcements: tuple[Announcement, ...] = ()
-        """The announcements of the last launch."""
 
     def learn(self, launches: Iterable[Launch]) -> None:
         """Compare with the values of earlier launches of the study, whatever units are printed."""
@@ -107,16 +107,15 @@ class Reader:
 
     def describe_unserved(self) -> str:
         """Why a program that was still running could not be measured."""
-        if self._objective.metric == WALL:
+        if self.objective.metric == WALL:
             return "a program that does not end needs a --metric that it prints while running"
         return (
-            f"it had too few steady values of {self._objective.metric!r} by then:"
-            " increase --timeout"
+            f"it had too few steady values of {self.objective.metric!r} by then: increase --timeout"
         )
 
     def _metric_name(self, announcements: Sequence[Announcement]) -> str:
         """The name of the objective's metric in series."""
-        objective = self._objective
+        objective = self.objective
         name = objective.metric if objective.metric == WALL else name_of(objective.metric)
         return announcements[0].metric if name == MARK and announcements else name
 
@@ -132,7 +131,7 @@ class Reader:
         """The measurement of a launch that succeeded. `window`: when values count."""
         announced = self.announced(watched)
         series = (*series_of(report), *announced.series)
-        summaries = summaries_of_run(report, announced, self._objective, window or Window())
+        summaries = summaries_of_run(report, announced, self.objective, window or Window())
         name = self._metric_name(announced.announcements)
         launch = launch._replace(series=series, stderr_tail=said)
         lines = [
@@ -143,7 +142,7 @@ class Reader:
             return launch._replace(outcome=Outcome.NOT_FINITE, notes=(*lines[:1], *known))
         # Replaced by a note for each metric.
         notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
-        unseen = describe_unseen(self._objective.metric, report)
+        unseen = describe_unseen(self.objective.metric, report)
         return self._concluded(launch, summaries, name, [*notes, *announced.notes], unseen)
 
     def _concluded(
@@ -165,11 +164,11 @@ class Reader:
             launch, summaries = self._comparable(launch, summaries)
         except ObjectiveError as error:
             return launch._replace(outcome=Outcome.NO_METRIC, notes=(str(error), *notes))
-        seen, unmet = check(self._objective.requirements, summaries, launch.secondary, self.printed)
+        seen, unmet = check(self.objective.requirements, summaries, launch.secondary, self.printed)
         launch = launch._replace(requirements=seen, metrics=tuple(_others(summaries, name)))
         for other, summary in summaries.items():
             # A generator's table of percentiles may have no median.
-            has_no_median = self._is_service and other == LATENCY != name
+            has_no_median = self.is_service and other == LATENCY != name
             if not summary.is_finite and not has_no_median:
                 lines = (f"{other} is {number(summary.value)}", *notes)
                 return launch._replace(outcome=Outcome.NOT_FINITE, notes=lines)
@@ -185,7 +184,7 @@ class Reader:
         for other, summary in summaries.items():
             if other != name:
                 told += [f"{other}: {note}" for note in summary.notes]
-        implied = (LATENCY,) if self._is_service else ()
+        implied = (LATENCY,) if self.is_service else ()
         told += [
             f"{text}: it was not printed"
             for text in self.metrics
@@ -234,9 +233,9 @@ class Reader:
         if launch.value is None:
             return Tried(False, launch.notes[0])
         seen = dict(launch.requirements)
-        bounds = [it for it in self._objective.requirements if it.quantity not in RESOURCES]
+        bounds = [it for it in self.objective.requirements if it.quantity not in RESOURCES]
         values = [(it, seen.get(it.text)) for it in bounds]
-        shown = [f"{number(launch.value)} {self._objective.metric}"]
+        shown = [f"{number(launch.value)} {self.objective.metric}"]
         for bound, value in values:
             told = "not printed" if value is None else describe_seen(bound, value)
             shown.append(f"{bound.quantity} {told}")
@@ -260,7 +259,7 @@ class Reader:
             if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
             return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
-        required = {one.quantity for one in self._objective.requirements}
+        required = {one.quantity for one in self.objective.requirements}
         requests = load.requests
         shares = {} if requests is None else requests.shares
         if requests is not None and any(shares[name] for name in shares.keys() - required):
@@ -268,14 +267,14 @@ class Reader:
             return launch._replace(outcome=Outcome.CRASHED, notes=(f"{requests}; {hint}", *notes))
         if requests is None:
             notes.append(ERRORS_NOT_SEEN)
-        summaries, name = summaries_of(load.outputs, self.metrics), name_of(self._objective.metric)
+        summaries, name = summaries_of(load.outputs, self.metrics), name_of(self.objective.metric)
         summaries |= {word: summary_of_share(word, share) for word, share in shares.items()}
         if load.level is not None:
             word, level = load.level
             summaries[f"{LOAD} {word}"] = summary_of_share(f"{LOAD} {word}", level)
         series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
         lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
-        unseen = f"the generator printed no {self._objective.metric!r}; its last lines:"
+        unseen = f"the generator printed no {self.objective.metric!r}; its last lines:"
         unseen = f"{unseen} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"
         launch = launch._replace(series=tuple(series))
         return self._concluded(launch, summaries, name, notes, unseen)

@@ -15,11 +15,13 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 import xlaunch
 from xlaunch.environment import Environment
 from xlaunch.errors import WarningKind, XLaunchError, kind_of
+from xlaunch.machine.topology import CPUs
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
@@ -80,77 +82,58 @@ class _Command(NamedTuple):
     """A service's first."""
 
 
+@dataclass(eq=False)
 class Runner:
-    """A `Measurer` that starts the workload."""
+    """A `Measurer` that starts the workload.
 
-    def __init__(
-        self,
-        resolver: Resolver,
-        objective: Objective,
-        *,
-        environment: Mapping[str, str] | None = None,
-        metrics: Sequence[str] = (),
-        work_shared: bool = False,
-        show_output: bool = False,
-        timeout_s: float | None = None,
-        service: Service | None = None,
-        loads: LoadRange | None = None,
-        prepare: str | None = None,
-        cleanup: str | None = None,
-        seed: int | None = None,
-        root: str = "/",
-    ) -> None:
-        """Raises `ObjectiveError` or `UsageError` for metrics that cannot be measured.
+    Raises `ObjectiveError` or `UsageError` for metrics that cannot be measured.
+    """
 
-        environment
-            What launches inherit, the same as for the resolver; None: `os.environ`.
-        metrics
-            Further metrics to record, as for xlaunch's --metric.
-        work_shared
-            Instances divide the work. Otherwise N instances do N times the work, and wall time
-            cannot be compared.
-        show_output
-            Copy the workload's output to standard error.
-        timeout_s
-            Time limit of every launch. A program that still runs then, such as a service, is measured
-            by its values so far if they are enough and steady.
-        service
-            The program is a service, and its metrics are what a load generator prints.
-        loads
-            Measure the service at the highest of these loads that meets the requirements.
-        prepare, cleanup
-            Commands to run before and after each launch.
-        seed
-            Seed of the padding's lengths.
-        root
-            Root of the file tree for energy and memory counters.
-        """
-        self._resolver = resolver
-        self._objective = objective
-        self._machine = resolver.machine
-        self._environment = os.environ if environment is None else environment
-        self._reader = Reader(objective, metrics, is_service=service is not None)
-        self._service = service
-        self._loads = loads
+    resolver: Resolver
+    objective: Objective
+    _: KW_ONLY
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """What launches inherit, the same as for the resolver."""
+    metrics: Sequence[str] = ()
+    """Further metrics to record, as for xlaunch's --metric."""
+    work_shared: bool = False
+    """Instances divide the work. Otherwise N instances do N times the work, and wall time cannot be
+    compared."""
+    show_output: bool = False
+    """Copy the workload's output to standard error."""
+    timeout_s: float | None = None
+    """Time limit of every launch. A program that still runs then, such as a service, is measured by its
+    values so far if they are enough and steady."""
+    service: Service | None = None
+    """The program is a service, and its metrics are what a load generator prints."""
+    loads: LoadRange | None = None
+    """Measure the service at the highest of these loads that meets the requirements."""
+    prepare: str | None = None
+    """Command to run before each launch."""
+    cleanup: str | None = None
+    """Command to run after each launch."""
+    seed: int | None = None
+    """Seed of the padding's lengths."""
+    root: str = "/"
+    """Root of the file tree for energy and memory counters."""
+    load_tried: Callable[[str], None] = lambda _: None
+    """Is told each load that was tried."""
+    reads_output: bool = False
+    """Look for `printed_rate` in the output of the next bare command."""
+    printed_rate: str | None = None
+
+    def __post_init__(self) -> None:
+        is_service = self.service is not None
+        self._reader = Reader(self.objective, self.metrics, is_service=is_service)
         self._highest: dict[Configuration, int] = {}
         """The last of each configuration."""
-        self.load_tried: Callable[[str], None] = lambda _: None
-        """Is told each load that was tried."""
-        self._prepare, self._cleanup = prepare, cleanup
-        self._kept_free = (
-            () if service is None else cores_kept_free(resolver.request(BARE), resolver.machine)
-        )
-        self._work_shared = work_shared
-        self._show_output = show_output
-        self._timeout_s = timeout_s
-        self._random = random.Random(seed)  # noqa: S311 - no secret
-        self._root = root
+        self._kept_free: CPUs = ()
+        if is_service:
+            self._kept_free = cores_kept_free(self.resolver.request(BARE), self.resolver.machine)
+        self._random = random.Random(self.seed)  # noqa: S311 - no secret
         self._next_bare: Launch | None = None
         self._earlier_s = 0.0
         """Time of launches that `take_over` added."""
-        self.reads_output = False
-        """Look for `printed_rate` in the output of the next bare command."""
-        self.printed_rate: str | None = None
 
     @property
     def announcements(self) -> tuple[Announcement, ...]:
@@ -162,7 +145,7 @@ class Runner:
 
     def plan_hash(self, configuration: Configuration) -> str | None:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
-        return self._resolver.plan_hash(configuration)
+        return self.resolver.plan_hash(configuration)
 
     def take_over(self, launch: Launch) -> None:
         """Use `launch`, made just before, as the next launch of the bare command; its time counts."""
@@ -179,34 +162,32 @@ class Runner:
             self._earlier_s += made.secondary.wall_s
             return made
         self._reader.announcements = ()
-        launch = Launch.not_started(configuration, self._resolver.plan_hash(configuration))
-        problem, values = "", self._resolver.own_values(configuration)
+        launch = Launch.not_started(configuration, self.resolver.plan_hash(configuration))
+        problem, values = "", self.resolver.own_values(configuration)
         try:
-            if self._prepare:
-                problem = run_command(replace(self._prepare, values), "--prepare")
+            if self.prepare:
+                problem = run_command(replace(self.prepare, values), "--prepare")
             if not problem:
                 launch = self._launched(launch, limits)
         finally:
-            after = (
-                run_command(replace(self._cleanup, values), "--cleanup") if self._cleanup else ""
-            )
+            after = run_command(replace(self.cleanup, values), "--cleanup") if self.cleanup else ""
         return launch._replace(notes=(*launch.notes, *filter(None, (problem, after))))
 
     def _launched(self, launch: Launch, limits: Limits) -> Launch:
         configuration = launch.configuration
         try:
-            request = self._resolver.request(configuration)
-            all_limits_s = (limits.limit_s, request.run.timeout_s, self._timeout_s)
+            request = self.resolver.request(configuration)
+            all_limits_s = (limits.limit_s, request.run.timeout_s, self.timeout_s)
             limit_s = min([one for one in all_limits_s if one is not None], default=None)
             padding = "x" * self._random.randrange(MAX_PADDING)
-            inherited = {**self._environment, PADDING_VARIABLE: padding}
+            inherited = {**self.environment, PADDING_VARIABLE: padding}
             is_bare, run = configuration == BARE, self._watched(request.run)
-            made = None if is_bare else self._resolver.resolve(configuration).plan
-            port = free_ports(1 if made is None else made.count) if self._service else 0
+            made = None if is_bare else self.resolver.resolve(configuration).plan
+            port = free_ports(1 if made is None else made.count) if self.service else 0
             program: ProgramRequest | Environment = at_ports(request, port).program
             if made is None:
-                made, program = bare_command(program, run, inherited, self._machine)
-            if self._objective.metric == WALL and made.count > 1 and not self._work_shared:
+                made, program = bare_command(program, run, inherited, self.resolver.machine)
+            if self.objective.metric == WALL and made.count > 1 and not self.work_shared:
                 note = (
                     f"wall time of {made.count} instances cannot be compared, since they do"
                     f" {made.count} times the work; give --work shared if they divide it, or --metric"
@@ -222,8 +203,8 @@ class Runner:
     def _watched(self, run: RunRequest) -> RunRequest:
         """`run` with the options for observing and ending it."""
         metrics = self._reader.metrics
-        if self._service is not None:  # its output is read for a line only
-            metrics = ("ready",) if self._service.awaited_line else ()
+        if self.service is not None:  # its output is read for a line only
+            metrics = ("ready",) if self.service.awaited_line else ()
         return run._replace(
             metric=metrics,
             supervise=True,
@@ -238,7 +219,7 @@ class Runner:
         )
 
     def _race(self, plan: Plan, cut_at: float | None) -> Race | None:
-        objective = self._objective
+        objective = self.objective
         if cut_at is None or objective.metric.startswith(MARK):
             return None
         count = len(plan.instances)
@@ -250,15 +231,15 @@ class Runner:
     def _run(
         self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
     ) -> Launch:
-        memory, meter = MemoryWatch(self._root), EnergyMeter(self._root)
-        cpu_wait = CpuWait(self._root)
-        copy_to = 2 if self._show_output else None
+        memory, meter = MemoryWatch(self.root), EnergyMeter(self.root)
+        cpu_wait = CpuWait(self.root)
+        copy_to = 2 if self.show_output else None
         is_read = self.reads_output and launch.configuration == BARE
         load: Load | None = None
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
             mark = MARK if MARK in self._reader.metrics else None
-            with confined(cpus_of_bare(command.plan, self._machine, self._kept_free)):
+            with confined(cpus_of_bare(command.plan, self.resolver.machine, self._kept_free)):
                 run = xlaunch.start(
                     command.plan,
                     command.program,
@@ -266,13 +247,13 @@ class Runner:
                     environment=command.inherited,
                     stdout=printed.writer if is_read else copy_to or subprocess.DEVNULL,
                     stderr=tail.writer,
-                    mark=self._service.awaited_line if self._service else mark,
+                    mark=self.service.awaited_line if self.service else mark,
                 )
             with run:
                 tail.given_away()
                 printed.given_away()
-                if self._service is not None:
-                    service = self._service.fill(self._resolver.own_values(launch.configuration))
+                if self.service is not None:
+                    service = self.service.fill(self.resolver.own_values(launch.configuration))
                     test = LoadTest(
                         service,
                         run,
@@ -281,8 +262,8 @@ class Runner:
                         tail=tail,
                         meter=meter,
                         deadline=None if limit_s is None else started + limit_s,
-                        machine=self._machine,
-                        environment=self._environment,
+                        machine=self.resolver.machine,
+                        environment=self.environment,
                         kept_free=self._kept_free,
                     )
                     load = self._under_load(test, service, launch.configuration, memory)
@@ -321,7 +302,7 @@ class Runner:
         self, test: LoadTest, service: Service, configuration: Configuration, memory: MemoryWatch
     ) -> Load:
         """Put a service under load once it is ready; with --load, at the highest that holds."""
-        load, loads = test.wait_until_ready(), self._loads
+        load, loads = test.wait_until_ready(), self.loads
         if load.problem:
             return load
         if loads is None:
@@ -350,7 +331,7 @@ class Runner:
     ) -> Launch:
         """The measurement of a launch that has ended or was ended. `until_s`: its time limit."""
         failure = failure_of(report, watched, memory, said)
-        is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self._timeout_s
+        is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self.timeout_s
         if is_timeout and limit_s is not None:
             served = self._reader.served(launch, report, watched, until_s, limit_s)
             if served is not None:

@@ -24,6 +24,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import xlaunch
@@ -271,41 +272,34 @@ def run_command(text: str, option: str, limit_s: float = COMMAND_LIMIT_S) -> str
     return f"{option} {text!r} failed with exit code {code}" + (f": {said[-1]}" if said else "")
 
 
+@dataclass(eq=False)
 class LoadTest:
     """A launch of a service, and the generators that put it under load."""
 
-    def __init__(
-        self,
-        service: Service,
-        run: RunningLaunch,
-        plan: Plan,
-        first_port: int,
-        *,
-        tail: Tail,
-        meter: EnergyMeter,
-        deadline: float | None,
-        machine: Machine,
-        environment: Mapping[str, str],
-        kept_free: CPUs,
-    ) -> None:
-        """
-        tail, meter
-            They are read meanwhile.
-        deadline
-            Its end at the latest, on the clock of `time.monotonic()`.
-        environment
-            Of the generators.
-        kept_free
-            See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle.
-        """
-        self._service, self._run, self._tail, self._meter = service, run, tail, meter
-        self._deadline, self._machine, self._environment = deadline, machine, environment
+    service: Service
+    run: RunningLaunch
+    plan: Plan
+    first_port: int
+    _: KW_ONLY
+    tail: Tail
+    meter: EnergyMeter
+    deadline: float | None
+    """Its end at the latest, on the clock of `time.monotonic()`."""
+    machine: Machine
+    environment: Mapping[str, str]
+    """Of the generators."""
+    kept_free: CPUs
+    """See `cores_kept_free`. Without them, generators get the cores that the layout leaves idle."""
+
+    def __post_init__(self) -> None:
+        instances = self.plan.instances
         self._words = [
-            {**words_of(plan, one), "port": str(first_port + one.index)} for one in plan.instances
+            {**words_of(self.plan, one), "port": str(self.first_port + one.index)}
+            for one in instances
         ]
-        used = tuple([cpu for one in plan.instances for cpu in one.cpus]) if plan.bound else ()
-        self._cpus = kept_free or (cores_beside(machine, used) if used else ())
-        self._warmup_s = service.warmup_s
+        used = tuple([cpu for one in instances for cpu in one.cpus]) if self.plan.bound else ()
+        self._cpus = self.kept_free or (cores_beside(self.machine, used) if used else ())
+        self._warmup_s = self.service.warmup_s
 
     def wait_until_ready(self) -> Load:
         """Wait until every instance is ready."""
@@ -327,7 +321,7 @@ class LoadTest:
 
     def _wait(self, probes: dict[int, Probe]) -> Load:
         """See `wait_until_ready`. `probes`: receives the last one of each instance."""
-        service, awaited, started = self._service, self._service.awaited_line, time.monotonic()
+        service, awaited, started = self.service, self.service.awaited_line, time.monotonic()
         waiting, pause_s = set(range(len(self._words))), MIN_PAUSE_S
         while waiting:
             if self._has_ended(pause_s):
@@ -343,7 +337,7 @@ class LoadTest:
                     probe.advance(time.monotonic())
                 waiting = {at for at in waiting if probes[at].problem != ""}
             else:
-                lines = (one for one in self._run.live() if isinstance(one, LiveLine))
+                lines = (one for one in self.run.live() if isinstance(one, LiveLine))
                 waiting -= {one.instance for one in lines if awaited in one.text}
             if waiting and time.monotonic() - started > service.ready_timeout_s:
                 ready = substitute(service.ready, self._words[min(waiting)])
@@ -360,7 +354,7 @@ class LoadTest:
             generators, files = [], []
             for command in dict.fromkeys(_command_of(measure, words) for words in self._words):
                 request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
-                made, prepared = bare_command(request, asked, self._environment, self._machine)
+                made, prepared = bare_command(request, asked, self.environment, self.machine)
                 files.append(stack.enter_context(tempfile.TemporaryFile()))
                 with confined(self._cpus):
                     output = files[-1].fileno()
@@ -369,7 +363,7 @@ class LoadTest:
             while not all(one.wait(0) for one in generators):
                 if self._has_ended(MAX_PAUSE_S, generators):
                     return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
-                if self._deadline is not None and time.monotonic() > self._deadline:
+                if self.deadline is not None and time.monotonic() > self.deadline:
                     problem = "the generator took longer than the time limit"
                     return Load((), Outcome.TIMED_OUT, problem)
                 if time.monotonic() > until:
@@ -384,12 +378,12 @@ class LoadTest:
     def _has_ended(self, pause_s: float, others: Sequence[RunningLaunch] = ()) -> bool:
         """Wait for the end of a run, at most `pause_s`; return whether the service has ended."""
         poll = select.poll()
-        for one in (self._run, *[one for one in others if not one.wait(0)]):
+        for one in (self.run, *[one for one in others if not one.wait(0)]):
             poll.register(one.fileno(), select.POLLIN)
         poll.poll(1000.0 * pause_s)
-        self._tail.take()
-        self._meter.sample()
-        return self._run.wait(0)
+        self.tail.take()
+        self.meter.sample()
+        return self.run.wait(0)
 
 
 def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Load:

@@ -12,6 +12,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
@@ -190,14 +191,21 @@ def watch(
     race: Race | None = None,
 ) -> Watched:
     """Wait for the end of all processes. Reads `tails` and samples `meter` meanwhile."""
-    return _Watch(run, tails, meter).until_the_end(limit_s, race)
+    return _Watch(run, tails, meter, limit_s, race).until_the_end()
 
 
+@dataclass(eq=False)
 class _Watch:
-    def __init__(self, run: RunningLaunch, tails: Sequence[Tail], meter: EnergyMeter) -> None:
-        self._run, self._tails, self._meter = run, tails, meter
-        self._limit_s: float | None = None
-        self._race: Race | None = None
+    run: RunningLaunch
+    tails: Sequence[Tail]
+    meter: EnergyMeter
+    limit_s: float | None
+    race: Race | None
+
+    def __post_init__(self) -> None:
+        race = self.race
+        if race is not None and race.metric is not None and not may_be_cut(race.kind, race.goal):
+            self.race = None
         self._started = time.monotonic()
         self._began: float | None = None
         self._lines: list[LiveLine] = []
@@ -208,15 +216,12 @@ class _Watch:
         self._look_pause_s = FIRST_LOOK_S
         self._sample_at = self._started + MAX_PAUSE_S
 
-    def until_the_end(self, limit_s: float | None, race: Race | None) -> Watched:
-        self._limit_s = limit_s
-        if race is not None and (race.metric is None or may_be_cut(race.kind, race.goal)):
-            self._race = race
-        while not self._run.wait(0):
+    def until_the_end(self) -> Watched:
+        while not self.run.wait(0):
             # select.select fails for descriptors from 1,024 on.
             poll = select.poll()
-            poll.register(self._run.fileno(), select.POLLIN)
-            for tail in self._tails:
+            poll.register(self.run.fileno(), select.POLLIN)
+            for tail in self.tails:
                 if not tail.ended:
                     poll.register(tail.fileno(), select.POLLIN)
             timeout_s = max(0.0, self._next_at() - time.monotonic())
@@ -229,32 +234,32 @@ class _Watch:
         return Watched(began, tuple(self._lines), self._ended_as, self._reason)
 
     def _take_output(self) -> None:
-        for tail in self._tails:
+        for tail in self.tails:
             tail.take()
 
     def _next_at(self) -> float:
         """The next deadline."""
         times = [self._sample_at]
         if self._ended_as is None:
-            if self._limit_s is not None:
-                times.append(self._started + self._limit_s)
-            if self._race is not None:
+            if self.limit_s is not None:
+                times.append(self._started + self.limit_s)
+            if self.race is not None:
                 times.append(self._look_at)
         return min(times)
 
     def _check(self, now: float) -> None:
         if now >= self._sample_at:
-            self._meter.sample()
+            self.meter.sample()
             self._sample_at = now + MAX_PAUSE_S
         if self._ended_as is not None:
             return
-        if self._limit_s is not None and now >= self._started + self._limit_s:
+        if self.limit_s is not None and now >= self._started + self.limit_s:
             self._end(
-                Outcome.TIMED_OUT, f"it took longer than the limit of {number(self._limit_s)} s"
+                Outcome.TIMED_OUT, f"it took longer than the limit of {number(self.limit_s)} s"
             )
-        elif self._race is not None and now >= self._look_at:
+        elif self.race is not None and now >= self._look_at:
             spent = time.thread_time()
-            reason = self._lost(self._race, now)
+            reason = self._lost(self.race, now)
             cost_s = time.thread_time() - spent
             # Check less and less often, and limit the cost to its share.
             self._look_pause_s = max(1.2 * self._look_pause_s, cost_s / SHARE_OF_ONE_CPU)
@@ -283,13 +288,13 @@ class _Watch:
         )
 
     def _take_live(self) -> None:
-        for one in self._run.live():
+        for one in self.run.live():
             if isinstance(one, LiveStart):
                 self._began = one.at_s if self._began is None else self._began
             elif isinstance(one, LiveLine):
                 self._lines.append(one)
-            elif self._race is not None and one.metric == self._race.metric:
-                self._take_value(one, self._race)
+            elif self.race is not None and one.metric == self.race.metric:
+                self._take_value(one, self.race)
 
     def _take_value(self, one: LiveValue, race: Race) -> None:
         value = one.value
@@ -304,7 +309,7 @@ class _Watch:
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._ended_as, self._reason = outcome, reason
-        self._run.end()
+        self.run.end()
 
 
 KILLED = 128 + 9

@@ -22,6 +22,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,50 +69,42 @@ NOT_MADE = "not made"
 """Attribute with the reason why a trial has no launch."""
 
 
+@dataclass(eq=False)
 class StudyStore:
     """See `xtune.search.events.Store`. Raises StorageError if the storage fails."""
 
-    def __init__(
-        self,
-        study: Study,
-        *,
-        worker: SearchWorker | None = None,
-        watch: Watch | None = None,
-        beat_s: float = BEAT_S,
-        plan_hash: Callable[[Configuration], str | None] | None = None,
-        made: Provenance | None = None,
-    ) -> None:
-        """
-        plan_hash
-            The current hash of a configuration; None: every launch counts.
-        made
-            The provenance of the launches that will be claimed; it may be changed.
-        """
-        self._study = study
-        self._storage = study.storage
-        self._worker = worker or this_worker()
-        self._watch = watch or Watch(self._worker)
-        self._beat_s = beat_s
-        self._plan_hash = None if plan_hash is None else functools.cache(plan_hash)
-        self.made = made or Provenance()
+    study: Study
+    _: KW_ONLY
+    worker: SearchWorker = field(default_factory=this_worker)
+    watch: Watch | None = None
+    beat_s: float = BEAT_S
+    plan_hash: Callable[[Configuration], str | None] | None = None
+    """The current hash of a configuration; None: every launch counts."""
+    made: Provenance = field(default_factory=Provenance)
+    """The provenance of the launches that will be claimed; it may be changed."""
+    left_out: tuple[Record, ...] = ()
+    """The launches that do not count because they were started in another way."""
+    damaged: dict[int, str] = field(default_factory=dict)
+    """The damage of the trials whose launches cannot be read, by number."""
+
+    def __post_init__(self) -> None:
+        self._storage = self.study.storage
+        self._watch = self.watch or Watch(self.worker)
+        self._plan_hash = None if self.plan_hash is None else functools.cache(self.plan_hash)
         self._finished: dict[int, Record | None] = {}
         """By number; None for a trial that does not count."""
         self._claimed: dict[int, tuple[int, threading.Event]] = {}
         """Trial IDs of records that are under way here, by number, and what ends their heartbeat."""
         self._token = os.urandom(8).hex()
-        self.left_out: tuple[Record, ...] = ()
-        """The launches that do not count because they were started in another way."""
-        self.damaged: dict[int, str] = {}
-        """The damage of the trials whose launches cannot be read, by number."""
 
     @property
     def name(self) -> str:
         """The name of the study."""
-        return self._study.name
+        return self.study.name
 
     @property
     def host(self) -> str:
-        return self._worker.host
+        return self.worker.host
 
     def records(self) -> Sequence[Record]:
         with self._storage.reaching():
@@ -120,14 +113,14 @@ class StudyStore:
     def claim(self, step: NextLaunch) -> int | None:
         backend = self._storage.backend
         with self._storage.reaching(), self._storage.writing():
-            trial_id = backend.create_new_trial(self._study.id, template_trial=self._template(step))
+            trial_id = backend.create_new_trial(self.study.id, template_trial=self._template(step))
             number = backend.get_trial(trial_id).number
             self._claimed[number] = trial_id, threading.Event()
             is_first = False
             try:
                 records, dead = self._read()
                 for one in dead:
-                    dead_id = backend.get_trial_id_from_study_id_trial_number(self._study.id, one)
+                    dead_id = backend.get_trial_id_from_study_id_trial_number(self.study.id, one)
                     self._fail(dead_id, "its worker is dead")
                 owner = next(one for one in records if _place(one.step) == _place(step))
                 is_first = owner.number == number
@@ -151,7 +144,7 @@ class StudyStore:
     def update_results(self, *, is_last: bool = False) -> None:
         """Bring the study of results up to date; `is_last`: whatever that costs."""
         with self._storage.reaching(), self._storage.writing():
-            update_results(self._study, lambda: self._read()[0], is_last=is_last)
+            update_results(self.study, lambda: self._read()[0], is_last=is_last)
 
     def abandon(self, number: int, reason: str) -> None:
         trial_id, end = self._claimed[number]
@@ -198,13 +191,13 @@ class StudyStore:
     def _trials(self) -> Iterator[FrozenTrial]:
         backend = self._storage.backend
         try:
-            yield from backend.get_all_trials(self._study.id, deepcopy=False)
+            yield from backend.get_all_trials(self.study.id, deepcopy=False)
             return
         except (ValueError, LookupError):
             pass  # one is damaged: Optuna returns all of them or none
         for number in itertools.count():
             try:
-                trial_id = backend.get_trial_id_from_study_id_trial_number(self._study.id, number)
+                trial_id = backend.get_trial_id_from_study_id_trial_number(self.study.id, number)
             except KeyError:
                 return
             try:
@@ -237,7 +230,7 @@ class StudyStore:
 
     def _decoded(self, trial: FrozenTrial) -> tuple[SearchWorker, object, Record]:
         """The worker of a trial, its token and the record. Raises one of `DAMAGE`."""
-        is_current = self._study.version == SCHEMA_VERSION
+        is_current = self.study.version == SCHEMA_VERSION
         plain = (read_values if is_current else read_compressed_trial)(trial.user_attrs)
         worker = from_plain(SearchWorker, plain["worker"])
         made = from_plain(Provenance, plain["made"])
@@ -245,12 +238,12 @@ class StudyStore:
         configuration = BARE if plain.get("bare") else Configuration(trial.params)
         step = step._replace(configuration=configuration)
         for one in check_details(step):
-            if one != BARE and one not in self._study.subject.space:
+            if one != BARE and one not in self.study.subject.space:
                 raise ValueError(f"{one!r} is outside the space of the study")
         if trial.state.is_finished():
             launch = decode_result({"value": trial.value} | plain, step)
             check_numbers(step, launch)
-            objective = self._study.subject.objective
+            objective = self.study.subject.objective
             if trial.state is not state_of(launch, objective) and not _had_no_ratio(trial, launch):
                 raise ValueError(
                     f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
@@ -266,15 +259,15 @@ class StudyStore:
         plain: Plain = {
             **encode_claim(step),
             **({"bare": True} if step.configuration == BARE else {}),
-            "host": self._worker.name,
-            "worker": to_plain(self._worker),
+            "host": self.worker.name,
+            "worker": to_plain(self.worker),
             "made": to_plain(self.made),
             "token": self._token,
         }
         attributes: Plain = {}
         for name, value in plain.items():
             write_value(attributes.__setitem__, name, value)
-        distributions = distributions_of(step.configuration, self._study.subject.space)
+        distributions = distributions_of(step.configuration, self.study.subject.space)
         return create_trial(
             state=TrialState.RUNNING,
             params={name: step.configuration[name] for name in distributions},
@@ -286,7 +279,7 @@ class StudyStore:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        objective = self._study.subject.objective
+        objective = self.study.subject.objective
         backend, state = self._storage.backend, state_of(launch, objective)
         plain = encode_result(launch)
         # The value of a complete trial is Optuna's.
@@ -314,7 +307,7 @@ class StudyStore:
 
     def _beat(self, trial_id: int, end: threading.Event) -> None:
         count = 0
-        while not end.wait(self._beat_s):
+        while not end.wait(self.beat_s):
             count += 1
             # If the storage cannot be reached now, the next beat may succeed.
             with contextlib.suppress(Exception):

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,28 +55,25 @@ def this_worker() -> SearchWorker:
     return SearchWorker(socket.gethostname(), boot_id, pid_namespace(), pid, start_ticks(pid) or 0)
 
 
+@dataclass(eq=False)
 class Watch:
     """Detects launches of dead workers."""
 
-    def __init__(
-        self,
-        me: SearchWorker,
-        clock: Callable[[], float] = time.monotonic,
-        lease_s: float = LEASE_S,
-    ) -> None:
-        """`lease_s`: several times the interval of other workers' increments."""
-        self._me, self._clock, self._lease_s = me, clock, lease_s
-        self._seen: dict[int, tuple[int, float]] = {}
-        """For each launch, the last count and when it was first seen."""
+    me: SearchWorker
+    clock: Callable[[], float] = time.monotonic
+    lease_s: float = LEASE_S
+    """Several times the interval of other workers' increments."""
+    _seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """For each launch, the last count and when it was first seen."""
 
     def is_lost(self, number: int, worker: SearchWorker, beat: int) -> bool:
         """Whether the worker of the launch of that number is dead. `beat`: its counter."""
-        if worker.boot and (worker.boot, worker.namespace) == (self._me.boot, self._me.namespace):
+        if worker.boot and (worker.boot, worker.namespace) == (self.me.boot, self.me.namespace):
             return start_ticks(worker.pid) != worker.start_ticks
-        now_s = self._clock()
+        now_s = self.clock()
         if self._seen.get(number, (-1, 0.0))[0] != beat:
             self._seen[number] = beat, now_s
-        return now_s - self._seen[number][1] >= self._lease_s
+        return now_s - self._seen[number][1] >= self.lease_s
 
 
 def runtime_directory(environment: Mapping[str, str]) -> Path:

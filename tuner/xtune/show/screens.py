@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from xtune.evidence.verdicts import MoreBudget
@@ -50,27 +51,22 @@ WAITING = "another search is using this host ({holder}); waiting for its launch 
 RESUMED = "continued: the launch that Ctrl-Z ended does not count and is made again"
 
 
+@dataclass(eq=False)
 class PlainScreen(Observer):
     """Writes a line when something changes, and progress now and then, ever more rarely."""
 
-    def __init__(
-        self,
-        space: Space,
-        objective: Objective,
-        say: Callable[[str], None],
-        *,
-        verbose: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`verbose`: write a line for each launch."""
-        self._space = space
-        self._objective = objective
-        self._say = say
-        self._verbose = verbose
-        self._clock = clock
+    space: Space
+    objective: Objective
+    say: Callable[[str], None]
+    _: KW_ONLY
+    verbose: bool = False
+    """Write a line for each launch."""
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._budget = Budget()
         self._pause_s = FIRST_PAUSE_S
-        self._said_at = clock()
+        self._said_at = self.clock()
         self._favourite: Favourite | None = None
         self._told: set[object] = set()
         """What is reported once."""
@@ -79,7 +75,7 @@ class PlainScreen(Observer):
 
     def started(self, outline: Outline) -> None:
         self._budget = outline.budget
-        self._say(describe_outline(outline))
+        self.say(describe_outline(outline))
 
     def waiting(self, holder: str) -> None:
         self._say_waiting(WAITING.format(holder=holder))
@@ -92,73 +88,73 @@ class PlainScreen(Observer):
 
     def _say_waiting(self, text: str) -> None:
         """Write at most one line a minute: the search asks again and again."""
-        now = self._clock()
+        now = self.clock()
         if self._waited_at is None or now - self._waited_at >= MAX_PAUSE_S:
             self._waited_at = now
-            self._say(text)
+            self.say(text)
 
     def stage_changed(self, stage: Stage) -> None:
-        if stage is not Stage.BASELINE or self._verbose:
-            self._say(STAGES[stage])
+        if stage is not Stage.BASELINE or self.verbose:
+            self.say(STAGES[stage])
 
     def launched(self, record: Record, progress: Progress) -> None:
         launch = record.launch
         assert launch is not None
         shared = shared_with(launch)
         if shared is not None and self._is_news("shared"):  # the user may end the other program
-            self._say(f"warning: {shared}")
-        self._objective = with_unit(self._objective, [launch])
-        shown = describe_launch(record, self._space, self._objective)
+            self.say(f"warning: {shared}")
+        self.objective = with_unit(self.objective, [launch])
+        shown = describe_launch(record, self.space, self.objective)
         if self._is_news("time"):
             left_s = time_left(progress, self._budget)
             rest = "" if left_s is None else f"; the search will take up to {duration(left_s)}"
-            self._say(f"{shown}; a launch took {duration(launch.secondary.wall_s)}{rest}")
-            self._said_at = self._clock()
-        elif self._verbose:
-            self._say(f"{record.step.stage.value}: {shown}")
+            self.say(f"{shown}; a launch took {duration(launch.secondary.wall_s)}{rest}")
+            self._said_at = self.clock()
+        elif self.verbose:
+            self.say(f"{record.step.stage.value}: {shown}")
         else:
             is_failure = launch.outcome not in (Outcome.MEASURED, Outcome.CUT)
             if is_failure and self._is_news((record.step.plan_hash, launch.outcome)):
-                self._say(shown)
+                self.say(shown)
             self._report_progress(progress)
 
     def favourite_changed(self, favourite: Favourite) -> None:
         self._favourite = favourite
 
     def resolution_known(self, resolution: Resolution) -> None:
-        self._say(describe_resolution(resolution, self._budget))
+        self.say(describe_resolution(resolution, self._budget))
 
     def budget_too_small(self, made: float, more: MoreBudget) -> None:
-        self._say(
+        self.say(
             f"this budget allows about {launches(made)}, and a verdict takes at least"
             f" {launches(more.launches)} (about {duration(more.seconds)}): see --budget"
         )
 
     def rate_printed(self, name: str) -> None:
-        self._say(
+        self.say(
             f"it prints {name}: with --metric {name}, or --metric auto, that is compared, and layouts of"
             " several instances are searched, too"
         )
 
     def load_tried(self, text: str) -> None:
-        if self._verbose:
-            self._say(text)
+        if self.verbose:
+            self.say(text)
 
     def resumed(self) -> None:
-        self._say(RESUMED)
+        self.say(RESUMED)
 
     def lost(self, step: NextLaunch) -> None:
-        shown = describe_step(step, self._space)
-        self._say(f"{shown}: another worker gave this launch up as lost; it does not count")
+        shown = describe_step(step, self.space)
+        self.say(f"{shown}: another worker gave this launch up as lost; it does not count")
 
     def edited(self) -> None:
-        self._say(
+        self.say(
             "warning: the program was edited during the search; earlier launches ran the old version;"
             " if the edit affects speed, start a new study with --study NAME"
         )
 
     def storage_trouble(self, message: str, pause_s: float) -> None:
-        self._say(f"{message}; next attempt in {duration(pause_s)}")
+        self.say(f"{message}; next attempt in {duration(pause_s)}")
 
     def _is_news(self, what: object) -> bool:
         """True the first time."""
@@ -167,16 +163,16 @@ class PlainScreen(Observer):
         return is_new
 
     def _report_progress(self, progress: Progress) -> None:
-        now = self._clock()
+        now = self.clock()
         if now - self._said_at < self._pause_s:
             return
         self._said_at = now
         self._pause_s = min(self._pause_s * GROWTH, MAX_PAUSE_S)
         best = ""
         if self._favourite is not None:
-            shown = describe_favourite(self._favourite, self._space, self._objective)
+            shown = describe_favourite(self._favourite, self.space, self.objective)
             best = f"; best so far {shown}"
-        self._say(f"{describe_left(progress, self._budget)}{best}")
+        self.say(f"{describe_left(progress, self._budget)}{best}")
 
 
 class LiveScreen(PlainScreen):
@@ -240,7 +236,7 @@ class LiveScreen(PlainScreen):
     def launched(self, record: Record, progress: Progress) -> None:
         self._progress, self._since = progress, time.monotonic()
         super().launched(record, progress)
-        self._last = describe_launch(record, self._space, self._objective)
+        self._last = describe_launch(record, self.space, self.objective)
         if record.launch is not None:
             self._failed += record.launch.outcome not in (Outcome.MEASURED, Outcome.CUT)
 
@@ -262,7 +258,7 @@ class LiveScreen(PlainScreen):
         if self._stage:
             rows.add_row("stage", Text(self._stage))
         if self._step is not None:
-            text = describe_step(self._step, self._space)
+            text = describe_step(self._step, self.space)
             rows.add_row("running", Text(f"{text}, for {duration(time.monotonic() - self._since)}"))
         if self._load:
             rows.add_row("load", Text(self._load))
@@ -270,10 +266,10 @@ class LiveScreen(PlainScreen):
             failed = f"; {launches(self._failed)} failed so far" if self._failed else ""
             rows.add_row("last", Text(self._last + failed))
         if self._favourite is not None:
-            text = describe_favourite(self._favourite, self._space, self._objective)
+            text = describe_favourite(self._favourite, self.space, self.objective)
             rows.add_row("best", Text(text))
             if self._favourite.second is not None:
-                rows.add_row("second", Text(settings(self._favourite.second, self._space)))
+                rows.add_row("second", Text(settings(self._favourite.second, self.space)))
         drawn = rows if self._progress is None else Group(self._bar(self._progress), rows)
         return Constrain(drawn, self._console.width - len("^C"))
 
