@@ -284,7 +284,7 @@ def put(*path: object) -> Callable[[Any], None]:
         *[
             (put(key, value), said)
             for key in ("worker", "made", "outcome", "began_s")
-            for value, said in ((None, "None"), ([], "[]"), ({"pieces": 1}, "#0' is missing"))
+            for value, said in ((None, "None"), ("x", "'x'"), ({"pieces": 1}, "#0' is missing"))
         ],
     ],
 )
