@@ -117,7 +117,7 @@ class FunctionMeasurer:
                 )
             result = trial.launch(float(result))
         secondary = result.secondary
-        made = result._replace(
+        made: Launch = result._replace(
             configuration=launch.configuration, plan_hash=launch.plan_hash, began_s=launch.began_s,
             secondary=secondary if secondary.wall_s else secondary._replace(wall_s=wall_s),
         )  # fmt: skip

@@ -184,9 +184,10 @@ class Runner:
             is_bare, run = configuration == BARE, self._watched(request.run)
             made = None if is_bare else self.resolver.resolve(configuration).plan
             port = free_ports(1 if made is None else made.count) if self.service else 0
-            program: ProgramRequest | Environment = at_ports(request, port).program
+            words = at_ports(request, port).program
+            program: ProgramRequest | Environment = words
             if made is None:
-                made, program = bare_command(program, run, inherited, self.resolver.machine)
+                made, program = bare_command(words, run, inherited, self.resolver.machine)
             if self.objective.metric == WALL and made.count > 1 and not self.work_shared:
                 note = (
                     f"wall time of {made.count} instances cannot be compared, since they do"

@@ -41,7 +41,7 @@ def from_plain(kind: type[T], plain: Any) -> T:
     """
     if not isinstance(plain, Mapping | list):
         raise TypeError(f"{kind.__name__} is {plain!r}")
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     defaults = getattr(kind, "_field_defaults", {})
     fields = plain if isinstance(plain, Mapping) else dict(zip(hints, plain, strict=True))
     made = {}
