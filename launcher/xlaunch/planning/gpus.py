@@ -9,28 +9,17 @@ or has no core that may be used, its instance may be anywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Gpu, Gpus, Machine, Topology
-from xlaunch.planning.layout import Capacity, Layout, choose_layout, usable_cores
-from xlaunch.planning.placement import NODE, PACKAGE, Core, place_instances
+from xlaunch.planning.layout import Capacity, Layout, Share, choose_layout, usable_cores
+from xlaunch.planning.placement import Core, place_instances
 from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, LayoutRequest, Place
 from xlaunch.text import counted, plural
 
 REMOTE = -1
 """Stands for the package of GPUs next to which no core may be used."""
-
-
-class Share(NamedTuple):
-    """The GPUs of one instance, and where its cores should be."""
-
-    gpus: tuple[Gpu, ...]
-    package: int | None = None
-    """The package, named by its lowest CPU as in `Core.domains`; None: any."""
-    node: int | None = None
-    """The NUMA node, if all of its GPUs are next to the same one, named in the same way."""
 
 
 def count_instances(request: LayoutRequest, gpus: Gpus, budget: int) -> int:
@@ -61,69 +50,45 @@ def count_instances(request: LayoutRequest, gpus: Gpus, budget: int) -> int:
     return max(1, min(count, budget // max(1, size)))
 
 
-class Division(NamedTuple):
-    """How GPUs and cores are divided among instances."""
+def layout_for_gpus(
+    request: LayoutRequest,
+    machine: Machine,
+    cores: Sequence[Core],
+    capacity: Capacity,
+    taken: Collection[str],
+) -> Layout:
+    """The layout of a request whose instances get GPUs of their own, or are near GPUs. Raises `UsageError`.
 
-    request: LayoutRequest
-    machine: Machine
-    shares: list[Share]
-    layout: Layout
-
-    def place(self, cores: Sequence[Core]) -> list[list[Core]]:
-        """The cores of each instance, as many of them as possible next to its GPUs."""
-        return _place_near(self.shares, cores, self.layout.sizes[0], self.request.place)
-
-    def explain(self) -> Decision:
-        """How many GPUs each instance has, and why there are no more."""
-        if self.request.near_gpus:
-            return Decision(
-                "GPUs", "left alone", "instance i is near GPU i as far as there is room"
-            )
-        gpus, used = self.machine.gpus, self.shares[0].gpus[0].vendor
-        reason = _held(gpus)
-        if idle := self._idle():
-            reason += f"; left over: {', '.join(idle)}"
-        if others := {gpu.vendor.value for gpu in gpus.found} - {used.value}:
-            reason += f"; those of {' and '.join(sorted(others))} are left alone"
-        return Decision("GPUs", f"{self.request.gpus_per_instance} for each instance", reason)
-
-    def warnings(self, placed: Sequence[Sequence[Core]]) -> list[str]:
-        """Warnings about unused GPUs, where the user has not fixed the number of instances, and
-        about GPUs without cores next to them.
-        """
-        if self.request.near_gpus:
-            return []
-        topology, warnings = self.machine.topology, []
-        if (idle := self._idle()) and not isinstance(self.request.instances, int):
-            warnings.append(f"{counted(len(idle), 'GPU')} left over: {', '.join(idle)}")
-        for index, (share, slot) in enumerate(zip(self.shares, placed, strict=False)):
-            here = {core.domains[PACKAGE] for core in slot}
-            for gpu in share.gpus:
-                package = _package_of(_node_of(gpu, topology), topology)
-                if package is not None and package not in here:
-                    warnings.append(
-                        f"instance {index} has GPU {gpu.name} of NUMA node {gpu.numa_node}, and no "
-                        "CPU in its package"
-                    )
-        return warnings
-
-    def _idle(self) -> list[str]:
-        used = {gpu for share in self.shares for gpu in share.gpus}
-        return [gpu.name for gpu in self.machine.gpus.usable if gpu not in used]
+    `taken`: identities of GPUs of other launches, which come last.
+    """
+    if request.gpus_per_instance is None:
+        return _layout_near_gpus(request, machine, cores, capacity)
+    layout = _divide_gpus(request, machine, cores, capacity, taken)
+    gpus, vendor = machine.gpus, layout.shares[0].gpus[0].vendor
+    used = {gpu for share in layout.shares for gpu in share.gpus}
+    idle = [gpu.name for gpu in gpus.usable if gpu not in used]
+    reason, warnings = _held(gpus), layout.warnings
+    if idle:
+        reason += f"; left over: {', '.join(idle)}"
+        if not isinstance(request.instances, int):
+            warnings += (f"{counted(len(idle), 'GPU')} left over: {', '.join(idle)}",)
+    if others := {gpu.vendor.value for gpu in gpus.found} - {vendor.value}:
+        reason += f"; those of {' and '.join(sorted(others))} are left alone"
+    decision = Decision("GPUs", f"{request.gpus_per_instance} for each instance", reason)
+    return layout._replace(decisions=(*layout.decisions, decision), warnings=warnings)
 
 
-def divide_gpus(
+def _divide_gpus(
     request: LayoutRequest,
     machine: Machine,
     cores: Sequence[Core],
     capacity: Capacity,
     taken: Collection[str] = (),
-) -> Division:
+) -> Layout:
     """Divide the GPUs of `machine` and choose the size of the instances. Raises `UsageError`.
 
-    `taken`: identities of GPUs of other launches, which come last. Instances go to the packages where
-    they get the most cores each; with a number of cores and `Place.COMPACT`, to the first with room.
-    They are in the order of their first GPUs in `Gpus.usable`.
+    Instances go to the packages where they get the most cores each; with a number of cores and
+    `Place.COMPACT`, to the first with room. They are in the order of their first GPUs in `Gpus.usable`.
     """
     gpus, budget = machine.gpus.usable, usable_cores(request, capacity)
     count = count_instances(request, machine.gpus, budget)
@@ -142,26 +107,46 @@ def divide_gpus(
         if size < equal:
             reason += " in the packages of the GPUs"
     layout = choose_layout(request._replace(instances=count, ncores=size), capacity)
-    layout = layout._replace(decision=layout.decision._replace(reason=reason))
-    return Division(request, machine, shares, layout)
+    decisions = tuple([decision._replace(reason=reason) for decision in layout.decisions])
+    return layout._replace(decisions=decisions, shares=tuple(shares))
 
 
-def place_near_gpus(
+def _layout_near_gpus(
     request: LayoutRequest, machine: Machine, cores: Sequence[Core], capacity: Capacity
-) -> Division | None:
-    """Place instance i next to GPU i, with as many cores as it would have without GPUs.
+) -> Layout:
+    """Instance i next to GPU i, with as many cores as it would have without GPUs.
 
-    None where it is not known which GPU that is, or where they are: GPUs of several models have
+    Without shares where it is not known which GPU that is, or where they are: GPUs of several models have
     another order in CUDA than in the driver.
     """
     gpus = machine.gpus.usable[: request.instances] if isinstance(request.instances, int) else ()
     models, nodes = {gpu.model for gpu in gpus}, {gpu.numa_node for gpu in gpus}
     several_nodes = len(machine.topology.numa_nodes) > 1 and None not in nodes
     if not several_nodes or len(models) != 1 or len(gpus) != request.instances:
-        return None
+        return choose_layout(request, capacity)
     machine = machine._replace(gpus=machine.gpus._replace(usable=gpus))
     request = request._replace(gpus_per_instance=1, ncores=request.ncores or MAX)
-    return divide_gpus(request, machine, cores, capacity)
+    layout = _divide_gpus(request, machine, cores, capacity)
+    decision = Decision("GPUs", "left alone", "instance i is near GPU i as far as there is room")
+    shares = tuple([share._replace(gpus=()) for share in layout.shares])
+    return layout._replace(decisions=(*layout.decisions, decision), shares=shares)
+
+
+def warn_of_remote_gpus(
+    shares: Sequence[Share], topology: Topology, placed: Sequence[Sequence[Core]]
+) -> list[str]:
+    """Warn of GPUs whose instance has no core next to them."""
+    warnings = []
+    for index, (share, slot) in enumerate(zip(shares, placed, strict=False)):
+        here = {core.domains.package for core in slot}
+        for gpu in share.gpus:
+            package = _package_of(_node_of(gpu, topology), topology)
+            if package is not None and package not in here:
+                warnings.append(
+                    f"instance {index} has GPU {gpu.name} of NUMA node {gpu.numa_node}, and no "
+                    "CPU in its package"
+                )
+    return warnings
 
 
 class _Packages:
@@ -181,14 +166,14 @@ class _Packages:
         self._taken = taken
         self._cores: dict[int | None, int] = {None: len(cores)}
         for core in cores:
-            package = core.domains[PACKAGE]
+            package = core.domains.package
             self._cores[package] = self._cores.get(package, 0) + 1
         self._nodes = {gpu: _node_of(gpu, topology) for gpu in gpus}
         self._left: dict[int | None, list[Gpu]] = {}
         for gpu in gpus:
-            own_package = _package_of(self._nodes[gpu], topology)
-            known = own_package if own_package in self._cores else REMOTE
-            self._left.setdefault(known, []).append(gpu)
+            nearest = _package_of(self._nodes[gpu], topology)
+            own_package = nearest if nearest in self._cores else REMOTE
+            self._left.setdefault(own_package, []).append(gpu)
         self._cores[REMOTE] = len(cores)
         for own in self._left.values():
             # Those of one node are side by side, so that an instance gets them together.
@@ -228,12 +213,12 @@ def _cores_each(shares: Sequence[Share], cores: Sequence[Core], budget: int) -> 
     """The most cores that every instance can have within the package of its GPUs."""
     sizes = [budget // len(shares)]
     for package in {share.package for share in shares} - {None}:
-        here = sum([core.domains[PACKAGE] == package for core in cores])
+        here = sum([core.domains.package == package for core in cores])
         sizes.append(here // sum([share.package == package for share in shares]))
     return max(1, min(sizes))
 
 
-def _place_near(
+def place_near(
     shares: Sequence[Share], cores: Sequence[Core], size: int, place: Place
 ) -> list[list[Core]]:
     """Disjoint sets of `size` cores, one for each share, as near to its GPUs as possible.
@@ -252,14 +237,14 @@ def _place_near(
                 del left[core.cpus[0]]
 
     for package in dict.fromkeys([share.package for share in shares if share.package is not None]):
-        here = [core for core in cores if core.domains[PACKAGE] == package]
+        here = [core for core in cores if core.domains.package == package]
         members = [i for i, share in enumerate(shares) if share.package == package]
         members = members[: len(here) // size]  # the others find room elsewhere
         by_node: dict[int | None, list[int]] = {}
         for number in members:
             by_node.setdefault(shares[number].node, []).append(number)
         for node, numbers in by_node.items():
-            near = [core for core in here if core.domains[NODE] == node]
+            near = [core for core in here if core.domains.node == node]
             each = min(size, len(near) // len(numbers))
             if each:
                 take(numbers, near, each)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple, NoReturn
 
 from xlaunch.errors import UsageError
+from xlaunch.machine.topology import Gpu
 from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, LayoutRequest, Mode
 from xlaunch.text import counted
@@ -35,12 +36,24 @@ class Capacity(NamedTuple):
     cores is a share of the time."""
 
 
+class Share(NamedTuple):
+    """The GPUs of one instance, and where its cores should be."""
+
+    gpus: tuple[Gpu, ...] = ()
+    package: int | None = None
+    """The package, named by its lowest CPU as in `Core.domains`; None: any."""
+    node: int | None = None
+    """The NUMA node, if all of its GPUs are next to the same one, named in the same way."""
+
+
 class Layout(NamedTuple):
     """The instances and their sizes."""
 
     sizes: tuple[int, ...]
     """Cores of each instance."""
-    decision: Decision
+    decisions: tuple[Decision, ...]
+    shares: tuple[Share, ...] = ()
+    """Where each instance should be, and its GPUs; empty if no GPUs count."""
     threads_at_most: tuple[int, ...] | None = None
     """Threads of each instance that the CPU quota allows; None without a limit."""
     by_node: bool = False
@@ -163,7 +176,7 @@ def _throughput_layout(request: LayoutRequest, capacity: Capacity, budget: int) 
         value = f"{counted(len(listed), 'instance')} x {counted(listed[0], 'core')}"
     return Layout(
         tuple(sizes),
-        Decision("layout", value, reason),
+        (Decision("layout", value, reason),),
         threads_at_most=granted,
         by_node=True,
         warnings=tuple(warnings),
@@ -203,7 +216,7 @@ def _exact_layout(
 
 def _equal_layout(count: int, size: int, reason: str) -> Layout:
     value = f"{counted(count, 'instance')} x {counted(size, 'core')}"
-    return Layout((size,) * count, Decision("layout", value, reason))
+    return Layout((size,) * count, (Decision("layout", value, reason),))
 
 
 def _refuse(

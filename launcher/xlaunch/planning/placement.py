@@ -31,8 +31,6 @@ from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning.request import MemoryPolicy, Place
 
-PACKAGE, NODE, CACHE = 0, 1, 2
-"""Indices into `Core.domains` and `crossings`."""
 UNLISTED = -1
 """The domain of CPUs that are in no group of a level, such as an L3 shown for some CPUs only."""
 
@@ -41,12 +39,21 @@ MAX_WORK = 4096
 taken."""
 
 
+class Levels(NamedTuple):
+    """A number for each level, first that whose crossings cost most."""
+
+    package: int
+    node: int
+    cache: int
+    die: int
+
+
 class Core(NamedTuple):
     """A physical core of the pool and its domains."""
 
     cpus: CPUs
     """Its allowed siblings."""
-    domains: tuple[int, ...]
+    domains: Levels
     """Its package, NUMA node, cache group and die, each named by its lowest CPU.
 
     **Ex.:** CPUs 12 and 76 of a two-package EPYC: ``(0, 0, 8, 0)``."""
@@ -71,7 +78,7 @@ def locate_cores(
     """
     levels = [{cpu: group[0] for group in groups for cpu in group} for groups in _levels(topology)]
     located = [
-        Core(cpus, tuple([level.get(cpus[0], UNLISTED) for level in levels])) for cpus in cores
+        Core(cpus, Levels(*[level.get(cpus[0], UNLISTED) for level in levels])) for cpus in cores
     ]
     counts = [len({core.domains[level] for core in located}) for level in range(len(levels))]
     outermost_first = sorted(range(len(levels)), key=counts.__getitem__)
@@ -124,15 +131,15 @@ def _total_crossings(slots: list[list[Core]]) -> list[int]:
     return [sum(level) for level in zip(*map(crossings, slots), strict=True)]
 
 
-def crossings(cores: Cores) -> tuple[int, ...]:
-    """Additional domains touched at each level: packages, NUMA nodes, cache groups, dies."""
+def crossings(cores: Cores) -> Levels:
+    """Additional domains touched at each level."""
     if len(cores) == 1:
-        return (0,) * len(cores[0].domains)
-    return tuple([len(set(level)) - 1 for level in zip(*[c.domains for c in cores], strict=True)])
+        return Levels(0, 0, 0, 0)
+    return Levels(*[len(set(level)) - 1 for level in zip(*[c.domains for c in cores], strict=True)])
 
 
 def _levels(topology: Topology) -> tuple[tuple[CPUs, ...], ...]:
-    """Groups of CPUs at each level; first the level whose crossings cost most.
+    """Groups of CPUs at each of the `Levels`.
 
     Without an L3 the L2 groups, clusters or dies are the innermost level that shares something.
     """
@@ -193,6 +200,22 @@ def _children(cores: Cores, depth: int) -> list[list[Core]]:
     return list(children.values())
 
 
+class _Candidate(NamedTuple):
+    """A place for an instance, and what it costs."""
+
+    crossings: Levels
+    taken: int
+    """Cores that other launches have."""
+    broken: int
+    """Domains that it takes only partly."""
+    spare: int
+    """Cores that it leaves behind in them."""
+    slot: list[Core]
+
+    def cost(self) -> tuple[Levels, int, int, int]:
+        return self.crossings, self.taken, self.broken, self.spare
+
+
 def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
     """`size` of the cores that touch the fewest domains at `depth`, then at the levels below.
 
@@ -207,14 +230,14 @@ def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
         spare = len(union) - size
         slot = _gather(union, size=size, depth=depth + 1)
         broken = _broken(slot, pieces, depth)
-        candidates.append((crossings(slot), _count_taken(slot), broken, spare, slot))
+        candidates.append(_Candidate(crossings(slot), _count_taken(slot), broken, spare, slot))
         if broken < 2:
             continue
         for partial in (min(pieces, key=len), max(pieces, key=len)):
             taken = _gather(partial, size=len(partial) - spare, depth=depth + 1)
             slot = _joined([taken if piece is partial else piece for piece in pieces])
-            candidates.append((crossings(slot), _count_taken(slot), 1, spare, slot))
-    return min(candidates, key=lambda candidate: candidate[:4])[4]
+            candidates.append(_Candidate(crossings(slot), _count_taken(slot), 1, spare, slot))
+    return min(candidates, key=_Candidate.cost).slot
 
 
 def _joined(pieces: list[list[Core]]) -> list[Core]:

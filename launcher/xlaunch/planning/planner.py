@@ -3,19 +3,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from operator import attrgetter
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import SLURM_COUNT, CPUs, Machine, Topology
 from xlaunch.planning.layout import Capacity, Layout, choose_layout, quota_cores, takes_everything
 from xlaunch.planning.placement import (
-    CACHE,
-    NODE,
-    PACKAGE,
     UNLISTED,
     Core,
+    Levels,
     choose_memory,
     crossings,
     locate_cores,
@@ -33,9 +32,6 @@ from xlaunch.planning.request import (
     refuse_contradictions,
 )
 from xlaunch.text import counted
-
-if TYPE_CHECKING:
-    from xlaunch.planning.gpus import Division
 
 
 def plan(
@@ -69,44 +65,19 @@ def plan(
         quota_source=machine.limits.cpu_quota_source,
         bound=bound,
     )
-    division: Division | None = None
-    if request.gpus_per_instance is not None:
-        from xlaunch.planning.gpus import divide_gpus
-
-        division = divide_gpus(request, machine, cores, capacity, taken_gpus)
-    elif request.near_gpus:
-        from xlaunch.planning.gpus import place_near_gpus
-
-        division = place_near_gpus(request, machine, cores, capacity)
-    layout = choose_layout(request, capacity) if division is None else division.layout
-    if bound:
-        if division is not None and not layout.oversubscribed:
-            placed = division.place(cores)
-        else:
-            placed = _place(request, layout, cores, by_node)
-        instances = _bound_instances(request, machine, layout, placed, len(cores))
-        used = {core.cpus[0] for slot in placed for core in slot}
-        idle = [core for core in cores if core.cpus[0] not in used]
-    else:
-        placed = []
-        instances = _unbound_instances(request, machine, layout, cores)
-        idle = []
-    if division is not None and not request.near_gpus:
-        instances = [
-            (instance._replace(gpus=share.gpus), reason)
-            for (instance, reason), share in zip(instances, division.shares, strict=True)
-        ]
+    layout = _layout(request, machine, cores, capacity, taken_gpus)
+    placed = _place(request, layout, cores, by_node) if bound else []
+    instances, reasons = _instances(request, machine, layout, cores, placed if bound else None)
+    used = {core.cpus[0] for slot in placed for core in slot}
+    idle = [core for core in cores if bound and core.cpus[0] not in used]
     crossed = [crossings(slot) for slot in placed]
-    idle_cpus = tuple(sorted([cpu for core in idle for cpu in core.cpus]))
-    allowed_cpus = pool.cpus if bound else machine.limits.allowed_cpus
     decisions = [*pool.decisions]
     decisions += explain_siblings(request, pool) if bound else []
     decisions += explain_quota(machine, capacity, can_bind=can_bind)
-    decisions.append(layout.decision)
-    decisions += [division.explain()] if division is not None else []
+    decisions += layout.decisions
     if bound:
         decisions += explain_placement(request, crossed, idle)
-    decisions += explain_memory(instances)
+    decisions += explain_memory(instances, reasons)
     share = _memory_share(machine, len(instances))
     decisions += explain_memory_share(machine, share)
     warnings = [*machine.warnings, *pool.warnings, *layout.warnings]
@@ -114,18 +85,21 @@ def plan(
         warnings.append(
             "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"
         )
-    sized = not takes_everything(request) and (division is None or request.ncores is not None)
+    sized = not takes_everything(request) and not (layout.shares and request.ncores is None)
     if not layout.oversubscribed and not layout.by_node and sized:
         warnings += warn_of_crossings(request, machine.topology, cores, placed, crossed)
-    warnings += division.warnings(placed) if division is not None else []
-    warnings += warn_of_one_node(request, [i for i, _ in instances])
-    warnings += warn_of_isolated([i for i, _ in instances], machine.topology, bound=bound)
+    if layout.shares:
+        from xlaunch.planning.gpus import warn_of_remote_gpus
+
+        warnings += warn_of_remote_gpus(layout.shares, machine.topology, placed)
+    warnings += warn_of_one_node(request, instances)
+    warnings += warn_of_isolated(instances, machine.topology, bound=bound)
     return Plan(
-        instances=_selected(request, [i for i, _ in instances]),
+        instances=_selected(request, instances),
         count=len(instances),
         bound=bound,
-        allowed_cpus=allowed_cpus,
-        idle_cpus=idle_cpus,
+        allowed_cpus=pool.cpus if bound else machine.limits.allowed_cpus,
+        idle_cpus=tuple(sorted([cpu for core in idle for cpu in core.cpus])),
         decisions=tuple(decisions),
         warnings=tuple(warnings),
         layout=request,
@@ -133,6 +107,20 @@ def plan(
         memory_share_bytes=share,
         cores_known=machine.topology.cores_known,
     )
+
+
+def _layout(
+    request: LayoutRequest,
+    machine: Machine,
+    cores: Sequence[Core],
+    capacity: Capacity,
+    taken_gpus: Collection[str],
+) -> Layout:
+    if request.gpus_per_instance is None and not request.near_gpus:
+        return choose_layout(request, capacity)
+    from xlaunch.planning.gpus import layout_for_gpus
+
+    return layout_for_gpus(request, machine, cores, capacity, taken_gpus)
 
 
 def _memory_share(machine: Machine, count: int) -> int | None:
@@ -174,7 +162,7 @@ def _cores_by_node(topology: Topology, cores: Sequence[Core]) -> list[list[Core]
     """The cores of each NUMA node that has any, in the order of the nodes; then the other cores."""
     groups: dict[int, list[Core]] = {}
     for core in cores:
-        groups.setdefault(core.domains[NODE], []).append(core)
+        groups.setdefault(core.domains.node, []).append(core)
     order = [node.cpus[0] for node in topology.numa_nodes if node.cpus]
     return [groups[node] for node in (*order, UNLISTED) if node in groups]
 
@@ -183,6 +171,10 @@ def _place(
     request: LayoutRequest, layout: Layout, cores: Sequence[Core], by_node: list[list[Core]]
 ) -> list[list[Core]]:
     """Place the instances. Oversubscribed ones fill the machine in rounds."""
+    if layout.shares and not layout.oversubscribed:
+        from xlaunch.planning.gpus import place_near
+
+        return place_near(layout.shares, cores, layout.sizes[0], request.place)
     if layout.by_node:
         return [
             place_instances(group, count=1, size=size, place=request.place)[0]
@@ -203,100 +195,65 @@ def _place(
     return placed
 
 
-def _bound_instances(
+def _instances(
     request: LayoutRequest,
     machine: Machine,
     layout: Layout,
-    placed: list[list[Core]],
-    pool_cores: int,
-) -> list[tuple[Instance, str]]:
-    """The instances with their own masks, each with the reason for its memory policy."""
-    topology = machine.topology
-    node_ids = {node.cpus[0]: node.id for node in topology.numa_nodes if node.cpus}
-    known = memory_nodes(machine)
-    sizes = [size for size in layout.sizes if size]
-    caps = layout.threads_at_most
-    if caps is not None:
-        caps = tuple([cap for cap, size in zip(caps, layout.sizes, strict=True) if size])
-    instances = []
-    for index, slot in enumerate(placed):
-        if request.smt:
-            cpus = tuple(sorted([cpu for core in slot for cpu in core.cpus]))
-        else:
-            cpus = tuple(sorted([core.cpus[0] for core in slot]))
-        threads = len(cpus) if len(slot) == sizes[index] else sizes[index]
-        if caps is not None:
-            threads = min(threads, caps[index])
-        packages, node_keys, caches = (
-            {core.domains[level] for core in slot} - {UNLISTED} for level in (PACKAGE, NODE, CACHE)
-        )
-        nodes = tuple(sorted([node_ids[key] for key in node_keys]))
+    cores: Sequence[Core],
+    placed: Sequence[Sequence[Core]] | None,
+) -> tuple[list[Instance], list[str]]:
+    """The instances, and the reason for the memory policy of each.
+
+    They have masks of their own on the cores `placed`. None: they may run on any allowed CPU, with threads
+    for their shares of the time.
+    """
+    topology, nodes_known = machine.topology, memory_nodes(machine)
+    package_of = _group_of([package.cpus for package in topology.packages])
+    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+    l3_of = _group_of(topology.l3_groups)
+    siblings = sum(len(core.cpus) for core in cores) // len(cores) if request.smt else 1
+    limits: Sequence[int | None] = layout.threads_at_most or [None] * len(layout.sizes)
+    sizes = [pair for pair in zip(layout.sizes, limits, strict=True) if pair[0]]
+    instances, reasons = [], []
+    for index, (size, threads_at_most) in enumerate(sizes):
+        cpus, ncores, threads = machine.limits.allowed_cpus, size, size * siblings
+        if placed is not None:
+            slot = placed[index]
+            count = None if request.smt else 1
+            cpus = tuple(sorted([cpu for core in slot for cpu in core.cpus[:count]]))
+            ncores = len(slot)
+            threads = len(cpus) if ncores == size else size
+        if threads_at_most is not None:
+            threads = min(threads, threads_at_most)
+        nodes = tuple(sorted({node_of[cpu] for cpu in cpus if cpu in node_of}))
         memory = choose_memory(
             request.mem_policy,
             index=index,
             nodes=nodes,
-            everywhere=len(slot) == pool_cores,
-            known=known,
+            everywhere=placed is None or ncores == len(cores),
+            known=nodes_known,
         )
-        instances.append(
-            (
-                Instance(
-                    index=index,
-                    cpus=cpus,
-                    ncores=len(slot),
-                    threads=threads,
-                    nodes=nodes,
-                    packages_touched=len(packages),
-                    nodes_touched=len(nodes),
-                    l3_touched=len(caches) if topology.l3_groups else 0,
-                    memory=memory.policy,
-                    memory_nodes=memory.nodes,
-                ),
-                memory.reason,
-            )
+        instance = Instance(
+            index=index,
+            cpus=cpus,
+            ncores=ncores,
+            threads=threads,
+            nodes=nodes,
+            packages_touched=len({package_of.get(cpu) for cpu in cpus} - {None}),
+            nodes_touched=len(nodes),
+            l3_touched=len({l3_of.get(cpu) for cpu in cpus} - {None}),
+            memory=memory.policy,
+            memory_nodes=memory.nodes,
+            gpus=layout.shares[index].gpus if layout.shares else (),
         )
-    return instances
+        instances.append(instance)
+        reasons.append(memory.reason)
+    return instances, reasons
 
 
-def _unbound_instances(
-    request: LayoutRequest, machine: Machine, layout: Layout, cores: Sequence[Core]
-) -> list[tuple[Instance, str]]:
-    """Instances that may run on any allowed CPU, with threads for their shares of the time."""
-    topology, allowed = machine.topology, machine.limits.allowed_cpus
-    members = set(allowed)
-    nodes = tuple([n.id for n in topology.numa_nodes if not members.isdisjoint(n.cpus)])
-    known = memory_nodes(machine)
-    siblings = sum(len(core.cpus) for core in cores) // len(cores) if request.smt else 1
-    instances = []
-    for index, size in enumerate(layout.sizes):
-        memory = choose_memory(
-            request.mem_policy, index=index, nodes=nodes, everywhere=True, known=known
-        )
-        threads = size * siblings
-        if layout.threads_at_most is not None:
-            threads = min(threads, layout.threads_at_most[index])
-        instances.append(
-            (
-                Instance(
-                    index=index,
-                    cpus=allowed,
-                    ncores=size,
-                    threads=max(threads, size),
-                    nodes=nodes,
-                    packages_touched=_touched(members, [p.cpus for p in topology.packages]),
-                    nodes_touched=len(nodes),
-                    l3_touched=_touched(members, topology.l3_groups),
-                    memory=memory.policy,
-                    memory_nodes=memory.nodes,
-                ),
-                memory.reason,
-            )
-        )
-    return instances
-
-
-def _touched(cpus: set[int], groups: Sequence[CPUs]) -> int:
-    return sum([not cpus.isdisjoint(group) for group in groups])
+def _group_of(groups: Sequence[CPUs]) -> dict[int, int]:
+    """The number of each CPU's group."""
+    return {cpu: number for number, group in enumerate(groups) for cpu in group}
 
 
 def _selected(request: LayoutRequest, instances: list[Instance]) -> tuple[Instance, ...]:
@@ -353,11 +310,12 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
 
 
 def explain_placement(
-    request: LayoutRequest, crossed: list[tuple[int, ...]], idle: list[Core]
+    request: LayoutRequest, crossed: list[Levels], idle: list[Core]
 ) -> list[Decision]:
     """The number of crossings of all instances, and the idle cores."""
-    totals = [sum(level) for level in zip(*crossed, strict=True)]
-    packages, nodes, caches, _ = totals
+    packages = sum([crossing.package for crossing in crossed])
+    nodes = sum([crossing.node for crossing in crossed])
+    caches = sum([crossing.cache for crossing in crossed])
     if packages or nodes or caches:
         reason = (
             f"crossings in all: {packages} of packages, {nodes} of NUMA nodes, {caches} of caches"
@@ -376,10 +334,10 @@ def explain_placement(
     return decisions
 
 
-def explain_memory(instances: list[tuple[Instance, str]]) -> list[Decision]:
+def explain_memory(instances: Sequence[Instance], reasons: Sequence[str]) -> list[Decision]:
     """One decision per policy and reason, for all instances that share them."""
     alike: dict[tuple[str, str], list[Instance]] = {}
-    for instance, reason in instances:
+    for instance, reason in zip(instances, reasons, strict=True):
         alike.setdefault((instance.memory.value, reason), []).append(instance)
     decisions = []
     for (value, reason), members in alike.items():
@@ -397,7 +355,7 @@ def warn_of_crossings(
     topology: Topology,
     cores: Sequence[Core],
     placed: list[list[Core]],
-    crossed: list[tuple[int, ...]],
+    crossed: list[Levels],
 ) -> list[str]:
     """Warn of instances that span NUMA nodes or packages where smaller instances would not."""
     if not placed:
@@ -405,40 +363,29 @@ def warn_of_crossings(
     warnings = []
     size, told = len(placed[0]), set[int]()
     for level, name, ids in (
-        (NODE, "NUMA nodes", {n.cpus[0]: n.id for n in topology.numa_nodes if n.cpus}),
-        (PACKAGE, "packages", {p.cpus[0]: p.id for p in topology.packages}),
+        ("node", "NUMA nodes", {n.cpus[0]: n.id for n in topology.numa_nodes if n.cpus}),
+        ("package", "packages", {p.cpus[0]: p.id for p in topology.packages}),
     ):
-        spanning = [i for i, levels in enumerate(crossed) if levels[level] and i not in told]
+        domain_of = attrgetter(level)
+        spanning = [i for i, levels in enumerate(crossed) if domain_of(levels) and i not in told]
         told.update(spanning)
-        held = _sizes([core.domains[level] for core in cores])
+        held = Counter([domain_of(core.domains) for core in cores]).values()
         if not spanning or size > max(held):
             continue
         # Start with the largest size that could fit; instances of one core span nothing.
-        smaller = next(s for s in range(size - 1, 0, -1) if _fit(held, s) >= len(placed))
+        fitting = (s for s in range(size - 1, 0, -1) if sum(n // s for n in held) >= len(placed))
+        smaller = next(fitting)
         if len(spanning) > 1:
             which = f"instances {format_cpu_list(spanning)} span {name}"
         else:
             slot = placed[spanning[0]]
-            spanned = {i for i in [ids.get(c.domains[level]) for c in slot] if i is not None}
+            spanned = {i for i in [ids.get(domain_of(c.domains)) for c in slot] if i is not None}
             which = f"instance {spanning[0]} spans {name} {format_cpu_list(spanned)}".rstrip()
         # If the count follows from the size, a smaller size alone would give more instances.
         fixed = request.mode is None and request.instances is not MAX
         count = "" if fixed else f"--instances {len(placed)} "
         warnings.append(f"{which}: {count}--ncores {smaller} would not")
     return warnings
-
-
-def _sizes(domains: list[int]) -> list[int]:
-    """The number of cores in each domain."""
-    counts = dict.fromkeys(domains, 0)
-    for domain in domains:
-        counts[domain] += 1
-    return list(counts.values())
-
-
-def _fit(held: list[int], size: int) -> int:
-    """How many instances of `size` cores fit into domains of `held` cores without spanning any."""
-    return sum([cores // size for cores in held])
 
 
 def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Decision]:
