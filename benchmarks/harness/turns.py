@@ -35,7 +35,7 @@ from benchmarks.harness.measurement import at_least_2, option_parser, until_stop
 from benchmarks.harness.turn import ALIVE, FLOOR, GATE, STEP
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import find_libraries
-from xlaunch.supervision.other_work import StolenTime
+from xlaunch.supervision.watches import StolenTime
 from xtune.evidence.ratios import student_quantile
 
 MIN_STEPS = 3

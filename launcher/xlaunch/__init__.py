@@ -45,19 +45,23 @@ __all__ = [
     "start",
 ]
 
-_MODULES = (
-    *("errors", "machine.topology", "machine", "planning", "report", "launching"),
-    "supervision.keeper_client",
-)
-"""Where these names are; what imports least comes first."""
+_NAMES_OF = {
+    "errors": ("UsageError", "XLaunchError"),
+    "launching": ("launch", "start"),
+    "machine": ("read_machine",),
+    "machine.topology": ("Machine",),
+    "planning": ("MAX", "LayoutRequest", "Plan", "ProgramRequest", "Request", "RunRequest", "plan"),
+    "report": ("Report",),
+    "supervision.keeper_client": ("RunningLaunch",),
+}
+"""The modules of these names."""
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: `xlaunch --version` needs none of it.
-    for module in _MODULES if name in __all__ else ():
-        home = import_module(f"xlaunch.{module}")
-        if hasattr(home, name):
-            return globals().setdefault(name, getattr(home, name))
+    for module, names in _NAMES_OF.items():
+        if name in names:
+            return globals().setdefault(name, getattr(import_module(f"xlaunch.{module}"), name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -16,6 +16,7 @@ from xlaunch.environment.contribution import (
     Situation,
     contribute_gpus,
     contribute_pages,
+    contribute_rank_hook,
     join_entries,
 )
 from xlaunch.environment.openmp import contribute_openmp
@@ -37,7 +38,6 @@ from xlaunch.environment.variables import (
 from xlaunch.errors import UsageError
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import (
-    LOCAL_RANK_VARIABLES,
     Caches,
     HugePages,
     ProgramRequest,
@@ -93,14 +93,6 @@ def _contribute_optimization(situation: Situation) -> Contribution:
     return contribute_optimization(request.optimize, situation)
 
 
-def _contribute_rank_hook(situation: Situation) -> Contribution:
-    if not situation.program.starts_ranks and LOCAL_RANK_VARIABLES.isdisjoint(situation.given):
-        return Contribution()
-    from xlaunch.environment.start_hook import contribute_rank_hook
-
-    return contribute_rank_hook(situation.program)
-
-
 def _contribute_caches(situation: Situation) -> Contribution:
     request = situation.request
     if request.no_cache:
@@ -128,7 +120,7 @@ CONTRIBUTORS: tuple[Contributor, ...] = (
     contribute_openmp,
     contribute_pages,
     _contribute_optimization,
-    _contribute_rank_hook,
+    contribute_rank_hook,
     _contribute_caches,
     contribute_gpus,
 )

@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.environment.contribution import (
+    NOT_FOR_DASK,
     PRELOAD,
     Contribution,
     ListEntry,
     Situation,
     glibc_asks,
+    hook_entry,
+    hook_reaches,
     system_mode,
 )
 from xlaunch.environment.elf import Elf
@@ -197,11 +200,9 @@ def _not_for_dask(
     Their nanny has glibc return memory (MALLOC_TRIM_THRESHOLD_), and ends a worker whose resident memory is
     too large: what an allocator keeps counts.
     """
-    from xlaunch.environment.start_hook import NOT_FOR_DASK, hook_entry, reaches
-
     names = [it.name for it in proposals] + [it.variable for it in entries]
     own = [f"{name}={situation.given.get(name, '')}" for name in names]
-    if not situation.started or not reaches(situation.program) or ";" in "".join(own):
+    if not situation.started or not hook_reaches(situation.program) or ";" in "".join(own):
         return Contribution()
     reason = "loads a hook that keeps the allocator out of Dask's workers, and removes itself"
     marker = Proposal(NOT_FOR_DASK, ";".join(own), "tells the hook the user's own", merged=True)

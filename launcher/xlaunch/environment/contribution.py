@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each concern of a launch (allocator, threads, caches ...) contributes to its environment.
 
-The small ones are here: huge pages (`--thp`), and an instance's own GPUs (`--gpus-per-instance`). With the
+The small ones are here: huge pages (`--thp`), an instance's own GPUs (`--gpus-per-instance`), and what xlaunch
+does inside a Python program before the program itself, see ``start_hook/startup/sitecustomize.py``. With the
 system's mode `madvise` (most distributions), only memory that requests huge pages gets them. glibc requests
 them if a tunable says so, torch if a variable does, jemalloc by its configuration. Writing to /sys/kernel/mm
 is left to the administrator.
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import enum
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.cache.use import NOT_KEPT, CacheSettings
-from xlaunch.environment.program import Program
+from xlaunch.children import PATH
+from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.variables import Inherited, Proposal
 from xlaunch.errors import UsageError
 from xlaunch.machine.gpus import (
@@ -30,7 +33,7 @@ from xlaunch.machine.gpus import (
 )
 from xlaunch.machine.topology import Gpu
 from xlaunch.planning.plans import Instance, Plan
-from xlaunch.planning.request import HugePages, ProgramRequest, RunRequest
+from xlaunch.planning.request import LOCAL_RANK_VARIABLES, HugePages, ProgramRequest, RunRequest
 
 PRELOAD = "LD_PRELOAD"
 
@@ -189,3 +192,38 @@ def contribute_gpus(situation: Situation) -> Contribution:
             )
     own = situation.outside.users_own
     return Contribution(of_instance=lambda instance, _: _gpu_settings(instance.gpus, own))
+
+
+HOOK_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start_hook", "startup")
+NOT_INHERITED = "XLAUNCH_NOT_INHERITED"
+"""For the hook: names of variables that the program's libraries read and its child processes do not get."""
+NOT_FOR_DASK = "XLAUNCH_NOT_FOR_DASK"
+"""For the hook: variables that Dask's workers do not get, ``NAME=VALUE;...`` with the user's own values."""
+RANKS_MENDED = (3, 14)
+"""First version of Python whose ranks need no hook at their end."""
+
+
+def hook_reaches(program: Program) -> bool:
+    """Whether Python's module `site` would import the start-up hook when `program` starts."""
+    if sys.platform != "linux" or program.interpreter is None or os.pathsep in HOOK_DIRECTORY:
+        return False
+    return all(flag not in "EIS" for flag in interpreter_flags(program))
+
+
+def hook_entry(reason: str, *, slash: bool = False) -> ListEntry:
+    """The start-up hook on PYTHONPATH. `slash`: it is passed on to ranks."""
+    return ListEntry(PATH, f"{HOOK_DIRECTORY}/" if slash else HOOK_DIRECTORY, reason)
+
+
+def contribute_rank_hook(situation: Situation) -> Contribution:
+    """The hook, for a rank, or a program that starts ranks, with torch and a Python that needs it."""
+    program = situation.program
+    if not program.starts_ranks and LOCAL_RANK_VARIABLES.isdisjoint(situation.given):
+        return Contribution()
+    is_old = (program.installed.python or RANKS_MENDED) < RANKS_MENDED
+    if not is_old or not hook_reaches(program) or not program.installed.has("torch"):
+        return Contribution()
+    reason = (
+        "loads a hook that waits for gloo's threads at the end of a rank, and removes itself there"
+    )
+    return Contribution(entries=[hook_entry(reason, slash=program.starts_ranks)])

@@ -13,7 +13,13 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.contribution import Contribution, Situation
+from xlaunch.environment.contribution import (
+    NOT_INHERITED,
+    Contribution,
+    Situation,
+    hook_entry,
+    hook_reaches,
+)
 from xlaunch.environment.elf import MACHINES
 from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.python_environment import Installed, site_directories
@@ -188,7 +194,6 @@ def contribute_threads(situation: Situation) -> Contribution:
     plan, program = situation.plan, situation.program
     if program.starts_ranks:
         return Contribution()
-    from xlaunch.environment.start_hook import NOT_INHERITED, hook_entry, reaches
 
     option = layout_option(plan.layout)
     users_own = OPENMP_COUNT in dict(situation.request.env) or (
@@ -197,7 +202,7 @@ def contribute_threads(situation: Situation) -> Contribution:
     is_masked = situation.started and plan.bound
     # MKL looks at the CPU itself to see which CPUs of the mask share a core.
     mask_tells = is_masked and plan.cores_known and every_library_counts_the_mask(program)
-    is_hooked = situation.started and reaches(program)
+    is_hooked = situation.started and hook_reaches(program)
 
     def count_of(instance: Instance) -> Proposal:
         value, reach = str(instance.threads), Reach.CHILDREN

@@ -28,11 +28,11 @@ from xlaunch.files import is_special_file, remove_dead, remove_temporary, tempor
 from xlaunch.leases import Lease
 from xlaunch.machine.processes import children, has_job_control, proc_is_ours
 from xlaunch.report import Report
-from xlaunch.supervision.other_work import anything_runs
 from xlaunch.supervision.run_state import Job
 from xlaunch.supervision.signalling import PASSED_ON, kill_descendants, signal_name
 from xlaunch.supervision.supervisor import ENDING, Supervisor
 from xlaunch.supervision.syscalls import SI_KERNEL, become_subreaper
+from xlaunch.supervision.watches import anything_runs
 
 STDERR = 2
 RESCAN_INTERVAL_S = 0.1

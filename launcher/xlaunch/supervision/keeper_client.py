@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from xlaunch.children import without_current_directory
 from xlaunch.errors import XLaunchError
 from xlaunch.report import Report
-from xlaunch.supervision.run_state import Job
 
 if TYPE_CHECKING:
     from xlaunch.metrics.live import Live, LiveReader
+    from xlaunch.supervision.run_state import Job
 
 
 KILL_INTERVAL_S = 0.1

@@ -17,10 +17,9 @@ from xlaunch.output.relay import Chunk, Messages, Relay
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import RunRequest
 from xlaunch.report import Report
-from xlaunch.supervision.instance_run import InstanceRun, describe_escape, reports_of
+from xlaunch.supervision.instance_run import InstanceRun, Sampler, describe_escape, reports_of
 from xlaunch.supervision.instance_start import NOT_BOUND
 from xlaunch.supervision.restarts import Restarts
-from xlaunch.supervision.sampling import Sampler
 from xlaunch.supervision.signalling import send
 from xlaunch.supervision.states import State
 from xlaunch.text import counted

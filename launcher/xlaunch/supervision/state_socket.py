@@ -23,9 +23,8 @@ from xlaunch.machine.limits import ControlGroups, read_counters, read_cpu_quota
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process
 from xlaunch.machine.tree import Tree
 from xlaunch.report.run_client import RESTART, STATE, short_name
-from xlaunch.supervision.instance_run import InstanceRun
+from xlaunch.supervision.instance_run import MAX_PAUSE_S, SHARE_OF_ONE_CPU, InstanceRun
 from xlaunch.supervision.run_state import ACTIVE, Part, Replacements, RunState
-from xlaunch.supervision.sampling import MAX_PAUSE_S, SHARE_OF_ONE_CPU
 
 SCHEMA_VERSION = 1
 MIN_AGE_S = 1.0

@@ -19,8 +19,8 @@ from tests.launcher.environment.made_up import environment, with_mkl
 
 import xruntime
 from xlaunch.environment import prepare_environment
+from xlaunch.environment.contribution import HOOK_DIRECTORY
 from xlaunch.environment.optimization import HOOK
-from xlaunch.environment.start_hook import DIRECTORY
 from xlaunch.environment.start_hook.startup import sitecustomize
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
@@ -51,11 +51,11 @@ def python_path(request: Request, **inherited: str) -> str | None:
 def test_rank_gets_the_hook_before_its_own_path(python: Path, variable: str):
     request = Request.of(str(python), "train.py")
     rank = {variable: "1"}
-    assert python_path(request, **rank) == DIRECTORY
-    assert python_path(request, **rank, PYTHONPATH="") == DIRECTORY
-    assert python_path(request, **rank, PYTHONPATH="/mine:") == f"{DIRECTORY}:/mine:"
+    assert python_path(request, **rank) == HOOK_DIRECTORY
+    assert python_path(request, **rank, PYTHONPATH="") == HOOK_DIRECTORY
+    assert python_path(request, **rank, PYTHONPATH="/mine:") == f"{HOOK_DIRECTORY}:/mine:"
     given = request.replace(env=(("PYTHONPATH", "/given"),))
-    assert python_path(given, **rank, PYTHONPATH="/mine") == f"{DIRECTORY}:/given"
+    assert python_path(given, **rank, PYTHONPATH="/mine") == f"{HOOK_DIRECTORY}:/given"
     assert python_path(request, PYTHONPATH="/mine") == "/mine"
 
 
@@ -84,7 +84,7 @@ def test_program_that_is_not_python_gets_none():
 def test_torchrun_passes_the_hook_on(python: Path):
     torchrun = program(python.with_name("torchrun"), f"#!{python}\n")
     for words in ((str(torchrun),), (str(python), "-m", "torch.distributed.run")):
-        assert python_path(Request.of(*words, "train.py")) == f"{DIRECTORY}/"
+        assert python_path(Request.of(*words, "train.py")) == f"{HOOK_DIRECTORY}/"
 
 
 SHOWN = "import os, sys; print([os.environ.get('PYTHONPATH'), sys.path[1:], 'sitecustomize' in sys.modules])"
@@ -108,9 +108,9 @@ def test_rank_and_its_processes_see_the_users_path(tmp_path: Path):
     expected = shown(str(mine), tmp_path)
     assert expected[0][0] == str(mine)
     assert shown(str(mine), tmp_path, **RANK) == expected
-    assert shown(f"{DIRECTORY}/:{mine}", tmp_path, **RANK) == expected
-    (first, path, _), _ = shown(f"{DIRECTORY}/:{mine}", tmp_path)
-    assert (first, path) == (f"{DIRECTORY}/:{mine}", expected[0][1])
+    assert shown(f"{HOOK_DIRECTORY}/:{mine}", tmp_path, **RANK) == expected
+    (first, path, _), _ = shown(f"{HOOK_DIRECTORY}/:{mine}", tmp_path)
+    assert (first, path) == (f"{HOOK_DIRECTORY}/:{mine}", expected[0][1])
 
 
 @pytest.mark.parametrize("options", [(), ("--optimize", "auto")])
@@ -128,7 +128,7 @@ def test_users_own_sitecustomize_is_imported_once(tmp_path: Path, options: tuple
 def test_both_hooks_reach_a_rank(needs):
     needs(find_spec("torch"), "torch")
     request = Request.of(sys.executable, "-c", "0", optimize=Optimize.AUTO)
-    hooks = [DIRECTORY] if sys.version_info < (3, 14) else []
+    hooks = [HOOK_DIRECTORY] if sys.version_info < (3, 14) else []
     hooks.append(os.path.join(os.path.dirname(xruntime.__file__), HOOK))
     assert python_path(request, **RANK, PYTHONPATH="/mine") == ":".join([*hooks, "/mine"])
 

@@ -32,8 +32,8 @@ from tests.launcher.environment.made_up import environment, with_mkl
 from tests.libraries import find_library
 
 from xlaunch.environment import prepare_environment
+from xlaunch.environment.contribution import HOOK_DIRECTORY
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.start_hook import DIRECTORY
 from xlaunch.environment.threads import COUNTERS, Counted, every_library_counts_the_mask
 from xlaunch.launching import launch
 from xlaunch.machine import read_machine
@@ -427,7 +427,7 @@ def test_python_that_ignores_the_hook_gets_the_variable_and_a_line(flags: str, t
         under_quota(), ProgramRequest((python, flags, "x.py")), clean_environment()
     )
     assert prepared.variables[0][OMP] == "1"
-    assert DIRECTORY not in prepared.variables[0].get("PYTHONPATH", "")
+    assert HOOK_DIRECTORY not in prepared.variables[0].get("PYTHONPATH", "")
     (line,) = prepared.warnings
     assert f"python {flags} keeps xlaunch's start-up hook out" in line
     assert "--unset OMP_NUM_THREADS" in line

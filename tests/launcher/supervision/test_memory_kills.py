@@ -10,7 +10,7 @@ import pytest
 from tests.launcher.cli.commands import EAT_MEMORY, XLAUNCH, in_group, run
 from tests.launcher.machine.trees import write_files
 
-from xlaunch.supervision.sampling import KILLER, MemoryKills
+from xlaunch.supervision.instance_run import KILLER, MemoryKills
 
 
 class Machine:

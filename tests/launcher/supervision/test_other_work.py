@@ -15,14 +15,14 @@ from tests.launcher.cli.commands import run, xlaunch
 
 from xlaunch.errors import WarningKind, kind_of
 from xlaunch.machine.processes import TICKS_PER_SECOND
-from xlaunch.supervision.other_work import (
+from xlaunch.supervision.instance_run import Samples
+from xlaunch.supervision.watches import (
     MIN_SAMPLE_S,
     SAMPLE_S,
     Occupancy,
     StolenTime,
     anything_runs,
 )
-from xlaunch.supervision.sampling import Samples
 
 
 class Proc:
@@ -279,8 +279,8 @@ def test_supervised_run_on_a_busy_cpu_gets_a_warning(burner: int, tmp_path: Path
 def test_busy_cpu_does_not_delay_the_start(burner: int, tmp_path: Path):
     """A run that is over before a sample could be taken has no warning."""
     code = (
-        "from xlaunch.supervision import other_work; from xlaunch.cli import main\n"
-        "other_work.SAMPLE_S = other_work.MIN_SAMPLE_S = 3600\n"
+        "from xlaunch.supervision import watches; from xlaunch.cli import main\n"
+        "watches.SAMPLE_S = watches.MIN_SAMPLE_S = 3600\n"
         "main()"
     )
     report = tmp_path / "report.json"
@@ -307,8 +307,8 @@ def test_work_of_ended_children_is_the_program_s_own():
 def test_stolen_time_is_told_after_a_supervised_run(tmp_path: Path):
     report = tmp_path / "report.json"
     code = (
-        "import sys; from xlaunch.supervision import other_work; from xlaunch.cli import main\n"
-        "other_work.StolenTime.describe = lambda self: 'the host took much'\n"
+        "import sys; from xlaunch.supervision import watches; from xlaunch.cli import main\n"
+        "watches.StolenTime.describe = lambda self: 'the host took much'\n"
         "sys.argv[0] = 'xlaunch'; main()"
     )
     done = run((sys.executable, "-c", code, "--supervise", "--report", report, "echo", "worked"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from tests.launcher.launching import children_of, state_of, wait_until
 
-from xlaunch.supervision.sampling import (
+from xlaunch.supervision.instance_run import (
     FIRST_INTERVAL_S,
     MAX_INTERVAL_S,
     MAX_PAUSE_S,

@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.report import Report
+from xlaunch.supervision.instance_run import KILLER
 from xlaunch.supervision.keeper_client import RunningLaunch
-from xlaunch.supervision.sampling import KILLER
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK

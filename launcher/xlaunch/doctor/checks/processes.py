@@ -24,7 +24,7 @@ REAP_S = 0.3
 def show_load(facts: Facts) -> Iterator[Finding]:
     """Sample for half a second, if anything else is runnable, as a supervised run does."""
     # Imported here: they need what only Linux has.
-    from xlaunch.supervision.other_work import SAMPLE_S, Occupancy, StolenTime, anything_runs
+    from xlaunch.supervision.watches import SAMPLE_S, Occupancy, StolenTime, anything_runs
 
     if not anything_runs():
         yield ok("no other process is running")

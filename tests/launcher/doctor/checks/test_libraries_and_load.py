@@ -166,7 +166,7 @@ def test_busy_cpu(monkeypatch: pytest.MonkeyPatch):
     busy = findings[0]
     assert busy.severity is Severity.WARNING
     assert busy.found.startswith(f"CPU {cpu} is busy with other work")
-    monkeypatch.setattr("xlaunch.supervision.other_work.anything_runs", lambda: False)
+    monkeypatch.setattr("xlaunch.supervision.watches.anything_runs", lambda: False)
     assert severity("load", facts) is Severity.OK
 
 
