@@ -13,16 +13,15 @@ import enum
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from xlaunch.environment import Environment, Program, prepare_environment
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine import machine_of, read_machine
-from xlaunch.machine.topology import Machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import HostRequest, ProgramRequest, Request, RunRequest, checked
-from xlaunch.shared_host import plan_beside_others
+from xlaunch.shared_host import PreparedLaunch, plan_beside_others
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
@@ -44,23 +43,6 @@ class Purpose(enum.Enum):
     """For something else that starts the program, at any time: other launches do not count."""
 
 
-class PreparedLaunch(NamedTuple):
-    """A plan for a machine, and what its instances are started with."""
-
-    request: Request
-    """What was asked for; a rank has files of its own."""
-    machine: Machine
-    """The machine, or the share of it that a rank may use."""
-    plan: Plan
-    environment: Environment | None
-    """None without a program."""
-    inherited: Mapping[str, str]
-    """The variables that the program inherits, without those that torchrun set."""
-    lease: Lease | None = None
-    """The record of its cores; None if none was written."""
-    notes: tuple[str, ...] = ()
-
-
 def prepare(
     request: Request,
     host: HostRequest = HostRequest(),
@@ -74,14 +56,11 @@ def prepare(
     A launch on this machine is planned beside the others; `note` is called before it waits for them.
     `untried`: see `prepare_environment`. Raises `UsageError` and `XLaunchError`.
     """
-    inherited: Mapping[str, str] = os.environ
-    lease: Lease | None = None
-    notes: tuple[str, ...] = ()
     if host.is_this_machine and purpose is not Purpose.ENVIRONMENT:
-        request, made, machine, inherited, lease, notes = plan_beside_others(
+        prepared = plan_beside_others(
             request,
             read_machine(),
-            inherited,
+            os.environ,
             host=host,
             note=note,
             record=purpose is Purpose.LAUNCH,
@@ -89,18 +68,19 @@ def prepare(
     else:
         with machine_of(host.sysroot, host.synthetic) as machine:
             made = plan(request.layout, machine)
-    environment = None
+            prepared = PreparedLaunch(request, machine, made, None, os.environ)
     if request.program.words or purpose is Purpose.LAUNCH:  # which needs a program
         environment = prepare_environment(
-            made,
-            request.program,
-            inherited,
-            run=request.run,
+            prepared.plan,
+            prepared.request.program,
+            prepared.inherited,
+            run=prepared.request.run,
             make_directories=purpose is Purpose.LAUNCH,
             untried=untried,
             started=purpose is not Purpose.ENVIRONMENT,
         )
-    return PreparedLaunch(request, machine, made, environment, inherited, lease, notes)
+        prepared = prepared._replace(environment=environment)
+    return prepared
 
 
 def launch(

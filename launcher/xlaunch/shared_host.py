@@ -22,6 +22,7 @@ from xlaunch.planning.request import LOCAL_RANK_VARIABLES, HostRequest, RankMode
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
+    from xlaunch.environment import Environment
     from xlaunch.planning.ranks import FoundRank, Rank, RankShare
 
 WAIT_INTERVAL_S = 0.5
@@ -41,17 +42,20 @@ THREADS_OF_RANKS = "XLAUNCH_THREADS_OF_RANKS"
 """The OMP_NUM_THREADS that `xlaunch --nproc-per-node` gave to the torchrun that it started."""
 
 
-class Placed(NamedTuple):
-    """A launch that was planned beside the others."""
+class PreparedLaunch(NamedTuple):
+    """A plan for a machine, and what its instances are started with."""
 
     request: Request
-    plan: Plan
+    """What was asked for; a rank has files of its own."""
     machine: Machine
     """The machine, or the share of it that a rank may use."""
-    environment: Mapping[str, str]
+    plan: Plan
+    environment: Environment | None
+    """None without a program, and until it is chosen."""
+    inherited: Mapping[str, str]
     """The variables that the program inherits, without those that torchrun set."""
-    lease: Lease | None
-    """The record of its cores; None if none could be written."""
+    lease: Lease | None = None
+    """The record of its cores; None if none was written."""
     notes: tuple[str, ...] = ()
 
 
@@ -64,7 +68,7 @@ def plan_beside_others(
     note: Callable[[str], None] = lambda _: None,
     record: bool = True,
     directory: str | None = None,
-) -> Placed:
+) -> PreparedLaunch:
     """Plan `request`, and leave a record of the cores that it takes unless `record` is False.
 
     A rank plans for its share of `machine`. Among equal placements cores are preferred that no launch
@@ -75,7 +79,7 @@ def plan_beside_others(
         dropped = (THREADS_OF_RANKS, "OMP_NUM_THREADS")
         environment = {key: it for key, it in environment.items() if key not in dropped}
     if sys.platform != "linux":
-        return Placed(request, plan(request.layout, machine), machine, environment, None)
+        return PreparedLaunch(request, machine, plan(request.layout, machine), None, environment)
     notes: list[str] = []
     (rank, doubt), job = _rank_of(environment, host.rank_mode), 0
     warnings = [] if doubt is None else [doubt]
@@ -107,7 +111,7 @@ def plan_beside_others(
     if sharing := leases.sharing(held, (), _gpus_of(made)):
         notes.append(f"shares GPUs with {_names(sharing)}")
     made = made._replace(warnings=(*warnings, *made.warnings))
-    return Placed(request, made, machine, environment, lease, tuple(notes))
+    return PreparedLaunch(request, machine, made, None, environment, lease, tuple(notes))
 
 
 def _take_cores(

@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 
 PATH = "PYTHONPATH"
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""The directory on which Python finds this very package."""
 SCRIPTS = os.path.join(os.path.dirname(os.path.realpath(__file__)), "scripts")
 
 

@@ -18,11 +18,16 @@ from xlaunch.cli.plan import OF_A_RUN, say_untried
 from xlaunch.console import say
 from xlaunch.environment import optimization
 from xlaunch.environment.allocators import AUTO, choose_profile
-from xlaunch.environment.contribution import PRELOAD
 from xlaunch.environment.program import find_interpreter
-from xlaunch.environment.variables import OURS, VariableSetting, split_inherited, without_names
+from xlaunch.environment.variables import (
+    OURS,
+    PRELOAD,
+    VariableSetting,
+    split_inherited,
+    without_names,
+)
 from xlaunch.errors import UsageError
-from xlaunch.launching import PreparedLaunch, Purpose, prepare
+from xlaunch.launching import Purpose, prepare
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import glibc_version
 from xlaunch.options.commands import Parsed, launch_command
@@ -31,6 +36,7 @@ from xlaunch.options.kinds import one_of
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, ProgramRequest
+from xlaunch.shared_host import PreparedLaunch
 
 SCHEMA_VERSION = 1
 """Version of ``--format json``; raised when a key changes its meaning or is removed."""

@@ -12,13 +12,14 @@ from xlaunch.console import say, terminal_width
 from xlaunch.environment import Environment
 from xlaunch.environment.variables import VariableSetting
 from xlaunch.errors import UsageError
-from xlaunch.launching import PreparedLaunch, Purpose, prepare
+from xlaunch.launching import Purpose, prepare
 from xlaunch.options.commands import launch_command
 from xlaunch.options.definitions import OF_TORCHRUN, OPTIONS, OptionGroup
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import Request
+from xlaunch.shared_host import PreparedLaunch
 
 OF_A_RUN = tuple(
     [

@@ -17,7 +17,6 @@ from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import find_interpreter, resolve_program
 from xlaunch.environment.variables import passed_on
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.launching import PreparedLaunch
 from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OF_TORCHRUN
@@ -27,7 +26,7 @@ from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.ranks import Rank, RankShare, share_of_rank
 from xlaunch.planning.request import LayoutRequest, Mode, RankMode, Request
-from xlaunch.shared_host import THREADS_OF_RANKS
+from xlaunch.shared_host import THREADS_OF_RANKS, PreparedLaunch
 
 OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""

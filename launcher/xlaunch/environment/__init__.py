@@ -10,7 +10,6 @@ from typing import NamedTuple
 from xlaunch.cache.use import NOT_KEPT, CacheSettings, cache_settings
 from xlaunch.environment.allocators import contribute_allocator
 from xlaunch.environment.contribution import (
-    PRELOAD,
     Contribution,
     Contributor,
     Situation,
@@ -23,6 +22,7 @@ from xlaunch.environment.openmp import contribute_openmp
 from xlaunch.environment.program import Program, resolve_program
 from xlaunch.environment.threads import contribute_threads
 from xlaunch.environment.variables import (
+    PRELOAD,
     Inherited,
     Proposal,
     VariableSetting,

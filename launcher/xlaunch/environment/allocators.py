@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from xlaunch.environment.contribution import (
     NOT_FOR_DASK,
-    PRELOAD,
     Contribution,
     ListEntry,
     Situation,
@@ -27,7 +26,7 @@ from xlaunch.environment.contribution import (
 )
 from xlaunch.environment.elf import Elf
 from xlaunch.environment.program import Program
-from xlaunch.environment.variables import Proposal
+from xlaunch.environment.variables import PRELOAD, Proposal
 from xlaunch.errors import UsageError
 from xlaunch.machine.sysfs import glibc_version
 from xlaunch.text import size
@@ -246,7 +245,7 @@ def _choose_allocator(
     """
     tuned = [f"{name}={given[name]}" for name in GLIBC_VARIABLES if given.get(name)]
     if asked == AUTO:
-        if given.get("LD_PRELOAD"):
+        if given.get(PRELOAD):
             from xlaunch.environment.preload import other_allocator
 
             if other_allocator(given) is not None:

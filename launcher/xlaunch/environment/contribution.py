@@ -19,7 +19,7 @@ from typing import NamedTuple
 from xlaunch.cache.use import NOT_KEPT, CacheSettings
 from xlaunch.children import PATH
 from xlaunch.environment.program import Program, interpreter_flags
-from xlaunch.environment.variables import Inherited, Proposal
+from xlaunch.environment.variables import PRELOAD, Inherited, Proposal
 from xlaunch.errors import UsageError
 from xlaunch.machine.gpus import (
     BY_PCI_ADDRESS,
@@ -34,8 +34,6 @@ from xlaunch.machine.gpus import (
 from xlaunch.machine.topology import Gpu
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LOCAL_RANK_VARIABLES, HugePages, ProgramRequest, RunRequest
-
-PRELOAD = "LD_PRELOAD"
 
 
 class Situation(NamedTuple):

@@ -21,9 +21,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.environment.contribution import PRELOAD, Contribution, ListEntry, Situation
+from xlaunch.environment.contribution import Contribution, ListEntry, Situation
 from xlaunch.environment.program import Program
-from xlaunch.environment.variables import Proposal
+from xlaunch.environment.variables import PRELOAD, Proposal
 from xlaunch.errors import UsageError
 from xlaunch.planning.plans import Plan
 
@@ -110,20 +110,9 @@ PROFILES = {
 }
 
 
-class OpenMPChoice(NamedTuple):
-    """A profile applied to one program."""
-
-    proposals: tuple[Proposal, ...]
-    preload: Library | None
-    """The runtime to preload; None: the program's or the user's own is used."""
-    reason: str
-    """Why it is preloaded."""
-    warnings: tuple[str, ...] = ()
-
-
 def contribute_openmp(situation: Situation) -> Contribution:
     """The settings of `--omp`, and its runtime."""
-    choice = choose_openmp(
+    return choose_openmp(
         situation.request.omp,
         situation.plan,
         situation.program,
@@ -131,10 +120,6 @@ def contribute_openmp(situation: Situation) -> Contribution:
         outside=situation.outside.chosen,
         keep=situation.make_directories,
     )
-    entries = []
-    if choice.preload is not None:
-        entries = [ListEntry(PRELOAD, choice.preload.path, choice.reason)]
-    return Contribution(choice.proposals, entries=entries, warnings=choice.warnings)
 
 
 def choose_openmp(
@@ -145,7 +130,7 @@ def choose_openmp(
     *,
     outside: Mapping[str, str] | None = None,
     keep: bool = True,
-) -> OpenMPChoice:
+) -> Contribution:
     """Choose the variables and the runtime for ``--omp`` `asked`.
 
     `environment`: what the program inherits; a runtime in its LD_PRELOAD is kept as the only one.
@@ -167,12 +152,13 @@ def choose_openmp(
         variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
     else:
         variables, reason = profile.passive, why_passive
-    proposals = tuple([Proposal(name, value, reason) for name, value in variables])
-    why = ""
+    proposals = [Proposal(name, value, reason) for name, value in variables]
+    entries = []
     if library is not None:
         version = f" {library.version}" if library.version else ""
         why = f"OpenMP {profile.name}{version}: {library.origin}"
-    return OpenMPChoice(proposals, library, why, warnings)
+        entries.append(ListEntry(PRELOAD, library.path, why))
+    return Contribution(proposals, entries=entries, warnings=warnings)
 
 
 def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
@@ -194,11 +180,11 @@ def _warn_of_binding(
 ) -> tuple[str, ...]:
     if profile is PROFILES["none"]:
         return ()
-    found = binding_variable(environment, program, profile.library)
-    if found is None:
+    binding = binding_variable(environment, program, profile.library)
+    if binding is None:
         return ()
     return (
-        f"{found.assignment} is set and kept: with {found.runtime} it shrinks a program's main thread "
+        f"{binding.assignment} is set and kept: with {binding.runtime} it shrinks a program's main thread "
         "to one place, and with it every process that the program starts",
     )
 
@@ -271,7 +257,7 @@ def _runtime(
 
     kind = _kind_of_file(asked) if "/" in asked else PROFILES[asked].library
     profile = PROFILES[kind] if kind is not None else PROFILES[AUTO]
-    for entry in preloaded(environment.get("LD_PRELOAD")):
+    for entry in preloaded(environment.get(PRELOAD)):
         present = kind_of(entry)
         if present not in OPENMP or present is None:
             continue

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.cache.store import why_unwritable
 from xlaunch.cache.use import NO_HOME, cache_home, missing_home
+from xlaunch.environment.variables import PRELOAD
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
 from xlaunch.ownership import inspect_ownership
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from xlaunch.environment.libraries import Library
     from xlaunch.environment.program import Program
 
-VARIABLE = "LD_PRELOAD"
 CHILD_TIMEOUT_S = 60.0
 """Timeout of the child; on a loaded machine it takes up to a second."""
 MAX_PROOFS = 64
@@ -110,7 +110,7 @@ def prove_entries(
     from xlaunch.environment.libraries import ALLOCATORS, OPENMP, kind_of
 
     kept, refused = list[str](), list[tuple[str, str]]()
-    for entry in preloaded(environment.get(VARIABLE)):
+    for entry in preloaded(environment.get(PRELOAD)):
         refusal = None
         if prover is not None and kind_of(entry) in (*ALLOCATORS, *OPENMP):
             if "/" in entry and "$" not in entry:
@@ -148,7 +148,7 @@ def other_allocator(environment: Mapping[str, str], library: str | None = None) 
     """The allocator that LD_PRELOAD names already, unless it is `library`; None if there is none."""
     from xlaunch.environment.libraries import ALLOCATORS, kind_of
 
-    for entry in preloaded(environment.get(VARIABLE)):
+    for entry in preloaded(environment.get(PRELOAD)):
         if kind_of(entry) in ALLOCATORS and not (library and _same(entry, library)):
             return entry
     return None
@@ -332,7 +332,7 @@ def _try(library: str, interpreter: str, environment: Mapping[str, str]) -> tupl
     import subprocess
 
     variables = {name: environment[name] for name in _KEPT_VARIABLES if name in environment}
-    variables |= {"LD_PRELOAD": library, "LC_ALL": "C"}
+    variables |= {PRELOAD: library, "LC_ALL": "C"}
     try:
         done = subprocess.run(
             (interpreter, "-I", "-S", "-c", _CHILD),

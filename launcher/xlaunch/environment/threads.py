@@ -3,12 +3,11 @@
 
 A variable that child processes inherit switches off what joblib, Dask, Ray and others do for their
 workers, which get a share of the CPUs only if it is unset. So a count that every library of the program
-finds by itself is not set (`COUNTERS`), and any other is kept in the program's own process (`start_hook`).
+finds by itself is not set (`every_library_counts_the_mask`), and any other is kept in the program's own process (`start_hook`).
 A variable of another library is set only if that is installed with the program, which the names of
 dist-info directories show, or if it can do no harm.
 """
 
-import enum
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,60 +27,6 @@ from xlaunch.files import names_in
 from xlaunch.planning.plans import Instance
 
 OPENMP_COUNT = "OMP_NUM_THREADS"
-
-
-class Counted(enum.Enum):
-    """What a library takes for its number of threads where no variable says it."""
-
-    CPUS_OF_MASK = "the CPUs of the affinity mask"
-    CORES_OF_MASK = "the cores of the affinity mask"
-    MACHINE = "the machine's CPUs or cores, whatever the mask"
-    ONE = "one"
-
-
-class Counter(NamedTuple):
-    """A library that reads OMP_NUM_THREADS: a row of `COUNTERS`."""
-
-    library: str
-    counted: Counted
-    source: str
-
-
-COUNTERS = (
-    Counter(
-        "libgomp",
-        Counted.CPUS_OF_MASK,
-        "libgomp/config/linux/proc.c, gomp_init_num_threads",
-    ),
-    Counter(
-        "libiomp5 and libomp",
-        Counted.CPUS_OF_MASK,
-        "openmp/runtime/src/z_Linux_util.cpp, __kmp_get_xproc; kmp_affinity.cpp",
-    ),
-    Counter(
-        "OpenBLAS on glibc",
-        Counted.CPUS_OF_MASK,
-        "driver/others/memory.c, get_num_procs",
-    ),
-    Counter(
-        "OpenBLAS on other C libraries",
-        Counted.MACHINE,
-        "driver/others/memory.c, get_num_procs: sysconf without glibc",
-    ),
-    Counter(
-        "MKL, and torch linked to it",
-        Counted.CORES_OF_MASK,
-        "oneMKL developer guide, Techniques to Set the Number of Threads; "
-        "aten/src/ATen/ParallelOpenMP.cpp, init_num_threads",
-    ),
-    Counter(
-        "torch without MKL",
-        Counted.MACHINE,
-        "aten/src/ATen/ParallelCommon.cpp, intraop_default_num_threads",
-    ),
-    Counter("BLIS", Counted.ONE, "docs/Multithreading.md"),
-)
-"""NumExpr reads it, too, but takes what NUMEXPR_MAX_THREADS says without it."""
 
 
 class ThreadVariable(NamedTuple):
@@ -253,9 +198,13 @@ def _warn_of_workers(program: Program) -> tuple[str, ...]:
 
 
 def every_library_counts_the_mask(program: Program) -> bool:
-    """Whether all libraries of `COUNTERS` that `program` may load take the mask for their number of threads.
+    """Whether all libraries that `program` may load take the mask for their number of threads.
 
-    A program that is not Python may start one with torch, whose usual builds have MKL on x86-64 only.
+    Without OMP_NUM_THREADS, libgomp (config/linux/proc.c), libiomp5 and libomp (z_Linux_util.cpp) and OpenBLAS
+    on glibc (driver/others/memory.c) count the CPUs of the mask; MKL, and torch linked to it
+    (ParallelOpenMP.cpp), its cores; torch without MKL (ParallelCommon.cpp) and OpenBLAS on other C libraries
+    those of the machine; BLIS takes one thread, and NumExpr what NUMEXPR_MAX_THREADS says. A program that is
+    not Python may start one with torch, whose usual builds have MKL on x86-64 only.
     """
     if program.loads is None or program.loads.c_library != "glibc":
         return False

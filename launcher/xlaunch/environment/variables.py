@@ -117,6 +117,7 @@ def _number(factor: str, expression: str, words: Mapping[str, str]) -> int:
     return int(text)
 
 
+PRELOAD = "LD_PRELOAD"
 OPTION_PREFIX = "XLAUNCH_OPT_"
 """Variables that set options of the launcher. Instances do not inherit them."""
 

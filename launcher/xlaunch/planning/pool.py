@@ -252,27 +252,25 @@ def _narrowing(limits: Limits) -> str:
     return " and ".join(limits.narrowed_by) or "what the process may use"
 
 
-def _why_these(request: LayoutRequest, limits: Limits) -> str:
-    given = []
-    if request.cpus is not None:
-        given.append("--cpus")
+def _given(request: LayoutRequest, cpus: str) -> str:
+    """The options that name CPUs. `cpus`: how to write the first."""
+    given = [] if request.cpus is None else [cpus]
     if request.numa_nodes is not None:
         given.append(f"--numa-nodes {format_cpu_list(request.numa_nodes)}")
-    if given:
-        return f"given by {' and '.join(given)}"
+    return " and ".join(given)
+
+
+def _why_these(request: LayoutRequest, limits: Limits) -> str:
+    if given := _given(request, "--cpus"):
+        return f"given by {given}"
     if limits.narrowed_by:
         return f"allowed by {_narrowing(limits)}"
     return "all online CPUs are allowed"
 
 
 def _origin(request: LayoutRequest, limits: Limits) -> str:
-    given = []
-    if request.cpus is not None:
-        given.append(f"--cpus {format_cpu_list(request.cpus)}")
-    if request.numa_nodes is not None:
-        given.append(f"--numa-nodes {format_cpu_list(request.numa_nodes)}")
-    if given:
-        return f"are in {' and '.join(given)}"
+    if given := _given(request, f"--cpus {format_cpu_list(request.cpus or ())}"):
+        return f"are in {given}"
     if limits.narrowed_by:
         return f"are allowed ({'; '.join(limits.narrowed_by)})"
     return "are allowed"

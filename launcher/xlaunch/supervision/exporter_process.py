@@ -10,14 +10,13 @@ import sys
 import time
 from importlib.util import find_spec
 
-from xlaunch.children import PATH, without_current_directory
+from xlaunch.children import HOME, PATH, without_current_directory
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.request import RunRequest
 from xlaunch.supervision.run_state import Part, RunState
 
-HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 END_S = 2.0
 """How long the process may take to end."""
 METRICS_FILE = OutputKind(

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from xlaunch.children import without_current_directory
+from xlaunch.children import HOME, without_current_directory
 from xlaunch.errors import XLaunchError
 from xlaunch.report import Report
 
@@ -130,7 +130,7 @@ class KeeperProcess:
         try:
             self.process = subprocess.Popen(
                 # The child must find this very package, wherever the caller found it.
-                (sys.executable, "-P", "-c", _CHILD, _HOME, *numbers),
+                (sys.executable, "-P", "-c", _CHILD, HOME, *numbers),
                 env=without_current_directory(os.environ),
                 pass_fds=(job_in, report_out, *([live[0].descriptor] if live else ())),
                 stdin=stdin,
@@ -189,8 +189,6 @@ class KeeperProcess:
             self.drain()
         os.close(self.descriptor)
 
-
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 _CHILD = """
 import sys

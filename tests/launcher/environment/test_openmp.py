@@ -15,9 +15,10 @@ from tests.launcher.cli.commands import ask, clean_environment, two_cpus, xlaunc
 from tests.launcher.environment.made_up import environment, library
 from tests.libraries import find_library
 
+from xlaunch.environment.contribution import Contribution
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import OPENMP
-from xlaunch.environment.openmp import PROFILES, OpenMPChoice, choose_openmp, program_runtime
+from xlaunch.environment.openmp import PROFILES, choose_openmp, program_runtime
 from xlaunch.environment.program import Program, resolve_program
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
@@ -50,12 +51,12 @@ def python_in(prefix: str) -> Program:
     return Program(executable, (executable, "x.py"), "--python", executable, prefix, loads=loads)
 
 
-def choose(asked: str, plan: Plan = ROOMY, **variables: str) -> OpenMPChoice:
+def choose(asked: str, plan: Plan = ROOMY, **variables: str) -> Contribution:
     variables.setdefault("XDG_CACHE_HOME", "/dev/null")
     return choose_openmp(asked, plan, python_in(sys.prefix), variables)
 
 
-def proposed(choice: OpenMPChoice) -> dict[str, str]:
+def proposed(choice: Contribution) -> dict[str, str]:
     return {proposal.name: proposal.value for proposal in choice.proposals}
 
 
@@ -85,7 +86,7 @@ def test_no_profile_can_shrink_the_main_thread():
 
 def test_auto_leaves_the_program_s_runtime_alone():
     choice = choose("auto")
-    assert (choice.proposals, choice.preload, choice.warnings) == ((), None, ())
+    assert (choice.proposals, choice.entries, choice.warnings) == ([], [], ())
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,12 @@ def test_name_that_is_no_profile():
 def test_runtime_of_the_user_s_stays_the_only_one(runtime):
     present = runtime("intel")
     choice = choose("llvm", LD_PRELOAD=f"x.so:{present}")
-    assert (choice.preload, proposed(choice)) == (None, SPINNING)
+    assert (choice.entries, proposed(choice)) == ([], SPINNING)
     (warning,) = choice.warnings
     assert f"LD_PRELOAD names {present} already, which is kept" in warning
     for asked in ("intel", present):
         same = choose(asked, LD_PRELOAD=present)
-        assert (same.preload, same.warnings, proposed(same)) == (None, (), SPINNING)
+        assert (same.entries, same.warnings, proposed(same)) == ([], (), SPINNING)
 
 
 @pytest.mark.parametrize("soname", ["libiomp5.so", "libomp.so.5", "libgomp.so.1", "libm.so.6"])
@@ -155,8 +156,8 @@ def test_path_of_a_runtime_has_that_runtime_s_settings(runtime, tmp_path: Path):
     tmp_path.chmod(0o755)
     shutil.copy(runtime("llvm"), path)  # known by its soname
     choice = choose(str(path))
-    assert choice.preload is not None
-    assert (choice.preload.path, proposed(choice)) == (os.path.realpath(path), SPINNING)
+    (preload,) = choice.entries
+    assert (preload.entry, proposed(choice)) == (os.path.realpath(path), SPINNING)
 
 
 def test_path_of_something_else_is_refused(tmp_path: Path):

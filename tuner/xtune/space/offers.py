@@ -16,10 +16,9 @@ from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
 from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.environment.libraries import OPENMP
 from xlaunch.environment.openmp import program_runtime
-from xlaunch.environment.preload import VARIABLE as LD_PRELOAD
 from xlaunch.environment.preload import other_allocator, prove_entries, prover_of
 from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
-from xlaunch.environment.variables import split_inherited
+from xlaunch.environment.variables import PRELOAD, split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.files import open_input
 from xlaunch.machine.topology import Machine
@@ -152,7 +151,7 @@ def read_offers(
 
     allocators: tuple[str, ...] = ("auto",)
     users = prove_entries(given, prover_of(bare.program)).value
-    preload = other_allocator({LD_PRELOAD: users})
+    preload = other_allocator({PRELOAD: users})
     if preload is not None:
         left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload}, which is kept"))
     elif tuned := [name for name in GLIBC_VARIABLES if given.get(name)]:
