@@ -85,10 +85,3 @@ def test_nan_infinity_and_boxes_without_area(load: Load, isa: str) -> None:
     order = torch.randperm(60)
     kept = run(load(isa), boxes, order, [0, 60], 0.2)
     assert torch.equal(kept, wanted_of(boxes, order, 0.2))
-
-
-def test_no_boxes(load: Load) -> None:
-    library = load(ISAS[-1])
-    empty, order = torch.empty(0, 4), torch.empty(0, dtype=torch.int64)
-    for starts in ([0], [0, 0], [0, 0, 0]):
-        assert len(run(library, empty, order, starts)) == 0

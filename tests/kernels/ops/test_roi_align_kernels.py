@@ -191,35 +191,16 @@ def test_a_wrong_task_is_refused_before_anything_changes(load: Load, wrong: str)
 
 
 @pytest.mark.parametrize("pointer", [None, 1])
-def test_wrong_pointers_are_refused(load: Load, pointer: int | None) -> None:
+def test_wrong_pointers_and_no_isa_are_refused(load: Load, pointer: int | None) -> None:
     library = load(ISAS[-1])
     images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
     output = torch.empty(len(boxes), 3, 2, 2)
     task = task_of(images, boxes, (2, 2), channels_last=False)
     right = [images.data_ptr(), boxes.data_ptr(), output.data_ptr()]
+    assert load("v9").xk_roi_align(ctypes.byref(task), *right) == native.NO_ISA
     for at in range(3):
         pointers = [*right]
         pointers[at] = None if pointer is None else right[at] + pointer
         for function in (library.xk_roi_align, library.xk_roi_align_backward):
             assert function(ctypes.byref(task), *pointers) == ArgumentProblem.INVALID_POINTER
     assert library.xk_roi_align(None, *right) == ArgumentProblem.INVALID_POINTER
-
-
-@pytest.mark.parametrize("number", [-1.0, 2.0, math.nan])
-def test_a_box_of_no_image_is_refused(load: Load, number: float) -> None:
-    images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
-    boxes[5, 0] = number
-    output = torch.full((len(boxes), 3, 2, 2), 7.0)
-    task = task_of(images, boxes, (2, 2), channels_last=False)
-    pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
-    code = load(ISAS[-1]).xk_roi_align(ctypes.byref(task), *pointers)
-    assert code == ArgumentProblem.INVALID_IMAGE
-    assert torch.equal(output, torch.full_like(output, 7))
-
-
-def test_without_an_isa_the_operators_refuse(load: Load) -> None:
-    images, boxes = torch.randn(2, 3, 8, 9), make_boxes(2, 8, 9)
-    output = torch.empty(len(boxes), 3, 2, 2)
-    task = task_of(images, boxes, (2, 2), channels_last=False)
-    pointers = images.data_ptr(), boxes.data_ptr(), output.data_ptr()
-    assert load("v9").xk_roi_align(ctypes.byref(task), *pointers) == native.NO_ISA
