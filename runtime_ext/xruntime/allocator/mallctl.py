@@ -18,6 +18,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from xruntime.allocator.loader import LoadedFile
 from xruntime.allocator.settings import Value, checked_integer
@@ -34,15 +35,16 @@ PREFIXES = ("", "je_")
 """Prefixes that a build may give to jemalloc's functions: --with-jemalloc-prefix."""
 
 TEXT = "const char *"
-INTEGERS: dict[str, type[ctypes._SimpleCData[int]]] = {
+TYPES: dict[str, type[Any]] = {
+    "bool": ctypes.c_bool,
     "unsigned": ctypes.c_uint,
     "uint32_t": ctypes.c_uint32,
     "uint64_t": ctypes.c_uint64,
     "int64_t": ctypes.c_int64,
     "size_t": ctypes.c_size_t,
     "ssize_t": ctypes.c_ssize_t,
+    TEXT: ctypes.c_char_p,
 }
-TYPES = ("bool", *INTEGERS, TEXT)
 
 _SIGNED = ("int64_t", "ssize_t")
 
@@ -80,11 +82,12 @@ class Mallctl:
             return read(name, kind)
 
     def _read(self, name: str, kind: str) -> Value:
-        value = _empty(kind)
-        self._exchange(name, old=value)
-        if isinstance(value, ctypes.c_char_p):
-            return (value.value or b"").decode(errors="replace")
-        return value.value
+        old = _type(kind)()
+        self._exchange(name, old=old)
+        value: bool | int | bytes | None = old.value
+        if isinstance(value, bool | int):
+            return value
+        return (value or b"").decode(errors="replace")
 
     def write(self, name: str, value: Value, kind: str) -> None:
         """Set `name`. Raises as `read` does, and `SettingValueError`."""
@@ -140,27 +143,23 @@ def _error(code: int, name: str, value: Value | None) -> AllocatorError:
     return AllocatorError(f"{name}: jemalloc fails with {code} ({os.strerror(code)})")
 
 
-def _empty(kind: str) -> ctypes._SimpleCData[int] | ctypes.c_char_p | ctypes.c_bool:
-    if kind == TEXT:
-        return ctypes.c_char_p()
-    if kind == "bool":
-        return ctypes.c_bool()
-    if kind in INTEGERS:
-        return INTEGERS[kind]()
-    raise SettingTypeError(f"{kind!r} is not a type of mallctl; there are {', '.join(TYPES)}")
+def _type(kind: str) -> type[Any]:
+    if kind not in TYPES:
+        raise SettingTypeError(f"{kind!r} is not a type of mallctl; there are {', '.join(TYPES)}")
+    return TYPES[kind]
 
 
 def _converted(name: str, value: Value, kind: str) -> ctypes._CDataType:
-    empty = _empty(kind)
+    made: Callable[[Any], ctypes._CDataType] = _type(kind)
     if kind == "bool":
         if not isinstance(value, bool):
             raise SettingTypeError(f"{name}: {value!r} is neither True nor False")
-        return ctypes.c_bool(value)
+        return made(value)
     if kind == TEXT:
         if not isinstance(value, str) or "\0" in value:
             raise SettingTypeError(f"{name}: {value!r} is not text (str) without null characters")
-        return ctypes.c_char_p(value.encode())
-    bits = 8 * ctypes.sizeof(empty)
+        return made(value.encode())
+    bits = 8 * ctypes.sizeof(TYPES[kind])
     signed = kind in _SIGNED
     low, high = -(2 ** (bits - 1)) if signed else 0, 2 ** (bits - signed) - 1
-    return INTEGERS[kind](checked_integer(name, value, low, high))
+    return made(checked_integer(name, value, low, high))

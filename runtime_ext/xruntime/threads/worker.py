@@ -206,11 +206,6 @@ class Worker:
             future.ticket, future.line = ticket, line
 
     @property
-    def pending(self) -> int:
-        """The number of submissions that have not begun."""
-        return len(self._line.submissions)
-
-    @property
     def is_current(self) -> bool:
         """Whether the calling thread is this worker's."""
         return self._line.thread is threading.current_thread()
