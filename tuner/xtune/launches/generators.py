@@ -26,7 +26,6 @@ from xlaunch.metrics.metric_lines import (
     convert,
     parse_metric,
 )
-from xtune.launches.launch import Steadiness
 from xtune.launches.summaries import Summary, in_seconds, unit_in
 
 LATENCY = "latency"
@@ -118,15 +117,4 @@ def summary_of_share(name: str, percent: float) -> Summary:
 
 def _summary(name: str, kind: MetricKind, unit: str | None, value: float) -> Summary:
     """The summary of a value that the generator has computed itself."""
-    return Summary(
-        name,
-        kind,
-        unit if kind is MetricKind.TIME else None,
-        value,
-        Steadiness.TOO_FEW,
-        count=1,
-        mean=value,
-        p90=None,
-        p99=None,
-        notes=(),
-    )
+    return Summary(name, kind, unit if kind is MetricKind.TIME else None, value, mean=value)

@@ -75,16 +75,16 @@ class Summary(NamedTuple):
     value: float
     """Rates: the sum of the instances' means, weighted by time. Times: the median of all values.
     Others: the mean of the instances' last tenths, see `last_tenth`."""
-    steadiness: Steadiness
+    steadiness: Steadiness = Steadiness.TOO_FEW
     """That of the least steady instance."""
-    count: int  # type: ignore[assignment]  # hides tuple.count
+    count: int = 1  # type: ignore[assignment]  # hides tuple.count
     """Number of values used."""
-    mean: float
+    mean: float = math.nan
     """Mean of all values."""
-    p90: float | None
-    p99: float | None
+    p90: float | None = None
+    p99: float | None = None
     """Of times; p99 only from `MIN_FOR_P99` values."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """What was dropped, and caveats."""
     printed_in: str = ""
     """The unit with which it was first printed in this launch; empty: without one."""
