@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from xlaunch.errors import UsageError
-from xlaunch.options.commands import with_options
 from xlaunch.text import did_you_mean
-from xtune.cli.options import OUTPUT, options_of, parse_search, with_search_options
+from xtune.cli.options import options_of, parse_search, with_search_options
 from xtune.launches.functions import Function, Trial, words_of_function
 from xtune.search.events import Observer
 from xtune.searches import begin, conclude, search
@@ -25,6 +24,9 @@ OF_PROGRAMS = (
     "ready", "measure", "load", "warmup", "ready_timeout", "prepare", "cleanup", "conf_file", "timeout", "tried", "work",
 )  # fmt: skip
 """Options that a function has no use for: it does that itself."""
+
+OUTPUT = ("as_json", "force", "save_preset")
+"""Options of the command that a call has no use for."""
 
 
 def tune(
@@ -88,9 +90,7 @@ def _of_function(
 
 def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
     """Options as they are typed. **Ex.:** ``--param=n=1,2``. Raises `UsageError` for one that is not known."""
-    known = {one.name: one for one in options_of(with_search_options)}
-    for one in options_of(with_options(OUTPUT)):
-        del known[one.name]
+    known = {one.name: one for one in options_of(with_search_options) if one.name not in OUTPUT}
     for name, value in options.items():
         if name not in known:
             raise UsageError(f"tune has no option {name!r}{did_you_mean(name, known)}")
