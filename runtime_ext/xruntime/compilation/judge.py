@@ -41,7 +41,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from xruntime.errors import CompilationError
-from xruntime.pytrees import described, leaves, parts, place
+from xruntime.pytrees import are_equal, constant_key, described, leaves, parts, place
 from xruntime.threads.torch_modes import Autocast
 
 TOLERANCES: Final[Mapping[torch.dtype, float]] = {
@@ -123,10 +123,11 @@ def tolerance_for(values: Iterable[torch.Tensor], autocast: Autocast | None) -> 
 
 
 def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
-    """Return the largest difference between the tensors of two outputs, of those that are not allowed if any.
+    """Return the largest difference between the tensors and numbers of two outputs, of those that are not allowed
+    if any.
 
     Raises CompilationError if their forms, shapes or dtypes differ, except floating-point precisions,
-    which autocast chooses and `other_dtypes` names.
+    which autocast chooses and `other_dtypes` names; and if integers, texts or other constants differ.
     """
     differences = [Difference(0.0, 0.0, tolerance, "output")]
     other_dtypes = []
@@ -158,13 +159,24 @@ def difference(expected: Any, seen: Any, tolerance: float) -> Difference:
             absolute, relative, typical = _distance(value, other)
             where = place(path)
             differences.append(Difference(absolute, relative, tolerance, where, typical))
+        elif not are_equal((value,), (other,)) and constant_key(value) is not None:
+            if not isinstance(value, (float, complex)):
+                raise CompilationError(
+                    f"{place(path)} is {value!r} from the eager module, and {other!r} from the compiled one"
+                )
+            absolute, relative, _ = _distance(torch.tensor(value), torch.tensor(other))
+            differences.append(Difference(absolute, relative, tolerance, place(path)))
     largest = max(differences, key=lambda part: (not part.allowed, part.relative))
     return largest._replace(other_dtypes=", ".join(other_dtypes))
 
 
 def _distance(left: torch.Tensor, right: torch.Tensor) -> tuple[float, float, float]:
     """Return the largest absolute difference, the same relative to the largest value, and `typical`."""
-    if left.numel() == 0 or left.layout is not torch.strided:
+    if left.layout is not torch.strided:
+        left, right = left.to_dense(), right.to_dense()
+    if left.is_quantized:
+        left, right = left.dequantize(), right.dequantize()
+    if left.numel() == 0:
         return 0.0, 0.0, 0.0
     if not (left.is_floating_point() or left.is_complex()):
         gap = (left.double() - right.double()).abs().max().item()

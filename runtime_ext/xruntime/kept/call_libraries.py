@@ -36,6 +36,7 @@ from xruntime.kept.model_libraries import (
     own_memory_problem,
     own_tensor_problem,
 )
+from xruntime.kept.random_state import RandomState
 from xruntime.kept.store import CodeStore, Library, Refused, open_store, write_refusal
 from xruntime.kept.watched_state import WatchedState
 from xruntime.pytrees import are_equal
@@ -117,8 +118,7 @@ class CallLibraries:
         if library is None:
             waits = owner.policy.waits and self.end_reason is None and self.fitting(sizes) is None
             return self._compared_call(call, began) if waits else self._call_without_code(call)
-        limit = 1 if owner.is_for_streams else MAX_COMPARED_SIZES
-        if sizes not in library.compared and len(library.compared) < limit:
+        if not self._is_compared(library, call):
             return self._compared_call(call, began)
         trial_sizes, trial = self.trials.get(library, (None, None))
         if trial is None or trial_sizes != sizes:
@@ -129,6 +129,14 @@ class CallLibraries:
             lambda: self._computed(library, call),
             lambda: self._decide(library, trial),
         )
+
+    def _is_compared(self, library: Library, call: FlatCall) -> bool:
+        """Whether a library may compute a call because it was compared with the modules on others like it."""
+        if self.owner.is_for_streams:
+            return bool(library.compared)
+        if call.has_gaps and not library.compared_gaps:
+            return False
+        return call.sizes in library.compared or len(library.compared) >= MAX_COMPARED_SIZES
 
     def serves(self, sizes: Sizes) -> bool:
         """Whether there is code for calls of these sizes that was compared."""
@@ -188,7 +196,7 @@ class CallLibraries:
         with self._compare_lock:  # other threads wait, and then find the code
             library = self._library_for(sizes)
             ended = library is None and self.end_reason is not None
-            if ended or (library is not None and sizes in library.compared):
+            if ended or (library is not None and self._is_compared(library, call)):
                 return self(call, began)
             first = library is None or library.outputs is None
             eager_call = self._eager_call(call, first=first)
@@ -197,7 +205,7 @@ class CallLibraries:
                 self._start(call)
                 library = self._library_for(sizes)
             if library is not None:
-                self._judge(library, sizes, eager_call)
+                self._judge(library, call, eager_call)
             elif eager_call.problem is not None:
                 self._end(eager_call.problem)
         if not owner.is_for_streams:
@@ -249,7 +257,7 @@ class CallLibraries:
         """Find code in the store or compile it; runs in a thread."""
         owner = self.owner
         try:
-            if owner.is_changed(thorough=True):
+            if owner.is_changed():
                 self.end_reason = CHANGED
                 return
             with owner.beside(self.key.threads) as nice:
@@ -373,13 +381,15 @@ class CallLibraries:
         else:
             args, kwargs = call.args, call.kwargs
             written_to, tensors, state = call.leaves, _code_tensors(call, copies), None
-        versions = _versions(written_to)
+        versions, drawn = _versions(written_to), RandomState()
         outputs = owner.eager(args, kwargs)
         change = None if state is None else state.change()
         if versions != _versions(written_to) or not are_equal(copies, call.leaves):
             problem: str | None = WRITES
         elif change is not None:
             problem = f"in a call {change}"
+        elif drawn.change() is not None:
+            problem = f"a call draws {drawn.change()}"
         else:
             nest = Nest.like(outputs)
             problem = own_tensor_problem(owner.model, outputs) if first else None
@@ -389,14 +399,16 @@ class CallLibraries:
                 problem = "it returns numbers, which may differ from call to call"
         return _EagerCall(outputs, tensors, problem)
 
-    def _judge(self, library: Library, sizes: Sizes, eager_call: _EagerCall) -> None:
+    def _judge(self, library: Library, call: FlatCall, eager_call: _EagerCall) -> None:
         """Let code serve calls of these sizes if it computes the same, and drop it otherwise."""
-        first, problem = library.outputs is None, eager_call.problem
-        if problem is None and first and self.owner.is_changed(thorough=True):
+        first, problem, sizes = library.outputs is None, eager_call.problem, call.sizes
+        if problem is None and first and self.owner.is_changed():
             if self.owner.is_for_streams:  # others are called without code from now on
                 self._drop(library, CHANGED, remove=False)
             return
         nest = Nest.like(eager_call.outputs)
+        if problem is None and nest.has_texts and library.sizes.fixed is None:
+            problem = "it returns a text or sizes, which may differ between calls of other sizes"
         try:
             if problem is None:
                 tensors = library(eager_call.tensors)
@@ -413,6 +425,7 @@ class CallLibraries:
             return
         library.outputs = nest
         library.compared.add(sizes)
+        library.compared_gaps = library.compared_gaps or call.has_gaps
         if first:
             self.owner.note_accepted(library)
             if self.owner.times_code:

@@ -64,7 +64,8 @@ class Form(NamedTuple):
     """Of (args, kwargs)."""
 
     leaves: tuple[Any, ...]
-    """For each leaf: (dtype, dimensions, memory format) of a tensor, or the `constant_key` of a value."""
+    """For each leaf: (dtype, dimensions, memory format) of a tensor, with what else distinguishes it from a usual one;
+    or the `constant_key` of a value."""
 
     def described(self) -> str:
         """Describe it in one line that is equal in each process."""
@@ -80,14 +81,16 @@ class FlatCall(NamedTuple):
     tensors: list[torch.Tensor]
     leaves: list[Any]
     sizes: Sizes
+    has_gaps: bool
+    """Whether a tensor had gaps or another order, which its form does not tell, and a forward may read."""
 
 
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     """Return the parts of a call, with tensors without gaps; None for a call that kept code cannot
     serve.
 
-    That is a call with tensors of another class or on another device, or with values other than
-    numbers, texts and torch's own types.
+    That is a call with tensors of another class, with attributes of their own or on another device, or with values
+    other than numbers, texts and torch's own types.
     """
     if not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
         leaves, nest = list(args), _of_arguments(len(args))  # what flattening gives, but faster
@@ -97,6 +100,7 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     tensors: list[torch.Tensor] = []
     facts: list[Any] = []
     sizes: list[tuple[int, ...]] = []
+    has_gaps = False
     for leaf in leaves:
         leaf_type = type(leaf)
         if leaf_type is torch.Tensor or leaf_type is torch.nn.Parameter:
@@ -107,13 +111,21 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
                 tensor = tensor.resolve_conj().resolve_neg()
             layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
-            facts.append((leaf.dtype, leaf.dim(), layout or CONTIGUOUS))
+            has_gaps = has_gaps or layout is None
+            fact: tuple[Any, ...] = (leaf.dtype, leaf.dim(), layout or CONTIGUOUS)
+            # A forward may read what the code's tensors do not have.
+            if leaf.requires_grad or leaf_type is not torch.Tensor:
+                fact = (*fact, leaf_type.__name__, leaf.requires_grad)
+            if leaf.__dict__ and any(not name.startswith("_dynamo") for name in leaf.__dict__):
+                return None
+            facts.append(fact)
             sizes.append(tuple(leaf.shape))
         elif (key := constant_key(leaf)) is not None:
             facts.append(key)
         else:
             return None
-    return FlatCall(args, kwargs, Form(nest, tuple(facts)), tensors, leaves, tuple(sizes))
+    form = Form(nest, tuple(facts))
+    return FlatCall(args, kwargs, form, tensors, leaves, tuple(sizes), has_gaps)
 
 
 class Pattern(NamedTuple):
@@ -252,6 +264,7 @@ class Nest:
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
         self.has_numbers = any(isinstance(it, (int, float, complex)) for it in self._leaves)
+        self.has_texts = any(isinstance(it, (str, bytes, torch.Size)) for it in self._leaves)
         kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
         """Why compiled code cannot return it; None if it can."""

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import hashlib
 import importlib.metadata
+import operator
 import os
+import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from xruntime.kept.held_values import inner_values, is_installed
+from xruntime.kept.held_values import VALUES, buffer_content, inner_values, is_installed
 from xruntime.kept.watched_state import WatchedState
 
 CHUNK_BYTES: Final = 16 << 20
@@ -49,30 +54,45 @@ class Fingerprint(NamedTuple):
 
     def changed(self) -> str | None:
         """Return the name of a variable that has another value now; None if none has."""
-        for space, name, value, watched in self.read:
-            now = space.get(name)
-            plain = isinstance(value, _PLAIN) and type(now) is type(value)
-            if now is not value and not (plain and now == value):
-                return name
-            if watched is not None and watched.change() is not None:
-                return name
+        for variable in self.read:
+            now = variable.get()
+            if now is not variable.value and not _is_same(now, variable.value):
+                return variable.name
+            if variable.watched is not None and variable.watched.change() is not None:
+                return variable.name
         return None
 
 
 class _Variable(NamedTuple):
-    """A variable outside of the model that its code reads."""
+    """Something outside of the model that its code reads."""
 
-    space: Mapping[str, Any]
     name: str
+    get: Callable[[], Any]
     value: Any
     watched: WatchedState | None
     """What it holds; None where its identity tells all."""
 
     @staticmethod
-    def of(space: Mapping[str, Any], name: str, value: Any) -> _Variable:
-        plain = isinstance(value, (*_PLAIN, type, types.ModuleType, types.BuiltinFunctionType))
+    def of(name: str, get: Callable[[], Any]) -> _Variable:
+        value = get()
+        plain = isinstance(value, (*_PLAIN, *_FUNCTIONS, type, types.ModuleType))
         watched = None if plain else WatchedState(value, max_values=MAX_HELD)
-        return _Variable(space, name, value, watched)
+        return _Variable(name, get, value, watched)
+
+    @staticmethod
+    def of_function(function: types.FunctionType) -> _Variable:
+        """Its code, and what it keeps between calls."""
+        get = partial(_OF_FUNCTION, function)
+        return _Variable(function.__name__, get, get(), WatchedState(function, max_values=MAX_HELD))
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether equal values were set: such as a function's code and defaults, which are read as one tuple."""
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, tuple):
+        return len(now) == len(before) and all(map(operator.is_, now, before))
+    return isinstance(before, _PLAIN) and bool(now == before)
 
 
 def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:
@@ -128,6 +148,13 @@ class _Facts:
         """The objects that were visited, by their ids."""
 
         self._followed: set[int] = set()
+        self._variables: set[tuple[int, str]] = set()
+        """Those that were added, by the ids of their modules and their names."""
+
+        self._texts: dict[str, None] = {}
+        """Words that code has in quotes, and that may be names of variables of the environment."""
+
+        self._reads_environment = False
         self._waiting: list[Any] = []
         self.read: list[_Variable] = []
 
@@ -138,6 +165,10 @@ class _Facts:
             if id(followed) not in self._followed:
                 self._followed.add(id(followed))
                 (self._add_class if isinstance(followed, type) else self._add_function)(followed)
+        for word in self._texts if self._reads_environment else ():
+            variable = _Variable.of(f"os.environ[{word!r}]", partial(os.environ.get, word))
+            self.read.append(variable)
+            self._code[f"{variable.name}={variable.value!r}"] = None
         return [*self._lines, *sorted(self._code)]
 
     def add_model(self, model: torch.nn.Module) -> None:
@@ -177,14 +208,16 @@ class _Facts:
 
     def _add_value(self, name: str, value: Any, depth: int) -> None:
         """Add the value of an attribute. An opaque object counts by its class."""
-        if isinstance(value, _PLAIN):
+        if isinstance(value, (*_PLAIN, *VALUES)):
             self._lines.append(f"{name}={_text(value)}")
-            return
+            if not isinstance(value, enum.Enum):
+                return
         if isinstance(value, torch.Tensor):
             content = weights_digest([value]).hex()
             self._lines.append(f"{name}={_tensor_facts(value)} {content}")
             return
         self.follow(value)
+        self.follow(type(value))
         # Methods of C classes have a name, and no module.
         is_named = all(hasattr(value, it) for it in ("__qualname__", "__module__"))
         kind = value if callable(value) and is_named else type(value)
@@ -195,6 +228,9 @@ class _Facts:
             inner = [(str(at), it) for at, it in enumerate(sorted(map(repr, value)))]
         else:
             inner = inner_values(value) or []
+            array = None if inner else buffer_content(value)
+            if array is not None:
+                self._lines.append(f"{name}: {hashlib.sha256(array).hexdigest()}")
         for key, item in inner:
             if not key.startswith("_xruntime"):
                 self._add_value(f"{name}.{key}", item, depth + 1)
@@ -204,30 +240,55 @@ class _Facts:
             if not self._is_installed(base.__module__):
                 for name, value in vars(base).items():
                     self._add_global(f"{base.__qualname__}.{name}", value)
-                    if not (name.startswith("__") or isinstance(value, _FUNCTIONS)):
-                        self.read.append(_Variable.of(vars(base), name, value))
+                    if not name.startswith("__") or isinstance(value, types.FunctionType):
+                        self.read.append(_Variable.of(name, partial(vars(base).get, name)))
 
     def _add_function(self, function: types.FunctionType) -> None:
         if self._is_installed(function.__module__ or ""):
             return
         name = function.__qualname__
         self._code[f"{name}: {_code_text(function.__code__)}"] = None
+        self.read.append(_Variable.of_function(function))
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for at, value in enumerate(given):
             self._add_global(f"{name} default {at}", value)
         for at, cell in enumerate(function.__closure__ or ()):
             with contextlib.suppress(ValueError):  # it is empty
                 self._add_global(f"{name} closure {at}", cell.cell_contents)
-        words = dict.fromkeys(_names(function.__code__))
-        for word in words:
-            if word not in function.__globals__:
-                continue
-            value = function.__globals__[word]
-            self.read.append(_Variable.of(function.__globals__, word, value))
-            self._add_global(word, value)
-            if isinstance(value, types.ModuleType) and not self._is_installed(value.__name__):
-                for attribute in words:
-                    self._add_global(f"{word}.{attribute}", vars(value).get(attribute))
+        words, texts = dict.fromkeys(_names(function.__code__)), _words(function.__code__)
+        self._texts |= dict.fromkeys(filter(str.isupper, texts))
+        self._reads_environment |= not _ENVIRONMENT.isdisjoint(words)
+        if not _LOOKUPS.isdisjoint(words):
+            words |= texts
+        package = function.__globals__.get("__package__") or ""
+        imported = [sys.modules.get(it) for word in words for it in (word, f"{package}.{word}")]
+        self._add_variables(function.__globals__, imported, words)
+
+    def _add_variables(
+        self, space: dict[str, Any], imported: Iterable[Any], words: Iterable[str]
+    ) -> None:
+        """Add the variables with names among these words: global ones, and those of the program's other modules that
+        are among them or that a function imports.
+        """
+        waiting, entered = [("", space)], {id(space)}
+
+        def enter(module: Any) -> None:
+            if not isinstance(module, types.ModuleType) or id(vars(module)) in entered:
+                return
+            entered.add(id(vars(module)))
+            if not self._is_installed(module.__name__):
+                waiting.append((f"{module.__name__}.", vars(module)))
+
+        for module in imported:
+            enter(module)
+        while waiting:
+            prefix, space = waiting.pop()
+            for word in words:
+                if word in space and (id(space), word) not in self._variables:
+                    self._variables.add((id(space), word))
+                    self.read.append(_Variable.of(word, partial(space.get, word)))
+                    self._add_global(f"{prefix}{word}", space[word])
+                enter(space.get(word))
 
     def _add_global(self, name: str, value: Any) -> None:
         """Add what a function may use besides its arguments."""
@@ -255,13 +316,23 @@ class _Facts:
         return True
 
 
-_FUNCTIONS: Final = (types.FunctionType, staticmethod, classmethod, property)
+_FUNCTIONS: Final = (
+    *(types.FunctionType, types.BuiltinFunctionType),
+    *(staticmethod, classmethod, property),
+)
+_OF_FUNCTION: Final = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+
+_LOOKUPS: Final = frozenset(("getattr", "globals", "vars", "eval", "__dict__", "import_module"))
+"""Names in code that looks up others by text."""
+
+_ENVIRONMENT: Final = frozenset(("environ", "getenv"))
 _UNRELATED: Final = ("__doc__", "__module__", "__qualname__", "__firstlineno__", "__file__")
 
 
 def _text(value: Any) -> str:
     # Where a model was loaded from differs between machines.
-    return "a path" if isinstance(value, str) and os.path.isabs(value) else repr(value)
+    is_path = isinstance(value, (str, PurePath)) and os.path.isabs(value)
+    return "a path" if is_path else repr(value)
 
 
 def _tensor_facts(tensor: torch.Tensor | None) -> str:
@@ -290,6 +361,17 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+def _words(code: types.CodeType) -> dict[str, None]:
+    """The words in the texts that a function has in its code."""
+    words: dict[str, None] = {}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            words |= _words(constant)
+        elif isinstance(constant, str):
+            words |= dict.fromkeys(re.findall(r"[A-Za-z_]\w*", constant))
+    return words
 
 
 def _version(top: str) -> str:

@@ -40,25 +40,18 @@ _REGISTERED: Final = ("_parameters", "_buffers", "_modules")
 ROOT: Final = "the module"
 _NOTHING: Final = object()
 
-_IMMUTABLE: Final = (
+VALUES: Final = (
     *CONSTANT_TYPES,
     *(enum.Enum, re.Pattern, range, slice, PurePath, numbers.Number),
-    *(
-        decimal.Decimal,
-        fractions.Fraction,
-        datetime.date,
-        datetime.time,
-        datetime.timedelta,
-        datetime.tzinfo,
-    ),
-    *(
-        types.ModuleType,
-        types.CodeType,
-        types.GenericAlias,
-        property,
-        type(...),
-        type(NotImplemented),
-    ),
+    *(decimal.Decimal, fractions.Fraction),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+)
+"""Types whose values do not change, and are told by their text."""
+
+_IMMUTABLE: Final = (
+    *VALUES,
+    *(types.ModuleType, types.CodeType, types.GenericAlias, property),
+    *(type(...), type(NotImplemented)),
 )
 _INNER_WORKINGS: Final = (
     *(logging.Logger, threading.local, type(threading.Lock()), type(threading.RLock())),
@@ -149,6 +142,8 @@ def inner_values(value: Any) -> list[tuple[str, Any]] | None:
 
 def parts_of(value: Any) -> Parts | None:
     """Return the parts of an object; None for one whose changes cannot be followed."""
+    if isinstance(value, enum.Enum):
+        return _object_parts(value)
     if isinstance(value, (type, *_IMMUTABLE)):
         return _NO_PARTS
     if isinstance(value, (tuple, frozenset)):
@@ -288,11 +283,8 @@ def _buffer_parts(value: Any) -> Parts | None:
             return _NO_PARTS
     elif not isinstance(value, (bytearray, array.array)):
         return None
-    try:
-        if memoryview(value).nbytes > MAX_BUFFER_BYTES:
-            return None
-        content = memoryview(value).tobytes()
-    except (TypeError, ValueError, BufferError):  # an array of objects
+    content = buffer_content(value)
+    if content is None:
         return None
 
     def read() -> tuple[bytes]:
@@ -302,3 +294,12 @@ def _buffer_parts(value: Any) -> Parts | None:
         memoryview(value).cast("B")[:] = values[0]
 
     return Parts([Holder("", value, -1, None, read, (content,), restore)], [])
+
+
+def buffer_content(value: Any) -> bytes | None:
+    """Return the bytes of a small array outside of torch; None for another object."""
+    try:
+        view = memoryview(value)
+        return view.tobytes() if view.nbytes <= MAX_BUFFER_BYTES else None
+    except (TypeError, ValueError, BufferError):  # no array, or one of objects
+        return None

@@ -259,8 +259,7 @@ def compile_library(job: CompileJob, directory: str) -> None:
     began = time.perf_counter()
     work = os.path.join(directory, WORK)
     os.mkdir(work)
-    named: type[_Called] = type(job.name, (_Called,), {})  # errors have the model's name
-    module = named(job.call)
+    module = as_module(job)
     options = inductor_options(job.options, threads=job.threads, freezing=True)
     del options["cpp_wrapper"]  # such a library always has one
     machine = own_description(job.threads, torch.__version__)
@@ -270,8 +269,6 @@ def compile_library(job: CompileJob, directory: str) -> None:
         "aot_inductor.output_path": os.path.join(work, LIBRARY),
         "aot_inductor.metadata": machine,
     }
-    auto = torch.export.Dim.AUTO
-    varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in job.pattern.dims]
     mend_compiler()
     with (
         compiling,
@@ -281,19 +278,7 @@ def compile_library(job: CompileJob, directory: str) -> None:
         settings.patch(compile_threads=1),
         _packing_for(job.threads),
     ):
-        try:
-            with _refusing_disabled(job.name):
-                exported = torch.export.export(
-                    module,
-                    tuple(job.tensors),
-                    dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
-                    strict=job.strict,
-                )
-        except Exception as error:
-            if type(error).__module__.startswith("torch."):
-                text = f"torch.export cannot export {job.name}: {first_line(error)}"
-                raise NoLibraryError(text) from error
-            raise
+        exported = exported_program(module, job)
         graph: Any = exported.module(check_guards=False)
         written: Any = inductor.aot_compile(graph, tuple(job.tensors), options=options)
     sizes = served_sizes(exported)
@@ -305,6 +290,31 @@ def compile_library(job: CompileJob, directory: str) -> None:
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
     write_description(directory, sizes, specs, machine, time.perf_counter() - began)
+
+
+def as_module(job: CompileJob) -> nn.Module:
+    """Return what is exported, of a class with the model's name, which errors have."""
+    named: type[_Called] = type(job.name, (_Called,), {})
+    return named(job.call)
+
+
+def exported_program(module: nn.Module, job: CompileJob) -> torch.export.ExportedProgram:
+    """Export it. Raises NoLibraryError, and what the model raises."""
+    auto = torch.export.Dim.AUTO
+    varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in job.pattern.dims]
+    try:
+        with _refusing_disabled(job.name):
+            return torch.export.export(
+                module,
+                tuple(job.tensors),
+                dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
+                strict=job.strict,
+            )
+    except Exception as error:
+        if type(error).__module__.startswith("torch."):
+            text = f"torch.export cannot export {job.name}: {first_line(error)}"
+            raise NoLibraryError(text) from error
+        raise
 
 
 @contextlib.contextmanager

@@ -227,7 +227,7 @@ class CalledModel:
         """Return the autocast that calls run under."""
         raise NotImplementedError
 
-    def is_changed(self, *, thorough: bool = False) -> bool:
+    def is_changed(self) -> bool:
         """Whether compiled code must not be used, because it does not see a change."""
         raise NotImplementedError
 

@@ -81,6 +81,9 @@ class Library:
         self.compared: set[Sizes] = set()
         """Sizes of calls on which it was compared with the model."""
 
+        self.compared_gaps = False
+        """Whether it was compared on a call whose tensors have gaps."""
+
         self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
         self._inputs = Inputs(self._runner.input_form, description.specs)
         self._suitable: set[Sizes] = set()

@@ -21,7 +21,7 @@ from xruntime.kept.making import CAN_FORK, NotCompiledError
 from xruntime.kept.model_libraries import Policy, settings
 from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore, Library, open_store
-from xruntime.kept.watched_state import FrozenModel, WatchedState
+from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _log = logging.getLogger("xruntime")
@@ -64,7 +64,7 @@ class StreamCode(CompiledCode, ServedModel):
         self._firsts: dict[Form, Form] = {}
         """Forms without numbers, and the first form with numbers of each."""
 
-        self._frozen: FrozenModel | None = None
+        self._frozen: WatchedState | None = None
         self._torch_settings = _settings()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,11 +113,11 @@ class StreamCode(CompiledCode, ServedModel):
             problem = _obstacle(self.model)
             if problem is not None:
                 return problem
-            self._frozen = FrozenModel(self.model)
+            self._frozen = WatchedState(self.model, own_hooks=False)
         return None
 
-    def is_changed(self, *, thorough: bool = False) -> bool:
-        if self._frozen is None or self._frozen.change(thorough=thorough) is None:
+    def is_changed(self) -> bool:
+        if self._frozen is None or self._frozen.change() is None:
             return False
         self.note("not kept: the model was changed")
         return True

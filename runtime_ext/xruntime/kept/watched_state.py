@@ -6,12 +6,13 @@ it was made from.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from xruntime.kept.held_values import ROOT, Holder, parts_of
 from xruntime.pytrees import CONSTANT_TYPES
@@ -25,6 +26,10 @@ MAX_VALUES: Final = 100_000
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
+_ADDRESS: Final = operator.methodcaller("data_ptr")
+_VERSION: Final = operator.attrgetter("_version")
+_VALUE: Final = operator.attrgetter("value")
+
 
 class WatchedState:
     """Everything that a module holds and refers to at one time: attributes, containers, slots, objects of
@@ -33,8 +38,6 @@ class WatchedState:
     A change inside a tensor is found if torch counts it (``_version``) or if it reaches one of the
     `SAMPLED` words; other values are compared by identity. An equal number or text is no change.
 
-    parts
-        False: leave out other modules that the module holds.
     own_hooks
         False: hooks of the module itself do not matter, those of its parts do.
     copies
@@ -49,7 +52,6 @@ class WatchedState:
         self,
         module: Any,
         *,
-        parts: bool = True,
         own_hooks: bool = True,
         copies: bool = False,
         max_values: int = MAX_VALUES,
@@ -63,18 +65,20 @@ class WatchedState:
 
         self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in _HOOKS}
         self._tensors: list[_Tensor] = []
-        for name, tensor in self._walk(module, parts, max_values):
+        for name, tensor in self._walk(module, max_values):
             copied = copies and not isinstance(tensor, torch.nn.Parameter)
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
-        plain = [it.tensor for it in self._tensors]
+        self._contents = _Contents(self._holders)
+        self._plain = [it.tensor for it in self._tensors]
+        self._addresses = [it.address for it in self._tensors]
+        self._counted = [it for it in self._plain if not it.is_inference()]
+        self._versions = list(map(_VERSION, self._counted))
         # Storages stay in memory while their words are read.
-        self._storages = [it.untyped_storage() for it in plain]
-        self._words = [word for it in plain for word in sampled_words(it)]
-        self._sampled = [word.value for word in self._words]
+        self._storages = [it.untyped_storage() for it in self._plain]
+        self._words = [word for it in self._plain for word in sampled_words(it)]
+        self._sampled = list(map(_VALUE, self._words))
 
-    def _walk(
-        self, module: Any, parts: bool, max_values: int
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _walk(self, module: Any, max_values: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Note all that is held; yield the tensors with their names."""
         met: dict[int, Any] = {id(module): module}
         waiting: deque[tuple[str, Any]] = deque([("", module)])
@@ -97,8 +101,6 @@ class WatchedState:
                 count += 1
                 if type(inner) in CONSTANT_TYPES or id(inner) in met:
                     continue
-                if isinstance(inner, torch.nn.Module) and not parts:
-                    continue
                 met[id(inner)] = inner
                 waiting.append((f"{name}.{key}".strip(".") if key else name, inner))
             if count > max_values:
@@ -115,19 +117,19 @@ class WatchedState:
         """Return what has changed since, for a message; None if nothing has."""
         if any(self._empty):
             return "a forward hook or an attribute was added"
-        for holder in self._holders:
-            if holder.is_same():
-                continue
-            changed = holder.changed()
-            if changed is not None:
-                return f"{changed} was changed"
-        for watched in self._tensors:
-            if (
-                watched.tensor.data_ptr() != watched.address
-                or _version(watched.tensor) != watched.version
-            ):
-                return f"{watched.name} was changed"
-        if [word.value for word in self._words] != self._sampled:
+        if not self._contents.are_same():
+            for holder in self._holders:
+                changed = None if holder.is_same() else holder.changed()
+                if changed is not None:
+                    return f"{changed} was changed"
+        if (
+            list(map(_ADDRESS, self._plain)) != self._addresses
+            or list(map(_VERSION, self._counted)) != self._versions
+        ):
+            for watched in self._tensors:
+                if not watched.is_same():
+                    return f"{watched.name} was changed"
+        if list(map(_VALUE, self._words)) != self._sampled:
             return "its weights were changed"
         return None
 
@@ -152,27 +154,34 @@ class WatchedState:
         return changed[0] if changed else None
 
 
-class FrozenModel:
-    """Detects changes of a model since it was compiled; compiled code does not see them.
+class _Contents:
+    """What many containers hold, compared at once: all of it is looked at before each call."""
 
-    Its own hooks run around compiled code, and may change.
-    """
+    def __init__(self, holders: list[Holder]) -> None:
+        dicts = [it for it in holders if it.keys]
+        plain = [it for it in holders if it.keys is None and it.size >= 0]
+        self._others = [it for it in holders if it.size < 0]
+        self._dicts = [it.container for it in dicts]
+        # Twice the first key, because a getter of one returns no tuple.
+        self._getters = [operator.itemgetter(it.keys[0], *it.keys) for it in dicts if it.keys]
+        self._plain = [it.container for it in plain]
+        self._sized = [it.container for it in (*dicts, *plain)]
+        self._sizes = [it.size for it in (*dicts, *plain)]
+        self._held = list(self._values())
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._own = WatchedState(model, parts=False, own_hooks=False)
-        self._all = WatchedState(model, own_hooks=False)
-        self._hooks = RemovableHandle.next_id
+    def _values(self) -> Iterator[Any]:
+        from_dicts = chain.from_iterable(map(operator.call, self._getters, self._dicts))
+        return chain(from_dicts, chain.from_iterable(self._plain))
 
-    def change(self, *, thorough: bool) -> str | None:
-        """Return what has changed; None if nothing has.
-
-        Looks at what the model itself holds, which takes microseconds; at all modules if it is
-        `thorough`, or if any hook was registered since.
-        """
-        if self._hooks != RemovableHandle.next_id:
-            self._hooks = RemovableHandle.next_id
-            thorough = True
-        return (self._all if thorough else self._own).change()
+    def are_same(self) -> bool:
+        """Whether the same objects are in the containers under the same keys."""
+        if list(map(len, self._sized)) != self._sizes:
+            return False
+        try:
+            same = all(map(operator.is_, self._values(), self._held))
+        except (KeyError, RuntimeError):  # another thread adds something at the moment
+            return False
+        return same and all(it.is_same() for it in self._others)
 
 
 class _Tensor(NamedTuple):
@@ -187,6 +196,11 @@ class _Tensor(NamedTuple):
 
     content: torch.Tensor | None
 
+    def is_same(self) -> bool:
+        """Whether nothing replaced its memory, and torch counted no write to it."""
+        same_memory = self.tensor.data_ptr() == self.address
+        return same_memory and _version(self.tensor) == self.version
+
     @staticmethod
     def of(name: str, tensor: torch.Tensor, *, copied: bool) -> _Tensor:
         with torch.inference_mode(tensor.is_inference()):
@@ -196,11 +210,11 @@ class _Tensor(NamedTuple):
 
     def restore(self) -> bool:
         """Restore the values; return whether they are as they were."""
-        same_memory = self.tensor.data_ptr() == self.address
         if self.alias is None or self.content is None:
-            return same_memory and _version(self.tensor) == self.version
+            return self.is_same()
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
-            if not same_memory or self.tensor.shape != self.alias.shape:
+            moved = self.tensor.data_ptr() != self.address
+            if moved or self.tensor.shape != self.alias.shape:
                 self.tensor.data = self.alias
             if not torch.equal(self.alias, self.content):
                 self.alias.copy_(self.content)

@@ -51,6 +51,11 @@ class Edits:
         self._undo.append(functools.partial(setattr, module, "__class__", type(module)))
         module.__class__ = kind
 
+    def set_attribute(self, module: nn.Module, name: str, value: object) -> None:
+        """Give a module an attribute that it has not."""
+        setattr(module, name, value)
+        self._undo.append(functools.partial(delattr, module, name))
+
     def add_forward_hook(self, module: nn.Module, hook: Callable[..., None]) -> None:
         """Have `hook` called after each call of a module."""
         self._undo.append(module.register_forward_hook(hook).remove)

@@ -17,31 +17,22 @@ from xruntime.optimization.module_order import (
     has_hooks,
     shared_parameters,
 )
+from xruntime.optimization.replaced import Needless, replaced_class
 from xruntime.optimization.run import Run
-from xruntime.optimization.skipped_norms import AwaitNorm, FoldedNorm
+from xruntime.optimization.skipped_norms import AwaitNorm, Folded, FoldedNorm
 from xruntime.optimization.steps import SkipPassError
-
-
-class NoDropout(nn.Identity):
-    """Stands where a dropout was. It has the same attributes, which some models read."""
-
-    def __init__(self, dropout: Any) -> None:
-        super().__init__()
-        self.p = dropout.p
-        self.inplace = dropout.inplace
-
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 def remove_dropouts(run: Run) -> str:
-    """Replace dropouts by modules that return their input."""
+    """Let dropouts return their input."""
     dropouts = [m for m in run.inner_modules() if type(m) in DROPOUTS]
     if not dropouts:
         raise SkipPassError("there is none")
     replaced = [m for m in dropouts if not has_hooks(m)]
     for module in replaced:
-        run.edits.replace_module(module, NoDropout(module))
+        run.edits.set_class(module, replaced_class(Needless, type(module)))
     hooked = len(dropouts) - len(replaced)
     if not replaced:
         raise SkipPassError("all have forward hooks")
@@ -71,8 +62,10 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
                 run.edits.add_forward_hook(first, AwaitNorm(names[norm]))
                 run.runner.norms_may_be_skipped = True
             dimensions = 2 if type(first) is nn.Linear else None
-            stand_in = FoldedNorm(names[norm], awaited=watched, dimensions=dimensions)
-            run.edits.replace_module(norm, stand_in)
+            run.edits.set_class(norm, replaced_class(FoldedNorm, type(norm)))
+            run.edits.set_attribute(
+                norm, "_xruntime_folded", Folded(names[norm], names[first], watched, dimensions)
+            )
             folded += 1
         else:
             refused.append(f"{names[first]} and {names[norm]} not: {reason}")

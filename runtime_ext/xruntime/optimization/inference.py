@@ -20,7 +20,7 @@ from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import Policy
-from xruntime.kept.watched_state import FrozenModel, WatchedState
+from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.few_bits import pack_weights
 from xruntime.optimization.folding import fold_norms, remove_dropouts
@@ -38,6 +38,7 @@ from xruntime.optimization.passes import (
 )
 from xruntime.optimization.run import KnownCall, Run, undoing_calls
 from xruntime.optimization.runner import Modes, SlowCallWarning
+from xruntime.optimization.skipped_norms import folded_weights
 from xruntime.optimization.steps import PassOutcome, Timing, remember
 
 PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
@@ -330,7 +331,9 @@ class _Inference(Run):
         if code is not None or any(step.outcome is PassOutcome.APPLIED for step in self.steps):
             model.__dict__["_xruntime_originals"] = self.originals
             self.become_optimized()
+        if not self.is_watched:
+            self.runner.folded = folded_weights(model)
         if code is not None and not self.is_watched:
-            code.frozen = FrozenModel(model)
+            code.frozen = WatchedState(model, own_hooks=False)
         remember(model, self.explanation(self.originals.kept_bytes(model), timings), code)
         return model

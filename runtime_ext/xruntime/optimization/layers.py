@@ -9,7 +9,6 @@ of a part of it, run without autocast.
 from __future__ import annotations
 
 import threading
-import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
+from xruntime.optimization.replaced import Replaced
 from xruntime.optimization.steps import SkipPassError
 from xruntime.threads.torch_modes import current_autocast
 
@@ -44,24 +44,6 @@ def require_kernels() -> None:
         native.isa_name()
     except KernelsUnavailableError as error:
         raise SkipPassError(str(error)) from error
-
-
-class Replaced(nn.Module):
-    """A module whose class a pass replaced by a subclass of both, of the same name."""
-
-    _layer: type[nn.Module]
-    """The class that it had."""
-
-
-def replaced_class(base: type[Replaced], kind: type[nn.Module]) -> type[Replaced]:
-    """Return a class that is `base` for modules of class `kind`. Raises what `kind` raises for subclasses."""
-    space = {
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
-        "_layer": kind,
-    }
-    return types.new_class(kind.__name__, (base, kind), {}, lambda made: made.update(space))
 
 
 class Lowered(Replaced):

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from xlaunch.text import counted
 from xruntime.nn import dropout_operator, gelu_operator
-from xruntime.optimization.layers import Replaced, replaced_class, require_kernels
+from xruntime.optimization.layers import require_kernels
+from xruntime.optimization.replaced import Replaced, replaced_class
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import SkipPassError
 

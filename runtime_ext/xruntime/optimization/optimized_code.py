@@ -24,7 +24,7 @@ from xruntime.kept.making import MAX_SHARING_THREADS, compile_priority
 from xruntime.kept.model_libraries import Policy
 from xruntime.kept.served_model import ServedModel
 from xruntime.kept.store import CodeStore
-from xruntime.kept.watched_state import FrozenModel
+from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.threads.team import can_resize_team, team_of
 from xruntime.threads.torch_modes import Autocast
@@ -51,8 +51,9 @@ class OptimizedCode(ServedModel):
         super().__init__(*what, tolerance=tolerance)
         self.runner = runner
         self.modes = modes
-        self.frozen: FrozenModel | None = None
-        """The model that code is compiled of, once it is finished; None if the caller sees its changes."""
+        self.frozen: WatchedState | None = None
+        """What the model that code is compiled of holds, once it is finished, but for its own hooks, which run around code;
+        None if the caller sees its changes."""
 
         self.speedup = 1.0
         """How many times as fast as the input model the modules are, if that was measured. The child process may
@@ -91,12 +92,12 @@ class OptimizedCode(ServedModel):
     def result(self, outputs: Any) -> Any:
         return self.modes.result(outputs)
 
-    def is_changed(self, *, thorough: bool = False) -> bool:
+    def is_changed(self) -> bool:
         """Whether the model, or a variable that it reads, was changed: compiled code is not used again then.
 
-        Compiled code sees neither. A `thorough` look is at all modules, see `FrozenModel`.
+        Compiled code sees neither.
         """
-        reason = None if self.frozen is None else self.frozen.change(thorough=thorough)
+        reason = None if self.frozen is None else self.frozen.change()
         if reason is not None:
             reason += (
                 " after optimize(), which compiled code does not see; change the original module and"

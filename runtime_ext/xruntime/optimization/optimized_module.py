@@ -17,8 +17,8 @@ from torch import nn
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
-from xruntime.optimization.layers import Replaced
 from xruntime.optimization.original_weights import OriginalWeights
+from xruntime.optimization.replaced import Replaced
 from xruntime.optimization.runner import CallRunner, Modes
 
 if TYPE_CHECKING:  # torch's optimizers take a second to import

@@ -15,8 +15,9 @@ from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.large_pages import put_into_large_pages
 from xruntime.generation.linear_rows import available, row_class
-from xruntime.optimization.layers import Joined, JoinedLinear, Lowered, replaced_class
+from xruntime.optimization.layers import Joined, JoinedLinear, Lowered
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
+from xruntime.optimization.replaced import replaced_class
 from xruntime.optimization.run import Run
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -18,6 +16,7 @@ from xruntime.compilation.inductor import compiling, first_line
 from xruntime.compilation.judge import Difference, difference, tolerance_for
 from xruntime.errors import CompilationError, OptimizationError
 from xruntime.kept.model_libraries import weight_bytes
+from xruntime.kept.random_state import RandomState
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
@@ -177,16 +176,11 @@ def undoing_calls(model: nn.Module) -> Iterator[WatchedState]:
 
     Raises OptimizationError if they write into a parameter, which is not copied.
     """
-    state, drawn, plain = WatchedState(model, copies=True), torch.get_rng_state(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
+    state, drawn = WatchedState(model, copies=True), RandomState()
     try:
         yield state
     finally:
-        torch.set_rng_state(drawn)
-        random.setstate(plain)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
+        drawn.restore()
         written = state.restore()
     if written is not None:
         raise OptimizationError(
@@ -242,7 +236,7 @@ class OutputCheck:
                 f" ({first_line(error)}){sample_problem(model, sample)}"
             ) from error
 
-        call, drawn = sample.copied(), torch.get_rng_state()
+        call, drawn = sample.copied(), RandomState()
         with undoing_calls(model) as state:
             with torch.no_grad(), own.precision():
                 run.recording, outputs = record(model, call)
@@ -252,8 +246,8 @@ class OutputCheck:
             """Where a call stores a tensor in the model."""
             if self.side_effect is not None:
                 self.side_effect = f"the module ({self.side_effect})"
-            elif not torch.equal(drawn, torch.get_rng_state()):
-                self.side_effect = "torch's random numbers"
+            else:
+                self.side_effect = drawn.change()
             problem = self.outputs_problem(outputs)
         self.may_change_arguments = not call.is_unchanged(sample)
         """Whether a call writes into its arguments, or may do so."""

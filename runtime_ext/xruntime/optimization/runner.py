@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from xruntime.aoti.inputs import is_channels_last
+from xruntime.errors import OptimizationError
+from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.skipped_norms import refusing_skipped_norms
 from xruntime.pytrees import tensors_in, with_tensors
 from xruntime.threads.torch_modes import (
@@ -113,6 +115,9 @@ class CallRunner:
         self.norms_may_be_skipped = False
         """Whether batch norms were folded that only the sample's call is known to use."""
 
+        self.folded: WatchedState | None = None
+        """The weights of layers with folded batch norms, which cannot be changed; None without any."""
+
         self._warned = False
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,6 +139,13 @@ class CallRunner:
         gradients: bool = False,
     ) -> Any:
         """Call the modules one by one."""
+        if self.folded is not None and not torch.compiler.is_compiling():
+            change = self.folded.change()
+            if change is not None:
+                raise OptimizationError(
+                    f"{change} after optimize(), which folded a batch norm into these weights: change the original"
+                    " module and optimize it again, or optimize with passes={'conv_bn': False, 'linear_bn': False}"
+                )
         modes = self.modes._replace(no_grad=False) if gradients else self.modes
         watch = refusing_skipped_norms if self.norms_may_be_skipped else contextlib.nullcontext
         with modes.grad_mode(), modes.precision(), watch():

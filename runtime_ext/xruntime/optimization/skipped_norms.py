@@ -10,39 +10,60 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from xruntime.errors import OptimizationError
+from xruntime.kept.watched_state import WatchedState
+from xruntime.optimization.replaced import Needless
 
 _waiting: ContextVar[set[str] | None] = ContextVar("waiting", default=None)
 """During a call: the names of norms whose place the output of the layer before has not reached."""
 
 
-class FoldedNorm(nn.Identity):
-    """Stands where a batch norm was that is now part of the weights before it.
+class Folded(NamedTuple):
+    """How a batch norm was folded."""
 
-    awaited
-        Whether the layer before it has an `AwaitNorm` of the same name.
-    dimensions
-        The only number of dimensions for which the weights are right; None for any.
-    """
+    name: str
+    layer: str
+    """The name of the layer whose weights it is part of."""
 
-    def __init__(self, name: str, *, awaited: bool, dimensions: int | None) -> None:
-        super().__init__()
-        self.name, self.awaited, self.dimensions = name, awaited, dimensions
+    awaited: bool
+    """Whether the layer before it has an `AwaitNorm` of the same name."""
+
+    dimensions: int | None
+    """The only number of dimensions for which the weights are right; None for any."""
+
+
+class FoldedNorm(Needless):
+    """A batch norm that is part of the weights before it."""
+
+    _xruntime_folded: Folded
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        if self.dimensions is not None and input.dim() != self.dimensions:
+        name, _, awaited, dimensions = self._xruntime_folded
+        if dimensions is not None and input.dim() != dimensions:
             raise OptimizationError(
-                f"{self.name}: {self.dimensions} dimensions were expected, as in the sample's call, and this"
+                f"{name}: {dimensions} dimensions were expected, as in the sample's call, and this"
                 f" is a tensor of {input.dim()}: optimize with passes={{'linear_bn': False}}"
             )
-        if self.awaited and not torch.compiler.is_compiling():
-            (_waiting.get() or set()).discard(self.name)
-        return input
+        if awaited and not torch.compiler.is_compiling():
+            (_waiting.get() or set()).discard(name)
+        return super().forward(input)
+
+
+def folded_weights(model: nn.Module) -> WatchedState | None:
+    """Return the weights of the batch norms that were folded, and of the layers before them; None without any."""
+    modules = dict(model.named_modules())
+    weights: dict[str, Any] = {}
+    for norm in modules.values():
+        if isinstance(norm, FoldedNorm):
+            name, layer, _, _ = norm._xruntime_folded  # noqa: SLF001 - ours
+            weights |= {it: vars(modules[it])["_parameters"] for it in (name, layer)}
+            weights[f"{name}'s buffers"] = vars(norm)["_buffers"]
+    return WatchedState(weights) if weights else None
 
 
 class AwaitNorm:

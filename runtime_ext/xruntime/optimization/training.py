@@ -18,7 +18,7 @@ from xruntime.errors import OptimizationError, OptimizerError
 from xruntime.nn import dropout_operator
 from xruntime.optim.native_optimizer import NativeOptimizer
 from xruntime.optimization.arguments import OptimizeRequest
-from xruntime.optimization.layers import Replaced, require_kernels
+from xruntime.optimization.layers import require_kernels
 from xruntime.optimization.native_layers import reach_dropouts, use_native_gelus
 from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
@@ -27,6 +27,7 @@ from xruntime.optimization.passes import (
     take_float32,
     use_channels_last,
 )
+from xruntime.optimization.replaced import Replaced
 from xruntime.optimization.run import Run
 from xruntime.optimization.steps import PassOutcome, SkipPassError, remember
 

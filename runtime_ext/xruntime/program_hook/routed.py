@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import torch
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
+from xruntime.kept.random_state import RandomState
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
 from xruntime.optimization.run import KnownCall
@@ -62,6 +62,7 @@ class Routed:
     ) -> None:
         self._run = run
         self._form = form_of(args=args, kwargs=kwargs)
+        self._default_dtype = torch.get_default_dtype()
         self._sample = Sample(args, kwargs).copied()
         self._tolerance = tolerance
         self._state = WatchedState(module)
@@ -100,11 +101,11 @@ class Routed:
         Raises only what the program's own call raises.
         """
         self._must_be_faster = must_be_faster
-        random_before = torch.get_rng_state()
+        before = RandomState()
         expected = self._run(module, *args, **kwargs)
-        random_after, plain_random = torch.get_rng_state(), random.getstate()
+        drawn, after = before.change(), RandomState()
         try:
-            self._check_first_call(args, kwargs, expected, random_before)
+            self._check_first_call(args, kwargs, expected, drawn)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.optimized = optimize(module, self._sample.copied(), KnownCall(expected))
@@ -123,8 +124,7 @@ class Routed:
             self.optimized = None
             return expected, error
         finally:
-            torch.set_rng_state(random_after)
-            random.setstate(plain_random)
+            after.restore()
         return expected, None
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -151,7 +151,7 @@ class Routed:
 
     def _takes(self, module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
         """Whether the form may compute a call, which is of the form that it was made for."""
-        if transformed():
+        if transformed() or torch.get_default_dtype() != self._default_dtype:
             return False
         change = self._state.change()
         if change is not None:
@@ -203,10 +203,12 @@ class Routed:
     def _compared_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the module's outputs; compare those of the form, which is called on copies of the arguments."""
         assert self.optimized is not None
-        before = Sample(args, kwargs).copied()
+        before, random_before = Sample(args, kwargs).copied(), RandomState()
         # The module first: it may refuse the sizes.
         expected = self._run(module, *args, **kwargs)
         try:
+            if random_before.change() is not None:
+                raise UnfitError("a call draws random numbers")  # noqa: TRY301 - as what `_compare` raises
             if not Sample(args, kwargs).is_unchanged(before):
                 raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
             self._check_unchanged("a call changes it")
@@ -235,15 +237,13 @@ class Routed:
                 f"a call is {trial.ratio:.2f} times as fast as one of the program's own model"
             )
 
-    def _check_first_call(
-        self, args: Any, kwargs: Any, outputs: Any, random_before: torch.Tensor
-    ) -> None:
+    def _check_first_call(self, args: Any, kwargs: Any, outputs: Any, drawn: str | None) -> None:
         """Raise UnfitError if the call had side effects."""
         try:
             form_of(output=outputs)
         except UnfitError as error:
             raise NotYetError(str(error)) from None
-        if not torch.equal(torch.get_rng_state(), random_before):
+        if drawn is not None:
             raise UnfitError("a call draws random numbers")
         if not Sample(args, kwargs).is_unchanged(self._sample):
             raise PipelineError("a call changes its arguments")

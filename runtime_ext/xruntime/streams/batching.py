@@ -22,7 +22,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import difference
 from xruntime.compilation.samples import Sample
 from xruntime.errors import BatchError, CompilationError
-from xruntime.pytrees import constant_key, entries, leaves, rebuilt, tensor_leaves
+from xruntime.pytrees import Path, constant_key, entries, leaves, rebuilt, tensor_leaves
 from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
@@ -315,18 +315,17 @@ class Batching:
             if not difference((args, kwargs), (call.args, call.kwargs), 0.0).allowed:
                 return "does not change the caller's arguments, and single calls do"
         for alone, joint in zip(outcomes, results, strict=True):
+            others, expected = _beside_tensors(joint), _beside_tensors(alone)
+            if others.keys() == expected.keys() and not all(
+                are_equal(others[path], expected[path]) for path in others
+            ):
+                return "returns other values beside the tensors than single calls"
             try:
                 found = difference(alone, joint, tolerance_of(self._module, alone))
             except CompilationError:
                 return "returns another form of results than single calls"
             if not found.allowed:
                 return f"computes something else than single calls: {found}"
-            values = zip(leaves(alone), leaves(joint), strict=True)
-            if any(
-                not isinstance(one, torch.Tensor) and not are_equal(one, other)
-                for (_, one), (_, other) in values
-            ):
-                return "returns other values beside the tensors than single calls"
         return None
 
     def _note(self, reason: str) -> None:
@@ -404,6 +403,10 @@ def _plan_shape(plan: Plan) -> Hashable:
     assert type(plan) is Branch
     keys = [key for key, _ in entries(plan.value) or ()]
     return (type(plan.value), *keys, *map(_plan_shape, plan.inner))
+
+
+def _beside_tensors(value: Any) -> dict[Path, Any]:
+    return {path: it for path, it in leaves(value) if not isinstance(it, torch.Tensor)}
 
 
 def _whole_shape(value: Any) -> Hashable:

@@ -53,10 +53,12 @@ def transformed() -> bool:
 
 
 def _has_function_modes() -> bool:
-    """Whether something sees the calls of torch's functions, besides torch.set_default_device()."""
+    """Whether something sees the calls of torch's functions, besides torch.set_default_device("cpu")."""
     count = torch._C._len_torch_function_stack()  # noqa: SLF001
     modes = [torch._C._get_function_stack_at(at) for at in range(count)]  # noqa: SLF001
-    return any(not isinstance(mode, DeviceContext) for mode in modes)
+    return any(
+        not (isinstance(mode, DeviceContext) and mode.device.type == "cpu") for mode in modes
+    )
 
 
 class ThreadModes:

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes after `optimize`, in a model or in what its code reads, changes what calls return, or is an error."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import random
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.runtime_ext.optimization.exported_code import ExportedLibrary, exported_code
+from tests.runtime_ext.optimization.test_random_models import close
+from torch import Tensor, nn
+
+from xruntime.errors import OptimizationError
+from xruntime.optimization import SlowCallWarning, optimize
+from xruntime.program_hook.interception import Interception
+
+__all__ = ["exported_code"]
+
+WIDTH = 8
+NAMES = types.ModuleType("tests_settings")
+"""Another module of the program."""
+
+GAIN = 1.0
+TABLE: dict[str, Any] = {"deep": [{"gain": 1.0}]}
+
+
+def scaled(values: Tensor, gain: float = 1.0) -> Tensor:
+    return values * gain
+
+
+def scaled_by(values: Tensor, gains: list[float] = [1.0]) -> Tensor:  # noqa: B006 - is changed
+    return values * gains[0]
+
+
+def imports_the_module() -> float:
+    import tests_settings
+
+    return float(tests_settings.gain)
+
+
+def imports_the_name() -> float:
+    from tests_settings import gain
+
+    return float(gain)
+
+
+class Helper:
+    def gain(self) -> float:
+        return GAIN
+
+
+class Described:
+    def __get__(self, _model: Any, _kind: Any = None) -> float:
+        return GAIN
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+    @property
+    def gain(self) -> float:
+        return float(getattr(self, "own", 1.0))
+
+
+class Settings:
+    gain = 1.0
+
+
+@functools.lru_cache
+def cached() -> float:
+    return GAIN
+
+
+HELPER = Helper()
+
+
+class Model(nn.Module):
+    """Multiplies by what `read` returns, which has the model."""
+
+    described = Described()
+    gain = 1.0
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.parts = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(WIDTH))])
+        self.two.gain = 1.0
+        self.mode = Mode.FAST
+        self.read = read
+        self.eval()
+
+    @property
+    def of_property(self) -> float:
+        return GAIN
+
+    def forward(self, values: Tensor) -> Tensor:
+        hidden = self.parts(self.two(self.one(values)))
+        return scaled(hidden) * self.weights[0] * self.read(self)
+
+
+class Case(NamedTuple):
+    read: Callable[[Any], Any]
+    change: Callable[[Any], object]
+    """Is given the model that is called."""
+
+
+def plain(change: Callable[[Any], object]) -> Case:
+    return Case(lambda _: 1.0, change)
+
+
+def set_global(name: str, value: Any) -> Callable[[Any], object]:
+    return lambda _: globals().__setitem__(name, value)
+
+
+def replaced_weight(model: Any) -> None:
+    model.two.weight = nn.Parameter(torch.eye(WIDTH))
+
+
+def parametrized(model: Any) -> None:
+    torch.nn.utils.parametrize.register_parametrization(model.two, "weight", nn.Softplus())
+
+
+CASES: dict[str, Case] = {
+    "a global number": Case(lambda _: GAIN, set_global("GAIN", 2.0)),
+    "a number in a global table": Case(
+        lambda _: TABLE["deep"][0]["gain"], lambda _: TABLE["deep"][0].update(gain=2.0)
+    ),
+    "a global number by its text": Case(lambda _: globals()["GAIN"], set_global("GAIN", 2.0)),
+    "a variable of another module": Case(
+        lambda _: NAMES.gain, lambda _: setattr(NAMES, "gain", 2.0)
+    ),
+    "a module imported in a call": Case(
+        lambda _: imports_the_module(), lambda _: setattr(NAMES, "gain", 2.0)
+    ),
+    "a name imported in a call": Case(
+        lambda _: imports_the_name(), lambda _: setattr(NAMES, "gain", 2.0)
+    ),
+    "a variable of the environment": Case(
+        lambda _: float(os.environ.get("TESTS_GAIN", "1")),
+        lambda _: os.environ.update(TESTS_GAIN="2"),
+    ),
+    "a global object's method": Case(lambda _: HELPER.gain(), set_global("GAIN", 2.0)),
+    "a method that is replaced": Case(
+        lambda _: HELPER.gain(), lambda _: setattr(Helper, "gain", lambda _: 2.0)
+    ),
+    "a descriptor": Case(lambda model: model.described, set_global("GAIN", 2.0)),
+    "a property": Case(lambda model: model.of_property, set_global("GAIN", 2.0)),
+    "a variable of the class": Case(
+        lambda model: model.gain, lambda _: setattr(Model, "gain", 2.0)
+    ),
+    "a variable of another class": Case(
+        lambda _: Settings.gain, lambda _: setattr(Settings, "gain", 2.0)
+    ),
+    "a cache that is cleared": Case(
+        lambda _: cached(), lambda _: (set_global("GAIN", 2.0)(None), cached.cache_clear())
+    ),
+    "an attribute of an enum": Case(
+        lambda model: model.mode.gain, lambda _: setattr(Mode.FAST, "own", 2.0)
+    ),
+    "a default argument": plain(lambda _: setattr(scaled, "__defaults__", (2.0,))),
+    "a default list": Case(
+        lambda _: scaled_by(torch.ones(())), lambda _: scaled_by.__defaults__[0].insert(0, 2.0)
+    ),
+    "a part's attribute": Case(
+        lambda model: model.two.gain, lambda model: setattr(model.two, "gain", 2.0)
+    ),
+    "a part's weight": plain(replaced_weight),
+    "a part's weight through .data": plain(lambda model: model.two.weight.data.mul_(2)),
+    "a part's weight in place": plain(lambda model: model.two.weight.mul_(2)),
+    "a part's loaded weights": plain(
+        lambda model: model.two.load_state_dict(
+            {"weight": torch.eye(WIDTH), "bias": torch.zeros(WIDTH)}, assign=True
+        )
+    ),
+    "a part's parametrization": plain(parametrized),
+    "a part's forward": plain(lambda model: setattr(model.two, "forward", lambda values: values)),
+    "a part": plain(lambda model: setattr(model, "two", nn.Identity())),
+    "a part more": plain(lambda model: model.parts.append(nn.ReLU())),
+    "a weight in a list": plain(
+        lambda model: model.weights.__setitem__(0, nn.Parameter(torch.full((WIDTH,), 2.0)))
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    """Undo what the cases change."""
+    gain, defaults = Helper.gain, scaled.__defaults__
+    NAMES.gain = 1.0  # type: ignore[attr-defined]
+    sys.modules["tests_settings"] = NAMES
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowCallWarning)
+        yield
+    globals()["GAIN"], TABLE["deep"] = 1.0, [{"gain": 1.0}]
+    Helper.gain, scaled.__defaults__ = gain, defaults  # type: ignore[method-assign]
+    scaled_by.__defaults__ = ([1.0],)
+    Model.gain = Settings.gain = 1.0
+    vars(Mode.FAST).pop("own", None)
+    os.environ.pop("TESTS_GAIN", None)
+    sys.modules.pop("tests_settings")
+    cached.cache_clear()
+
+
+def values_of(number: int, rows: int = 4) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+def made(kind: Callable[..., Any], *args: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(*args).eval()
+
+
+@torch.no_grad()
+def test_change_is_seen_by_code(case: str, exported_code: list[ExportedLibrary]) -> None:
+    read, change = CASES[case]
+    model = made(Model, read)
+    fast = optimize(model, sample_input=values_of(0), wait=True)
+    fast(values_of(1))
+    assert exported_code[0].calls > 2
+    before = model(values_of(1))
+    change(fast)
+    seen = fast(values_of(1))
+    calls = exported_code[0].calls
+    assert not torch.allclose(seen, before)
+    change(model)
+    torch.testing.assert_close(seen, model(values_of(1)))
+    fast(values_of(2))
+    assert exported_code[0].calls == calls
+
+
+@pytest.mark.long
+@torch.no_grad()
+def test_change_is_seen_under_the_hook(case: str, exported_code: list[ExportedLibrary]) -> None:
+    read, change = CASES[case]
+    model = made(Model, read)
+    interception = Interception("fp32", wait=True)
+    for number in range(3):
+        seen = interception.outermost(model, (values_of(number),), {})
+        torch.testing.assert_close(seen, model(values_of(number)))
+    assert exported_code[0].calls
+    change(model)
+    seen = interception.outermost(model, (values_of(3),), {})
+    torch.testing.assert_close(seen, model(values_of(3)))
+
+
+class Folding(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model[0].weight.mul_(2), "0.weight was changed"),
+        (
+            lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(4, 3, 3, 3))),
+            "0.weight",
+        ),
+        (lambda model: model[1].running_mean.add_(1), "1's buffers.running_mean was changed"),
+        (lambda model: model[1].train(), "a BatchNorm2d was put into training mode"),
+        (
+            lambda model: [it.train() for it in model.modules() if isinstance(it, nn.Dropout)],
+            "a Dropout was put into training mode",
+        ),
+    ],
+)
+@pytest.mark.parametrize("wait", [False, True])
+@torch.no_grad()
+def test_layers_that_a_pass_changed_cannot_be_changed(
+    change: Callable[[Any], object],
+    message: str,
+    wait: bool,
+    exported_code: list[ExportedLibrary],
+) -> None:
+    images = torch.randn(2, 3, 8, 8)
+    options = {"wait": True} if wait else {"graph": "none"}
+    model = made(Folding)
+    fast = optimize(model, sample_input=images, **options)
+    torch.testing.assert_close(fast(images), model(images))
+    assert bool(exported_code) is wait
+    change(fast)
+    with pytest.raises(OptimizationError, match=message):
+        fast(images)
+
+
+@torch.no_grad()
+def test_other_weights_for_one_call(exported_code: list[ExportedLibrary]) -> None:
+    model = made(Model, lambda _: 1.0)
+    fast, values = optimize(model, sample_input=values_of(0), wait=True), values_of(1)
+    weights = {"two.weight": torch.eye(WIDTH)}
+    torch.testing.assert_close(fast(values), model(values))
+    assert exported_code[0].calls > 2
+    seen = torch.func.functional_call(fast, weights, values)
+    torch.testing.assert_close(seen, torch.func.functional_call(model, weights, values))
+    torch.testing.assert_close(fast(values), model(values))
+
+
+class Odd(nn.Module):
+    """Reads what is no part of a call's form, or draws random numbers for some sizes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.one, self.kind = nn.Linear(WIDTH, WIDTH), kind
+
+    def forward(self, values: Tensor) -> Any:
+        hidden = self.one(values)
+        if self.kind == "layout" and not values.is_contiguous():
+            return hidden * 2
+        if self.kind == "stride":
+            return hidden * values.stride(0)
+        if self.kind == "attribute":
+            return hidden * getattr(values, "gain", 1.0)
+        if self.kind == "requires_grad" and values.requires_grad:
+            return hidden * 2
+        if self.kind == "text":
+            return {"hidden": hidden, "name": f"{values.shape[0]} rows"}
+        if self.kind == "sizes":
+            return hidden, values.shape
+        if self.kind == "device":
+            return hidden, torch.zeros(1).device.type
+        if self.kind == "default dtype":
+            return hidden, torch.zeros(1)
+        if values.shape[0] > 4 and self.kind == "torch's random numbers":
+            return hidden + 1e-6 * torch.rand(())
+        if values.shape[0] > 4 and self.kind == "Python's random numbers":
+            return hidden + 1e-6 * random.random()
+        return hidden
+
+
+ODD = (
+    *("layout", "stride", "attribute", "requires_grad", "text", "sizes", "device", "default dtype"),
+    *("torch's random numbers", "Python's random numbers"),
+)
+
+
+def odd_calls() -> Iterator[Tensor]:
+    for rows in (4, 4, 5, 6, 7, 8, 9, 5):
+        yield values_of(rows, rows)
+    yield values_of(0, 8)[::2]
+    yield values_of(1, WIDTH)[:, :4].t()
+    tagged = values_of(2)
+    tagged.gain = 3.0  # type: ignore[attr-defined]
+    yield tagged
+    yield nn.Parameter(values_of(3))
+
+
+def observed(call: Callable[..., Any], values: Tensor) -> Any:
+    torch.manual_seed(0)
+    random.seed(0)
+    outputs = call(values)
+    return outputs, torch.rand(()).item(), random.random()
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("hooked", [False, True])
+@torch.no_grad()
+def test_what_no_form_of_calls_tells(
+    kind: str, hooked: bool, exported_code: list[ExportedLibrary]
+) -> None:
+    model, eager = made(Odd, kind), made(Odd, kind)
+    if hooked:
+        interception = Interception("fp32", wait=True)
+
+        def call(values: Tensor) -> Any:
+            return interception.outermost(model, (values,), {})
+    else:
+        call = optimize(model, sample_input=values_of(4), wait=True)
+    for values in odd_calls():
+        assert close(observed(call, values), observed(eager, values), 1e-5)
+    assert exported_code
+    values = values_of(4)
+    with torch.device("meta" if kind == "device" else "cpu"):
+        assert kind != "device" or call(values)[1] == eager(values)[1] == "meta"
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert close(call(values), eager(values), 1e-5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", CASES)
