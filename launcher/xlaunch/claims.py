@@ -219,11 +219,11 @@ def _remove_ended(place: str) -> None:
     with os.scandir(place) as entries:
         names = [entry.name for entry in itertools.islice(entries, MAX_CHECKED_FILES)]
     for name in names:
-        found = _OWN_FILE.fullmatch(name)
-        if found is None or found["record"] == reader.own_name:
+        own_file = _OWN_FILE.fullmatch(name)
+        if own_file is None or own_file["record"] == reader.own_name:
             continue
-        path = os.path.join(place, found["record"])
-        if (name == found["record"] or not os.path.exists(path)) and reader.has_ended(path):
+        path = os.path.join(place, own_file["record"])
+        if (name == own_file["record"] or not os.path.exists(path)) and reader.has_ended(path):
             for ended in (os.path.join(place, name), path + DETAILS):
                 with contextlib.suppress(OSError):
                     os.unlink(ended)

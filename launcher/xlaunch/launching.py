@@ -67,8 +67,8 @@ def prepare(
         )
     else:
         with machine_of(host.sysroot, host.synthetic) as machine:
-            made = plan(request.layout, machine)
-            prepared = PreparedLaunch(request, machine, made, None, os.environ)
+            whole_plan = plan(request.layout, machine)
+            prepared = PreparedLaunch(request, machine, whole_plan, None, os.environ)
     if request.program.words or purpose is Purpose.LAUNCH:  # which needs a program
         environment = prepare_environment(
             prepared.plan,

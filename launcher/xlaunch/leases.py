@@ -145,8 +145,8 @@ def read_leases(directory: str | None = None, *, cpu_count: int | None = None) -
     Of all users, but not that of this process. Records with CPUs from `cpu_count` upwards are left
     out; None: the number that this machine may have.
     """
-    found = LeaseReader(cpu_count).read(directory or records_directory())
-    return sorted(found, key=lambda lease: lease.start_ticks)
+    running = LeaseReader(cpu_count).read(directory or records_directory())
+    return sorted(running, key=lambda lease: lease.start_ticks)
 
 
 def of_others(
@@ -387,9 +387,9 @@ def _is_locked(descriptor: int) -> bool:
     """Whether a process other than this one holds the fcntl lock of a file."""
     import fcntl
 
-    asked = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    query = struct.pack("hhqqi", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, query)
     except OSError:
         return False
     return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
@@ -407,16 +407,16 @@ def names_of_directories(parent: str) -> list[str]:
         is_whole = False
     else:
         is_whole = len(names) < MAX_NAMES
-    found = [name for name in names if _DIRECTORY_NAME.fullmatch(name)]
+    directories = [name for name in names if _DIRECTORY_NAME.fullmatch(name)]
     if is_whole:
-        return found
+        return directories
     # It may not be listed, or somebody fills it: try those of the users whose processes can be seen.
     users = {os.geteuid()}
     for pid in names_in("/proc"):
         if pid.isdigit():
             with contextlib.suppress(OSError):
                 users.add(os.stat(f"/proc/{pid}").st_uid)
-    return list(dict.fromkeys([*[DIRECTORY.format(uid=uid) for uid in users], *found]))
+    return list(dict.fromkeys([*[DIRECTORY.format(uid=uid) for uid in users], *directories]))
 
 
 def _possible_cpus() -> int:

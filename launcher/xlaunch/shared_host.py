@@ -273,20 +273,20 @@ def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> 
         ),
     )
     try:
-        made = plan(layout, inside)
+        placed = plan(layout, inside)
     except UsageError as error:
         plan(request.layout, machine)  # what does not fit on the whole machine never will
         raise _TakenError(f"--exclusive: {error}; held by {_names(blocking)}") from None
     if whole is not None:
-        pairs = zip(made.instances, whole.instances, strict=True)
-        made = whole._replace(
+        pairs = zip(placed.instances, whole.instances, strict=True)
+        placed = whole._replace(
             instances=tuple([new._replace(index=old.index) for new, old in pairs]),
-            allowed_cpus=made.allowed_cpus,
-            idle_cpus=made.idle_cpus,
-            decisions=made.decisions,
-            warnings=made.warnings,
+            allowed_cpus=placed.allowed_cpus,
+            idle_cpus=placed.idle_cpus,
+            decisions=placed.decisions,
+            warnings=placed.warnings,
         )
-    return _bound(made)
+    return _bound(placed)
 
 
 def _bound(made: Plan) -> Plan:
@@ -368,10 +368,10 @@ def _without_torchruns_threads(
 ) -> tuple[Mapping[str, str], list[str]]:
     """Drop the OMP_NUM_THREADS that torchrun sets for its ranks where the user has set none."""
     name = "OMP_NUM_THREADS"
-    asked = initial_environment(job) if job else {}
-    if rank.launcher is not RankMode.TORCHRUN or name not in environment or not asked:
+    launcher_variables = initial_environment(job) if job else {}
+    if rank.launcher is not RankMode.TORCHRUN or name not in environment or not launcher_variables:
         return environment, []
-    if name in asked:
+    if name in launcher_variables:
         return environment, []
     kept = {key: value for key, value in environment.items() if key != name}
     said = f"{name}={environment[name]} was torchrun's, and is replaced"

@@ -178,12 +178,12 @@ def prepare_environment(
     programs, settings, variables = [], [], []
     for instance in plan.instances:
         asked = own_variables(request, plan, instance)
-        known = {**inherited, **asked}
+        variables_of_user = {**inherited, **asked}
         proposals = list[Proposal]()
         for part in parts:
             proposals += part.proposals
             if part.of_instance is not None:
-                proposals += part.of_instance(instance, known)
+                proposals += part.of_instance(instance, variables_of_user)
         proposals = [it for it in proposals if it.name not in request.unset]
         chosen = choose_settings(plan, instance, asked, inherited, [*proposals, *lists])
         programs.append(own_program(program, request, plan, instance))

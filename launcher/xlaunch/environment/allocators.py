@@ -303,9 +303,9 @@ def choose_profile(
         return PROFILES["glibc-tuned" if has_tunables else "glibc"]
     if "/" in asked:
         name = os.path.basename(asked)
-        known = [row for row in PROFILES.values() if row.library and row.library in name]
+        rows = [row for row in PROFILES.values() if row.library and row.library in name]
         reason = "the library that was named"
-        row = known[0] if known else PROFILES["glibc"]
+        row = rows[0] if rows else PROFILES["glibc"]
         return row._replace(name=asked, library=asked, reason=reason)
     if asked not in PROFILES:
         raise UsageError(

@@ -132,7 +132,7 @@ def find_libraries(
         if name not in _KINDS:
             raise UsageError(f"unknown library {name!r}; there are {', '.join(NAMES)}")
     wanted = re.compile("|".join(f"(?P<{name}>{_KINDS[name].pattern})" for name in names))
-    found: dict[tuple[str, str], Library] = {}
+    libraries: dict[tuple[str, str], Library] = {}
     for origin, directory in places(prefix, environment, root=root):
         matches = [match for file in names_in(directory) if (match := wanted.fullmatch(file))]
         # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
@@ -142,10 +142,12 @@ def find_libraries(
         ):
             name, path = str(match.lastgroup), os.path.join(directory, match[0])
             real = os.path.realpath(path)
-            if (name, real) not in found and os.path.exists(real):
-                found[name, real] = inspect_library(name, path, loads, origin=origin)
+            if (name, real) not in libraries and os.path.exists(real):
+                libraries[name, real] = inspect_library(name, path, loads, origin=origin)
     order = {name: index for index, name in enumerate(names)}
-    return tuple(sorted(found.values(), key=lambda it: (order[it.name], it.refusal is not None)))
+    return tuple(
+        sorted(libraries.values(), key=lambda it: (order[it.name], it.refusal is not None))
+    )
 
 
 def inspect_library(
@@ -190,10 +192,10 @@ def places(
     prefix: str | None, environment: Mapping[str, str], *, root: str = "/"
 ) -> tuple[Searched, ...]:
     """The directories that are searched, in this order, each once."""
-    found: dict[str, Searched] = {}
+    searched: dict[str, Searched] = {}
     for origin, directory in _directories(prefix, environment, root):
-        found.setdefault(os.path.realpath(directory), Searched(origin, directory))
-    return tuple(found.values())
+        searched.setdefault(os.path.realpath(directory), Searched(origin, directory))
+    return tuple(searched.values())
 
 
 def _directories(

@@ -173,9 +173,9 @@ def find_preloadable(
     from xlaunch.environment.libraries import find_libraries
 
     assert program.interpreter is not None
-    found = find_libraries((name,), program.prefix, environment, loads=program.loads)
+    libraries = find_libraries((name,), program.prefix, environment, loads=program.loads)
     return _first_preloadable(
-        option, found, program.interpreter, environment, program.untried, keep=keep
+        option, libraries, program.interpreter, environment, program.untried, keep=keep
     )
 
 
@@ -206,21 +206,21 @@ def require_library(
     prefix, loads = program.prefix, program.loads
     if "/" in wanted:
         path = os.path.abspath(wanted)
-        found: tuple[Library, ...] = (
+        libraries: tuple[Library, ...] = (
             inspect_library(
                 kind_of(path) or "", path, loads, origin="named by the user", named=True
             ),
         )
     else:
-        found = find_libraries((wanted,), prefix, environment, loads=loads)
+        libraries = find_libraries((wanted,), prefix, environment, loads=loads)
     prover = prover_of(program)
     if prover is None and program.untried is None:
-        fitting = next((it for it in found if it.refusal is None), None)
+        fitting = next((it for it in libraries if it.refusal is None), None)
         if fitting:
             note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
             return fitting, (note,)
     library, notes, refused = _first_preloadable(
-        option, found, prover or sys.executable, environment, program.untried, keep=keep
+        option, libraries, prover or sys.executable, environment, program.untried, keep=keep
     )
     if library is not None:
         return library, notes

@@ -333,8 +333,8 @@ def _meant(path: str) -> str:
         return ""
     if f"{name}.py" in scripts:
         name += ".py"
-    known = scripts if directory else ["python", *scripts]
-    return did_you_mean(name, known, form=os.path.join(directory, "{}"))
+    candidates = scripts if directory else ["python", *scripts]
+    return did_you_mean(name, candidates, form=os.path.join(directory, "{}"))
 
 
 class Wrapper(NamedTuple):
@@ -399,9 +399,9 @@ def _behind(wrapper: Wrapper, arguments: Sequence[str]) -> tuple[str, ...]:
 
 def assignments(words: Sequence[str]) -> list[str]:
     """The variables that ``env`` is given before the command. **Ex.:** ``A=1 python x=2``: ``A=1``."""
-    found: list[str] = []
+    variables: list[str] = []
     for word in words:
         if "=" not in word:
             break
-        found.append(word)
-    return found
+        variables.append(word)
+    return variables

@@ -81,18 +81,18 @@ def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, 
 
 def _named_by(site: str) -> list[str]:
     """The paths in the ``.pth`` files of a site-packages directory."""
-    found = []
+    paths = []
     for name in sorted(names_in(site)):
         if name.endswith(".pth") and not name.startswith("."):
             with contextlib.suppress(OSError):
                 with open(os.path.join(site, name), "rb") as stream:
                     lines = os.fsdecode(stream.read(1 << 20)).splitlines()
-                found += [
+                paths += [
                     os.path.join(site, line.rstrip())
                     for line in lines
                     if line.strip() and not line.startswith(("#", "import ", "import\t"))
                 ]
-    return [path for path in found if os.path.isdir(path)]
+    return [path for path in paths if os.path.isdir(path)]
 
 
 class Installed(NamedTuple):
@@ -126,15 +126,15 @@ def find_installed(
     if home and python is not None and "include-system-site-packages" not in _venv_settings(prefix):
         own = f"{home}/.local/lib/python{python[0]}.{python[1]}/site-packages"
         sites += [own, *_named_by(own)]
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for site in [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *sites]:
         for name in names_in(site):
             stem, dot, kind = name.rpartition(".")
             if dot and kind in ("dist-info", "egg-info", "egg-link"):
                 package, _, version = stem.partition("-")
                 package = package.replace("_", "-").replace(".", "-").lower()
-                found.setdefault(package, version.partition("-")[0] or UNKNOWN)
-    return Installed(found, python)
+                versions.setdefault(package, version.partition("-")[0] or UNKNOWN)
+    return Installed(versions, python)
 
 
 def _packages_below(prefix: str, pythons: list[str]) -> list[str]:
@@ -156,25 +156,27 @@ def python_version(prefix: str, interpreter: str | None = None) -> tuple[int, in
     settings = _venv_settings(prefix)
     version = settings.get("version_info") or settings.get("version")
     names = [f"python{version}"] if version else _versions(prefix, interpreter)
-    found = {tuple(name.removeprefix("python").split(".")[:2]) for name in names}
-    if len(found) != 1:
+    numbers = {tuple(name.removeprefix("python").split(".")[:2]) for name in names}
+    if len(numbers) != 1:
         return None
     try:
-        major, minor = map(int, found.pop())
+        major, minor = map(int, numbers.pop())
     except ValueError:
         return None
     return major, minor
 
 
 def _existing(directories: list[str]) -> tuple[str, ...]:
-    found: dict[tuple[int, int], str] = {}
+    directory_of: dict[tuple[int, int], str] = {}
     for directory in directories:
         try:
             status = os.stat(directory)
         except OSError:
             continue
-        found.setdefault((status.st_dev, status.st_ino), directory)  # lib64 is often a link to lib
-    return tuple(found.values())
+        directory_of.setdefault(
+            (status.st_dev, status.st_ino), directory
+        )  # lib64 is often a link to lib
+    return tuple(directory_of.values())
 
 
 def _versions(prefix: str, interpreter: str | None) -> list[str]:

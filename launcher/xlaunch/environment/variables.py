@@ -257,7 +257,7 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
     users_own = {n: value for n, value in inherited.items() if not n.startswith(INSTANCE_PREFIX)}
     chosen = dict[str, str]()
     digits = inherited.get(MEMORY, "") if OURS in inherited else ""
-    known = digits.isascii() and digits.isdigit() and len(digits) <= MAX_BYTE_DIGITS
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= MAX_BYTE_DIGITS
     for entry in users_own.pop(OURS, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
         if _BEFORE in name:
@@ -266,15 +266,15 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
             continue
         value, made_of_another, before = values.partition(_BEFORE)
         name = _unescaped(name)
-        found = users_own.get(name)
-        if not equals or found is None or value not in (_listed(found), _escaped(found)):
+        current = users_own.get(name)
+        if not equals or current is None or value not in (_listed(current), _escaped(current)):
             continue
-        chosen[name] = found
+        chosen[name] = current
         if made_of_another:
-            users_own[name] = _replaced(before, found)
+            users_own[name] = _replaced(before, current)
         else:
             del users_own[name]
-    return Inherited(users_own, chosen, int(digits) if known else None)
+    return Inherited(users_own, chosen, int(digits) if is_number else None)
 
 
 def choose_settings(

@@ -46,12 +46,12 @@ def read_machine(root: str = "/") -> Machine:
     from xlaunch.machine.sysfs import read_topology
 
     topology, notes = read_topology(root)
-    found = read_gpus(tree, captured=not live)
-    gpus = usable_gpus(openable(found), os.environ) if live else usable_gpus(found, {})
+    all_gpus = read_gpus(tree, captured=not live)
+    gpus = usable_gpus(openable(all_gpus), os.environ) if live else usable_gpus(all_gpus, {})
     limits = read_limits(root, topology)
     warnings = _hidden_hardware(tree, limits) if live else ()
     notes = (*warnings, *notes)
-    return Machine(root, topology, limits, notes, gpus._replace(found=found), warnings)
+    return Machine(root, topology, limits, notes, gpus._replace(found=all_gpus), warnings)
 
 
 def _hidden_hardware(tree: Tree, limits: Limits) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
             if (maker := tree.read(f"{DEVICES}/{address}/vendor") or "") in VENDORS
             and (tree.read(f"{DEVICES}/{address}/class") or "").startswith(CLASSES)
         ]
-    found = []
+    gpus = []
     for vendor, address, directory in places:
         numbers = [tree.read(f"{directory}/{name}") for name in ("vendor", "device")]
         if all(numbers):
@@ -70,19 +70,19 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
             uuid = (
                 nvidia_facts(tree, address).get("GPU UUID", "") if vendor is Vendor.NVIDIA else ""
             )
-            found.append(
+            gpus.append(
                 Gpu(vendor, model, address, node if node is not None and node >= 0 else None, uuid)
             )
-    amd = _rocm_order(tree) if any(gpu.vendor is Vendor.AMD for gpu in found) else {}
+    amd = _rocm_order(tree) if any(gpu.vendor is Vendor.AMD for gpu in gpus) else {}
     vendors = list(Vendor)
-    found.sort(
+    gpus.sort(
         key=lambda gpu: (
             vendors.index(gpu.vendor),
             amd.get(gpu.address, len(amd)),
             [int(number, 16) for number in gpu.address.replace(".", ":").split(":")],
         )
     )
-    return tuple(found)
+    return tuple(gpus)
 
 
 def gpu_models(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

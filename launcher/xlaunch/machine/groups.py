@@ -156,11 +156,11 @@ class CacheReader:
 
     def read_l3(self, cpus: CPUs) -> Groups:
         """The groups of `cpus` that share an L3 cache. Call it before `read_l2`."""
-        found = gather(cpus, self._l3_claim)
-        for group in found.groups:
+        l3 = gather(cpus, self._l3_claim)
+        for group in l3.groups:
             for cpu in group:
                 self._l3_of[cpu] = group
-        return found
+        return l3
 
     def read_l2(self, cpus: CPUs) -> Groups:
         """The groups of `cpus` that share a level 2 cache for data."""
@@ -319,16 +319,16 @@ def _by_design(traits: dict[CPUs, _Traits]) -> dict[CPUs, _Traits]:
     for field in ("capacity", "max_khz", "base_khz", "midr"):
         if not all(getattr(trait, field) for trait in traits.values()):
             traits = {core: trait._replace(**{field: 0}) for core, trait in traits.items()}
-    known = list(traits.values())
-    if all(trait.midr for trait in known):
+    all_traits = list(traits.values())
+    if all(trait.midr for trait in all_traits):
         # The register names the design; the slowest core of a design stands for it.
         slowest: dict[int, _Traits] = {}
-        for trait in known:
+        for trait in all_traits:
             slowest[trait.midr] = min(trait, slowest.get(trait.midr, trait))
         return {core: slowest[trait.midr] for core, trait in traits.items()}
 
     traits = {core: trait._replace(midr=0) for core, trait in traits.items()}
-    if any(trait.max_khz and not trait.base_khz for trait in known):
+    if any(trait.max_khz and not trait.base_khz for trait in all_traits):
         return traits
     # Favoured cores: for equal base frequencies, a small spread of the maximum is ignored.
     alike: dict[tuple[int, int], list[_Traits]] = {}

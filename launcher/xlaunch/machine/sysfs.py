@@ -110,23 +110,23 @@ def _read_cores(
     tree: Tree, sharing: SharingReader, online: CPUs, notes: list[str]
 ) -> tuple[tuple[CPUs, ...], bool]:
     """The SMT siblings of each core, and whether they are known at all."""
-    found = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, CORE))
-    _note_contradiction(found, "SMT siblings", notes)
-    if _are_amd_modules(tree, found.groups):
+    siblings = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, CORE))
+    _note_contradiction(siblings, "SMT siblings", notes)
+    if _are_amd_modules(tree, siblings.groups):
         return tuple((cpu,) for cpu in online), True
-    if not found.without:
-        return found.groups, True
+    if not siblings.without:
+        return siblings.groups, True
     by_id, without = _group_by_ids(
-        tree, found.without, ("physical_package_id", "die_id", "core_id")
+        tree, siblings.without, ("physical_package_id", "die_id", "core_id")
     )
-    known = bool(found.groups or by_id)
+    known = bool(siblings.groups or by_id)
     if without:
-        one = known and len(without) == 1
+        is_single = known and len(without) == 1
         what = f"{plural(len(without), 'CPU')} {_shorten(without)}" if known else "any CPU"
-        counts = "it counts" if one else "each counts"
+        counts = "it counts" if is_single else "each counts"
         notes.append(f"the SMT siblings of {what} are not known; {counts} as a core")
     singles = tuple((cpu,) for cpu in without)
-    return tuple(sorted((*found.groups, *by_id, *singles))), known
+    return tuple(sorted((*siblings.groups, *by_id, *singles))), known
 
 
 def _are_amd_modules(tree: Tree, siblings: tuple[CPUs, ...]) -> bool:
@@ -151,12 +151,12 @@ def _read_packages(
     nodes: tuple[NumaNode, ...],
     notes: list[str],
 ) -> tuple[Package, ...]:
-    found = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, PACKAGE))
-    _note_contradiction(found, "packages", notes)
-    by_id, without = _group_by_ids(tree, found.without, ("physical_package_id",))
+    packages_by_file = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, PACKAGE))
+    _note_contradiction(packages_by_file, "packages", notes)
+    by_id, without = _group_by_ids(tree, packages_by_file.without, ("physical_package_id",))
     # CPUs without any information are put into one package.
     rest = (without,) if without else ()
-    groups = sorted((*found.groups, *by_id, *rest))
+    groups = sorted((*packages_by_file.groups, *by_id, *rest))
     packages = [Package(_package_id(tree, group[0]), group) for group in groups]
     return tuple(_mend_packages_cut_at_nodes(packages, nodes, notes))
 
@@ -192,12 +192,12 @@ def _read_dies(
     """The dies, if any package has more than one."""
     if sharing.read(_topology(online[0]), online[0], DIE) is None:
         return ()
-    found = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, DIE))
+    dies = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, DIE))
     # Architectures without dies show each CPU as a die.
-    if found.without or all(len(die) == 1 for die in found.groups):
+    if dies.without or all(len(die) == 1 for die in dies.groups):
         return ()
-    _note_contradiction(found, "dies", notes)
-    return () if set(packages).issuperset(found.groups) else found.groups
+    _note_contradiction(dies, "dies", notes)
+    return () if set(packages).issuperset(dies.groups) else dies.groups
 
 
 def _read_clusters(
@@ -218,10 +218,10 @@ def _read_clusters(
     if all(sharing.read(_topology(core[0]), core[0], CLUSTER) == core for core in sample):
         return ()
     cpus = tuple(sorted(cpu for core in cores for cpu in core))
-    found = gather(cpus, lambda cpu: sharing.read(_topology(cpu), cpu, CLUSTER))
-    _note_contradiction(found, "clusters", notes)
-    useless = any(set(level).issuperset(found.groups) for level in (cores, dies, packages))
-    return () if useless or all(len(group) == 1 for group in found.groups) else found.groups
+    clusters = gather(cpus, lambda cpu: sharing.read(_topology(cpu), cpu, CLUSTER))
+    _note_contradiction(clusters, "clusters", notes)
+    useless = any(set(level).issuperset(clusters.groups) for level in (cores, dies, packages))
+    return () if useless or all(len(group) == 1 for group in clusters.groups) else clusters.groups
 
 
 def _group_by_ids(tree: Tree, cpus: CPUs, names: tuple[str, ...]) -> tuple[tuple[CPUs, ...], CPUs]:
@@ -249,8 +249,8 @@ def _topology(cpu: int) -> str:
     return f"{CPU_DIRECTORY}/cpu{cpu}/topology"
 
 
-def _note_contradiction(found: Groups, what: str, notes: list[str]) -> None:
-    if found.contradictory:
+def _note_contradiction(groups: Groups, what: str, notes: list[str]) -> None:
+    if groups.contradictory:
         notes.append(f"CPUs contradict each other about {what}; the majority is followed")
 
 
@@ -324,13 +324,13 @@ def _believed_sizes(
     A virtual machine that got memory after boot may list the first part only.
     """
     filled = [node for node in nodes if node.memory_bytes]
-    known = sum([node.memory_bytes or 0 for node in filled])
+    listed_bytes = sum([node.memory_bytes or 0 for node in filled])
     unknown = any(node.memory_bytes is None for node in nodes)
-    if total is None or not filled or unknown or known >= total * MIN_SHARE:
+    if total is None or not filled or unknown or listed_bytes >= total * MIN_SHARE:
         return nodes
     size = total if len(filled) == 1 else None
     notes.append(
-        f"NUMA nodes list {known / 2**30:.1f} GiB of the machine's {total / 2**30:.1f} GiB; "
+        f"NUMA nodes list {listed_bytes / 2**30:.1f} GiB of the machine's {total / 2**30:.1f} GiB; "
         + ("the latter counts" if size else "how much each node has is not known")
     )
     return tuple([node._replace(memory_bytes=size) if node in filled else node for node in nodes])

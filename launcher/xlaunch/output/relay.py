@@ -205,9 +205,9 @@ class Relay:
         for descriptor, source in list(self._sources.items()):
             left = PIPE_BYTES if source.index == index else 0
             while descriptor in self._sources and left > 0:
-                found = self._read_source(descriptor)
-                chunks += found
-                left -= sum(len(chunk.data) for chunk in found) or left
+                new_chunks = self._read_source(descriptor)
+                chunks += new_chunks
+                left -= sum(len(chunk.data) for chunk in new_chunks) or left
         return chunks
 
     def finish(self) -> list[Chunk]:

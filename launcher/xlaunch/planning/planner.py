@@ -126,8 +126,8 @@ def _layout(
 def _memory_share(machine: Machine, count: int) -> int | None:
     """Each instance's equal share of the memory."""
     bounds = (machine.limits.memory_total_bytes, machine.limits.memory_limit_bytes)
-    known = [size for size in bounds if size is not None]
-    return min(known) // count if known and count else None
+    sizes = [size for size in bounds if size is not None]
+    return min(sizes) // count if sizes and count else None
 
 
 def _has_masks(machine: Machine) -> bool:

@@ -42,8 +42,8 @@ def select_pool(request: LayoutRequest, machine: Machine, *, bound: bool) -> Poo
         cpus &= set(request.cpus)
     if request.numa_nodes is not None:
         _check_nodes(request.numa_nodes, machine)
-        asked = set(request.numa_nodes)
-        cpus &= {c for node in topology.numa_nodes if node.id in asked for c in node.cpus}
+        node_ids = set(request.numa_nodes)
+        cpus &= {c for node in topology.numa_nodes if node.id in node_ids for c in node.cpus}
     if not cpus:
         raise UsageError(
             f"--cpus {format_cpu_list(request.cpus or ())} and "

@@ -58,8 +58,8 @@ def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> F
         elif size > 1:
             rank = environment.get(row.overall, number)
             overall = int(rank) if rank.isdecimal() else int(number)
-            found = Rank(row.launcher, int(number), size, overall, row.local)
-            return FoundRank(found, warning)
+            own_rank = Rank(row.launcher, int(number), size, overall, row.local)
+            return FoundRank(own_rank, warning)
         elif size:
             doubt = doubt if number != doubted else None  # the same rank, which is alone here
         elif row.launcher is not RankMode.SLURM:  # a batch script is no rank of a step
@@ -76,13 +76,13 @@ def _local_size(row: RankVariables, environment: Mapping[str, str]) -> tuple[int
     """Ranks on this host, the variable that says so, and a warning; 0: not known."""
     node = environment.get("SLURM_NODEID", "0")
     sizes = {name: _size(environment.get(name, ""), node) for name in row.local_sizes}
-    known = {name: size for name, size in sizes.items() if size}
+    sizes_given = {name: size for name, size in sizes.items() if size}
     job = _size(environment.get(row.job_size, ""), "0")
-    if not known:
+    if not sizes_given:
         hosts = 1 if job == 1 else _size(environment.get(row.hosts, ""), "0")
         return (-(-job // hosts) if hosts else 0), f"{row.job_size}={job}", None
-    name, size = next(iter(known.items()))
-    wrong = [f"{other}={it}" for other, it in known.items() if it != size]
+    name, size = next(iter(sizes_given.items()))
+    wrong = [f"{other}={it}" for other, it in sizes_given.items() if it != size]
     if 0 < job < size:
         wrong.append(f"{row.job_size}={job}")
     warning = (
@@ -95,10 +95,10 @@ def _size(text: str, node: str) -> int:
     """A number, or Slurm's list of numbers by node. **Ex.:** ``2(x3),1``: 2, 2, 2 and 1."""
     sizes: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
-        if found is None:
+        repeated = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
+        if repeated is None:
             return 0
-        sizes += [int(found[1])] * int(found[2] or 1)
+        sizes += [int(repeated[1])] * int(repeated[2] or 1)
     index = int(node) if node.isdecimal() else 0
     return sizes[index] if index < len(sizes) else sizes[0]
 
@@ -184,7 +184,7 @@ def share_of_rank(
             near = f", near GPU {device.name}" if device.numa_node in instance.nodes else ""
         if each is not None:
             gpus = gpus._replace(usable=instance.gpus)
-    known = [it for it in (limits.memory_limit_bytes, limits.memory_total_bytes) if it is not None]
+    bounds = [it for it in (limits.memory_limit_bytes, limits.memory_total_bytes) if it is not None]
     inside = machine._replace(
         gpus=gpus,
         limits=limits._replace(
@@ -192,8 +192,8 @@ def share_of_rank(
             narrowed_by=(*limits.narrowed_by, who + near),
             narrowed_via=(*limits.narrowed_via, "rank"),
             cpu_quota=None if quota is None else quota / rank.local_size,
-            memory_limit_bytes=min(known) // rank.local_size if known else None,
-            memory_limit_source=who if known else None,
+            memory_limit_bytes=min(bounds) // rank.local_size if bounds else None,
+            memory_limit_source=who if bounds else None,
         ),
     )
     rest = layout._replace(cpus=None, numa_nodes=None, reserve_cores=0)

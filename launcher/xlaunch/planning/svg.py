@@ -137,7 +137,7 @@ class _Picture:
             height = rows * (self._core_height + GAP) - GAP
             return Size(max(used, heading) + 2 * PAD, height + HEADING + PAD, columns)
         count = len(box.boxes)
-        found = []
+        arrangements = []
         for rows in sorted({-(-count // columns) for columns in range(1, count + 1)}):
             columns = -(-count // rows)
             share = (inner - GAP * (columns - 1)) // columns
@@ -146,8 +146,8 @@ class _Picture:
             used = max(sum(s.width for s in line) + GAP * (len(line) - 1) for line in lines)
             height = sum(max(s.height for s in line) + GAP for line in lines) - GAP
             size = Size(max(used, heading) + 2 * PAD, height + HEADING + PAD, columns, sizes)
-            found.append((max(0, size.width - width), size.height, size.width, rows, size))
-        return min(found)[-1]
+            arrangements.append((max(0, size.width - width), size.height, size.width, rows, size))
+        return min(arrangements)[-1]
 
     def _box(self, box: Box, x: int, y: int, size: Size, depth: int) -> Iterator[str]:
         yield self._rect(x, y, size.width, size.height, f"box depth{depth % 2}", 5)

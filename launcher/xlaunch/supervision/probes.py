@@ -64,10 +64,10 @@ def target_of(text: str, words: Mapping[str, str]) -> Target:
     place = substitute(text, words)
     host, port, path = LOCALHOST, place, ""
     if not place.isdigit():
-        found = _URL.fullmatch(place)
-        if found is None:
+        url = _URL.fullmatch(place)
+        if url is None:
             raise _not_a_target(place)
-        version_6, name, port, path = found.groups()
+        version_6, name, port, path = url.groups()
         host, port, path = version_6 or name, port or "80", path or "/"
         if path.startswith("?"):
             path = f"/{path}"
@@ -214,8 +214,8 @@ class Probe:
         self._end(self._judge())
 
     def _status(self) -> int:
-        found = _STATUS.match(self._answer)
-        return int(found[1]) if found else 0
+        status = _STATUS.match(self._answer)
+        return int(status[1]) if status else 0
 
     def _judge(self) -> str:
         status = self._status()

@@ -64,9 +64,9 @@ def kill_descendants(spared: Collection[int] = ()) -> None:
     """
     signalled: set[int] = set()
     for _ in range(MAX_ROUNDS):
-        found = [child for child in children(os.getpid()) if child not in spared]
-        found += [process for child in found for process in descendants(child)]
-        new = set(found) - signalled
+        processes = [child for child in children(os.getpid()) if child not in spared]
+        processes += [process for child in processes for process in descendants(child)]
+        new = set(processes) - signalled
         if not new:
             break
         kill(new, spared)
@@ -104,14 +104,14 @@ def group_exists(group: int) -> bool:
 
 def _groups_of_others(groups: set[int], spared: Collection[int]) -> set[int]:
     """Those of `groups` that have a member that is not a descendant of this process."""
-    found = {os.getpgid(0)} & groups
+    others = {os.getpgid(0)} & groups
     for name in os.listdir("/proc"):
         status = read_process(int(name)) if name.isdigit() else None
-        if status is None or status.group not in groups - found:
+        if status is None or status.group not in groups - others:
             continue
         if not _is_descendant(int(name), spared):
-            found.add(status.group)
-    return found
+            others.add(status.group)
+    return others
 
 
 def _is_descendant(pid: int, spared: Collection[int]) -> bool:

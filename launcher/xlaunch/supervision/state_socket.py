@@ -134,9 +134,9 @@ class StateDocument:
 
 def _usage(pid: int) -> tuple[float, int]:
     """CPU seconds and resident bytes of an instance's process and its descendants."""
-    found = [status for one in (pid, *descendants(pid)) if (status := read_process(one))]
-    ticks = sum(status.cpu_ticks + status.children_ticks for status in found)
-    return ticks / TICKS_PER_SECOND, sum(status.rss_bytes for status in found)
+    statuses = [status for one in (pid, *descendants(pid)) if (status := read_process(one))]
+    ticks = sum(status.cpu_ticks + status.children_ticks for status in statuses)
+    return ticks / TICKS_PER_SECOND, sum(status.rss_bytes for status in statuses)
 
 
 DIRECTORY = "xlaunch-runs"
