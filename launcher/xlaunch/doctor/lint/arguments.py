@@ -67,7 +67,8 @@ def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
     yield from _text_as_truth(facts, added)
     yield from _unread(facts, added)
     reads_bool = any(
-        [dotted(one) for one in call.node.args[1:2]] == ["bool"] for call in facts.named("register")
+        [dotted(value) for value in call.node.args[1:2]] == ["bool"]
+        for call in facts.named("register")
     )
     changers: dict[str, set[str]] = defaultdict(set)
     for call in added:
@@ -163,7 +164,7 @@ def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
     for call in facts.named("option", "Option"):
         full = facts.full(call.node.func, call.scope)
         options = _option_strings(call.node)
-        if not options or has_stars(call.node) or any("/" in one for one in options):
+        if not options or has_stars(call.node) or any("/" in other for other in options):
             continue
         if full == "typer.Option":
             on = _is_constant(argument(call.node, 0, "default"), True)
@@ -172,7 +173,7 @@ def _decorated_options(facts: FileFacts) -> Iterator[Problem]:
                 _is_constant(keyword(call.node, name), True) for name in ("is_flag", "default")
             )
         changes = ("flag_value", "callback", "parser")
-        if on and not any(keyword(call.node, one) for one in changes):
+        if on and not any(keyword(call.node, text) for text in changes):
             longest = max(options, key=len)
             yield (
                 call.node,
@@ -188,9 +189,11 @@ def _unread_parameters(facts: FileFacts) -> Iterator[Problem]:
         function = call.parent
         if not isinstance(function, Function) or has_stars(call.node):
             continue
-        names = [str(one.value) for one in call.node.args if isinstance(one, ast.Constant)]
-        name = next((one for one in names if one.isidentifier()), _destination(call.node))
-        parameters = {one.arg for one in (*function.args.args, *function.args.kwonlyargs)}
+        names = [str(value.value) for value in call.node.args if isinstance(value, ast.Constant)]
+        name = next((text for text in names if text.isidentifier()), _destination(call.node))
+        parameters = {
+            parameter.arg for parameter in (*function.args.args, *function.args.kwonlyargs)
+        }
         parts = list(ast.walk(function))
         used = {one.id for one in parts if isinstance(one, ast.Name)}
         used |= {one.attr for one in parts if isinstance(one, ast.Attribute)} & {"params"}
@@ -244,7 +247,7 @@ def _truth_of_environment(
 def _text_as_truth(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     """Options that are text, with "False" or the like as default, and are tested as they are."""
     tested = {one.attr for one, _ in facts.tests if isinstance(one, ast.Attribute)}
-    tested -= {one.attr for one, _, _ in facts.assignments if isinstance(one, ast.Attribute)}
+    tested -= {value.attr for value, _, _ in facts.assignments if isinstance(value, ast.Attribute)}
     for call in options:
         is_flag = call.name == "DEFINE_string"
         default = argument(call.node, 1 if is_flag else None, "default")
@@ -278,7 +281,7 @@ def _fire_options(facts: FileFacts) -> Iterator[Problem]:
     } | {dotted(call.receiver) for call in facts.named("split") if call.receiver is not None}
     for call in facts.calls_named("fire.Fire"):
         name = dotted(call.node.args[0]) if call.node.args else None
-        functions = [one.node for one in call.scope.find_bindings(name)] if name else []
+        functions = [binding.node for binding in call.scope.find_bindings(name)] if name else []
         for function in (one for one in functions if isinstance(one, ast.FunctionDef)):
             values = function.args.defaults
             named = zip(
@@ -311,7 +314,7 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
         and isinstance(value, ast.Call)
         and (dotted(value.func) or ast.unparse(value.func)).rpartition(".")[2] in parse
     }
-    read = {one.attr for one, _, _ in facts.attributes} | facts.words | facts.texts
+    read = {attribute.attr for attribute, _, _ in facts.attributes} | facts.words | facts.texts
     known = [call for call in options if not has_stars(call.node)]
     missing = [call for call in known if _destination(call.node) not in read]
     if not names or len(known) != len(options) or len(missing) * 3 > len(known):
@@ -334,8 +337,8 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
 
 def _is_only_shown(facts: FileFacts, name: str) -> bool:
     """Whether an option is text wherever it is read. **Ex.:** ``f"run-{args.seed}"``."""
-    uses = [parent for one, parent, _ in facts.attributes if one.attr == name]
-    passing = [one for one in uses if isinstance(one, ast.keyword)]
+    uses = [parent for attribute, parent, _ in facts.attributes if attribute.attr == name]
+    passing = [value for value in uses if isinstance(value, ast.keyword)]
     formatted = {  # by functions of this file that get it
         _formats(function, option.arg)
         for call in (facts.calls if passing else ())
@@ -346,9 +349,12 @@ def _is_only_shown(facts: FileFacts, name: str) -> bool:
         bool(uses)
         and formatted == ({True} if passing else set())
         and all(
-            isinstance(one, ast.FormattedValue | ast.keyword)
-            or (isinstance(one, ast.Call) and (dotted(one.func) or "").split(".")[-1] in _SHOWS)
-            for one in uses
+            isinstance(argument, ast.FormattedValue | ast.keyword)
+            or (
+                isinstance(argument, ast.Call)
+                and (dotted(argument.func) or "").split(".")[-1] in _SHOWS
+            )
+            for argument in uses
         )
     )
 
@@ -373,15 +379,15 @@ def _converted_attributes(facts: FileFacts) -> set[str]:
             for one in call.node.args:  # int(n) for n in args.numbers
                 bound = call.scope.find_bindings(one.id) if isinstance(one, ast.Name) else ()
                 read += [binding.node for binding in bound if binding.how == "each"]
-            found.update(one.attr for one in read if isinstance(one, ast.Attribute))
+            found.update(value.attr for value in read if isinstance(value, ast.Attribute))
     return found
 
 
 def _option_strings(node: ast.Call) -> list[str]:
     """The names that an option declares. **Ex.:** ``["-n", "--number"]``."""
-    texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
-    strings = [one for one in texts if isinstance(one, str)]
-    return [one for one in strings if one.startswith("-")] or strings
+    texts = [value.value for value in node.args if isinstance(value, ast.Constant)]
+    strings = [name for name in texts if isinstance(name, str)]
+    return [text for text in strings if text.startswith("-")] or strings
 
 
 def _long_option(node: ast.Call) -> str:
@@ -409,8 +415,8 @@ def _action(node: ast.Call) -> str:
 def _is_bool_call(facts: FileFacts, node: ast.expr | None, scope: Scope) -> bool:
     """Whether a converter is ``bool``, or ``lambda x: bool(x)``."""
     if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
-        call, own = node.body, [one.arg for one in node.args.args]
-        return dotted(call.func) == "bool" and [dotted(one) for one in call.args] == own
+        call, own = node.body, [parameter.arg for parameter in node.args.args]
+        return dotted(call.func) == "bool" and [dotted(value) for value in call.args] == own
     return node is not None and facts.full(node, scope) == "bool"
 
 
@@ -420,8 +426,10 @@ def _is_constant(node: ast.expr | None, value: object) -> bool:
 
 def _number_type(nodes: Sequence[ast.expr]) -> str | None:
     """``int`` or ``float`` for numbers, with a sign or without; None for anything else, and for none."""
-    values = [one.operand if isinstance(one, ast.UnaryOp) else one for one in nodes]
-    found = {type(one.value) if isinstance(one, ast.Constant) else None for one in values}
+    values = [value.operand if isinstance(value, ast.UnaryOp) else value for value in nodes]
+    found = {
+        type(argument.value) if isinstance(argument, ast.Constant) else None for argument in values
+    }
     if not found or not found <= {int, float}:
         return None
     return "float" if float in found else "int"

@@ -67,7 +67,7 @@ def _scaler_with_bf16(facts: FileFacts) -> Iterator[Problem]:
         types.add(ast.unparse(dtype))
     if (
         not types
-        or any(not one.endswith(".bfloat16") for one in types)
+        or any(not name.endswith(".bfloat16") for name in types)
         or "scale" not in facts.called
     ):
         return
@@ -82,13 +82,13 @@ def _scaler_with_bf16(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _other_device(facts: FileFacts) -> Iterator[Problem]:
-    cast = {id(one.node) for one in _autocasts(facts)}
+    cast = {id(other.node) for other in _autocasts(facts)}
     used = {
         match[1]
         for call in facts.calls
         if id(call.node) not in cast and call.name in ("device", "to", "Accelerator")
-        for one in [*call.node.args, *(option.value for option in call.node.keywords)]
-        for part in ast.walk(one)
+        for value in [*call.node.args, *(option.value for option in call.node.keywords)]
+        for part in ast.walk(value)
         if isinstance(part, ast.Constant) and (match := _DEVICE.match(str(part.value)))
     }
     used |= {name for name in ("cuda", "xpu", "mps") if name in facts.called}
@@ -109,7 +109,7 @@ def _other_device(facts: FileFacts) -> Iterator[Problem]:
 
 def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
     for step in steps(facts):
-        for call in (call for one in step.regions for call in facts.within[one.scope]):
+        for call in (call for block in step.regions for call in facts.within[block.scope]):
             made = call.receiver if call.name in ("to", "cuda") else None
             if not isinstance(made, ast.Call) or keyword(made, "device"):
                 continue
@@ -117,7 +117,7 @@ def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
             is_loss = module == "torch.nn" and name.endswith("Loss")
             if not is_loss and not (module == "torch" and name in _MAKERS):
                 continue
-            if any(call.block.is_within(one) for one in step.regions):
+            if any(call.block.is_within(region) for region in step.regions):
                 remedy = (
                     "make it once above the loop" if is_loss else "pass device= to make it there"
                 )
@@ -130,7 +130,9 @@ def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
 
 def _loaded_unmapped(facts: FileFacts) -> Iterator[Problem]:
     """Checkpoints that only a GPU can read, in a file that can otherwise do without."""
-    choices = [one for _, one, _ in facts.assignments if isinstance(one, ast.Call | ast.IfExp)]
+    choices = [
+        value for _, value, _ in facts.assignments if isinstance(value, ast.Call | ast.IfExp)
+    ]
     if (
         "is_available" not in facts.words
         or any(name.startswith("save") for name in facts.called)
@@ -151,4 +153,6 @@ def _loaded_unmapped(facts: FileFacts) -> Iterator[Problem]:
 
 def _is_conditional(call: Call) -> bool:
     """Whether a condition, or an error that is caught, may keep a call from running."""
-    return any(isinstance(one.node, ast.If | ast.IfExp | ast.Try) for one in call.block.outwards())
+    return any(
+        isinstance(block.node, ast.If | ast.IfExp | ast.Try) for block in call.block.outwards()
+    )

@@ -77,7 +77,9 @@ class Scope:
     @property
     def enclosing_class(self) -> Scope | None:
         """The class of the method that this scope is, or that encloses it."""
-        return next((one for one in self._outwards() if isinstance(one.node, ast.ClassDef)), None)
+        return next(
+            (block for block in self._outwards() if isinstance(block.node, ast.ClassDef)), None
+        )
 
     def find(self, name: str) -> Scope | None:
         """The scope that binds a name used here, as Python looks it up."""
@@ -221,7 +223,9 @@ class FileFacts:
         text = dotted(call.receiver)
         if text == "self":
             return call.scope.enclosing_class
-        made = [one.node for one in call.scope.find_bindings(text)] if text is not None else []
+        made = (
+            [binding.node for binding in call.scope.find_bindings(text)] if text is not None else []
+        )
         if len(made) != 1 or not isinstance(made[0], ast.Call):
             return None
         name = dotted(made[0].func)
@@ -258,8 +262,8 @@ class FileFacts:
             case ast.Constant(value=str(text)) if len(text) < 100:
                 self.texts.add(text)
             case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
-                names = [dotted(one) for one in operands(node)]
-                self.computed |= {(block.scope, one) for one in names if one is not None}
+                names = [dotted(argument) for argument in operands(node)]
+                self.computed |= {(block.scope, name) for name in names if name is not None}
             case ast.Call():
                 call = Call(node, parent, block)
                 self.calls.append(call)
@@ -364,7 +368,9 @@ class FileFacts:
 
     def _bind_arguments(self, arguments: ast.arguments, how: str, block: Block) -> None:
         listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        listed += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+        listed += [
+            parameter for parameter in (arguments.vararg, arguments.kwarg) if parameter is not None
+        ]
         for argument in listed:
             self._bind(argument.arg, how, argument, block)
 
@@ -424,7 +430,7 @@ def operands(node: ast.BinOp | ast.UnaryOp | ast.Compare) -> list[ast.expr]:
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """The value of a keyword argument."""
-    return next((one.value for one in call.keywords if one.arg == name), None)
+    return next((option.value for option in call.keywords if option.arg == name), None)
 
 
 def argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None:
@@ -436,7 +442,7 @@ def argument(call: ast.Call, position: int | None, name: str) -> ast.expr | None
 
 def has_stars(call: ast.Call) -> bool:
     """Whether a call passes ``*args`` or ``**options``, which may hold anything."""
-    return any(one.arg is None for one in call.keywords) or any(
+    return any(option.arg is None for option in call.keywords) or any(
         isinstance(argument, ast.Starred) for argument in call.args
     )
 
@@ -462,7 +468,7 @@ def _parts(
 ) -> Iterator[tuple[str, ast.expr | None, ast.expr]]:
     """How each element of an unpacked target gets its value."""
     if how == "is" and isinstance(value, ast.Tuple | ast.List):
-        stars = any(isinstance(one, ast.Starred) for one in (*value.elts, *target.elts))
+        stars = any(isinstance(argument, ast.Starred) for argument in (*value.elts, *target.elts))
         if len(value.elts) == len(target.elts) and not stars:
             for part, one in zip(target.elts, value.elts, strict=True):
                 yield "is", one, part

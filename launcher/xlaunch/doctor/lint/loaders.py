@@ -19,10 +19,10 @@ def check_loaders(facts: FileFacts) -> Iterator[Problem]:
     """Faults and hints about ``DataLoader``."""
     trains = steps(facts)
     copies = any(
-        call.name in ("cuda", "to") and any(call.block.is_within(one) for one in step.regions)
+        call.name in ("cuda", "to") and any(call.block.is_within(region) for region in step.regions)
         for step in trains
-        for one in step.regions
-        for call in facts.within[one.scope]
+        for region in step.regions
+        for call in facts.within[region.scope]
     )
     other_memory = "cuda" not in facts.words or facts.modules() & {"dgl", "torch_geometric"}
     cpus = usable_cpus()
@@ -55,7 +55,7 @@ def check_loaders(facts: FileFacts) -> Iterator[Problem]:
 
 def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | None:
     """The loop over epochs that makes the same loader in each round."""
-    loops = [one for one in call.block.loops() if isinstance(one.node, ast.For)]
+    loops = [around for around in call.block.loops() if isinstance(around.node, ast.For)]
     if loops:
         loop = loops[-1]
         assert isinstance(loop.node, ast.For)
@@ -73,9 +73,9 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
     if not isinstance(call.scope.node, Function) or not depth:
         return None
     callers = [
-        one
-        for one in facts.calls_of(call.scope.node)
-        if not any(isinstance(block.node, ast.If) for block in one.block.outwards())
+        other
+        for other in facts.calls_of(call.scope.node)
+        if not any(isinstance(block.node, ast.If) for block in other.block.outwards())
     ]
     found = [_epoch_of(facts, one, depth - 1) for one in callers]
     return next((one for one in found if one is not None), None)

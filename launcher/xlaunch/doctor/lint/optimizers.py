@@ -61,7 +61,7 @@ def _replacement(facts: FileFacts, call: Call) -> tuple[str, int] | None:
     if optimizer.startswith("self."):  # other methods use it
         used = sys.maxsize
     bindings = call.scope.find_bindings(optimizer)
-    again = max((getattr(one.node, "lineno", 0) for one in bindings), default=0)
+    again = max((getattr(binding.node, "lineno", 0) for binding in bindings), default=0)
     for target, value, block in facts.assignments:
         after = block.scope is call.scope and call.line < target.lineno < used
         if after and again <= call.line and _replaces(facts, target, value, model, call):
@@ -81,7 +81,7 @@ def _replaces(facts: FileFacts, target: ast.expr, value: ast.expr, model: str, c
         return False
     if owner is not target:
         return module == "torch.nn" and name in _LAYERS
-    names = {dotted(one) for one in ast.walk(value) if isinstance(one, ast.Name | ast.Attribute)}
+    names = {dotted(part) for part in ast.walk(value) if isinstance(part, ast.Name | ast.Attribute)}
     if model in names or facts.full(value.func, call.scope) in ("torch.load", "copy.deepcopy"):
         return model not in names
     makers = [_maker(it.node) for it in call.scope.find_bindings(model) if it.node is not value]

@@ -73,7 +73,8 @@ def _is_optional(block: Block, words: frozenset[str]) -> bool:
     for around in block.ancestors():
         if isinstance(around.node, ast.Try | ast.TryStar) and around.part in ("body", "handlers"):
             caught = " ".join(
-                ast.unparse(one.type) if one.type else "Exception" for one in around.node.handlers
+                ast.unparse(handler.type) if handler.type else "Exception"
+                for handler in around.node.handlers
             )
             if any(
                 word in caught for word in ("ImportError", "ModuleNotFound", "Exception", "Attr")

@@ -64,10 +64,10 @@ class Selection(NamedTuple):
 
     def takes(self, code: str, *, hints: bool = False) -> bool:
         """Whether findings of a rule are wanted."""
-        if any(code.startswith(one) for one in self.ignore):
+        if any(code.startswith(prefix) for prefix in self.ignore):
             return False
         if self.select:
-            return any(code.startswith(one) for one in self.select)
+            return any(code.startswith(prefix) for prefix in self.select)
         rule = BY_CODE.get(code)
         return hints or rule is None or not rule.is_hint
 
@@ -139,7 +139,7 @@ def check_codes(codes: Sequence[str]) -> None:
     """Raise `UsageError` for a code that is neither a rule's nor the beginning of one."""
     for code in codes:
         known = [rule.code for rule in RULES]
-        if not code or not any(one.startswith(code) for one in known):
+        if not code or not any(name.startswith(code) for name in known):
             hint = did_you_mean(code.upper(), known, count=2) or f"; they are {', '.join(known)}"
             raise UsageError(f"there is no rule {code!r}{hint}")
 
@@ -169,7 +169,11 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         problems = [one for one in problems if not one[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     # A notebook shows the last value of a cell.
-    findings = {one for one in findings if one.code != "XL010" or not source.ends_cell(one.line)}
+    findings = {
+        finding
+        for finding in findings
+        if finding.code != "XL010" or not source.ends_cell(finding.line)
+    }
     loud = [one for one in sorted(findings) if not source.is_silenced(one)]
     loud = _fold(loud)
     wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]
@@ -191,7 +195,7 @@ def _fold(findings: list[ScriptFinding]) -> list[ScriptFinding]:
             same[MAX_HINTS - 1 :] = [
                 last._replace(message=f"{last.message} (and {len(more)} more: line {lines})")
             ]
-    return sorted(one for same in of_kind.values() for one in same)
+    return sorted(finding for same in of_kind.values() for finding in same)
 
 
 def _run(tasks: list[tuple[str, Selection, bool]]) -> Iterator[Outcome]:

@@ -90,8 +90,10 @@ def _entry_of_batch(facts: FileFacts, call: Call) -> str | None:
     """
     batch = _batch_of(call)
     kept = batch is not None and any(
-        _batch_of(one) == batch and one.scope is call.scope and not isinstance(one.parent, ast.Expr)
-        for one in facts.named(call.name)
+        _batch_of(other) == batch
+        and other.scope is call.scope
+        and not isinstance(other.parent, ast.Expr)
+        for other in facts.named(call.name)
     )
     return ast.unparse(call.receiver) if kept and call.receiver is not None else None
 
@@ -103,7 +105,7 @@ def _batch_of(call: Call) -> str | None:
         return None
     name = dotted(entry.value)
     bindings = call.scope.find_bindings(name) if name else []
-    return name if bindings and all(one.how == "each" for one in bindings) else None
+    return name if bindings and all(binding.how == "each" for binding in bindings) else None
 
 
 def _method(call: Call) -> str:
@@ -174,18 +176,18 @@ def _is_kept_beside(facts: FileFacts, call: Call, name: str) -> bool:
     """
     own = _sources(call.scope, name)
     return bool(own) and any(
-        isinstance(one.parent, ast.Assign)
-        and one.block is call.block
-        and (beside := dotted(one.receiver)) is not None
+        isinstance(other.parent, ast.Assign)
+        and other.block is call.block
+        and (beside := dotted(other.receiver)) is not None
         and beside != name
         and own == _sources(call.scope, beside)
-        for one in facts.named(call.name)
+        for other in facts.named(call.name)
     )
 
 
 def _sources(scope: Scope, name: str) -> set[object]:
     """What a name is unpacked from, or what it is an item of; empty if it may be anything else."""
-    bindings = [one for one in scope.find_bindings(name) if not _keeps(one, name)]
+    bindings = [binding for binding in scope.find_bindings(name) if not _keeps(binding, name)]
     found: set[object] = set()
     for one in bindings:
         if one.how in ("item", "each item"):
@@ -201,9 +203,9 @@ def _is_used_as_tensor(facts: FileFacts, call: Call, name: str) -> bool:
     """Whether a function uses a name as tensors are used, and never as a module."""
     scope = call.scope
     attributes = {
-        one.attr
-        for one, _, block in facts.attributes
-        if block.scope is scope and dotted(one.value) == name
+        attribute.attr
+        for attribute, _, block in facts.attributes
+        if block.scope is scope and dotted(attribute.value) == name
     }
     home = scope.find(name)
     calls = [call for call in facts.calls if call.scope.find(name) is home]
@@ -255,11 +257,12 @@ def _is_tensor(facts: FileFacts, node: ast.AST | None, scope: Scope, depth: int 
     if text is None:
         return False
     bindings = [
-        one
-        for one in scope.find_bindings(text)
-        if not _keeps(one, text) and not (isinstance(one.node, ast.Constant) and not one.node.value)
+        binding
+        for binding in scope.find_bindings(text)
+        if not _keeps(binding, text)
+        and not (isinstance(binding.node, ast.Constant) and not binding.node.value)
     ]
-    return bool(bindings) and all(_binds_tensor(facts, one, depth) for one in bindings)
+    return bool(bindings) and all(_binds_tensor(facts, bound, depth) for bound in bindings)
 
 
 def _keeps(binding: Binding, name: str) -> bool:
@@ -292,7 +295,11 @@ def _is_loader(facts: FileFacts, node: ast.expr, scope: Scope) -> bool:
     source, _ = looped_over(node)
     made = [source]
     if (text := dotted(source)) is not None:
-        made = [one.node for one in scope.find_bindings(text) if isinstance(one.node, ast.expr)]
+        made = [
+            binding.node
+            for binding in scope.find_bindings(text)
+            if isinstance(binding.node, ast.expr)
+        ]
         if not made:  # a parameter
             return text.endswith("loader") and not facts.modules() & _OTHER_BATCHES
     return all(isinstance(one, ast.Call) and _returns_loader(facts, one, scope) for one in made)

@@ -97,13 +97,13 @@ def _evaluated_model(facts: FileFacts, call: Call, models: set[str]) -> str | No
     if owner.rpartition(".")[2] not in models or not _RUNS.match(method):
         return None
     own = [scope for scope in facts.within if _name_of(scope) == method]
-    sets_mode = any(_sets_mode(one) for scope in own for one in facts.within[scope])
+    sets_mode = any(_sets_mode(other) for scope in own for other in facts.within[scope])
     return owner if (own or method in ("forward", "module")) and not sets_mode else None
 
 
 def _region(facts: FileFacts, call: Call) -> Block | None:
     """The loop that calls a model, or the function that evaluates it without a loop."""
-    loops = [one for one in call.block.loops() if isinstance(one.node, ast.For)]
+    loops = [block for block in call.block.loops() if isinstance(block.node, ast.For)]
     if loops:
         return loops[0]
     function = call.scope.node
@@ -169,7 +169,7 @@ def _layer_in(path: str, wanted: str, *, is_whole: bool) -> str | None:
     if is_whole and wanted != "*" and not named and wanted not in functions:
         return None
     for node in named or classes:
-        names = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        names = [dotted(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)]
         for name in names:
             if name is not None and _LAYERS.match(name.rpartition(".")[2]):
                 return name.rpartition(".")[2]
@@ -186,10 +186,10 @@ def trained_models(facts: FileFacts) -> set[str]:
     }
     models = {name.rpartition(".")[2] for name in names if name is not None} - {"self"}
     for call in facts.calls:  # a function may call its model otherwise
-        passed = [dotted(one) or "" for one in call.node.args]
+        passed = [dotted(value) or "" for value in call.node.args]
         function = facts.definition(call) if models & set(passed) else None
         if isinstance(function, Function):
-            named = [one.arg for one in function.args.args if one.arg != "self"]
+            named = [parameter.arg for parameter in function.args.args if parameter.arg != "self"]
             models |= {own for own, one in zip(named, passed, strict=False) if one in models}
     return models
 
@@ -257,7 +257,8 @@ def _holds(
     if not callers:
         return any(decide(facts, one, model) for one in facts.calls)
     return any(
-        _holds(facts, one, _passed(one, call.scope, model), decide, depth - 1) for one in callers
+        _holds(facts, other, _passed(other, call.scope, model), decide, depth - 1)
+        for other in callers
     )
 
 
@@ -266,7 +267,7 @@ def _mode_is_set(facts: FileFacts, call: Call, model: str) -> bool | None:
     loops = set(call.block.loops())
     last = call.node.end_lineno or call.line
     around = facts.within[call.scope]
-    before = [one for one in around if one.line <= last]
+    before = [other for other in around if other.line <= last]
     # What follows in the same loop comes before the next round.
     before[:0] = [one for one in around if one.line > last and loops & set(one.block.loops())]
     setting = {_name_of(one.scope) for one in facts.calls if _sets_mode(one)} - {""}
@@ -308,14 +309,14 @@ def _is_of_another(call: Call, model: str) -> bool:
         return isinstance(target, ast.Name) and not any(
             re.search(rf"\b{target.id}\b", text) for text in (model, *made)
         )
-    ways = [one.how for name in (owner, model) for one in bound.get(name, ())]
+    ways = [binding.how for name in (owner, model) for binding in bound.get(name, ())]
     return owner != model and ways == ["parameter", "parameter"]
 
 
 def _passed(call: Call, scope: Scope, name: str) -> str:
     """What a call of a function passes as its parameter `name`; `name` for what is no parameter."""
     assert isinstance(scope.node, Function)
-    own = [one.arg for one in scope.node.args.args if one.arg != "self"]
+    own = [parameter.arg for parameter in scope.node.args.args if parameter.arg != "self"]
     given = dict(zip(own, call.node.args, strict=False))
     return dotted(given.get(name) or keyword(call.node, name)) or name
 
@@ -324,18 +325,18 @@ def _gradients_are_off(facts: FileFacts, call: Call, _: str) -> bool | None:
     """**Ex.:** in ``with torch.no_grad():``, in a function with that decorator; None elsewhere."""
     around = [
         item.context_expr
-        for one in call.block.ancestors()
-        if isinstance(one.node, ast.With)
-        for item in one.node.items
+        for block in call.block.ancestors()
+        if isinstance(block.node, ast.With)
+        for item in block.node.items
     ]
     decorators = [
         decorator
-        for one in call.block.ancestors()
-        if isinstance(one.node, Function)
-        for decorator in one.node.decorator_list
+        for region in call.block.ancestors()
+        if isinstance(region.node, Function)
+        for decorator in region.node.decorator_list
     ]
     text = " ".join(map(ast.unparse, (*around, *decorators)))
-    calls = {one.name for one in facts.within[call.scope]}
+    calls = {other.name for other in facts.within[call.scope]}
     off = calls & _GRADIENTS_OFF or re.search(r"no_grad|inference_mode|grad_enabled", text)
     return True if off else None
 
@@ -343,7 +344,7 @@ def _gradients_are_off(facts: FileFacts, call: Call, _: str) -> bool | None:
 def _sets_mode(call: Call) -> bool:
     """**Ex.:** ``model.eval()``, ``model.train(False)``, ``set_mode(model, "eval")``."""
     if call.name == "train" and call.receiver is not None:
-        given = [*call.node.args, *(one.value for one in call.node.keywords)]
+        given = [*call.node.args, *(option.value for option in call.node.keywords)]
         return bool(given) and not re.search(r"load|data|epoch|args|\d|True", ast.unparse(given[0]))
     if call.name == "eval":
         return call.receiver is not None and not call.node.args

@@ -45,7 +45,9 @@ def steps(facts: FileFacts) -> list[Step]:
     loops_found: dict[int, Block] = {}
 
     def look(call: Call, path: set[Block], depth: int) -> None:
-        loops = [one for one in call.block.loops() if not isinstance(one.node, ast.comprehension)]
+        loops = [
+            block for block in call.block.loops() if not isinstance(block.node, ast.comprehension)
+        ]
         if loops:
             loops_found[id(loops[0])] = loops[0]
             found.setdefault(id(loops[0]), set()).update(path)
@@ -58,9 +60,9 @@ def steps(facts: FileFacts) -> list[Step]:
             look(call, set(), _DEPTH)
     # A round may be an epoch, of one step: what it prints is wanted.
     listed = [
-        Step(one.scope, (one, *found[key]))
-        for key, one in loops_found.items()
-        if not isinstance(one.node, ast.For) or "epoch" not in ast.unparse(one.node.target)
+        Step(block.scope, (block, *found[key]))
+        for key, block in loops_found.items()
+        if not isinstance(block.node, ast.For) or "epoch" not in ast.unparse(block.node.target)
     ]
     if facts.modules() & _LIGHTNING:
         methods = {scope for scope in facts.within if _is_training_step(scope)}
@@ -80,8 +82,8 @@ def _runs_on_device(facts: FileFacts, step: Step) -> bool:
         return True
     return any(
         binding.how == "parameter"
-        for one in step.regions
-        for binding in one.scope.bindings["device"]
+        for block in step.regions
+        for binding in block.scope.bindings["device"]
     )
 
 
@@ -89,9 +91,9 @@ def _waits(facts: FileFacts, step: Step) -> Iterator[Problem]:
     reads: dict[int, tuple[Call, str]] = {}
     calls = [
         call
-        for one in step.regions
-        for call in facts.within[one.scope]
-        if call.block.is_within(one)
+        for block in step.regions
+        for call in facts.within[block.scope]
+        if call.block.is_within(block)
     ]
     explicit = [call for call in calls if _synchronizes(facts, call)]
     if explicit and any(call.name in _CLOCKS for call in calls):
@@ -156,8 +158,8 @@ def _shown_read(facts: FileFacts, call: Call, regions: tuple[Block, ...]) -> str
     if _synchronizes(facts, call):
         return f"{dotted(call.node.func)}()"
     if call.name in _SHOWS:
-        given = [*call.node.args, *(one.value for one in call.node.keywords)]
-        parts = [part for one in given for part in _formatted(one)]
+        given = [*call.node.args, *(option.value for option in call.node.keywords)]
+        parts = [part for value in given for part in _formatted(value)]
         for part in parts:
             if (
                 not isinstance(part, ast.Call)
@@ -192,12 +194,12 @@ def _is_needed(facts: FileFacts, call: Call) -> bool:
         return name in ("step", "isnan", "isfinite", "isinf")
     if not isinstance(call.parent, ast.Assign):
         return False
-    names = {one.id for one in call.parent.targets if isinstance(one, ast.Name)}
+    names = {target.id for target in call.parent.targets if isinstance(target, ast.Name)}
     return any(
-        isinstance(one, ast.Name) and one.id in names
+        isinstance(part, ast.Name) and part.id in names
         for test, block in facts.tests
         if block.scope is call.scope
-        for one in ast.walk(test)
+        for part in ast.walk(test)
     )
 
 
@@ -207,10 +209,10 @@ def _is_loss(node: ast.expr) -> bool:
 
 def _is_computed(node: ast.expr, call: Call, regions: tuple[Block, ...]) -> bool:
     """Whether a step computes an expression; a batch as the loader gives it is on the CPU."""
-    names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+    names = [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
     return any(
         binding.how in ("is", "item")
-        and any(binding.block.is_within(one) for one in regions)
+        and any(binding.block.is_within(block) for block in regions)
         and not _is_number(binding.node)
         for name in names
         for binding in call.scope.bindings.get(name, ())
