@@ -62,15 +62,15 @@ class MetricTotal(NamedTuple):
     """Length of the common steady window; None where not every instance had a value in it."""
     count: int  # type: ignore[assignment]  # hides tuple.count
     """Number of values that the following fields summarize."""
-    sum: float | None
+    sum: float | None = None
     """Of a rate: the sum of the instances' means."""
-    mean: float | None
+    mean: float | None = None
     """Of a value: the mean of the instances' means; of a time: of all values."""
-    p50: float | None
-    p90: float | None
-    p99: float | None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
     """Of a time: over the values of all instances together."""
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     """Reservations about the result."""
     window_from_s: float | None = None
     """Values before this do not count, in seconds since the run began; None: all count."""
@@ -271,15 +271,17 @@ class Collector:
             not_finite = self._first_not_finite(metric.name, window)
             if not_finite is not None:
                 notes.append(f"left out values that are not finite, as in {not_finite!r}")
-            unit = self._units.get(metric.name)
-            pooled = sorted(value for own in values.values() for value in own.values)
-            total = _total(metric, unit, window, pooled, list(means.values()), notes)
-            ends_at = [last_tenth(own.values) for own in values.values() if own.values]
-            if metric.kind is MetricKind.VALUE and ends_at:
-                total = total._replace(last_tenth=_mean(ends_at))
-            total = total._replace(not_finite=not_finite)
-            if window.start is not None:
-                total = total._replace(window_from_s=window.start - self._began)
+            total = MetricTotal(
+                name=metric.name,
+                kind=metric.kind.value,
+                unit=self._units.get(metric.name),
+                window_s=window.length_s,
+                count=sum(len(own.values) for own in values.values()),
+                **_summary(metric.kind, values.values(), means.values(), notes),
+                notes=tuple(notes),
+                window_from_s=None if window.start is None else window.start - self._began,
+                not_finite=not_finite,
+            )
             totals.append(total)
         return {index: tuple(metrics) for index, metrics in by_instance.items()}, tuple(totals)
 
@@ -400,34 +402,28 @@ def _steady(
     return _Window(released_at, None), values, notes
 
 
-def _total(
-    metric: Metric,
-    unit: str | None,
-    window: _Window,
-    pooled: Sequence[float],
+def _summary(
+    kind: MetricKind,
+    by_instance: Iterable[Values],
     means_or_none: Iterable[float | None],
     notes: list[str],
-) -> MetricTotal:
-    """One metric over all instances, from their values in ascending order and their means."""
+) -> dict[str, float | None]:
+    """The fields of a `MetricTotal` that depend on its kind; `notes` gets reservations about them."""
+    values = [own.values for own in by_instance if own.values]
     means = [mean for mean in means_or_none if mean is not None]
-    total = MetricTotal(
-        name=metric.name, kind=metric.kind.value, unit=unit,
-        window_s=window.length_s, count=len(pooled),
-        sum=None, mean=None, p50=None, p90=None, p99=None, notes=(),
-    )  # fmt: skip
-    if pooled and metric.kind is MetricKind.RATE:
-        total = total._replace(sum=sum(means))
-    elif pooled and metric.kind is MetricKind.VALUE:
-        total = total._replace(mean=_mean(means))
-    elif pooled:
-        p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)
-        if len(pooled) < MIN_FOR_P99:
-            notes.append(f"no p99 of {len(pooled)} values: it takes {MIN_FOR_P99}")
-        total = total._replace(
-            mean=_mean(pooled), p50=p50, p90=p90,
-            p99=p99 if len(pooled) >= MIN_FOR_P99 else None,
-        )  # fmt: skip
-    return total._replace(notes=tuple(notes))
+    pooled = sorted(value for own in values for value in own)
+    if not pooled:
+        return {}
+    if kind is MetricKind.RATE:
+        return {"sum": sum(means)}
+    if kind is MetricKind.VALUE:
+        return {"mean": _mean(means), "last_tenth": _mean([last_tenth(own) for own in values])}
+    p50, p90, p99 = (percentile(pooled, percent) for percent in PERCENTILES)
+    summary: dict[str, float | None] = {"mean": _mean(pooled), "p50": p50, "p90": p90, "p99": p99}
+    if len(pooled) < MIN_FOR_P99:
+        notes.append(f"no p99 of {len(pooled)} values: it takes {MIN_FOR_P99}")
+        summary["p99"] = None
+    return summary
 
 
 def _mean(values: Sequence[float]) -> float | None:
