@@ -20,8 +20,8 @@ from xlaunch.environment import optimization
 from xlaunch.environment.allocators import AUTO, choose_profile
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.variables import (
-    OURS,
     PRELOAD,
+    SET_VARIABLES,
     VariableSetting,
     split_inherited,
     without_names,
@@ -203,7 +203,7 @@ def _docker(found: Surroundings) -> str:
             "files; --env sets a path in the container"
         )
     words = []
-    variables[OURS] = without_names(variables[OURS], host_only)
+    variables[SET_VARIABLES] = without_names(variables[SET_VARIABLES], host_only)
     for name, value in variables.items():
         if name not in host_only:
             words += ["--env", f"{name}={value}"]

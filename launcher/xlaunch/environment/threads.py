@@ -153,7 +153,7 @@ def contribute_threads(situation: Situation) -> Contribution:
         value, reach = str(instance.threads), Reach.CHILDREN
         reason = "one thread for each CPU that the instance may use"
         if mask_tells and instance.threads == len(instance.cpus) == instance.ncores:
-            reach = Reach.NOBODY
+            reach = Reach.NO_PROCESS
             reason = f"libraries count the CPUs of the mask: {instance.threads}"
         elif is_hooked and not users_own:
             reach = Reach.PROGRAM
@@ -251,6 +251,6 @@ def thread_settings(
         is_known = row.follows_openmp or (is_masked and row.counts_mask)
         if is_known and environment.get(row.name) in (None, "", str(threads)):
             continue
-        reach = Reach.NOBODY if is_known else Reach.CHILDREN
+        reach = Reach.NO_PROCESS if is_known else Reach.CHILDREN
         proposals.append(Proposal(row.name, str(threads), row.reason, option=option, reach=reach))
     return tuple(proposals)

@@ -150,7 +150,7 @@ def chooses_code(name: str) -> bool:
     return name in _CHOOSE_CODE or name.startswith(("LD_", "DYLD_", OPTION_PREFIX))
 
 
-OURS = "XLAUNCH_SET"
+SET_VARIABLES = "XLAUNCH_SET"
 """The variables that a launcher set, so that a nested launcher can tell them from the user's.
 
 **Ex.:** ``OMP_NUM_THREADS=4``. A replaced value follows a ``|``: an LD_PRELOAD of ``/a/mine.so`` and
@@ -161,7 +161,7 @@ the new one (``%@START+LENGTH``). A user's variable that the instance or its chi
 is listed without a value: ``OMP_NUM_THREADS|8``."""
 
 OF_THE_PLACE = frozenset((*gpus.VARIABLES, *gpus.COUNTING))
-"""Variables that `OURS` does not list: a nested launcher keeps them, and divides the GPUs they name."""
+"""Variables that `SET_VARIABLES` does not list: a nested launcher keeps them, and divides the GPUs they name."""
 
 MEMORY = f"{INSTANCE_PREFIX}MEMORY_BYTES"
 """An instance's equal share of the memory in bytes. A nested launcher divides it further."""
@@ -170,7 +170,7 @@ _SEPARATOR = ";"
 _BEFORE = "|"
 _ESCAPES = (("%", "%25"), (_SEPARATOR, "%3B"), (_BEFORE, "%7C"))
 MAX_LISTED = 1024
-"""Maximum length of a value that `OURS` contains."""
+"""Maximum length of a value that `SET_VARIABLES` contains."""
 _DIGEST, _PLACE = "%#", "%@"
 MAX_BYTE_DIGITS = 20
 """Longer values of `MEMORY` are ignored."""
@@ -183,7 +183,7 @@ class Reach(enum.Enum):
     """The program and all that it starts."""
     PROGRAM = "program"
     """The program's own process: the start-up hook keeps it from what the program starts."""
-    NOBODY = "nobody"
+    NO_PROCESS = "no process"
     """None: what it would say is known already. An inherited value is removed if an option replaces it."""
 
 
@@ -251,14 +251,14 @@ def check_variable(name: str, value: str) -> None:
 def split_inherited(inherited: Mapping[str, str]) -> Inherited:
     """Separate the user's own variables from those that an outer launcher set.
 
-    A variable counts as set by the launcher while it has the value that `OURS` lists. If the
+    A variable counts as set by the launcher while it has the value that `SET_VARIABLES` lists. If the
     launcher replaced or extended the user's value (LD_PRELOAD), that value is restored.
     """
     users_own = {n: value for n, value in inherited.items() if not n.startswith(INSTANCE_PREFIX)}
     chosen = dict[str, str]()
-    digits = inherited.get(MEMORY, "") if OURS in inherited else ""
+    digits = inherited.get(MEMORY, "") if SET_VARIABLES in inherited else ""
     is_number = digits.isascii() and digits.isdigit() and len(digits) <= MAX_BYTE_DIGITS
-    for entry in users_own.pop(OURS, "").split(_SEPARATOR):
+    for entry in users_own.pop(SET_VARIABLES, "").split(_SEPARATOR):
         name, equals, values = entry.partition("=")
         if _BEFORE in name:
             name, _, before = entry.partition(_BEFORE)
@@ -303,7 +303,7 @@ def _chosen(
     """`value`, or the user's own."""
     name, option = proposal.name, proposal.option
     own = asked.get(name, inherited.get(name) or None)
-    given = None if proposal.reach is Reach.NOBODY else value
+    given = None if proposal.reach is Reach.NO_PROCESS else value
     reaches = proposal.reach is Reach.CHILDREN
     if proposal.merged or own is None:
         return VariableSetting(name, given, proposal.reason, inherited=reaches)
@@ -372,7 +372,7 @@ def instance_variables(
                 entries.append(_entry(name, value, before.get(name)))
         if (value is None or not reaches_children) and before.get(name):
             entries.append(f"{_escaped(name)}{_BEFORE}{_escaped(before[name])}")
-    variables[OURS] = _SEPARATOR.join(entries)
+    variables[SET_VARIABLES] = _SEPARATOR.join(entries)
     variables[f"{INSTANCE_PREFIX}INDEX"] = str(instance.index)
     variables[f"{INSTANCE_PREFIX}COUNT"] = str(plan.count)
     variables[f"{INSTANCE_PREFIX}CPUS"] = format_cpu_list(instance.cpus)
@@ -386,7 +386,7 @@ def instance_variables(
 
 
 def without_names(listed: str, names: Collection[str]) -> str:
-    """Remove the entries of some variables from a value of `OURS`."""
+    """Remove the entries of some variables from a value of `SET_VARIABLES`."""
     entries = listed.split(_SEPARATOR)
     kept = [
         entry
@@ -397,7 +397,7 @@ def without_names(listed: str, names: Collection[str]) -> str:
 
 
 def _entry(name: str, value: str, before: str | None) -> str:
-    """A variable as `OURS` lists it."""
+    """A variable as `SET_VARIABLES` lists it."""
     entry = f"{_escaped(name)}={_listed(value)}"
     if before is None:
         return entry
@@ -407,7 +407,7 @@ def _entry(name: str, value: str, before: str | None) -> str:
 
 
 def _listed(value: str) -> str:
-    """A value as `OURS` lists it."""
+    """A value as `SET_VARIABLES` lists it."""
     if len(value) <= MAX_LISTED:
         return _escaped(value)
     import hashlib
@@ -416,7 +416,7 @@ def _listed(value: str) -> str:
 
 
 def _replaced(listed: str, value: str) -> str:
-    """The value that `value` replaced, as `OURS` lists it."""
+    """The value that `value` replaced, as `SET_VARIABLES` lists it."""
     start, plus, length = listed.removeprefix(_PLACE).partition("+")
     if listed.startswith(_PLACE) and plus and start.isdecimal() and length.isdecimal():
         return value[int(start) : int(start) + int(length)]

@@ -47,7 +47,7 @@ def deliver(action: Action, pids: Iterable[int]) -> list[int]:
     refused = []
     for pid in pids:
         sent = True
-        if action.signal is not None and action.target is not SignalTarget.NOBODY:
+        if action.signal is not None and action.target is not SignalTarget.NO_PROCESS:
             sent = send(pid, action.signal, group=action.target is SignalTarget.GROUPS)
         if action.continue_groups:
             send(pid, signal.SIGCONT, group=True)

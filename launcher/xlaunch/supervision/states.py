@@ -66,7 +66,7 @@ EVENT_OF_SIGNAL: dict[int, Event] = {
 
 
 class SignalTarget(enum.Enum):
-    NOBODY = "nobody"
+    NO_PROCESS = "no process"
     PROCESSES = "the process of each instance"
     GROUPS = "the process group of each instance"
     """The terminal driver sends its signals in this way."""
@@ -95,8 +95,12 @@ def _end(number: signal.Signals, target: SignalTarget = SignalTarget.PROCESSES) 
     return Action(target, number, State.ENDING, start_grace=True, continue_groups=True)
 
 
-_NOBODY, _GROUPS, _PROCESSES = SignalTarget.NOBODY, SignalTarget.GROUPS, SignalTarget.PROCESSES
-_GIVE_UP = Action(_NOBODY, None, State.ENDING, start_grace=True)
+_NO_PROCESS, _GROUPS, _PROCESSES = (
+    SignalTarget.NO_PROCESS,
+    SignalTarget.GROUPS,
+    SignalTarget.PROCESSES,
+)
+_GIVE_UP = Action(_NO_PROCESS, None, State.ENDING, start_grace=True)
 _KILL = Action(SignalTarget.EVERYTHING, signal.SIGKILL, State.KILLING)
 S = State
 E = Event
@@ -107,16 +111,16 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.RUNNING, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.SIGNALLED),
     (S.RUNNING, E.QUIT): _pass_on(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
     (S.RUNNING, E.SUSPEND): Action(_GROUPS, signal.SIGTSTP, S.STOPPED, stop_keeper=True),
-    (S.RUNNING, E.INSTANCE_SUSPENDED): Action(_NOBODY, None, S.STOPPED, stop_keeper=True),
+    (S.RUNNING, E.INSTANCE_SUSPENDED): Action(_NO_PROCESS, None, S.STOPPED, stop_keeper=True),
     (S.RUNNING, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.RUNNING),
     (S.RUNNING, E.SECOND_CTRL_C): _KILL,
-    (S.RUNNING, E.INSTANCE_DONE): Action(_NOBODY, None, S.RUNNING),
+    (S.RUNNING, E.INSTANCE_DONE): Action(_NO_PROCESS, None, S.RUNNING),
     # Under --on-failure continue a failure is handled as INSTANCE_DONE is.
     (S.RUNNING, E.INSTANCE_FAILED): _end(signal.SIGTERM),
-    (S.RUNNING, E.INSTANCE_RESTARTS): Action(_NOBODY, None, S.RUNNING),
-    (S.RUNNING, E.INSTANCE_REPLACED): Action(_NOBODY, None, S.RUNNING),
-    (S.RUNNING, E.ALL_WAIT): Action(_NOBODY, None, S.WAITING),
-    (S.RUNNING, E.RESTART_DUE): Action(_NOBODY, None, S.RUNNING),
+    (S.RUNNING, E.INSTANCE_RESTARTS): Action(_NO_PROCESS, None, S.RUNNING),
+    (S.RUNNING, E.INSTANCE_REPLACED): Action(_NO_PROCESS, None, S.RUNNING),
+    (S.RUNNING, E.ALL_WAIT): Action(_NO_PROCESS, None, S.WAITING),
+    (S.RUNNING, E.RESTART_DUE): Action(_NO_PROCESS, None, S.RUNNING),
     # No instance runs. What would have ended the instances ends the run: there are no restarts
     # from ENDING on.
     (S.WAITING, E.INTERRUPT): _GIVE_UP,
@@ -124,16 +128,16 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.WAITING, E.HANGUP): _GIVE_UP,
     (S.WAITING, E.QUIT): _GIVE_UP,
     (S.WAITING, E.TIMEOUT): _GIVE_UP,
-    (S.WAITING, E.SUSPEND): Action(_NOBODY, None, S.STOPPED, stop_keeper=True),
-    (S.WAITING, E.RESTART_DUE): Action(_NOBODY, None, S.RUNNING),
+    (S.WAITING, E.SUSPEND): Action(_NO_PROCESS, None, S.STOPPED, stop_keeper=True),
+    (S.WAITING, E.RESTART_DUE): Action(_NO_PROCESS, None, S.RUNNING),
     # There are no restarts while it is suspended: one that is due waits for SIGCONT.
     (S.STOPPED, E.HANGUP): Action(_GROUPS, signal.SIGHUP, S.SIGNALLED, continue_groups=True),
     (S.STOPPED, E.QUIT): Action(_GROUPS, signal.SIGQUIT, S.SIGNALLED, continue_groups=True),
     (S.STOPPED, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.RUNNING),
-    (S.STOPPED, E.INSTANCE_DONE): Action(_NOBODY, None, S.STOPPED),
+    (S.STOPPED, E.INSTANCE_DONE): Action(_NO_PROCESS, None, S.STOPPED),
     (S.STOPPED, E.INSTANCE_FAILED): _end(signal.SIGTERM),
-    (S.STOPPED, E.INSTANCE_RESTARTS): Action(_NOBODY, None, S.STOPPED),
-    (S.STOPPED, E.INSTANCE_REPLACED): Action(_NOBODY, None, S.STOPPED),
+    (S.STOPPED, E.INSTANCE_RESTARTS): Action(_NO_PROCESS, None, S.STOPPED),
+    (S.STOPPED, E.INSTANCE_REPLACED): Action(_NO_PROCESS, None, S.STOPPED),
     # A program may take SIGHUP for "reload" and SIGQUIT for "print your stacks". When one of the
     # instances ends, the others have to end as well; they got the signal already. An instance that
     # fails now may have failed because of the signal, and is not restarted; one that the supervisor
@@ -141,14 +145,14 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.SIGNALLED, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.SIGNALLED),
     (S.SIGNALLED, E.QUIT): _pass_on(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
     (S.SIGNALLED, E.SUSPEND): Action(_GROUPS, signal.SIGTSTP, S.STOPPED, stop_keeper=True),
-    (S.SIGNALLED, E.INSTANCE_SUSPENDED): Action(_NOBODY, None, S.STOPPED, stop_keeper=True),
+    (S.SIGNALLED, E.INSTANCE_SUSPENDED): Action(_NO_PROCESS, None, S.STOPPED, stop_keeper=True),
     (S.SIGNALLED, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.SIGNALLED),
     (S.SIGNALLED, E.SECOND_CTRL_C): _KILL,
     (S.SIGNALLED, E.INSTANCE_DONE): _GIVE_UP,
     (S.SIGNALLED, E.INSTANCE_FAILED): _GIVE_UP,
-    (S.SIGNALLED, E.INSTANCE_REPLACED): Action(_NOBODY, None, S.SIGNALLED),
+    (S.SIGNALLED, E.INSTANCE_REPLACED): Action(_NO_PROCESS, None, S.SIGNALLED),
     (S.SIGNALLED, E.ALL_WAIT): _GIVE_UP,
-    (S.SIGNALLED, E.RESTART_DUE): Action(_NOBODY, None, S.SIGNALLED),
+    (S.SIGNALLED, E.RESTART_DUE): Action(_NO_PROCESS, None, S.SIGNALLED),
     # A second Ctrl-C kills at once; any other signal is passed on, and the grace period goes on.
     (S.ENDING, E.INTERRUPT): _KILL,
     (S.ENDING, E.SECOND_CTRL_C): _KILL,
@@ -180,6 +184,6 @@ def act(state: State, event: Event, number: int | None = None) -> Action:
     number
         The signal of `Event.OTHER_SIGNAL`.
     """
-    action = TABLE.get((state, event), Action(SignalTarget.NOBODY, None, state))
-    is_other = event is Event.OTHER_SIGNAL and action.target is not SignalTarget.NOBODY
+    action = TABLE.get((state, event), Action(SignalTarget.NO_PROCESS, None, state))
+    is_other = event is Event.OTHER_SIGNAL and action.target is not SignalTarget.NO_PROCESS
     return action._replace(signal=number) if is_other else action

@@ -17,7 +17,7 @@ import pytest
 from tests.launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, ask, clean_environment, xlaunch
 
 from xlaunch.environment.threads import OPENMP_COUNT, VARIABLES
-from xlaunch.environment.variables import OURS
+from xlaunch.environment.variables import SET_VARIABLES
 
 VALUES = [value for value in AWKWARD if len(value) < 1000]
 WRITTEN_BY_SHELLS = {"_", "SHLVL", "PWD", "OLDPWD"}
@@ -55,7 +55,7 @@ def without_what_shells_write(told: dict[str, str]) -> dict[str, str]:
 
 def without_counts(told: dict[str, str]) -> dict[str, str]:
     """A shell has no mask that programs could count, so it gets more thread counts."""
-    counts = {row.name for row in VARIABLES} | {OPENMP_COUNT, OURS}
+    counts = {row.name for row in VARIABLES} | {OPENMP_COUNT, SET_VARIABLES}
     return {name: value for name, value in told.items() if name not in counts}
 
 

@@ -13,7 +13,7 @@ from tests.launcher.planning.shapes import make_machine
 from xlaunch.environment import prepare_environment
 from xlaunch.environment.variables import (
     MEMORY,
-    OURS,
+    SET_VARIABLES,
     Proposal,
     VariableSetting,
     choose_settings,
@@ -187,7 +187,7 @@ def test_value_that_was_made_of_the_user_s_gives_it_back(own: str | None, asked:
     split = split_inherited(outer)
     assert split.users_own.get("LIST") == own
     assert split.chosen == {OMP: "4", "CACHE": "ours", "LIST": ours.value}
-    assert OURS not in split.users_own
+    assert SET_VARIABLES not in split.users_own
     changed = split_inherited(outer | {"LIST": f"/new.so:{ours.value}"})
     assert changed.users_own["LIST"] == f"/new.so:{ours.value}"
     assert "LIST" not in changed.chosen
@@ -199,13 +199,13 @@ def test_long_value_is_not_listed_again(own: str):
     ours = Proposal("LIST", f"/first.so:{own}:/ours.so", "made of both", merged=True)
     outer = variables({"LIST": own}, proposals=(ours,))
     assert outer["LIST"] == ours.value
-    assert len(outer[OURS]) < 1000
+    assert len(outer[SET_VARIABLES]) < 1000
     split = split_inherited(outer)
     assert split.users_own["LIST"] == own
     assert split.chosen["LIST"] == ours.value
     changed = split_inherited(outer | {"LIST": f"{ours.value}:/new.so"})
     assert changed.users_own["LIST"] == f"{ours.value}:/new.so"
-    assert without_names(outer[OURS], ("LIST", OMP)) == "CACHE=ours"
+    assert without_names(outer[SET_VARIABLES], ("LIST", OMP)) == "CACHE=ours"
 
 
 @pytest.mark.parametrize("own", ["%@0+3", "%#", "a;b", "a|b", "100%", "%3B", "a=b", "|;%", "a\nb"])
@@ -214,8 +214,8 @@ def test_list_of_what_was_set_holds_any_value(own: str):
     outer = variables({"LIST": own}, proposals=(ours,))
     assert split_inherited(outer).users_own["LIST"] == own
     assert split_inherited(outer).chosen.keys() == {OMP, "CACHE", "LIST"}
-    assert outer[OURS].replace("\n", "").isprintable()
-    assert without_names(outer[OURS], ("LIST", OMP)) == "CACHE=ours"
+    assert outer[SET_VARIABLES].replace("\n", "").isprintable()
+    assert without_names(outer[SET_VARIABLES], ("LIST", OMP)) == "CACHE=ours"
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_list_of_what_was_set_holds_any_value(own: str):
     [("8589934592", 8 << 30), ("0", 0), ("", None), ("-1", None), ("1e9", None), ("9" * 99, None)],
 )
 def test_share_of_the_memory_is_that_of_the_instance_around(text: str, share: int | None):
-    assert split_inherited({OURS: "", MEMORY: text}).memory_share_bytes == share
+    assert split_inherited({SET_VARIABLES: "", MEMORY: text}).memory_share_bytes == share
     assert split_inherited({MEMORY: text}).memory_share_bytes is None
 
 
 @given(st.text(alphabet="=;|%:,A1 ", max_size=12) | st.text(max_size=8))
 def test_damaged_list_of_what_is_ours_is_the_user_s_problem_only(text: str):
     """Whatever it says, a choice is made, and a value of the user's is lost only if it is named."""
-    setting = chosen({OURS: text, OMP: "7"}, WIDE)[OMP]
+    setting = chosen({SET_VARIABLES: text, OMP: "7"}, WIDE)[OMP]
     assert setting.users_own == (f"{OMP}=7" not in text.split(";"))

@@ -24,7 +24,7 @@ def test_losing_the_keeper_kills_everything_from_every_state():
 
 
 def test_killing_is_final():
-    nothing = Action(SignalTarget.NOBODY, None, State.KILLING)
+    nothing = Action(SignalTarget.NO_PROCESS, None, State.KILLING)
     assert {act(State.KILLING, event) for event in Event} == {nothing}
 
 
@@ -40,7 +40,7 @@ def test_every_row_is_sound():
         assert action.start_grace == ends, row
         assert (action.target is SignalTarget.EVERYTHING) == (action.signal == signal.SIGKILL), row
         if event is not Event.OTHER_SIGNAL:
-            assert (action.target is SignalTarget.NOBODY) == (action.signal is None), row
+            assert (action.target is SignalTarget.NO_PROCESS) == (action.signal is None), row
         if state is State.STOPPED and action.next in (State.ENDING, State.SIGNALLED):
             assert action.continue_groups, row  # what must act is not left suspended
         if action.signal is not None and event in EVENT_OF_SIGNAL.values() and not ends:
@@ -65,12 +65,12 @@ def test_what_a_terminal_sends_goes_to_the_group():
 def test_what_would_end_instances_ends_the_wait_for_them():
     for event in (Event.INTERRUPT, Event.TERMINATE, Event.HANGUP, Event.QUIT, Event.TIMEOUT):
         action = act(State.WAITING, event)
-        assert (action.target, action.next) == (SignalTarget.NOBODY, State.ENDING), event
+        assert (action.target, action.next) == (SignalTarget.NO_PROCESS, State.ENDING), event
 
 
 def test_while_nobody_runs_nobody_is_signalled():
     targets = {act(State.WAITING, event).target for event in Event if event != Event.KEEPER_GONE}
-    assert targets == {SignalTarget.NOBODY}
+    assert targets == {SignalTarget.NO_PROCESS}
 
 
 def test_suspended_wait_is_suspended_and_goes_on():

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.variables import MEMORY, OPTION_PREFIX, OURS, split_inherited, substitute
+from xlaunch.environment.variables import (
+    MEMORY,
+    OPTION_PREFIX,
+    SET_VARIABLES,
+    split_inherited,
+    substitute,
+)
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import is_live
@@ -239,7 +245,7 @@ class Resolver:
     def _changes(self, variables: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
         """Variables that differ from the user's own, and those that were examined and kept."""
         changed = {n: v for n, v in variables.items() if self._users_own.get(n) != v}
-        changed.pop(OURS, None)  # lists the others
+        changed.pop(SET_VARIABLES, None)  # lists the others
         return {**settings, **changed}
 
     def _memory_of(self, made: Plan, instance: Instance) -> tuple[str, tuple[int, ...]]:
