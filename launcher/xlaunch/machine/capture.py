@@ -23,7 +23,9 @@ from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output, open_input, write_whole
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
+from xlaunch.machine.groups import CPU_DIRECTORY as CPU
 from xlaunch.machine.limits import ControlGroups
+from xlaunch.machine.sysfs import NODE_DIRECTORY as NODE
 from xlaunch.machine.sysfs import UNKNOWN, read_architecture
 from xlaunch.machine.tree import Tree, is_live, parse_list, scratch_directory
 
@@ -38,8 +40,6 @@ DAMAGE = (LookupError, ValueError, OverflowError, RecursionError)
 """What tarfile raises for damaged members besides its own errors. **Ex.:** KeyError for a hard link to
 a member that is not there, OverflowError for a time."""
 
-CPU = "/sys/devices/system/cpu"
-NODE = "/sys/devices/system/node"
 SHARED_FILES = (
     *(f"{CPU}/{name}" for name in ("online", "offline", "possible", "present", "kernel_max")),
     *(f"{CPU}/{name}" for name in ("isolated", "nohz_full", "smt/active", "smt/control")),

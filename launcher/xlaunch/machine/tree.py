@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-from xlaunch.files import names_in, temporary_directory
+from xlaunch.files import MEMORY, names_in, temporary_directory
 from xlaunch.machine.topology import CPUs
 
 READ_BYTES = 1 << 16
@@ -177,7 +177,6 @@ def file_system_of(tree: Tree, path: str) -> str:
     return kind
 
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the directory made there is new and private
 ENOUGH_BYTES = 1 << 28
 """Minimum free space; containers often have 64 MiB, which a large machine's files can fill."""
 
@@ -192,10 +191,10 @@ def scratch_directory() -> Iterator[str]:
     import tempfile
 
     place = tempfile.gettempdir()
-    if not os.environ.get("TMPDIR") and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
-        room = os.statvfs(SHARED_MEMORY)
+    if not os.environ.get("TMPDIR") and os.access(MEMORY, os.W_OK | os.X_OK):
+        room = os.statvfs(MEMORY)
         if room.f_bavail * room.f_frsize >= ENOUGH_BYTES:
-            place = SHARED_MEMORY
+            place = MEMORY
     with _signals_wait(), temporary_directory("xlaunch-machine", place) as made:
         yield made
 
