@@ -49,21 +49,15 @@ class Fingerprint(NamedTuple):
     digits: str
     """32 hexadecimal digits."""
 
-    read: tuple[_Variable, ...]
+    read: tuple[Variable, ...]
     """Global variables, and variables of the program's classes."""
 
     def changed(self) -> str | None:
         """Return the name of a variable that has another value now; None if none has."""
-        for variable in self.read:
-            now = variable.get()
-            if now is not variable.value and not _is_same(now, variable.value):
-                return variable.name
-            if variable.watched is not None and variable.watched.change() is not None:
-                return variable.name
-        return None
+        return changed_variable(self.read)
 
 
-class _Variable(NamedTuple):
+class Variable(NamedTuple):
     """Something outside of the model that its code reads."""
 
     name: str
@@ -73,17 +67,17 @@ class _Variable(NamedTuple):
     """What it holds; None where its identity tells all."""
 
     @staticmethod
-    def of(name: str, get: Callable[[], Any]) -> _Variable:
+    def of(name: str, get: Callable[[], Any]) -> Variable:
         value = get()
         plain = isinstance(value, (*_PLAIN, *_FUNCTIONS, type, types.ModuleType))
         watched = None if plain else WatchedState(value, max_values=MAX_HELD)
-        return _Variable(name, get, value, watched)
+        return Variable(name, get, value, watched)
 
     @staticmethod
-    def of_function(function: types.FunctionType) -> _Variable:
+    def of_function(function: types.FunctionType) -> Variable:
         """Its code, and what it keeps between calls."""
         get = partial(_OF_FUNCTION, function)
-        return _Variable(function.__name__, get, get(), WatchedState(function, max_values=MAX_HELD))
+        return Variable(function.__name__, get, get(), WatchedState(function, max_values=MAX_HELD))
 
 
 def _is_same(now: Any, before: Any) -> bool:
@@ -95,13 +89,34 @@ def _is_same(now: Any, before: Any) -> bool:
     return isinstance(before, _PLAIN) and bool(now == before)
 
 
-def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:
-    """Return the fingerprint of a model that is called by `forward`, and of other facts."""
-    digest = hashlib.sha256()
+def changed_variable(variables: Iterable[Variable]) -> str | None:
+    """Return the name of one that has another value now; None if none has."""
+    for variable in variables:
+        now = variable.get()
+        if now is not variable.value and not _is_same(now, variable.value):
+            return variable.name
+        if variable.watched is not None and variable.watched.change() is not None:
+            return variable.name
+    return None
+
+
+def variables_of(model: torch.nn.Module, forward: Any) -> tuple[Variable, ...]:
+    """Return what a model that is called by `forward` reads beside it."""
+    return tuple(_facts_of(model, forward)[0].read)
+
+
+def _facts_of(model: torch.nn.Module, forward: Any) -> tuple[_Facts, list[str]]:
     facts = _Facts()
     facts.add_model(model)
     facts.follow(forward)
-    for line in (*others, *facts.lines()):
+    return facts, facts.lines()
+
+
+def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerprint:
+    """Return the fingerprint of a model that is called by `forward`, and of other facts."""
+    digest = hashlib.sha256()
+    facts, lines = _facts_of(model, forward)
+    for line in (*others, *lines):
         digest.update(line.encode(errors="surrogatepass"))
         digest.update(b"\0")
     digest.update(weights_digest([*model.parameters(), *model.buffers()]))
@@ -156,7 +171,7 @@ class _Facts:
 
         self._reads_environment = False
         self._waiting: list[Any] = []
-        self.read: list[_Variable] = []
+        self.read: list[Variable] = []
 
     def lines(self) -> list[str]:
         """Return all lines: those of the modules in order, and those of code sorted."""
@@ -166,7 +181,7 @@ class _Facts:
                 self._followed.add(id(followed))
                 (self._add_class if isinstance(followed, type) else self._add_function)(followed)
         for word in self._texts if self._reads_environment else ():
-            variable = _Variable.of(f"os.environ[{word!r}]", partial(os.environ.get, word))
+            variable = Variable.of(f"os.environ[{word!r}]", partial(os.environ.get, word))
             self.read.append(variable)
             self._code[f"{variable.name}={variable.value!r}"] = None
         return [*self._lines, *sorted(self._code)]
@@ -241,14 +256,14 @@ class _Facts:
                 for name, value in vars(base).items():
                     self._add_global(f"{base.__qualname__}.{name}", value)
                     if not name.startswith("__") or isinstance(value, types.FunctionType):
-                        self.read.append(_Variable.of(name, partial(vars(base).get, name)))
+                        self.read.append(Variable.of(name, partial(vars(base).get, name)))
 
     def _add_function(self, function: types.FunctionType) -> None:
         if self._is_installed(function.__module__ or ""):
             return
         name = function.__qualname__
         self._code[f"{name}: {_code_text(function.__code__)}"] = None
-        self.read.append(_Variable.of_function(function))
+        self.read.append(Variable.of_function(function))
         given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for at, value in enumerate(given):
             self._add_global(f"{name} default {at}", value)
@@ -286,7 +301,7 @@ class _Facts:
             for word in words:
                 if word in space and (id(space), word) not in self._variables:
                     self._variables.add((id(space), word))
-                    self.read.append(_Variable.of(word, partial(space.get, word)))
+                    self.read.append(Variable.of(word, partial(space.get, word)))
                     self._add_global(f"{prefix}{word}", space[word])
                 enter(space.get(word))
 

@@ -15,6 +15,7 @@ from torch import nn
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.compilation.judge import Difference, difference, tolerance_for
 from xruntime.errors import CompilationError, OptimizationError
+from xruntime.kept.fingerprint import changed_variable, variables_of
 from xruntime.kept.model_libraries import weight_bytes
 from xruntime.kept.random_state import RandomState
 from xruntime.kept.watched_state import WatchedState
@@ -215,7 +216,7 @@ class OutputCheck:
         # The caller's autocast does not count with a dtype, and the input has its own precision.
         own = Modes(dtype=None if request.dtype is None else torch.float32)
         name = type(model).__name__
-        call = sample.copied()
+        call, variables = sample.copied(), variables_of(model, type(model).forward)
         try:
             if known_call is None:
                 with undoing_calls(model), torch.no_grad(), own.precision():
@@ -246,6 +247,8 @@ class OutputCheck:
             """Where a call stores a tensor in the model."""
             if self.side_effect is not None:
                 self.side_effect = f"the module ({self.side_effect})"
+            elif (variable := changed_variable(variables)) is not None:
+                self.side_effect = f"the global variable {variable}"
             else:
                 self.side_effect = drawn.change()
             problem = self.outputs_problem(outputs)

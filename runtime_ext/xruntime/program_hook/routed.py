@@ -13,6 +13,7 @@ import torch
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
+from xruntime.kept.fingerprint import changed_variable, variables_of
 from xruntime.kept.random_state import RandomState
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
@@ -68,6 +69,7 @@ class Routed:
         self._state = WatchedState(module)
         if self._state.unfollowed is not None:
             raise UnfollowedError(self._state.unfollowed)
+        self._variables = variables_of(module, type(module).forward)
         self._dtypes: dict[Any, torch.dtype] = {}
         self._compared: set[Any] = set()
         self._form_state: WatchedState | None = None
@@ -250,6 +252,9 @@ class Routed:
         change = self._state.change()
         if change is not None:
             raise NotYetError(f"a call changes it ({change})")
+        variable = changed_variable(self._variables)
+        if variable is not None:
+            raise NotYetError(f"a call changes the global variable {variable}")
 
     def _compare(self, expected: Any, outputs: Any) -> Difference:
         if type(expected) is not type(outputs):

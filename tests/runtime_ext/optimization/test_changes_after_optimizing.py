@@ -388,6 +388,32 @@ def test_what_no_form_of_calls_tells(
         torch.set_default_dtype(torch.float32)
 
 
+CALLS: dict[str, int] = {}
+
+
+class Counting(nn.Module):
+    """Counts its calls outside of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Tensor:
+        CALLS["count"] = CALLS.get("count", 0) + 1
+        return self.one(values) * CALLS["count"]
+
+
+@torch.no_grad()
+def test_a_model_that_counts_outside_of_itself_is_called_as_often_as_the_program_calls_it() -> None:
+    model, eager = made(Counting), made(nn.Linear, WIDTH, WIDTH)
+    eager.load_state_dict(model.one.state_dict())
+    interception = Interception("fp32", wait=True)
+    CALLS.clear()
+    for number in range(1, 6):
+        seen = interception.outermost(model, (values_of(number),), {})
+        torch.testing.assert_close(seen, eager(values_of(number)) * number)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", CASES)
