@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import itertools
 import mmap
@@ -88,10 +89,16 @@ def _collapse(tensors: list[torch.Tensor]) -> int:
 def _copy_from_files(tensors: list[torch.Tensor]) -> None:
     """Copy tensors whose memory is a private mapping of a file into anonymous memory."""
     files = _private_files()
+    begins = [file.begin for file in files]
+
+    def file_of(span: _Span) -> _Mapping | None:
+        at = bisect.bisect(begins, span.begin) - 1
+        return files[at] if at >= 0 and span.end <= files[at].end else None
+
     groups: dict[_Span, list[torch.Tensor]] = {}
     for tensor in tensors:
         span = _span(tensor)
-        if _can_move(tensor) and any(it.begin <= span.begin and span.end <= it.end for it in files):
+        if _can_move(tensor) and file_of(span):
             groups.setdefault(span, []).append(tensor)
     spans = sorted(groups)
     # Tensors that share a part of their memory would no longer do so.
@@ -112,7 +119,8 @@ def _copy_from_files(tensors: list[torch.Tensor]) -> None:
             if number == 0:
                 copy.copy_(tensor.detach())  # the team's threads touch the pages first
             tensor.data = copy
-        if any(it.unchanged and it.begin <= span.begin < it.end for it in files):
+        file = file_of(span)
+        if file is not None and file.unchanged:
             _advise(span.inner(mmap.PAGESIZE), mmap.MADV_DONTNEED)
         offset += size
 
@@ -141,7 +149,7 @@ class _Mapping(NamedTuple):
 
 
 def _private_files() -> list[_Mapping]:
-    """The process's private mappings of files (proc_pid_smaps(5))."""
+    """The process's private mappings of files by address (proc_pid_smaps(5))."""
     found: list[_Mapping] = []
     is_private = False
     for line in _lines("self/smaps"):

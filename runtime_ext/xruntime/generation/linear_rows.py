@@ -18,6 +18,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError, OperatorError
+from xruntime.generation.linear_blocks import has_bf16_products, linear_by_blocks
 from xruntime.generation.packed_weights import PackedWeight
 from xruntime.threads.torch_modes import transformed
 
@@ -113,25 +114,28 @@ def linear_rows(
 def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor | None:
     """Return the output of an nn.Linear, or None where torch's own linear is to compute it.
 
-    That is so for more rows, while torch traces or transforms the call, where gradients are needed, and for
+    That is so for more rows (but for weights in bf16 on CPUs without instructions for them), while torch traces or transforms the call, where gradients are needed, and for
     whatever `linear_rows` does not take. `widens`: the layer takes and returns float32 with weights in
     bfloat16, too, as those of `lowered_class` do.
     """
     if type(value) is not torch.Tensor or torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then
         return None
     count = value.numel()
-    if count > MAX_ROWS * linear.in_features or _thread.torch_only:  # a prompt's, without a delay
+    many = count > MAX_ROWS * linear.in_features
+    if _thread.torch_only or (many and has_bf16_products()):  # a prompt's, without a delay
         return None
     weight, bias = linear.weight, linear.bias
     if type(weight) is not nn.Parameter:
         return None
     shape = weight.shape
-    if not 0 < count <= MAX_ROWS * shape[1] or value.dim() < 1 or value.shape[-1] != shape[1]:
+    if count == 0 or value.dim() < 1 or value.shape[-1] != shape[1]:
         return None
     if transformed():
         return None
     dtype = weight.dtype
-    if dtype not in _TYPES or shape[0] * shape[1] < MIN_WEIGHTS:
+    if dtype not in _TYPES or (many and dtype is not torch.bfloat16):
+        return None
+    if shape[0] * shape[1] < MIN_WEIGHTS:
         return None
     if value.dtype is not dtype and not (widens and value.dtype is torch.float32):
         return None
@@ -150,6 +154,8 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
         if dtype is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not dtype:
             return None
         value = value.to(dtype)
+    if many:
+        return linear_by_blocks(value, weight, bias, dtype, value.dtype)
     return linear_rows(value.contiguous(), weight, bias)
 
 

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from xruntime.generation.linear_blocks import linear_by_blocks
 from xruntime.generation.linear_rows import linear_rows, only_torch
 from xruntime.generation.packed_weights import PackedWeight
 from xruntime.threads.torch_modes import transformed
@@ -18,25 +18,6 @@ MAX_ROWS: Final = 8
 """More rows of activations are multiplied by torch, with weights that are unpacked for the call."""
 
 _NATIVE: Final = (torch.float32, torch.bfloat16)
-
-
-class _Buffer(threading.local):
-    """Memory for unpacked weights, which each thread has once for all linears."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def tensor(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor with any values, on the same memory in each call."""
-        size = shape[0] * shape[1] * dtype.itemsize
-        if self._memory.numel() < size:
-            # A call in inference mode must not make it one of that mode.
-            with torch.inference_mode(False):
-                self._memory = torch.empty(size, dtype=torch.uint8)
-        return self._memory[:size].view(dtype).view(shape)
-
-
-_buffer: Final = _Buffer()
 
 
 class PackedLinear(nn.Linear):
@@ -93,19 +74,14 @@ class PackedLinear(nn.Linear):
             or transformed()
             or (torch.is_grad_enabled() and input.requires_grad)
         ):
-            return self._by_torch(input, self.weight, returned)
+            with torch.autocast("cpu", enabled=False):
+                value = functional.linear(input.to(self.dtype), self.weight, self.bias)
+            return value.to(returned)
         rows = input.numel() // max(1, self.in_features)
         fits = input.dim() > 0 and input.shape[-1] == self.in_features and returned in _NATIVE
         if fits and 0 < rows <= MAX_ROWS and input.is_cpu and not only_torch():
             return linear_rows(input.to(returned).contiguous(), self.packed, self.bias)
-        weight = _buffer.tensor(self.packed.shape, self.dtype)
-        return self._by_torch(input, self.packed.unpack_into(weight), returned)
-
-    def _by_torch(
-        self, value: torch.Tensor, weight: torch.Tensor, returned: torch.dtype
-    ) -> torch.Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return functional.linear(value.to(self.dtype), weight, self.bias).to(returned)
+        return linear_by_blocks(input, self.packed, self.bias, self.dtype, returned)
 
     def extra_repr(self) -> str:
         """Return what is printed of it."""

@@ -9,6 +9,7 @@ of 64 the error of normal weights would be above that of llama.cpp's formats q8_
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Final, Self
 
@@ -116,10 +117,14 @@ class PackedWeight:
         """Return itself, as a tensor without a derivative does."""
         return self
 
+    def rows(self, begin: int, end: int) -> PackedWeight:
+        """Return a view of outputs `begin` to `end` - 1."""
+        return PackedWeight(self.values[begin:end], self.scales[begin:end], self.inputs, self.bits)
+
     def split(self, rows: list[int]) -> list[PackedWeight]:
         """Return views of parts of so many outputs, as torch.split does."""
-        parts = zip(torch.split(self.values, rows), torch.split(self.scales, rows), strict=True)
-        return [PackedWeight(*part, self.inputs, self.bits) for part in parts]
+        ends = list(itertools.accumulate(rows))
+        return [self.rows(end - count, end) for count, end in zip(rows, ends, strict=True)]
 
     def c_weights(self) -> native.CWeights:
         """Return the description for native code."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -37,13 +37,14 @@ class Edits:
         while len(self._undo) > mark:
             self._undo.pop()()
 
-    def replace_module(self, old: nn.Module, new: nn.Module) -> None:
-        """Put `new`, in the old one's mode, wherever `old` is a part of another module."""
-        new.train(old.training)
+    def replace_modules(self, replacements: Mapping[nn.Module, nn.Module]) -> None:
+        """Put new modules, in the old ones' modes, wherever the old ones are parts of another module."""
+        for old, new in replacements.items():
+            new.train(old.training)
         for parent in list(self.model.modules()):
-            for name, child in list(parent.__dict__["_modules"].items()):
-                if child is old:
-                    setattr(parent, name, new)
+            for name, old in list(parent.__dict__["_modules"].items()):
+                if old in replacements:
+                    setattr(parent, name, replacements[old])
                     self._undo.append(functools.partial(setattr, parent, name, old))
 
     def set_class(self, module: nn.Module, kind: type[nn.Module]) -> None:

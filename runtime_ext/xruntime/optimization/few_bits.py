@@ -55,7 +55,7 @@ def pack_weights(run: Run) -> str:
             made.append(PackedLinear(linear, number, dtype, packed))
         except OperatorError as error:
             raise OptimizationError(f"weight_bits={bits}: {names[linear]}: {error}") from error
-        run.edits.replace_module(linear, made[-1])
+    run.edits.replace_modules({linear: new for (linear, _), new in zip(chosen, made, strict=True)})
     if packed is None:
         store.save([linear.packed for linear in made])
     before = sum(linear.weight.nbytes for linear, _ in chosen)

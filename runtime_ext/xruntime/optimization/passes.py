@@ -157,8 +157,9 @@ def join_linears(run: Run) -> str:
     for group in groups:
         joined = Joined(group)
         joined.eval()
-        for at, linear in enumerate(group):
-            run.edits.replace_module(linear, JoinedLinear(joined, at, linear))
+        run.edits.replace_modules(
+            {linear: JoinedLinear(joined, at, linear) for at, linear in enumerate(group)}
+        )
     left = (
         f"; {refused} are called twice, have hooks or tied weights, or are returned or viewed as they are"
         if refused

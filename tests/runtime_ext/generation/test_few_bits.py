@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 
 from xruntime import optimize  # noqa: E402
 from xruntime.errors import OperatorError, OptimizationError  # noqa: E402
+from xruntime.generation import linear_blocks  # noqa: E402
 from xruntime.generation.linear_rows import linear_rows, linears_of_torch  # noqa: E402
 from xruntime.generation.packed_linear import MAX_ROWS, PackedLinear  # noqa: E402
 from xruntime.generation.packed_weights import BITS, PackedWeight  # noqa: E402
@@ -163,7 +164,12 @@ def test_products_are_those_of_the_packed_weights(
         assert_near(found[0, at], exact(packed, value[0, at]), 1e-4)
 
 
-def test_few_and_many_rows_in_bf16_and_under_autocast() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_few_and_many_rows_in_bf16_and_under_autocast(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_blocks, "has_bf16_products", lambda: native)
+    monkeypatch.setattr(linear_blocks, "BLOCK_WEIGHTS", 3000)
     packed, other = layer(), layer(130, 200)
     for rows in (1, 20):
         value = torch.randn(rows, 100)

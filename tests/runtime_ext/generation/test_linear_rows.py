@@ -15,7 +15,15 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from xruntime.errors import OperatorError  # noqa: E402
-from xruntime.generation.linear_rows import MAX_ROWS, few_rows, linear_rows, row_class  # noqa: E402
+from xruntime.generation import linear_blocks  # noqa: E402
+from xruntime.generation import linear_rows as linear_rows_module  # noqa: E402
+from xruntime.generation.linear_rows import (  # noqa: E402
+    MAX_ROWS,
+    few_rows,
+    linear_rows,
+    linears_of_torch,
+    row_class,
+)
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -81,7 +89,7 @@ def declined() -> dict[str, tuple[nn.Linear, Any]]:
     mixed = linear()
     mixed.bias = nn.Parameter(torch.zeros(140))
     return {
-        "more rows": (linear(), torch.randn(MAX_ROWS + 1, 130).to(BF16)),
+        "more rows": (linear(FP32), torch.randn(MAX_ROWS + 1, 130)),
         "no rows": (linear(), torch.randn(0, 130).to(BF16)),
         "other features": (linear(), torch.randn(1, 131).to(BF16)),
         "a number": (linear(), 3),
@@ -101,6 +109,24 @@ def declined() -> dict[str, tuple[nn.Linear, Any]]:
 def test_what_is_left_to_torch(case: str) -> None:
     with torch.no_grad():
         assert few_rows(*declined()[case]) is None
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("block", [1 << 22, 130 * 33])
+def test_more_rows_in_bf16(native: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_rows_module, "has_bf16_products", lambda: native)
+    monkeypatch.setattr(linear_blocks, "has_bf16_products", lambda: native)
+    monkeypatch.setattr(linear_blocks, "BLOCK_WEIGHTS", block)
+    layer, value = linear(), torch.randn(2, MAX_ROWS, 130).to(BF16)
+    with torch.inference_mode():
+        output = few_rows(layer, value)
+        with linears_of_torch():
+            assert few_rows(layer, value) is None
+    assert few_rows(layer, value) is None  # weights that may get a gradient
+    assert (output is None) == native
+    if output is not None:
+        assert output.dtype == BF16
+        torch.testing.assert_close(output.double(), exact(layer, value), rtol=2**-8, atol=1e-6)
 
 
 def test_gradients() -> None:
