@@ -57,6 +57,10 @@ def _of_arguments(count: int) -> Structure:
     return Structure(pytree.tree_structure(((None,) * count, {})))
 
 
+_MARKS: Final = ("_dynamo", "_has_dynamo", "_specialize_on")
+"""Beginnings of the names of tensors' attributes that torch gives to those whose sizes may vary."""
+
+
 class Form(NamedTuple):
     """All of a call but the sizes of its tensors. Equal forms have equal hashes."""
 
@@ -116,7 +120,7 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             # A forward may read what the code's tensors do not have.
             if leaf.requires_grad or leaf_type is not torch.Tensor:
                 fact = (*fact, leaf_type.__name__, leaf.requires_grad)
-            if leaf.__dict__ and any(not name.startswith("_dynamo") for name in leaf.__dict__):
+            if leaf.__dict__ and any(not name.startswith(_MARKS) for name in leaf.__dict__):
                 return None
             facts.append(fact)
             sizes.append(tuple(leaf.shape))
