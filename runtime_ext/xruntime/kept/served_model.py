@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from xruntime.kept.call_libraries import CallLibraries
-from xruntime.kept.calls import FlatCall, flat_call
+from xruntime.kept.calls import FlatCall, Form, flat_call
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import CalledModel, CallKey
 from xruntime.kept.store import open_store
@@ -39,6 +39,10 @@ class ServedModel(CalledModel):
         self._adding = threading.Lock()
         self._is_full = False
 
+    def form_of(self, call: FlatCall) -> Form:
+        """Return what calls with one's libraries have in common."""
+        return call.form
+
     def libraries_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[CallLibraries, FlatCall] | None:
@@ -50,7 +54,7 @@ class ServedModel(CalledModel):
         if call is None:
             return None
         threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-        key = CallKey(call.form, threads, self.call_autocast(), dtype)
+        key = CallKey(self.form_of(call), threads, self.call_autocast(), dtype)
         libraries = self._kinds.get(key)
         if libraries is None and len(self._kinds) < MAX_FORMS:
             with self._adding:

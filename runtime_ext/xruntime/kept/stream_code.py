@@ -100,6 +100,13 @@ class StreamCode(CompiledCode, ServedModel):
     def call_autocast(self) -> Autocast | None:
         return self.autocast
 
+    def form_of(self, call: FlatCall) -> Form:
+        """Parameters and tensors that require gradients are served as others are: streams compute none."""
+        leaves = [
+            leaf[:3] if isinstance(leaf[0], torch.dtype) else leaf for leaf in call.form.leaves
+        ]
+        return call.form._replace(leaves=tuple(leaves))
+
     def runners(self, threads: int) -> int:
         """One for each stream that fits on the CPUs; they share the weights."""
         return max(1, (os.cpu_count() or 1) // threads)
