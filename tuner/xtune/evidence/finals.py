@@ -44,7 +44,7 @@ MAX_FAILURES = 1
 DROP_LEVEL = 0.005
 """One-sided error of dropping a finalist that is as good as the leader, at each look."""
 
-NOBODY = "no finalist is left"
+NO_FINALIST = "no finalist is left"
 
 BASELINE = 0
 """The baseline's number among the candidates; finalists count from 1."""
@@ -169,7 +169,7 @@ class Final:
     @property
     def is_deserted(self) -> bool:
         """Every finalist is out."""
-        return self._ended == NOBODY
+        return self._ended == NO_FINALIST
 
     @property
     def is_open_block(self) -> bool:
@@ -188,13 +188,13 @@ class Final:
         candidate = self._missing()[0]
         return FinalLaunch(self.blocks, candidate, self.plan.configurations[candidate])
 
-    def record(self, turn: FinalLaunch, launch: Launch) -> None:
+    def record(self, asked: FinalLaunch, launch: Launch) -> None:
         """Record one launch of the final.
 
         If a finalist's launch has no value, its pair of this block is left out; after the second one
         the finalist is out. If the baseline's has none, the block ends; two in a row end the final.
         """
-        self._made[turn.block, turn.candidate] = launch
+        self._made[asked.block, asked.candidate] = launch
         if compared(self._objective, self._made.values()) == self._objective:
             self._advance()
         else:  # its first value of 0 or less
@@ -227,11 +227,7 @@ class Final:
     def _put_out_if_bad(self, candidate: int) -> None:
         mine = [block[candidate] for block in self._blocks if candidate in block]
         failed = [launch for launch in mine if not self._objective.has_level(launch)]
-        broke = [
-            one
-            for one in mine
-            if self._objective.has_level(one) and not self._objective.is_feasible(one)
-        ]
+        broke = [launch for launch in mine if self._kept(launch) is False]
         if len(failed) > MAX_FAILURES:
             reason = _failure_reason(failed[-1])
             self._out[candidate] = f"{len(failed)} of {len(mine)} launches failed ({reason})"
@@ -248,7 +244,7 @@ class Final:
             self._ended = f"the bare command failed twice in a row ({_failure_reason(last[-1])})"
             return
         if not any(self._is_in(number) for number in range(1, len(self.plan.configurations))):
-            self._ended = NOBODY
+            self._ended = NO_FINALIST
             return
         if self.blocks < MIN_PAIRS:
             return
@@ -361,12 +357,7 @@ class Final:
 
     def _log_ratio(self, block: dict[int, Launch], number: int) -> float | None:
         own, other = block.get(number), block.get(BASELINE)
-        if (
-            own is None
-            or other is None
-            or not self._objective.has_level(own)
-            or not self._objective.has_level(other)
-        ):
+        if own is None or other is None or not all(map(self._objective.has_level, (own, other))):
             return None
         return log_ratio(own.value, other.value, self._objective)
 

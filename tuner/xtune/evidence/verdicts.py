@@ -358,7 +358,7 @@ MIN_SHARE = 0.39
 ATTEMPT_SHARE = 0.91
 """Factor on the level for each halving of the error: rarer crossings are less dependent."""
 
-BEYOND = 0.05
+SHARE_BEYOND_PLAN = 0.05
 """The level just beyond the plan, relative to the error; at twice as many blocks it is half of that."""
 
 
@@ -379,7 +379,7 @@ def look_level(block: int, planned: int, error: float, attempt: int = 0) -> floa
     planned = max(planned, MIN_PAIRS)
     error *= ATTEMPT_SHARE**attempt
     if block > planned:
-        return error * BEYOND * planned / block
+        return error * SHARE_BEYOND_PLAN * planned / block
     share = next((share for blocks, share in SHARES.items() if blocks >= planned), MIN_SHARE)
     return error * share * (block / planned) ** 2
 

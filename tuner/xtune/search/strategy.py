@@ -214,21 +214,21 @@ class Strategy:
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
-        turn = final.next()
-        if turn is None:
+        launch = final.next()
+        if launch is None:
             return None
         is_begun = final.is_open_block or final.blocks < final.plan.planned
         if not is_begun and left < final.block_launches:
             return None
         details = {
             "attempt": final.plan.attempt,
-            "block": turn.block,
-            "candidate": turn.candidate,
+            "block": launch.block,
+            "candidate": launch.candidate,
             "plan": encode_final_plan(final.plan),
             "plans": [self._hash(one) for one in final.plan.configurations],
         }
-        key = f"final {final.plan.attempt} {turn.block} {turn.candidate}"
-        return self._step(Stage.FINAL, turn.configuration, key)._replace(details=details)
+        key = f"final {final.plan.attempt} {launch.block} {launch.candidate}"
+        return self._step(Stage.FINAL, launch.configuration, key)._replace(details=details)
 
     def first_of_final(self, records: Sequence[Record], size: FinalSize) -> NextLaunch | None:
         """The first launch of a new final; None without a finalist."""
