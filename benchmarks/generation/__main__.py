@@ -16,7 +16,8 @@ less what was before loading, in times its weights; pages of the file that are m
 Forms: `eager`; `linears`, xruntime's native linears of few rows only; `step`, xruntime's decode step with
 `inplace=True`; `step-shared`, the same without; `llama.cpp`, in bf16, left out where its bindings and `gguf` are not
 installed. These have to be named: `bits8` and `bits4`, the step with all linears in 8 or 4 bits, the output layer included;
-`llama.cpp-q8_0` and `llama.cpp-q4_0`, all matrices in these formats; `compiled`, a static cache and torch.compile with frozen
+`llama.cpp-q8_0` and `llama.cpp-q4_0`, all matrices in these formats; `openvino`, in bf16 where the CPU has instructions for it, else in
+fp32, converted while it loads, left out where it is not installed; `compiled`, a static cache and torch.compile with frozen
 weights, which is long to compile.
 """
 
@@ -34,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -52,7 +54,17 @@ from benchmarks.harness.measurement import (
 )
 from benchmarks.harness.quota import QuotaGroup, make_group
 
-FORMS = ("eager", "linears", "step", "step-shared", "bits8", "bits4", *GGUF_FORMS, "compiled")
+FORMS = (
+    "eager",
+    "linears",
+    "step",
+    "step-shared",
+    "bits8",
+    "bits4",
+    *GGUF_FORMS,
+    "openvino",
+    "compiled",
+)
 BY_DEFAULT = ("eager", "linears", "step", "step-shared", "llama.cpp")
 READ_LIMIT = "read limit"
 END_S = 10
@@ -191,7 +203,8 @@ class Cell:
         for number in range(self._options.rounds + 1):
             for form in in_turn(list(self._forms), number) if self._forms else ():
                 left_s = self._left_s()
-                if left_s <= 0 or (form in GGUF_FORMS and request["conversations"] > 1):
+                alone = form in (*GGUF_FORMS, "openvino")
+                if left_s <= 0 or (alone and request["conversations"] > 1):
                     continue
                 time.sleep(SETTLE_S)
                 with self._failures(form):
@@ -274,6 +287,9 @@ def parsed() -> argparse.Namespace:
     if GGUF_FORMS.keys() & set(options.form) and not can_save_gguf():
         options.form = [form for form in options.form if form not in GGUF_FORMS]
         print("llama.cpp is left out: llama-cpp-python or gguf is not installed", file=sys.stderr)
+    if "openvino" in options.form and find_spec("openvino") is None:
+        options.form.remove("openvino")
+        print("openvino is left out: it is not installed", file=sys.stderr)
     return options
 
 

@@ -43,11 +43,15 @@ def memory() -> dict[str, int]:
     return {name: int(values[field].split()[0]) << 10 for name, field in names.items()}
 
 
-def transformers_model(form: str, directory: Path) -> tuple[Generate, Any]:
-    """Return a function that generates with transformers' loop, and the model."""
+def transformers_model(form: str, directory: Path, threads: int) -> tuple[Generate, Any]:
+    """Return a function that generates, with transformers' loop but for OpenVINO; and the model in that loop."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    if form == "openvino":
+        from benchmarks.generation.openvino_model import OpenVinoModel
+
+        return OpenVinoModel(model, threads).generate, None
     options: dict[str, Any] = {}
     if form == "compiled":
         import torch._inductor.config as inductor
@@ -92,7 +96,7 @@ def model_of(form: str, directory: Path, threads: int) -> tuple[Generate, Any]:
         from benchmarks.generation.llama_cpp_model import LlamaCppModel
 
         return LlamaCppModel(gguf_path(directory, form), threads).generate, None
-    return transformers_model(form, directory)
+    return transformers_model(form, directory, threads)
 
 
 def report_of(form: str, model: Any) -> str:
