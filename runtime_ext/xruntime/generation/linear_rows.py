@@ -114,9 +114,10 @@ def linear_rows(
 def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor | None:
     """Return the output of an nn.Linear, or None where torch's own linear is to compute it.
 
-    That is so for more rows (but for weights in bf16 on CPUs without instructions for them), while torch traces or transforms the call, where gradients are needed, and for
-    whatever `linear_rows` does not take. `widens`: the layer takes and returns float32 with weights in
-    bfloat16, too, as those of `lowered_class` do.
+    That is so while torch traces or transforms the call, where gradients are needed, and for whatever `linear_rows`
+    does not take; and for more rows, but for those of weights in bf16 on CPUs without instructions for bf16, which
+    are multiplied in float32. `widens`: the layer takes and returns float32 with weights in bfloat16, too, as
+    those of `lowered_class` do.
     """
     if type(value) is not torch.Tensor or torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then
         return None
