@@ -60,6 +60,7 @@ class OpenVinoModel:
 
     def __init__(self, model: Any, threads: int) -> None:
         self._threads = threads
+        self._weights = list(model.parameters())  # the converted model has their memory
         self._model = self._converted(model.eval())
         self._requests: dict[int, Any] = {}
         """By numbers of sequences, which its states have to know."""
