@@ -142,6 +142,20 @@ def test_input_that_is_the_fastest_is_returned_as_it_was(monkeypatch: pytest.Mon
     assert "the input is the fastest" in explain(optimized).step("conv_bn").reason
 
 
+@pytest.mark.parametrize("passes", [(), (nn.Dropout(),)])
+def test_modes_alone_must_be_a_gain(
+    passes: tuple[nn.Module, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is scripted: both take as long. A call in other modes takes some microseconds more."""
+    script_clock(monkeypatch, {"input": 1e-3, "none": 1e-3})
+    model = nn.Sequential(nn.Linear(8, 8), *passes).eval()
+    model[0].register_forward_hook(lambda *_: None)
+    with pytest.warns(SlowCallWarning, match="has hooks"):
+        optimized = optimize(model, sample_input=torch.randn(2, 8), wait=True)
+    no_grad = explain(optimized).step("no_grad").outcome
+    assert no_grad is (PassOutcome.APPLIED if passes else PassOutcome.UNDONE)
+
+
 @pytest.mark.parametrize("counting_s", [1.0, 2.0])
 def test_modules_that_are_slower_are_not_called_while_code_is_made(
     counting_s: float, monkeypatch: pytest.MonkeyPatch
