@@ -30,8 +30,7 @@ from xlaunch.options.commands import (
     say_chosen,
     with_options,
 )
-from xlaunch.options.definitions import BY_KEY, OF_SHARING, max_cache_bytes
-from xlaunch.options.kinds import POSITIVE_DURATION, SIZE
+from xlaunch.options.definitions import BY_KEY, OF_SHARING, POSITIVE_DURATION, SIZE, max_cache_bytes
 from xlaunch.options.precedence import ResolvedOptions, request_from
 from xlaunch.text import align, counted, fit, size
 

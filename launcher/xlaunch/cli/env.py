@@ -31,8 +31,7 @@ from xlaunch.launching import Purpose, prepare
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import glibc_version
 from xlaunch.options.commands import Parsed, launch_command
-from xlaunch.options.definitions import OF_SHARING
-from xlaunch.options.kinds import one_of
+from xlaunch.options.definitions import OF_SHARING, one_of
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, ProgramRequest

@@ -14,21 +14,22 @@ from xlaunch.console import say
 from xlaunch.errors import ProgramNotFoundError, UsageError
 from xlaunch.options.definitions import (
     BY_KEY,
+    FLAG,
     IN_FILES,
     IPEXRUNS_WORDS,
     OPTIONS,
     Option,
     OptionGroup,
+    OptionKind,
 )
-from xlaunch.options.kinds import FLAG, OptionKind
 from xlaunch.options.precedence import (
     COMMAND_LINE,
     Layer,
     ResolvedOptions,
+    file_layers,
     resolve,
     variables_layer,
 )
-from xlaunch.options.settings_files import file_layers
 from xlaunch.text import check_passable
 
 Command = Callable[..., Any]

@@ -19,8 +19,7 @@ from typing import NamedTuple
 from xlaunch.errors import UsageError
 from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
-from xlaunch.options.definitions import OPTIONS
-from xlaunch.options.kinds import FLAG
+from xlaunch.options.definitions import FLAG, OPTIONS
 from xlaunch.options.old_layout import settle_layout
 from xlaunch.options.precedence import variable_of
 

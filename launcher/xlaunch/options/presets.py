@@ -12,9 +12,8 @@ from typing import Any
 from xlaunch.environment.program import named_files
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output, write_output
-from xlaunch.options.definitions import IN_FILES
-from xlaunch.options.kinds import VARIABLE, plain
-from xlaunch.options.settings_files import SUFFIX, options_in, shorten
+from xlaunch.options.definitions import IN_FILES, VARIABLE, toml_value
+from xlaunch.options.precedence import SUFFIX, options_in, shorten
 
 OPTION = "--save-preset"
 TITLE = "# Options for xlaunch."
@@ -51,7 +50,9 @@ def preset_text(values: Mapping[str, Any], *, use: str) -> str:
             variables = dict(value).items()
             lines = [f"[{option.name}]", *(f"{_key(name)} = {_toml(it)}" for name, it in variables)]
         else:
-            lines = [f"{option.name} = {_toml(list(value) if option.multiple else plain(value))}"]
+            lines = [
+                f"{option.name} = {_toml(list(value) if option.multiple else toml_value(value))}"
+            ]
         blocks.append([*comment(option.help), *lines])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 

@@ -18,7 +18,7 @@ from xlaunch.cli.launch import command as launch
 from xlaunch.cli.plan import command as plan
 from xlaunch.cli.topology import command as topology
 from xlaunch.errors import UsageError
-from xlaunch.options import kinds
+from xlaunch.options import definitions
 
 pytestmark = pytest.mark.usefixtures("no_program_starts", "elsewhere")
 
@@ -170,7 +170,7 @@ def test_inherited_variables_of_any_content(values: dict[str, str]):
 # Values, one kind each
 
 
-def convert(kind: kinds.OptionKind, text: str) -> object:
+def convert(kind: definitions.OptionKind, text: str) -> object:
     """The value, or None where it was refused as a user's mistake."""
     try:
         return kind.parse(text)
@@ -181,7 +181,7 @@ def convert(kind: kinds.OptionKind, text: str) -> object:
 @VALUES_ALONE
 @given(st.one_of(JUNK, DIGITS))
 def test_counts(text: str):
-    count, whole = convert(kinds.COUNT, text), convert(kinds.WHOLE_NUMBER, text)
+    count, whole = convert(definitions.COUNT, text), convert(definitions.WHOLE_NUMBER, text)
     if text.isascii() and text.isdigit() and int(text) <= 1 << 20:
         assert whole == int(text)
         assert count == (int(text) or None)
@@ -193,6 +193,9 @@ def test_counts(text: str):
 @VALUES_ALONE
 @given(st.one_of(JUNK, TIMES))
 def test_durations(text: str):
-    positive, any_time = convert(kinds.POSITIVE_DURATION, text), convert(kinds.DURATION, text)
+    positive, any_time = (
+        convert(definitions.POSITIVE_DURATION, text),
+        convert(definitions.DURATION, text),
+    )
     assert positive == any_time or (positive is None and any_time == 0)
     assert any_time is None or 0 <= any_time < float("inf")

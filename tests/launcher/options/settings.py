@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from xlaunch.cli.launch import command
-from xlaunch.options import kinds
+from xlaunch.options import definitions
 from xlaunch.options.commands import CONTEXT, resolved_options
 from xlaunch.options.definitions import IN_FILES, Option
 from xlaunch.options.precedence import request_from
@@ -81,34 +81,34 @@ NAMES = TEXTS.filter(lambda name: name and "=" not in name)
 def values_of(option: Option) -> st.SearchStrategy[Any]:
     """Values that the option can have on a command line."""
     kind = option.kind
-    if kind is kinds.FLAG:
+    if kind is definitions.FLAG:
         return st.booleans()
-    if kind is kinds.VARIABLE:
+    if kind is definitions.VARIABLE:
         return st.dictionaries(NAMES, TEXTS, max_size=4).map(lambda table: tuple(table.items()))
-    known: dict[kinds.OptionKind, st.SearchStrategy[Any]] = {
-        kinds.COUNT: st.integers(1, 9999) | st.just(MAX),
-        kinds.WHOLE_NUMBER: st.integers(0, 9999),
-        kinds.NUMBER_LIST: st.sets(st.integers(0, 2000), min_size=1).map(
+    known: dict[definitions.OptionKind, st.SearchStrategy[Any]] = {
+        definitions.COUNT: st.integers(1, 9999) | st.just(MAX),
+        definitions.WHOLE_NUMBER: st.integers(0, 9999),
+        definitions.NUMBER_LIST: st.sets(st.integers(0, 2000), min_size=1).map(
             lambda s: tuple(sorted(s))
         ),
-        kinds.POSITIVE_NUMBER: st.integers(1, 9999),
-        kinds.RESTARTS: st.just(MAX)
+        definitions.POSITIVE_NUMBER: st.integers(1, 9999),
+        definitions.RESTARTS: st.just(MAX)
         | st.builds(RestartLimit, st.integers(1, 5), st.sampled_from([60.0, 90.5, 86400.0, inf])),
-        kinds.SIZE: st.integers(1, 1 << 40),
-        kinds.HEALTH: st.sampled_from(
+        definitions.SIZE: st.integers(1, 1 << 40),
+        definitions.HEALTH: st.sampled_from(
             ["8000", "{9000+index}", "http://[::1]:80/a b", "exec:sh -c 'x \"y\"'"]
         ),
-        kinds.DURATION: st.floats(0, 1e15),
-        kinds.POSITIVE_DURATION: st.floats(1e-9, 1e15),
-        kinds.METRIC: st.sampled_from(
+        definitions.DURATION: st.floats(0, 1e15),
+        definitions.POSITIVE_DURATION: st.floats(1e-9, 1e15),
+        definitions.METRIC: st.sampled_from(
             ["sentences/s", "latency:total", 'it\'s ([0-9.]+) "ms"', "µs"]
         ),
-        kinds.NAMED_DIRECTORY: TEXTS.filter(bool),
-        kinds.VARIABLE_NAME: NAMES,
+        definitions.NAMED_DIRECTORY: TEXTS.filter(bool),
+        definitions.VARIABLE_NAME: NAMES,
     }
     if kind in known:
         value = known[kind]
-    elif kind.parse is str or kind.metavar == kinds.NAME_OR_FILE.metavar:
+    elif kind.parse is str or kind.metavar == definitions.NAME_OR_FILE.metavar:
         value = TEXTS
     else:
         words = type(kind.parse(kind.example))

@@ -17,7 +17,7 @@ from tests.launcher.options.settings import Home, home, typed
 
 from xlaunch.cli import run
 from xlaunch.errors import UsageError
-from xlaunch.options.settings_files import locate_preset
+from xlaunch.options.precedence import locate_preset
 from xlaunch.planning.request import MAX, MemoryPolicy, Mode, OnFailure
 
 __all__ = ["home"]

@@ -13,8 +13,7 @@ from tests.launcher.cli.commands import ask, xlaunch
 from tests.launcher.options.settings import ALL_VALUES, Home, home, typed, values_of
 
 from xlaunch.cli import run
-from xlaunch.options.definitions import IN_FILES, Option
-from xlaunch.options.kinds import FLAG
+from xlaunch.options.definitions import FLAG, IN_FILES, Option
 from xlaunch.options.precedence import request_from
 from xlaunch.options.presets import preset_text
 from xlaunch.planning.request import find_contradiction

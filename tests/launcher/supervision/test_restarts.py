@@ -17,7 +17,7 @@ from tests.launcher.cli.commands import program, xlaunch
 from tests.launcher.launching import Launched, children_of, is_alive, state_of, wait_until
 
 from xlaunch.errors import UsageError
-from xlaunch.options.kinds import RESTARTS, plain
+from xlaunch.options.definitions import RESTARTS, toml_value
 from xlaunch.planning.request import MAX, RestartLimit
 from xlaunch.supervision.restarts import Restart, Restarts, check_limit, largest_reachable
 
@@ -104,7 +104,7 @@ def test_replaced_instance_is_neither_delayed_nor_counted():
 )
 def test_limit_as_it_is_typed(typed: str, limit: object):
     assert RESTARTS.parse(typed) == limit
-    assert RESTARTS.parse(str(plain(limit))) == limit
+    assert RESTARTS.parse(str(toml_value(limit))) == limit
 
 
 @pytest.mark.parametrize("typed", ["", "0", "x", "5/", "/10m", "5/0", "5/x", "1.5/10m", "-1"])

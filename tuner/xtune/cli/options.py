@@ -19,7 +19,7 @@ from xlaunch.options.commands import (
     with_options,
     with_program,
 )
-from xlaunch.options.kinds import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
+from xlaunch.options.definitions import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
 from xtune.request import (
     DEFAULT_BUDGET,
     EACH,

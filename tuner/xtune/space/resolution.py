@@ -28,11 +28,9 @@ from xlaunch.environment.variables import (
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import is_live
-from xlaunch.options.definitions import IN_FILES, RESERVED, Option
-from xlaunch.options.kinds import FLAG, VARIABLE
-from xlaunch.options.precedence import field_of, request_from, shown
+from xlaunch.options.definitions import FLAG, IN_FILES, RESERVED, VARIABLE, Option
+from xlaunch.options.precedence import field_of, read_preset, request_from, shown
 from xlaunch.options.presets import preset_text
-from xlaunch.options.settings_files import read_preset
 from xlaunch.planning import MAX, MemoryPolicy, Plan, Request, plan
 from xlaunch.planning.plans import Instance
 from xtune.errors import SpaceError

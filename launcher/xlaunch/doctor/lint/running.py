@@ -30,7 +30,7 @@ from xlaunch.doctor.lint.threads import check_threads
 from xlaunch.doctor.lint.training import check_evaluation
 from xlaunch.doctor.lint.waits import check_waits
 from xlaunch.errors import UsageError
-from xlaunch.options.settings_files import parse_project, project_files
+from xlaunch.options.precedence import parse_project, project_files
 from xlaunch.text import did_you_mean
 
 CHECKS = (check_arguments, check_threads, check_replaced)
