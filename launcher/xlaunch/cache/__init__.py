@@ -9,6 +9,6 @@ Below one base directory, ``~/.cache/xlaunch/compiled`` unless `--cache-dir` nam
     pruned                                                  its modification time is the last pruning
 
 The first two names are a row of `table.CACHES` and a `key.Key`. A launch goes through `use`
-(which caches, and whether they may be used), `preparation` (the first files in them) and `store`
+(which caches, whether they may be used, the first files in them) and `store`
 (directories and locks); `warm` says what it compiled, and `prune` starts beside it once a day.
 """

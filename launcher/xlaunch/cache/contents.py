@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from xlaunch.cache.staging import PARTIAL
-from xlaunch.cache.store import CacheDirectory
+from xlaunch.cache.store import PARTIAL, CacheDirectory
 from xlaunch.cache.table import BY_NAME, Entries
 from xlaunch.files import write_whole
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from xlaunch.cache import contents, store
 from xlaunch.cache.contents import IMPORTED, CachedFile
-from xlaunch.cache.staging import DAY_S, REMOVING, HeldSignals, remove_leftovers
-from xlaunch.cache.store import RECORD, CacheDirectory
+from xlaunch.cache.staging import HeldSignals, remove_leftovers
+from xlaunch.cache.store import DAY_S, RECORD, REMOVING, CacheDirectory
 from xlaunch.errors import XLaunchError
 
 DEFAULT_MAX_BYTES = 20 << 30

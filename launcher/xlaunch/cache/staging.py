@@ -12,18 +12,19 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from xlaunch.cache.store import open_below, remove_below, stored
+from xlaunch.cache.store import (
+    COUNTERS,
+    DAY_S,
+    IMPORTING,
+    PARTIAL,
+    REMOVING,
+    SEEDING,
+    open_below,
+    remove_below,
+    stored,
+)
 from xlaunch.cache.table import BY_NAME
 from xlaunch.files import try_lock
-
-DAY_S = 86_400.0
-
-# Prefixes of their names:
-IMPORTING = ".importing-"  # in the base: files of an import until all of them are checked
-SEEDING = ".seeding-"  # the copy of a seed, beside the directory that it becomes
-REMOVING = ".removing-"  # a cache that is being pruned
-COUNTERS = ".counters-"  # in the base: followed by the PID of the launch that collects in it
-PARTIAL = ".partial-"  # in a cache: followed by the PID of the process that compiles there
 
 _OUTSIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")

@@ -26,6 +26,15 @@ RECORD = ".json"
 HOLD_TIMEOUT_S = 2.0
 """Maximum time that a launch waits while a pruner works in a cache."""
 
+DAY_S = 86_400.0
+
+# Prefixes of the names of staging directories:
+IMPORTING = ".importing-"  # in the base: files of an import until all of them are checked
+SEEDING = ".seeding-"  # the copy of a seed, beside the directory that it becomes
+REMOVING = ".removing-"  # a cache that is being pruned
+COUNTERS = ".counters-"  # in the base: followed by the PID of the launch that collects in it
+PARTIAL = ".partial-"  # in a cache: followed by the PID of the process that compiles there
+
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
 import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from xlaunch.cache import preparation, store
-from xlaunch.cache.key import Hardware, Packages, applies, key_of, read_hardware
-from xlaunch.cache.staging import DAY_S
-from xlaunch.cache.store import CacheDirectory, hold
-from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Variable
+from xlaunch.cache import store
+from xlaunch.cache.key import Hardware, Key, Packages, applies, key_of, read_hardware
+from xlaunch.cache.store import DAY_S, OTHERS_WRITE, SEEDING, CacheDirectory, hold
+from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Format, Variable
 from xlaunch.errors import UsageError
+from xlaunch.files import make_private
+from xlaunch.ownership import inspect_ownership
 
 NO_HOME = "there is no home directory"
 NAMELESS = (
@@ -30,6 +32,12 @@ NAMELESS = (
     "XDG_CACHE_HOME, or use --no-cache to have none"
 )
 HEADERS_VARIABLE = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
+
+SEED_VARIABLE = "XLAUNCH_CACHE_SEED"
+"""The directory of a *seed*: a cache that a container image ships, read-only, for each user to start from."""
+
+CLOCK_STEP_S = 0.1
+"""Time stamps of files may be earlier than the clock by a tick of the kernel."""
 
 
 class UsedCache(NamedTuple):
@@ -112,65 +120,87 @@ def cache_settings(
     of `--env`). `everything`: also set up caches that change what programs do. `make`: create the
     directories, for this user only. `hardware`: None: that of this machine.
     """
-    headers, warnings = _header_settings(environment, make=make)
-    stay = "compile caches stay where they are"
     if asked == "":
         raise UsageError(NAMELESS)
+    headers, warnings = _header_settings(environment, make=make)
     base = asked or default_directory(environment)
     if base is None:
-        return CacheSettings(headers, warnings=(f"{stay}: {NO_HOME}", *warnings))
-    base = store.private_base(base)
-    hardware = hardware or read_hardware()
-    rows = [it for it in CACHES if applies(it, hardware, everything=everything)]
-    keys = {it.name: key_of(it, hardware, packages) for it in rows}
+        return CacheSettings(headers, warnings=(f"{_STAY}: {NO_HOME}", *warnings))
+    base, hardware = store.private_base(base), hardware or read_hardware()
+    rows = [row for row in CACHES if applies(row, hardware, everything=everything)]
+    keys = {row.name: key_of(row, hardware, packages) for row in rows}
     directories = {name: store.directory_of(base, key) for name, key in keys.items()}
     used = []
-    for it in rows:
-        own = environment.get(it.variable)
-        free = asked is not None or not own
-        if (free and it.variable not in fixed) or own == directories[it.name].path:
-            used.append(it.name)
+    for row in rows:
+        users_own = environment.get(row.variable)
+        is_free = (asked is not None or not users_own) and row.variable not in fixed
+        if is_free or users_own == directories[row.name].path:
+            used.append(row.name)
+    seed = seed_directory(environment)
+    sources = [base] if seed is None else [base, seed]
+    cold = {
+        name
+        for name, key in keys.items()
+        if all(store.is_empty(store.directory_of(source, key).path) for source in sources)
+    }
     try:
-        refusal = hardware.why_unknown or store.why_unusable(
-            base, [directories[name] for name in used]
+        refusal = hardware.why_unknown or _refusal(
+            base, [directories[name] for name in used], None if asked else environment
         )
-        seed = preparation.seed_directory(environment)
-        cold = {name for name, it in directories.items() if store.is_empty(it.path)}
-        if seed is not None:
-            cold = {
-                name for name in cold if store.is_empty(store.directory_of(seed, keys[name]).path)
-            }
-        # A launch would notice when it makes them; a command that shows it makes nothing.
-        refusal = refusal or (missing_home(environment) if asked is None else None)
-        for name in used:
-            refusal = refusal or store.why_unwritable(directories[name].path)
         if make and refusal is None:
             for name in used:
-                preparation.prepare(base, keys[name], seed)
+                prepare(base, keys[name], seed)
     except OSError as error:
         refusal = f"{error.filename or base}: {error.strerror}"
     if refusal is not None:
         if asked is not None:
             raise UsageError(f"--cache-dir {asked}: {refusal}")
-        return CacheSettings(headers, warnings=(f"{stay}: {refusal}", *warnings))
-    option = None if asked is None else f"--cache-dir {asked}"
+        return CacheSettings(headers, warnings=(f"{_STAY}: {refusal}", *warnings))
+    caches = {
+        name: UsedCache(directories[name], "cold" if name in cold else "used") for name in used
+    }
     variables = [*headers]
-    for it in rows:
-        path, reason = directories[it.name].path, _WHERE
-        if it.name in used:
-            reason += "; cold: it is empty" if it.name in cold else _USED
-        variables += [Variable(it.variable, path, reason, option), *it.switches]
-    if everything:
-        words = [os.path.abspath(word) if os.path.exists(word) else word for word in program]
-        job = f"xlaunch-{zlib.crc32(repr(words).encode()):08x}"
-        reason = "torch keeps which sizes changed in earlier runs (PGO)"
-        variables.append(Variable(PROFILE_VARIABLE, job, reason))
-    caches = [UsedCache(directories[name], "cold" if name in cold else "used") for name in used]
-    return CacheSettings(tuple(variables), tuple(caches), base, warnings)
+    for row in rows:
+        reason = _REASONS[caches[row.name].warmth if row.name in caches else ""]
+        option = None if asked is None else f"--cache-dir {asked}"
+        path = directories[row.name].path
+        variables += [Variable(row.variable, path, reason, option), *row.switches]
+    variables += _profile_of(program) if everything else []
+    return CacheSettings(tuple(variables), tuple(caches.values()), base, warnings)
 
 
+def _refusal(
+    base: str, directories: Sequence[CacheDirectory], environment: Mapping[str, str] | None
+) -> str | None:
+    """Why no cache may be kept in these directories below `base`; None if it may. Raises OSError.
+
+    A launch would notice when it makes them; a command that shows it makes nothing. `environment`: that
+    which names the home directory of a default `base`.
+    """
+    refusal = store.why_unusable(base, directories)
+    if environment is not None:
+        refusal = refusal or missing_home(environment)
+    for directory in directories:
+        refusal = refusal or store.why_unwritable(directory.path)
+    return refusal
+
+
+_STAY = "compile caches stay where they are"
 _WHERE = "compiled code is kept in a private directory for this hardware and these versions"
-_USED = "; used: it has code of earlier launches"
+_REASONS = {
+    "": _WHERE,
+    "cold": f"{_WHERE}; cold: it is empty",
+    "used": f"{_WHERE}; used: it has code of earlier launches",
+}
+"""Why a launch names the directory of a cache, by `UsedCache.warmth`; empty: it uses another one."""
+
+
+def _profile_of(program: Sequence[str]) -> list[Variable]:
+    """The variable that makes torch keep a profile of `program`."""
+    words = [os.path.abspath(word) if os.path.exists(word) else word for word in program]
+    job = f"xlaunch-{zlib.crc32(repr(words).encode()):08x}"
+    reason = "torch keeps which sizes changed in earlier runs (PGO)"
+    return [Variable(PROFILE_VARIABLE, job, reason)]
 
 
 def _header_settings(
@@ -219,6 +249,124 @@ def _torch_directory(environment: Mapping[str, str]) -> str:
     return os.path.join(os.path.abspath(place), f"torchinductor_{user}")
 
 
+def prepare(base: str, key: Key, seed: str | None) -> CacheDirectory:
+    """Make the directory of a cache, from the seed if there is one, or repair it.
+
+    Raises OSError, and `UsageError` for a seed that may not be used.
+    """
+    if seed is not None:
+        plant(seed, base, key)
+    directory = store.directory_of(base, key)
+    if os.path.exists(directory.record):
+        remove_cut_libraries(directory, directory.last_use_s)
+    return store.begin_use(base, key)
+
+
+def seed_directory(environment: Mapping[str, str]) -> str | None:
+    """The directory that `SEED_VARIABLE` names; None if it is not set.
+
+    Raises `UsageError` if it is absent, or if another user than root or this one could have changed it.
+    """
+    path = environment.get(SEED_VARIABLE)
+    if not path:
+        return None
+    if not os.path.isdir(path):
+        raise UsageError(f"{SEED_VARIABLE}={path}: there is no such directory")
+    refusal = inspect_ownership(path, private=True).refusal
+    if refusal is not None:
+        raise UsageError(f"{SEED_VARIABLE}={path}: {refusal}")
+    return os.path.abspath(path)
+
+
+def plant(seed: str, base: str, key: Key) -> bool:
+    """Copy the cache of a key from a seed unless it exists. Returns whether it was copied.
+
+    The copy appears whole or not at all, even if several launches begin at once. Raises OSError,
+    and `UsageError` for a seed that contains links or special files.
+    """
+    source, target = store.directory_of(seed, key), store.directory_of(base, key)
+    if store.is_empty(source.path) or not store.is_empty(target.path):
+        return False
+    import shutil
+
+    parent = os.path.dirname(target.path)
+    make_private(parent)
+    staging = os.path.join(parent, f"{SEEDING}{os.urandom(4).hex()}")
+    try:
+        _copy(source.path, staging, target.path)
+        with contextlib.suppress(OSError):  # another launch was first
+            os.rename(staging, target.path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return True
+
+
+def _copy(source: str, target: str, place: str) -> None:
+    """Copy a directory to `target`, which will be moved to `place`."""
+    import shutil
+
+    from xlaunch.cache.contents import is_temporary
+    from xlaunch.cache.formats import relocate
+
+    os.mkdir(target, 0o700)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if is_temporary(entry.name):
+                continue
+            path = os.path.join(target, entry.name)
+            status = entry.stat(follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"{SEED_VARIABLE}: {entry.path} is neither a file nor a directory")
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
+                raise UsageError(
+                    f"{SEED_VARIABLE}: others than root and this user may change {entry.path}"
+                )
+            if stat.S_ISDIR(status.st_mode):
+                _copy(entry.path, path, os.path.join(place, entry.name))
+            else:
+                shutil.copy2(entry.path, path)
+                os.chmod(path, 0o700 if status.st_mode & stat.S_IXUSR else 0o600)
+                relocate(path, os.path.join(place, entry.name))
+
+
+def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
+    """Remove truncated libraries that were linked after `since_s` (seconds since the epoch).
+
+    Linkers write into the final file, and Inductor loads any file of that name: with one that is too
+    short every later start would fail (see `_worker_compile_cpp` in torch/_inductor/cpp_builder.py).
+    Caches keep libraries at most one directory deep. Nothing is removed while another program uses the
+    cache. Raises OSError.
+    """
+    if not any(entries.format is Format.ELF for entries in BY_NAME[directory.cache].entries):
+        return
+    since_s -= CLOCK_STEP_S
+    with os.scandir(directory.path) as entries:
+        changed = [
+            it.path for it in entries if it.is_dir(follow_symlinks=False) and _since(it, since_s)
+        ]
+    if not changed:
+        return
+    from xlaunch.cache.formats import damage
+
+    with store.not_in_use(directory) as free:
+        for path in changed if free else ():
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".so") and entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):
+                            if not _since(entry, since_s):
+                                continue
+                            descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+                            with open(descriptor, "rb") as stream:
+                                is_cut = damage(stream, Format.ELF) is not None
+                            if is_cut:
+                                os.unlink(entry.path)
+
+
+def _since(entry: os.DirEntry[str], since_s: float) -> bool:
+    return entry.stat(follow_symlinks=False).st_mtime >= since_s
+
+
 def own_directory(
     name: str, environment: Mapping[str, str], versions: Mapping[str, str]
 ) -> CacheDirectory:
@@ -237,11 +385,11 @@ def own_directory(
     key = key_of(BY_NAME[name], hardware, Packages(versions, "{}.{}".format(*sys.version_info)))
     try:
         refusal = hardware.why_unknown or store.why_unusable(base, [store.directory_of(base, key)])
-        seed = preparation.seed_directory(environment)
+        seed = seed_directory(environment)
         refusal = refusal or missing_home(environment)
         if refusal is not None:
             raise UsageError(refusal)
-        directory = preparation.prepare(base, key, seed)
+        directory = prepare(base, key, seed)
     except OSError as error:
         raise UsageError(f"{error.filename or base}: {error.strerror}") from None
     hold(directory)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from xlaunch.cache import contents, staging
+from xlaunch.cache import store
 from xlaunch.cache.use import CacheSettings
 
 COUNTERS = "XLAUNCH_COMPILE_COUNTERS"
@@ -50,7 +50,7 @@ class CompilationWatch:
         # A file's time stamp is that of the kernel's last tick, up to 10 ms before the true time.
         self._since_s = time.time() - 0.01
         if caches.base is not None and self._used:
-            name = f"{staging.COUNTERS}{os.getpid()}-{os.urandom(4).hex()}"
+            name = f"{store.COUNTERS}{os.getpid()}-{os.urandom(4).hex()}"
             path = os.path.join(caches.base, name)
             with contextlib.suppress(OSError):
                 os.mkdir(path, 0o700)
@@ -62,6 +62,8 @@ class CompilationWatch:
 
     def finish(self) -> tuple[tuple[CacheReport, ...], TorchCompilation | None]:
         """The caches of the run, and torch's counters; None if no process wrote them."""
+        from xlaunch.cache import contents
+
         reports = []
         for directory, warmth in self._used:
             files = [it for _, it in contents.compiled_files(directory)]
@@ -94,6 +96,8 @@ class CompilationWatch:
 
 def compiled_files(caches: CacheSettings) -> dict[str, tuple[str, str]]:
     """Cache and kind of each file in the caches, by its path; without locks and unfinished files."""
+    from xlaunch.cache import contents
+
     return {
         file.path: (directory.cache, kind)
         for directory, _ in caches.used

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xlaunch.cache.staging import PARTIAL
+from xlaunch.cache.store import PARTIAL
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError

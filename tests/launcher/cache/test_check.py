@@ -38,8 +38,7 @@ from xlaunch.cache.check import MIN_LOCK_AGE_S, Aspect, verify
 from xlaunch.cache.contents import entries_of
 from xlaunch.cache.formats import damage
 from xlaunch.cache.key import key_of
-from xlaunch.cache.staging import DAY_S
-from xlaunch.cache.store import CacheDirectory, begin_use
+from xlaunch.cache.store import DAY_S, CacheDirectory, begin_use
 from xlaunch.cache.table import BY_NAME, Format
 
 

@@ -28,7 +28,7 @@ from tests.launcher.cache.compiling import (
 )
 from tests.launcher.other_user import AS_NOBODY, NOBODY, open_directory, opened
 
-from xlaunch.cache.preparation import VARIABLE as SEED
+from xlaunch.cache.use import SEED_VARIABLE as SEED
 
 STRANGER = 65533
 Needs = Callable[[object, str], None]

@@ -12,10 +12,10 @@ import pytest
 from tests.launcher.cache.entries import held
 
 from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.preparation import VARIABLE as SEED
 from xlaunch.cache.store import CacheDirectory, not_in_use
 from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
 from xlaunch.cache.use import HEADERS_VARIABLE, CacheSettings, cache_settings
+from xlaunch.cache.use import SEED_VARIABLE as SEED
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Gpu, Vendor
 

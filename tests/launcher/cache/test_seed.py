@@ -10,9 +10,9 @@ from pathlib import Path
 from tests.launcher.cache.entries import CONTENT, HARDWARE, PACKAGES, fill
 
 from xlaunch.cache.key import key_of
-from xlaunch.cache.preparation import plant
 from xlaunch.cache.store import directory_of
 from xlaunch.cache.table import BY_NAME
+from xlaunch.cache.use import plant
 
 
 def test_what_is_not_complete_stays_behind(tmp_path: Path):

@@ -18,9 +18,9 @@ import pytest
 from tests.launcher.cache.entries import elf, put
 from tests.launcher.cli.commands import ask
 
-from xlaunch.cache.preparation import VARIABLE as SEED
 from xlaunch.cache.prune import clear
 from xlaunch.cache.store import CacheDirectory
+from xlaunch.cache.use import SEED_VARIABLE as SEED
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
 
