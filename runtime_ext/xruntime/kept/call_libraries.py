@@ -36,9 +36,8 @@ from xruntime.kept.model_libraries import (
     own_memory_problem,
     own_tensor_problem,
 )
-from xruntime.kept.random_state import RandomState
 from xruntime.kept.store import CodeStore, Library, Refused, open_store, write_refusal
-from xruntime.kept.watched_state import WatchedState
+from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.pytrees import are_equal
 
 START_AFTER_S: Final = 0.5

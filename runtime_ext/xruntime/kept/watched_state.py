@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects changes of a module at any depth, and undoes them: its optimized form is valid only for the state that
-it was made from.
+"""Detects changes of a module at any depth and of the shared random generators, and undoes them: an optimized form
+is valid only for the state that it was made from.
 """
 
 from __future__ import annotations
 
 import ctypes
 import operator
+import pickle
+import random
+import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain
@@ -245,3 +248,34 @@ def sampled_words(tensor: torch.Tensor) -> list[Any]:
         return [ctypes.c_uint8.from_address(start + offset) for offset in range(size)]
     step = (size - 8) // SAMPLED
     return [ctypes.c_uint64.from_address(start + step * (n + 1)) for n in range(SAMPLED)]
+
+
+class RandomState:
+    """The state of the random generators that all of a program shares, when it was made."""
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy = _numpy_state()
+
+    def change(self) -> str | None:
+        """Return whose numbers were drawn since, for a message; None if there were none."""
+        if not torch.equal(self._torch, torch.get_rng_state()):
+            return "torch's random numbers"
+        if self._python != random.getstate():
+            return "Python's random numbers"
+        if pickle.dumps(self._numpy) != pickle.dumps(_numpy_state()):  # it has an array
+            return "numpy's random numbers"
+        return None
+
+    def restore(self) -> None:
+        """Let the generators go on from here."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+def _numpy_state() -> Any:
+    """Return the state of numpy; None while the program has not imported numpy."""
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random.get_state()

@@ -4,10 +4,48 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+
+from xruntime.errors import OptimizationError
+
+
+def subclass(base: type[nn.Module], kind: type[nn.Module], **attributes: Any) -> type[Any]:
+    """Return a class that is `base` for modules of class `kind`, with the name of `kind`.
+
+    Other code saves the name, or looks it up: a configuration's `architectures`, tables by class name. Raises
+    what `kind` raises for subclasses.
+    """
+    space = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        **attributes,
+    }
+    return types.new_class(kind.__name__, (base, kind), {}, lambda made: made.update(space))
+
+
+class Replaced(nn.Module):
+    """A module whose class a pass replaced by a subclass of both, of the same name."""
+
+    _layer: type[nn.Module]
+    """The class that it had."""
+
+
+class Needless(Replaced):
+    """A layer that returns its input in eval mode, because a pass made it needless."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        if self.training:
+            raise OptimizationError(
+                f"a {self._layer.__name__} was put into training mode after optimize(), which made it needless: train"
+                " the original module"
+            )
+        return input
 
 
 class Edits:
@@ -23,6 +61,7 @@ class Edits:
         """By id of a new Parameter that differs in layout only: the id of the one that it replaced."""
 
         self._undo: list[Callable[[], object]] = []
+        self._subclasses: dict[tuple[type, type], type[nn.Module]] = {}
 
     def mark(self) -> int:
         """Return a position for `undo`."""
@@ -51,6 +90,13 @@ class Edits:
         """Give a module another class, with the same attributes."""
         self._undo.append(functools.partial(setattr, module, "__class__", type(module)))
         module.__class__ = kind
+
+    def replace_class(self, module: nn.Module, base: type[Replaced]) -> None:
+        """Give a module a class that is `base` for modules of its class. Raises what its class raises for subclasses."""
+        kind = type(module)
+        if (base, kind) not in self._subclasses:
+            self._subclasses[base, kind] = subclass(base, kind, _layer=kind)
+        self.set_class(module, self._subclasses[base, kind])
 
     def set_attribute(self, module: nn.Module, name: str, value: object) -> None:
         """Give a module an attribute that it has not."""

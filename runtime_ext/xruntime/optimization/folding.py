@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
+from xruntime.optimization.edits import Needless
 from xruntime.optimization.module_order import (
     CONVOLUTIONS,
     NORMS,
@@ -17,7 +18,6 @@ from xruntime.optimization.module_order import (
     has_hooks,
     shared_parameters,
 )
-from xruntime.optimization.replaced import Needless, replaced_class
 from xruntime.optimization.run import Run
 from xruntime.optimization.skipped_norms import AwaitNorm, Folded, FoldedNorm
 from xruntime.optimization.steps import SkipPassError
@@ -32,7 +32,7 @@ def remove_dropouts(run: Run) -> str:
         raise SkipPassError("there is none")
     replaced = [m for m in dropouts if not has_hooks(m)]
     for module in replaced:
-        run.edits.set_class(module, replaced_class(Needless, type(module)))
+        run.edits.replace_class(module, Needless)
     hooked = len(dropouts) - len(replaced)
     if not replaced:
         raise SkipPassError("all have forward hooks")
@@ -62,7 +62,7 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
                 run.edits.add_forward_hook(first, AwaitNorm(names[norm]))
                 run.runner.norms_may_be_skipped = True
             dimensions = 2 if type(first) is nn.Linear else None
-            run.edits.set_class(norm, replaced_class(FoldedNorm, type(norm)))
+            run.edits.replace_class(norm, FoldedNorm)
             run.edits.set_attribute(
                 norm, "_xruntime_folded", Folded(names[norm], names[first], watched, dimensions)
             )

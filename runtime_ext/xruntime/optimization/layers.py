@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
-from xruntime.optimization.replaced import Replaced
+from xruntime.optimization.edits import Replaced
 from xruntime.optimization.steps import SkipPassError
 from xruntime.threads.torch_modes import current_autocast
 

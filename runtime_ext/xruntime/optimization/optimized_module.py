@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -17,8 +16,8 @@ from torch import nn
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
+from xruntime.optimization.edits import Replaced, subclass
 from xruntime.optimization.original_weights import OriginalWeights
-from xruntime.optimization.replaced import Replaced
 from xruntime.optimization.runner import CallRunner, Modes
 
 if TYPE_CHECKING:  # torch's optimizers take a second to import
@@ -102,18 +101,17 @@ def optimized_class(kind: type[nn.Module], dtype: torch.dtype | None) -> type[nn
     def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
         return self._xruntime_optimized(self, args, kwargs)
 
-    return subclass(OptimizedModule, kind, forward, dtype)
+    return model_class(OptimizedModule, kind, forward, dtype)
 
 
-def subclass(
+def model_class(
     base: type[nn.Module],
     kind: type[nn.Module],
     forward: Callable[..., Any],
     dtype: torch.dtype | None,
 ) -> type[nn.Module]:
-    """Return a subclass of both, with that `forward`, the name of `kind`, and that property `dtype` if given.
+    """Return a subclass of both, with that `forward`, and that property `dtype` if given.
 
-    Other code saves the name, or looks it up: a configuration's `architectures`, tables by class name.
     Raises OptimizationError if the model's class allows no subclass.
     """
 
@@ -125,14 +123,11 @@ def subclass(
     space: dict[str, Any] = {
         "__init__": functools.wraps(kind.__init__)(make),
         "forward": functools.wraps(kind.forward)(forward),
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "__doc__": kind.__doc__,
     }
     if dtype is not None:
         space["dtype"] = property(lambda _self: dtype)
     try:
-        return types.new_class(kind.__name__, (base, kind), {}, lambda made: made.update(space))
+        return subclass(base, kind, **space)
     except Exception as error:
         raise OptimizationError(
             f"{kind.__name__} allows no subclass to be made of it ({first_line(error)}), which optimize()"
@@ -238,7 +233,7 @@ def make_trainable(
 
     hooks = {module: _SplitWeights(optimizer) for module in model.modules()} if optimizer else {}
     model._xruntime_optimized = HeldForTraining(kind, modes, hooks, native_dropouts)  # type: ignore[assignment] # noqa: SLF001 - it becomes our class
-    model.__class__ = subclass(TrainableModule, kind, forward, dtype)
+    model.__class__ = model_class(TrainableModule, kind, forward, dtype)
     for module, split in hooks.items():
         split.attach(module)
 

@@ -17,7 +17,6 @@ from xruntime.generation.large_pages import put_into_large_pages
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
-from xruntime.optimization.replaced import replaced_class
 from xruntime.optimization.run import Run
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError
@@ -116,12 +115,9 @@ def lower_weights(run: Run) -> str:
 
 def take_float32(run: Run, low: torch.dtype) -> None:
     """Have the layers whose weights are in `low` take and return float32 where autocast is off."""
-    classes: dict[type, type[nn.Module]] = {
-        kind: replaced_class(Lowered, kind) for kind in CONVERTED
-    }
     for module in run.inner_modules():
         if type(module) in CONVERTED and module.weight.dtype == low:
-            run.edits.set_class(module, classes[type(module)])
+            run.edits.replace_class(module, Lowered)
 
 
 def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:

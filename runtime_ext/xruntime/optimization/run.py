@@ -17,8 +17,7 @@ from xruntime.compilation.judge import Difference, difference, tolerance_for
 from xruntime.errors import CompilationError, OptimizationError
 from xruntime.kept.fingerprint import changed_variable, variables_of
 from xruntime.kept.model_libraries import weight_bytes
-from xruntime.kept.random_state import RandomState
-from xruntime.kept.watched_state import WatchedState
+from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module_order import CallRecording, Traced, record, trace

@@ -17,7 +17,7 @@ from torch import nn
 
 from xruntime.errors import OptimizationError
 from xruntime.kept.watched_state import WatchedState
-from xruntime.optimization.replaced import Needless
+from xruntime.optimization.edits import Needless
 
 _waiting: ContextVar[set[str] | None] = ContextVar("waiting", default=None)
 """During a call: the names of norms whose place the output of the layer before has not reached."""

@@ -14,8 +14,7 @@ from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
 from xruntime.kept.fingerprint import changed_variable, variables_of
-from xruntime.kept.random_state import RandomState
-from xruntime.kept.watched_state import WatchedState
+from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
 from xruntime.optimization.run import KnownCall
 from xruntime.optimization.steps import explain
