@@ -112,13 +112,13 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     counts = Counter(turn.configuration for turn in turns)
     assert counts[THREE] == 4
     assert counts[BARE] == counts[ONE] == counts[TWO] > 4
-    standings = {row.contender.configuration: row for row in final.verdict().standings}
-    assert standings[THREE].contender.dropped == "behind another finalist"
+    standings = {row.configuration: row for row in final.verdict().standings}
+    assert standings[THREE].dropped == "behind another finalist"
     # What goes on is judged by all its pairs, what has stopped by those until then.
     pairs = {one: row.interval and row.interval.pairs for one, row in standings.items()}
     assert pairs == {ONE: final.blocks, TWO: final.blocks, THREE: 4}
     until_then, _ = play(contest, scripted(values, noise=0.03), blocks=4)
-    (stopped,) = [row for row in until_then.verdict().standings if row.contender.dropped]
+    (stopped,) = [row for row in until_then.verdict().standings if row.dropped]
     assert stopped.interval == standings[THREE].interval
 
 
@@ -132,9 +132,9 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
         return launch(turn.configuration, values[turn.configuration] * swing)
 
     final, turns = play(plan(ONE, TWO), execute)
-    rows = {row.contender.configuration: row for row in final.verdict().standings}
-    assert rows[ONE].contender.dropped == "no gain"
-    assert not rows[TWO].contender.dropped
+    rows = {row.configuration: row for row in final.verdict().standings}
+    assert rows[ONE].dropped == "no gain"
+    assert not rows[TWO].dropped
     counts = Counter(turn.configuration for turn in turns)
     assert counts[ONE] < counts[TWO] == counts[BARE] == 12
 
@@ -168,8 +168,8 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
     script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02, instead=crash)
     final, turns = play(plan(ONE, TWO), script, blocks=6)
     assert sum((turn.configuration, turn.block) == (ONE, 2) for turn in turns) == 1
-    rows = {row.contender.configuration: row for row in final.verdict().standings}
-    assert rows[ONE].contender.log_ratios[2] is None
+    rows = {row.configuration: row for row in final.verdict().standings}
+    assert rows[ONE].log_ratios[2] is None
     assert rows[ONE].interval.pairs == 5
     assert rows[TWO].interval.pairs == 6
 
@@ -191,8 +191,8 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
     counts = Counter(turn.configuration for turn in turns)
     assert counts[ONE] == 2 < counts[TWO] == final.blocks
     standing = final.verdict().standings[-1]
-    assert standing.contender.configuration == ONE
-    assert standing.contender.out.startswith("2 of 2 launches failed (")
+    assert standing.configuration == ONE
+    assert standing.out.startswith("2 of 2 launches failed (")
 
 
 def test_when_every_finalist_is_out_the_final_is_over() -> None:
@@ -243,8 +243,8 @@ def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
     final, turns = play(plan(ONE, TWO), execute, objective=RATE_UNDER_P99)
     assert Counter(turn.configuration for turn in turns)[ONE] == 4
     standing = final.verdict().standings[-1]
-    assert standing.contender.configuration == ONE
-    assert standing.contender.out == "2 of 4 launches broke requirements (p99<=20ms)"
+    assert standing.configuration == ONE
+    assert standing.out == "2 of 4 launches broke requirements (p99<=20ms)"
 
 
 def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:

@@ -44,7 +44,7 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
     assert len(marks_of(root.by_id("chart-history"))) == len(found.launches)
     values = [one for name in found.contestants for one in found.values(name)]
     assert len(marks_of(root.by_id("distributions"))) == len(values)
-    pairs = [log for row in found.verdict.standings for log in row.contender.log_ratios]
+    pairs = [log for row in found.verdict.standings for log in row.log_ratios]
     assert len(marks_of(root.by_id("decision"))) == sum(log is not None for log in pairs)
 
     plain = found.to_plain()
@@ -146,14 +146,14 @@ def test_one_pair_has_no_interval() -> None:
     found = case("gain").found
     standings = tuple(
         row._replace(
-            contender=row.contender._replace(log_ratios=row.contender.log_ratios[:1], frozen=None),
-            interval=ratio_interval([log for log in row.contender.log_ratios if log][:1]),
+            log_ratios=row.log_ratios[:1],
+            interval=ratio_interval([log for log in row.log_ratios if log][:1]),
         )
         for row in found.verdict.standings
     )
     verdict = undecided(BARE, "1 pair is too few")._replace(
         standings=standings,
-        leader=standings[0].contender.configuration,
+        leader=standings[0].configuration,
         interval=standings[0].interval,
     )
     root = read_page(found._replace(verdict=verdict))

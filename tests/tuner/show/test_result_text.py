@@ -12,7 +12,7 @@ from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 from xlaunch.planning import Request
 from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.readings import SecondGoal
-from xtune.evidence.verdicts import Contender, MoreBudget, Standing, Verdict, VerdictKind, undecided
+from xtune.evidence.verdicts import Contender, MoreBudget, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Ended, Favourite, Resolution
@@ -137,7 +137,7 @@ def test_a_better_median_that_the_final_did_not_compare_is_named() -> None:
 
 def test_the_best_finalist_is_named_where_another_is_preferred() -> None:
     rows = [
-        Standing(Contender(one, 1, (1.0,)), interval(4.0, 3.9, 4.1), 0.1, (), True, False)
+        Contender(one, 1, (1.0,), interval=interval(4.0, 3.9, 4.1), is_gain=True)
         for one in (TWO, FOUR)
     ]
     told = list(result_lines(concluded(GAIN._replace(standings=tuple(rows)))))

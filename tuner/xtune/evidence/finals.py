@@ -145,8 +145,8 @@ class Final:
         self._blocks: list[dict[int, Launch]] = []
         """The complete blocks."""
         self._out: dict[int, str] = {}
-        self._dropped: dict[int, str] = {}
-        self._frozen: dict[int, RatioInterval] = {}
+        self._dropped: dict[int, tuple[str, RatioInterval]] = {}
+        """Why, and its interval then."""
         self._ended = ""
         self._is_clear = False
         self._advance()
@@ -267,12 +267,9 @@ class Final:
             interval = ratio_interval(contenders[number].seen, level=share, step=step)
             behind = differences(contenders[number], contenders[leader])
             if len(behind) >= MIN_PAIRS and ratio_interval(behind, level=DROP_LEVEL).high < 1.0:
-                self._dropped[number] = "behind another finalist"
+                self._dropped[number] = "behind another finalist", interval
             elif interval.high < 1.0 + self.plan.rule.min_effect:
-                self._dropped[number] = "no gain"
-            else:
-                continue
-            self._frozen[number] = interval
+                self._dropped[number] = "no gain", interval
 
     def _leader_is_clear(self, verdict: Verdict, contenders: Mapping[int, Contender]) -> bool:
         """Whether no remaining finalist can be better than the winner by the minimal effect."""
@@ -292,14 +289,14 @@ class Final:
         """The verdict on the complete blocks; it may be asked for, and the final continued, at any time.
 
         in_full
-            Include advice and p-values, which take most of the time.
+            Include advice, which takes most of the time.
         """
-        verdict = self._judge(self._contenders(), in_full=in_full)
+        verdict = self._judge(self._contenders())
         if in_full and verdict.kind is VerdictKind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
         return verdict
 
-    def _judge(self, contenders: Mapping[int, Contender], *, in_full: bool = False) -> Verdict:
+    def _judge(self, contenders: Mapping[int, Contender]) -> Verdict:
         if self._ended.startswith("the bare command"):
             return undecided(self.plan.baseline, self._ended)
         return judge(
@@ -308,8 +305,6 @@ class Final:
             rule=self.plan.rule,
             level=self.plan.level(self.blocks),
             baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks],
-            seed=self.plan.seed,
-            with_chances=in_full,
         )
 
     def _more_budget(self, verdict: Verdict) -> MoreBudget | None:
@@ -342,6 +337,7 @@ class Final:
             mine = [block[number] for block in self._blocks if number in block]
             peaks = [one.secondary.peak_rss_bytes for one in mine]
             known = [peak for peak in peaks if peak is not None]
+            dropped, interval = self._dropped.get(number, ("", None))
             found[number] = Contender(
                 configuration=finalist.configuration,
                 changes=finalist.changes,
@@ -349,9 +345,10 @@ class Final:
                 kept=tuple([self._kept(block.get(number)) for block in self._blocks]),
                 memory_bytes=statistics.median(known) if known else None,
                 out=self._out.get(number, ""),
-                dropped=self._dropped.get(number, ""),
-                frozen=self._frozen.get(number),
+                dropped=dropped,
+                interval=interval,
                 step=self._objective.step,
+                seed=self.plan.seed,
             )
         return found
 

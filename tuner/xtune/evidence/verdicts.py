@@ -59,7 +59,7 @@ class ClaimRule(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """The results of one finalist."""
+    """The results of one finalist, and what `judge` says of them."""
 
     configuration: Configuration
     changes: int
@@ -75,28 +75,30 @@ class Contender(NamedTuple):
     dropped: str = ""
     """Why it was not measured to the end (it was behind), or empty. It may still show that there is
     no gain."""
-    frozen: RatioInterval | None = None
-    """Its interval when it was dropped."""
+    interval: RatioInterval | None = None
+    """None before the first pair. Of one that was dropped: the interval then."""
     step: float = 0.0
     """See `Objective.step`."""
+    seed: int = 0
+    """Seed of random sign flips."""
+    is_gain: bool = False
+    keeps_more: bool = False
+    """Whether it meets requirements that the baseline breaks."""
 
     @property
     def seen(self) -> tuple[float, ...]:
         return tuple(value for value in self.log_ratios if value is not None)
 
+    @property
+    def chance(self) -> float:
+        """Exact p-value of the sign-flip test, one-sided and uncorrected. It takes a while."""
+        return sign_flip_probability(self.seen, seed=self.seed)
 
-class Standing(NamedTuple):
-    """A finalist's result, for reports."""
-
-    contender: Contender
-    interval: RatioInterval | None
-    chance: float
-    """Exact p-value of the sign-flip test, one-sided and uncorrected."""
-    outlying: tuple[int, ...]
-    """Blocks, from 0, with an outlying pair: they count, and are reported."""
-    is_gain: bool
-    keeps_more: bool
-    """Whether it meets requirements that the baseline breaks."""
+    @property
+    def outlying(self) -> tuple[int, ...]:
+        """Blocks, from 0, with an outlying pair: they count, and are reported."""
+        blocks = [n for n, value in enumerate(self.log_ratios) if value is not None]
+        return tuple(blocks[place] for place in outliers(self.seen))
 
 
 class MoreBudget(NamedTuple):
@@ -117,7 +119,7 @@ class Verdict(NamedTuple):
     """The finalist that `interval` belongs to: the winner, or the best one."""
     interval: RatioInterval | None
     reason: str
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[Contender, ...] = ()
     """The best first."""
     more: MoreBudget | None = None
     """The continuation that should settle an inconclusive final; None if unknown."""
@@ -142,8 +144,6 @@ def judge(
     rule: ClaimRule,
     level: float,
     baseline_kept: Sequence[bool | None] = (),
-    seed: int = 0,
-    with_chances: bool = True,
 ) -> Verdict:
     """The verdict on the results of a paired final so far.
 
@@ -152,17 +152,17 @@ def judge(
         single look, `FinalPlan.level` otherwise.
     baseline_kept
         Whether the baseline met every requirement, for each block.
-    with_chances
-        Compute the exact p-values, which do not affect the verdict and take most of the time.
     """
     if not contenders:
         return undecided(baseline, "there was nothing to compare with the bare command")
     share = level / len(contenders)
-    chances = [
-        sign_flip_probability(row.seen, seed=seed) if with_chances else 1.0 for row in contenders
-    ]
-    standings = _standings(contenders, rule, share, baseline_kept, chances)
-    alive = [row for row in standings if not row.contender.out and row.interval is not None]
+    standings = tuple(
+        sorted(
+            [_judged(row, rule, share, baseline_kept) for row in contenders],
+            key=lambda row: (bool(row.out), bool(row.dropped), -_estimate(row)),
+        )
+    )
+    alive = [row for row in standings if not row.out and row.interval is not None]
     if not alive:
         reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in contenders))
         reason = f"no finalist is left: {reasons}"
@@ -170,12 +170,12 @@ def judge(
     gains = [row for row in alive if row.is_gain or row.keeps_more]
     if gains:
         winner = _fewest_changes(gains, rule)
-        kind, best, leader = VerdictKind.GAIN, winner.contender.configuration, winner
+        kind, best, leader = VerdictKind.GAIN, winner.configuration, winner
         reason = _gain_reason(winner, gains[0])
     else:
         leader = alive[0]
         best = baseline
-        is_none = all(_is_no_gain(row, rule) or row.contender.dropped for row in alive)
+        is_none = all(_is_no_gain(row, rule) or row.dropped for row in alive)
         broken = sum(kept is False for kept in baseline_kept)
         # Do not advise a bare command that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
@@ -184,45 +184,25 @@ def judge(
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
             reason += f"; the bare command broke requirements in {broken} of {measured} launches"
-    leading = leader.contender.configuration
-    return Verdict(kind, best, leading, leader.interval, reason, standings)
+    return Verdict(kind, best, leader.configuration, leader.interval, reason, standings)
 
 
-def _standings(
-    contenders: Sequence[Contender],
-    rule: ClaimRule,
-    share: float,
-    baseline_kept: Sequence[bool | None],
-    chances: Sequence[float],
-) -> tuple[Standing, ...]:
-    rows = []
-    for contender, chance in zip(contenders, chances, strict=True):
-        interval = contender.frozen
-        if interval is None and contender.seen:
-            interval = ratio_interval(contender.seen, level=share, step=contender.step)
-        is_candidate = not contender.out and interval is not None
-        rows.append(
-            Standing(
-                contender=contender,
-                interval=interval,
-                chance=chance,
-                outlying=_outlying(contender),
-                is_gain=is_candidate and interval is not None and _is_gain(interval, rule),
-                keeps_more=is_candidate and _keeps_more(contender.kept, baseline_kept, share),
-            )
-        )
-    rows.sort(
-        key=lambda row: (bool(row.contender.out), row.contender.frozen is not None, -_estimate(row))
+def _judged(
+    contender: Contender, rule: ClaimRule, share: float, baseline_kept: Sequence[bool | None]
+) -> Contender:
+    """The contender with its interval, and whether it is a gain."""
+    interval = contender.interval
+    if interval is None and contender.seen:
+        interval = ratio_interval(contender.seen, level=share, step=contender.step)
+    if contender.out or interval is None:
+        return contender._replace(interval=interval)
+    keeps_more = _keeps_more(contender.kept, baseline_kept, share)
+    return contender._replace(
+        interval=interval, is_gain=_is_gain(interval, rule), keeps_more=keeps_more
     )
-    return tuple(rows)
 
 
-def _outlying(contender: Contender) -> tuple[int, ...]:
-    blocks = [n for n, value in enumerate(contender.log_ratios) if value is not None]
-    return tuple(blocks[place] for place in outliers(contender.seen))
-
-
-def _estimate(row: Standing) -> float:
+def _estimate(row: Contender) -> float:
     return row.interval.estimate if row.interval is not None else 0.0
 
 
@@ -235,7 +215,7 @@ def _is_gain(interval: RatioInterval, rule: ClaimRule) -> bool:
     )
 
 
-def _is_no_gain(row: Standing, rule: ClaimRule) -> bool:
+def _is_no_gain(row: Contender, rule: ClaimRule) -> bool:
     interval = row.interval
     is_known = interval is not None and interval.pairs >= MIN_PAIRS
     return is_known and interval is not None and interval.high < 1.0 + rule.min_effect
@@ -249,15 +229,15 @@ def _keeps_more(
     return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
-def _fewest_changes(gains: Sequence[Standing], rule: ClaimRule) -> Standing:
+def _fewest_changes(gains: Sequence[Contender], rule: ClaimRule) -> Contender:
     """Among ties with the best gain, the one with the fewest changes, then the least memory."""
     best = gains[0]
-    ties = [row for row in gains if is_tie(row.contender, best.contender, rule)]
+    ties = [row for row in gains if is_tie(row, best, rule)]
     return min(
         ties,
         key=lambda row: (
-            row.contender.changes,
-            math.inf if row.contender.memory_bytes is None else row.contender.memory_bytes,
+            row.changes,
+            math.inf if row.memory_bytes is None else row.memory_bytes,
             -_estimate(row),
         ),
     )
@@ -294,7 +274,7 @@ def _ahead(interval: RatioInterval, ratio: float) -> str:
     return f"{100.0 * (ratio - 1.0):+.1f} %"
 
 
-def _gain_reason(winner: Standing, first: Standing) -> str:
+def _gain_reason(winner: Contender, first: Contender) -> str:
     interval = winner.interval
     assert interval is not None
     pairs = counted(interval.pairs, "pair")
@@ -315,11 +295,11 @@ def _gain_reason(winner: Standing, first: Standing) -> str:
     return text
 
 
-def _no_gain_reason(leader: Standing, rule: ClaimRule) -> str:
+def _no_gain_reason(leader: Contender, rule: ClaimRule) -> str:
     return f"{_where(leader)}; gains below {100 * rule.min_effect:g} % do not matter"
 
 
-def _open_reason(leader: Standing) -> str:
+def _open_reason(leader: Contender) -> str:
     interval = leader.interval
     assert interval is not None
     if interval.pairs < MIN_PAIRS:
@@ -333,7 +313,7 @@ def _open_reason(leader: Standing) -> str:
     return _where(leader)
 
 
-def _where(leader: Standing) -> str:
+def _where(leader: Contender) -> str:
     """The estimate of the best finalist and its interval, in words."""
     interval = leader.interval
     assert interval is not None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from xlaunch.text import number
 from xtune.evidence.readings import Importance, Point
-from xtune.evidence.verdicts import Standing
+from xtune.evidence.verdicts import Contender
 from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
@@ -112,20 +112,20 @@ def printable(value: str) -> str:
     return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], value)
 
 
-def ratio_scale(standings: Sequence[Standing]) -> Scale:
+def ratio_scale(standings: Sequence[Contender]) -> Scale:
     """The scale of all intervals and pairs of a final, and of the bare command."""
     shown: list[float] = []
     for row in standings:
         if row.interval is not None:
             found = [row.interval.low or 1.0, row.interval.estimate, row.interval.high, 1.0]
-            found += [math.exp(log) for log in row.contender.seen]
+            found += [math.exp(log) for log in row.seen]
             shown += map(row.interval.in_values, found)
     return Scale(shown)
 
 
-def pair_marks(row: Standing, scale: Scale) -> list[Mark]:
+def pair_marks(row: Contender, scale: Scale) -> list[Mark]:
     """The ratio of each pair of launches of a finalist, block by block from above."""
-    logs, step = row.contender.log_ratios, row.contender.step
+    logs, step = row.log_ratios, row.step
     marks = []
     for at, log in enumerate(logs, start=1):
         if log is not None:

@@ -18,7 +18,7 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
-from xtune.evidence.verdicts import Standing, VerdictKind
+from xtune.evidence.verdicts import Contender, VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show import charts, words
 from xtune.show.result_text import advice, describe_interval, result_lines, resume_command
@@ -134,13 +134,13 @@ def _times(step: float, *found: float) -> list[str]:
     return [f"{text}{sign}" for text in words.effects(step, *found)]
 
 
-def _standing_word(result: SearchResult, row: Standing) -> str:
-    contender, verdict = row.contender, result.verdict
-    if contender.out:
-        return f"out: {contender.out}"
-    if contender.dropped:
-        return f"dropped: {contender.dropped}"
-    if verdict.kind is VerdictKind.GAIN and contender.configuration == verdict.best:
+def _standing_word(result: SearchResult, row: Contender) -> str:
+    verdict = result.verdict
+    if row.out:
+        return f"out: {row.out}"
+    if row.dropped:
+        return f"dropped: {row.dropped}"
+    if verdict.kind is VerdictKind.GAIN and row.configuration == verdict.best:
         return "wins"
     if row.is_gain:
         return "also a gain"

@@ -163,7 +163,7 @@ def _claim(interval: RatioInterval) -> Iterator[str]:
 def _passed_over(result: SearchResult) -> Iterator[str]:
     """Why a configuration that looks better than the winner is not recommended."""
     verdict, goal = result.verdict, result.objective.sign
-    compared = [row.contender.configuration for row in verdict.standings]
+    compared = [row.configuration for row in verdict.standings]
     if compared and compared[0] != verdict.best:
         yield (
             f"  preferred to {settings(compared[0], result.space)}, which is not clearly better, and changes"

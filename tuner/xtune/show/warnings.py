@@ -16,7 +16,7 @@ from xtune.evidence.noise import (
     noise_cautions,
     pooled_spread,
 )
-from xtune.evidence.verdicts import Standing, VerdictKind
+from xtune.evidence.verdicts import Contender, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Record, Stage, outdated
@@ -129,7 +129,7 @@ def _provenance(result: SearchResult) -> Iterator[Warned]:
 
 def _disagreement(result: SearchResult) -> Iterator[Warned]:
     verdict = result.verdict
-    mine = (row for row in verdict.standings if row.contender.configuration == verdict.leader)
+    mine = (row for row in verdict.standings if row.configuration == verdict.leader)
     leader = next(mine, None)
     if leader is None or leader.interval is None:
         return
@@ -152,14 +152,14 @@ def _disagreement(result: SearchResult) -> Iterator[Warned]:
         )
 
 
-def _search_and_final(result: SearchResult, leader: Standing) -> Iterator[Warned]:
+def _search_and_final(result: SearchResult, leader: Contender) -> Iterator[Warned]:
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None
     early = [one.launch for one in result.records if one.step.stage is not Stage.FINAL]
     mine, bare = (
         result.levels([one for one in early if one is not None and one.configuration == wanted])
-        for wanted in (leader.contender.configuration, BARE)
+        for wanted in (leader.configuration, BARE)
     )
     if not mine or not bare:
         return
