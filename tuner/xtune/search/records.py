@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from xtune.evidence.noise import PooledSpread, pooled_spread
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared
 from xtune.space.identities import INTERPRETER, PROGRAM, SYSTEM, TUNER
@@ -210,19 +211,14 @@ class ScoreScale:
         return USUAL_DEGREES + self.noise_seen[1]
 
     @cached_property
-    def noise_seen(self) -> tuple[float, int]:
-        """Standard deviation of scores between launches of one plan, and its degrees of freedom."""
+    def noise_seen(self) -> PooledSpread:
+        """The spread of scores between launches of one plan."""
         groups: dict[tuple[str, str], list[float]] = {}
         for record in self._records:
             found = self.score_of(record)
             if found is not None and record.launch and record.launch.outcome is not Outcome.CUT:
                 groups.setdefault((record.host, record.step.plan_hash), []).append(found)
-        squares, degrees = 0.0, 0
-        for group in groups.values():
-            centre = sum(group) / len(group)
-            squares += sum((one - centre) ** 2 for one in group)
-            degrees += len(group) - 1
-        return math.sqrt(squares / degrees) if degrees else 0.0, degrees
+        return pooled_spread(groups.values()) or PooledSpread(0.0, 0)
 
     def score_of(self, record: Record) -> float | None:
         """The score of a record; for a cut launch, the score it missed; None for a failure."""
