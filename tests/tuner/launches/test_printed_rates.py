@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from tests.tuner.cli.commands import Desk
 
-from xtune.launches.printed_rates import rate_in
+from xtune.launches.measurements import rate_in
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from xlaunch.errors import WarningKind, kind_of
-from xlaunch.metrics.metric_lines import MetricKind
+from xlaunch.metrics.metric_lines import MetricKind, parse_metric
 from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
@@ -40,6 +41,10 @@ ERRORS_NOT_SEEN = (
 
 MAX_LINES_TOLD = 3
 """Of a generator's output without the metric."""
+
+_RATES = re.compile(r"(?<![\w/])[A-Za-z]\w*/s(?:ec|econd)?(?!\w)|\b(?:fps|qps|rps|tps)\b")
+_TRANSFERS = re.compile(r"[kmgt]?i?b(?:ytes?|its?)?/s.*", re.IGNORECASE)
+"""Rates of downloads and files. **Ex.:** ``MB/s``."""
 
 
 @dataclass(eq=False)
@@ -288,3 +293,15 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
         if summary.kind is MetricKind.TIME and summary.count > 1:
             spread = (("mean", summary.mean), ("p90", summary.p90), ("p99", summary.p99))
             yield from ((f"{name} {label}", value) for label, value in spread if value is not None)
+
+
+def rate_in(output: str) -> str | None:
+    """The last rate in a program's output, which may be a better objective than wall time.
+
+    As --metric names it: ``images/s``. None if there is none with a number.
+    """
+    for line in reversed(output.splitlines()):
+        for name in reversed(_RATES.findall(line)):
+            if not _TRANSFERS.fullmatch(name) and parse_metric(name).read(line) is not None:
+                return str(name)
+    return None

@@ -30,9 +30,8 @@ from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announcement
 from xtune.launches.highest_load import LoadRange, load_at_limit
 from xtune.launches.launch import NO_LIMITS, WALL, Launch, Limits, Objective, Outcome
-from xtune.launches.measurements import Reader
+from xtune.launches.measurements import Reader, rate_in
 from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
-from xtune.launches.printed_rates import rate_in
 from xtune.launches.services import (
     Load,
     LoadTest,
