@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xtune.search.records import Rating
@@ -27,15 +27,11 @@ CUT_MARGIN = 0.02
 class Proposer(Protocol):
     """Says which configuration to launch next."""
 
-    def propose(
-        self, ratings: Sequence[Rating], taken: Collection[str] = ()
-    ) -> Configuration | None:
+    def propose(self, ratings: Sequence[Rating]) -> Configuration | None:
         """A configuration that can be carried out; None where nothing is left to try.
 
         ratings
             Of all launches so far, in order. It only ever grows between calls.
-        taken
-            Plans that somebody else is launching now.
         """
         ...
 
@@ -49,15 +45,13 @@ class RandomProposer:
         self._random = random.Random(f"{seed} random")
         self._seen: set[str] = set()
 
-    def propose(
-        self, ratings: Sequence[Rating], taken: Collection[str] = ()
-    ) -> Configuration | None:
+    def propose(self, ratings: Sequence[Rating]) -> Configuration | None:
         self._seen |= {rating.plan_hash for rating in ratings}
         found = None
         for _ in range(MAX_ASKED):
             configuration = self._space.random(self._random)
             plan_hash = self._plan_hash(configuration)
-            if plan_hash is None or plan_hash in taken:
+            if plan_hash is None:
                 continue
             found = configuration
             if plan_hash not in self._seen:
@@ -82,14 +76,10 @@ class GridProposer:
         self._seen: set[str] = set()
         self._left = _grid(space, order)
 
-    def propose(
-        self, ratings: Sequence[Rating], taken: Collection[str] = ()
-    ) -> Configuration | None:
+    def propose(self, ratings: Sequence[Rating]) -> Configuration | None:
         for configuration in self._left:
             plan_hash = self._plan_hash(configuration)
-            if plan_hash is None or plan_hash in taken:
-                continue
-            if self._skip_equal and plan_hash in self._seen:
+            if plan_hash is None or (self._skip_equal and plan_hash in self._seen):
                 continue
             self._seen.add(plan_hash)
             return configuration
@@ -127,9 +117,7 @@ class OptunaProposer:
         self._told = 0
         self._worst: float | None = None
 
-    def propose(
-        self, ratings: Sequence[Rating], taken: Collection[str] = ()
-    ) -> Configuration | None:
+    def propose(self, ratings: Sequence[Rating]) -> Configuration | None:
         for rating in ratings[self._told :]:
             self._tell(rating)
         self._told = len(ratings)
@@ -137,7 +125,7 @@ class OptunaProposer:
             trial = self._study.ask(self._distributions)
             configuration = _from_internal(self._space, trial.params)
             plan_hash = self._plan_hash(configuration) if configuration in self._space else None
-            if plan_hash is not None and plan_hash not in taken:
+            if plan_hash is not None:
                 self._asked = trial, configuration
                 return configuration
             self._finish(trial, None)
@@ -146,7 +134,7 @@ class OptunaProposer:
     def _tell(self, rating: Rating) -> None:
         import optuna
 
-        value = None if rating.score is None else _taken_for(rating)
+        value = None if rating.score is None else rating.score - CUT_MARGIN * rating.is_cut
         if value is not None:
             self._worst = value if self._worst is None else min(self._worst, value)
         if self._asked is not None and self._asked[1] == rating.configuration:
@@ -205,8 +193,3 @@ def _to_internal(space: Space, configuration: Configuration) -> dict[str, Any]:
         p.name: p.values.index(configuration[p.name]) if p.ordered else configuration[p.name]
         for p in space.parameters
     }
-
-
-def _taken_for(rating: Rating) -> float:
-    assert rating.score is not None
-    return rating.score - CUT_MARGIN if rating.is_cut else rating.score
