@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -94,20 +94,14 @@ def input_specs(sources: Iterable[str], count: int | None) -> tuple[InputSpec | 
 
     def spec(i: int) -> InputSpec | None:
         sizes, strides = fixed["dim", i], fixed["stride", i]
-        dims = 1 + max((*sizes, *strides, *varying[i]), default=-1)
-        return _complete(InputSpec(dtypes[i], dims, sizes, strides), varying[i])
+        every = set(range(1 + max((*sizes, *strides, *varying[i]), default=-1)))
+        if i not in dtypes or sizes.keys() | varying[i] != every:
+            return None  # checks are missing, as in the C++ of another torch
+        # If all sizes are fixed, all strides are; the innermost one always is.
+        complete = every <= strides.keys() if sizes.keys() == every else bool(strides)
+        return InputSpec(dtypes[i], len(every), sizes, strides) if complete else None
 
-    return tuple(spec(i) if i in dtypes else None for i in range(count))
-
-
-def _complete(spec: InputSpec, varying: set[int]) -> InputSpec | None:
-    """Return the spec; None if checks are missing, as in the C++ of another torch."""
-    every = set(range(spec.dims))
-    if spec.sizes.keys() | varying != every:
-        return None
-    # If all sizes are fixed, all strides are; the innermost one always is.
-    strides = every <= spec.strides.keys() if spec.sizes.keys() == every else bool(spec.strides)
-    return spec if strides else None
+    return tuple(map(spec, range(count)))
 
 
 class Inputs:
@@ -174,18 +168,17 @@ def _collect(form: Any, value: Any, path: Path, tensors: list[tuple[Path, torch.
 
 def _form_error(form: Any, value: Any, path: Path) -> PackageInputError:
     if path == ("args",):
+        has, expected = f"{len(value)} positional arguments", f"{len(form)}"
+    elif path == ("kwargs",):
+        has, expected = f"the keyword arguments {_names(value)}", _names(form)
+    else:
+        expected = "one value" if entries(form) is None else described(form)
         return PackageInputError(
-            f"the call has {len(value)} positional arguments, and the package was exported with"
-            f" {len(form)}: call it as the module was called then"
+            f"{place(path)} is {described(value)}, and the package was exported with {expected} there"
         )
-    if path == ("kwargs",):
-        return PackageInputError(
-            f"the call has the keyword arguments {_names(value)}, and the package was exported with"
-            f" {_names(form)}: call it as the module was called then"
-        )
-    expected = "one value" if entries(form) is None else described(form)
     return PackageInputError(
-        f"{place(path)} is {described(value)}, and the package was exported with {expected} there"
+        f"the call has {has}, and the package was exported with {expected}: call it as the module was called"
+        " then"
     )
 
 
@@ -214,12 +207,7 @@ def _fitting(path: Path, tensor: torch.Tensor, spec: InputSpec) -> torch.Tensor:
         return tensor if fits else _laid_out(path, tensor, spec.strides)
     # The code computes the other strides from the sizes: as for a dense tensor, unless its sample was
     # not dense.
-    usual = [
-        usual_strides
-        for usual_strides in _usual_strides(shape)
-        if _has_strides(shape, usual_strides, spec.strides)
-    ]
-    if fits and (not usual or any(_has_strides(shape, strides, dict(enumerate(s))) for s in usual)):
+    if fits and (memory_format(tensor) is not None or not _may_be_dense(shape, spec.strides)):
         return tensor
     raise PackageInputError(
         f"{place(path)} has the strides {strides}, and the package was compiled for tensors without gaps in"
@@ -245,16 +233,10 @@ def _has_strides(shape: torch.Size, strides: tuple[int, ...], expected: dict[int
     )
 
 
-def _usual_strides(shape: torch.Size) -> Iterator[tuple[int, ...]]:
-    """Yield the strides of a contiguous tensor and of one with channels last."""
-    contiguous = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        contiguous[dim] = contiguous[dim + 1] * max(1, shape[dim + 1])
-    yield tuple(contiguous)
-    if len(shape) in (4, 5):
-        order = [0, *range(2, len(shape)), 1]
-        strides, step = [1] * len(shape), 1
-        for dim in reversed(order):
-            strides[dim] = step
-            step *= max(1, shape[dim])
-        yield tuple(strides)
+def _may_be_dense(shape: torch.Size, expected: dict[int, int]) -> bool:
+    """Whether a tensor without gaps, contiguous or channels-last, has the expected strides."""
+    formats = [torch.contiguous_format, CHANNELS_LAST.get(len(shape))]
+    dense = [
+        torch.empty(shape, device="meta", memory_format=it) for it in formats if it is not None
+    ]
+    return any(_has_strides(shape, tensor.stride(), expected) for tensor in dense)

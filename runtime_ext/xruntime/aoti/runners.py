@@ -27,15 +27,14 @@ _Size = ctypes.c_size_t
 _Text = ctypes.c_char_p
 _Pointers, _Texts = ctypes.POINTER(_Pointer), ctypes.POINTER(_Text)
 
+_PREFIX: Final = "AOTInductorModelContainer"
 _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "AOTInductorModelContainerCreateWithDevice": (_Pointers, _Size, _Text, _Text),
-    "AOTInductorModelContainerDelete": (_Pointer,),
-    "AOTInductorModelContainerGetNumInputs": (_Pointer, ctypes.POINTER(_Size)),
-    "AOTInductorModelContainerGetNumOutputs": (_Pointer, ctypes.POINTER(_Size)),
-    "AOTInductorModelContainerGetCallSpec": (_Pointer, _Texts, _Texts),
-    "AOTInductorModelContainerRun": (
-        *(_Pointer, _Pointers, _Size, _Pointers, _Size, _Pointer, _Pointer),
-    ),
+    "CreateWithDevice": (_Pointers, _Size, _Text, _Text),
+    "Delete": (_Pointer,),
+    "GetNumInputs": (_Pointer, ctypes.POINTER(_Size)),
+    "GetNumOutputs": (_Pointer, ctypes.POINTER(_Size)),
+    "GetCallSpec": (_Pointer, _Texts, _Texts),
+    "Run": (*(_Pointer, _Pointers, _Size, _Pointers, _Size, _Pointer, _Pointer),),
 }
 """The functions of the C interface that are used, with their arguments; each returns 0 on success."""
 
@@ -63,13 +62,8 @@ class CRunner:
         self._runners = runners
         self._library = loaded = _loaded(library, path)
         self._handle = handle = _Pointer()
-        _check(
-            loaded,
-            loaded.AOTInductorModelContainerCreateWithDevice(
-                ctypes.byref(handle), runners, b"cpu", None
-            ),
-            f"{path} cannot be set up",
-        )
+        arguments = ctypes.byref(handle), runners, b"cpu", None
+        self._call("CreateWithDevice", *arguments, failure="cannot be set up")
         # Not at the interpreter's exit, when threads may still run the code.
         self._free = weakref.finalize(self, _freed, loaded, handle)
         self._free.atexit = False
@@ -96,11 +90,8 @@ class CRunner:
                 slot.inputs[i] = _get_pointer(capsule, None)
             ctypes.memset(slot.outputs, 0, ctypes.sizeof(slot.outputs))
             # The code takes over the input tensors. The GIL is released in this call.
-            failed = self._library.AOTInductorModelContainerRun(
-                *(self._handle, slot.inputs, self.inputs, slot.outputs, self._outputs, None, None)
-            )
-            # A failure's message is stored by thread.
-            _check(self._library, failed, f"{self._path} failed")
+            arguments = slot.inputs, self.inputs, slot.outputs, self._outputs, None, None
+            self._call("Run", self._handle, *arguments, failure="failed")
             pointers = list(slot.outputs)
         finally:
             self._slots.put(slot)
@@ -116,21 +107,29 @@ class CRunner:
             self._slots.put(None)
 
     def _count(self, what: str) -> int:
-        number = _Size()
-        function = getattr(self._library, f"AOTInductorModelContainerGetNum{what}")
-        failed = function(self._handle, ctypes.byref(number))
-        _check(self._library, failed, f"{self._path} does not report its number of {what.lower()}")
+        number, failure = _Size(), f"does not report its number of {what.lower()}"
+        self._call(f"GetNum{what}", self._handle, ctypes.byref(number), failure=failure)
         return number.value
 
     def _read_forms(self) -> tuple[Any, Any]:
         """Read an example of the arguments' nest, and torch's description of the outputs."""
         inputs, outputs = _Text(), _Text()
-        failed = self._library.AOTInductorModelContainerGetCallSpec(
-            self._handle, ctypes.byref(inputs), ctypes.byref(outputs)
-        )
-        _check(self._library, failed, f"{self._path} does not report how it is called")
+        arguments = self._handle, ctypes.byref(inputs), ctypes.byref(outputs)
+        self._call("GetCallSpec", *arguments, failure="does not report how it is called")
         texts = (inputs.value or b"").decode(), (outputs.value or b"").decode()
         return _forms(*texts, path=self._path)
+
+    def _call(self, function: str, *arguments: Any, failure: str) -> None:
+        """Call a function of the C interface. Raises PackageError with the code's message if it fails."""
+        if not getattr(self._library, f"{_PREFIX}{function}")(*arguments):
+            return
+        message = _Text()
+        # The message is stored by thread.
+        last_error = getattr(self._library, _LAST_ERROR, None)
+        if last_error is not None:
+            last_error(ctypes.byref(message))
+        reason = (message.value or b"").decode(errors="replace").strip()
+        raise PackageError(f"{self._path} {failure}: {reason or 'the reason is on standard error'}")
 
 
 class TorchRunner:
@@ -170,7 +169,7 @@ def _loaded(library: str, path: str) -> ctypes.CDLL:
         # All symbols are looked up now: a missing one is an error instead of a crash later.
         loaded = ctypes.CDLL(library)
         for name, arguments in _FUNCTIONS.items():
-            function = getattr(loaded, name)
+            function = getattr(loaded, f"{_PREFIX}{name}")
             function.argtypes, function.restype = arguments, ctypes.c_int32
     except (OSError, AttributeError) as error:
         text = str(error).replace(library, "its library")
@@ -186,18 +185,6 @@ def _loaded(library: str, path: str) -> ctypes.CDLL:
     if last_error is not None:
         last_error.argtypes, last_error.restype = (_Texts,), ctypes.c_int32
     return loaded
-
-
-def _check(library: ctypes.CDLL, failed: int, what: str) -> None:
-    """Raise PackageError with the code's message if it failed."""
-    if not failed:
-        return
-    message = _Text()
-    last_error = getattr(library, _LAST_ERROR, None)
-    if last_error is not None:
-        last_error(ctypes.byref(message))
-    reason = (message.value or b"").decode(errors="replace").strip()
-    raise PackageError(f"{what}: {reason or 'the reason is on standard error'}")
 
 
 def _freed(library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
