@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What docs/architecture.md tells of a launch and a search is what they call, in that order.
 
-A call of an optimized model is compared in tests/runtime_ext/optimization/test_compiled_aside.py.
+A call of an optimized model is compared in tests/runtime_ext/optimization/test_optimized_code.py.
 """
 
 from __future__ import annotations

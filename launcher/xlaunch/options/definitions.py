@@ -351,7 +351,7 @@ OPTIONS = (
     Option("unset", VARIABLE_NAME, _E, "Do not pass on this variable, nor set it.", multiple=True),
     Option("substitute", FLAG, _E, "Replace {index}, {cpus} and others in ARGS, as in --env."),
     Option("optimize", _PRECISION, _E, "Optimize models: auto, fp32, bf16 (default: no)."),
-    Option("optimize-wait", FLAG, _E, "Compile before the first call, not aside."),
+    Option("optimize-wait", FLAG, _E, "Compile before the first call, not in the background."),
     Option("omp", spelt(NAME_OR_FILE._replace(words=_OPENMP), default="gnu"), _E, "OpenMP: auto (default), gnu, intel, llvm, none, or a library."),
     Option("cache-dir", NAMED_DIRECTORY, _E, "Directory for compile caches (default ~/.cache/xlaunch/compiled)."),
     Option("cache", one_of(request.Caches), _E, "Which caches (default auto); all: also JAX and PGO."),

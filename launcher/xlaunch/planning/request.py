@@ -241,7 +241,7 @@ class ProgramRequest(NamedTuple):
     optimize: Optimize | None = None
     """Apply `xruntime.optimize` to the models that the program calls."""
     optimize_wait: bool = False
-    """With `optimize`: compile before a model's first call, instead of aside."""
+    """With `optimize`: compile before a model's first call, instead of in the background."""
 
 
 class RunRequest(NamedTuple):

@@ -262,7 +262,7 @@ class CallLibraries:
             with owner.beside(self.key.threads) as nice:
                 library = self._load_or_compile(owner.store(), job, nice)
             if not library.kept and not owner.is_for_streams:
-                how = "compiled" if owner.policy.waits else "compiled aside"
+                how = "compiled" if owner.policy.waits else "compiled in the background"
                 owner.note(f"{how} in {library.seconds:.1f} s for {job.pattern.described()}")
             with self._state_lock:
                 self._add(library)

@@ -27,7 +27,7 @@ DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 GRAPHS: Final = {
-    "auto": "a library that is compiled aside and kept for the next start; until then as with none",
+    "auto": "a library that is compiled in the background and kept for the next start; until then as with none",
     "none": "the modules are called one by one",
 }
 """The values of `graph`, and what each means."""

@@ -162,7 +162,9 @@ class OptimizedCode(ServedModel):
 
     def describe(self) -> str:
         """Say what computes the calls."""
-        return "; ".join(self.notes) or "compiled aside; until then the modules are called"
+        return (
+            "; ".join(self.notes) or "compiled in the background; until then the modules are called"
+        )
 
     def store(self) -> CodeStore:
         """Return the store that has room for this model; say once if nothing is kept."""

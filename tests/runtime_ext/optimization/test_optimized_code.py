@@ -57,7 +57,7 @@ SAMPLE = torch.randn(8, 64)
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache directory of the test's own. Only `call_until` has something compiled aside.
+    """A cache directory of the test's own. Only `call_until` has something compiled in the background.
 
     Else code that a test has no use for would be compiled while the next ones wait.
     """
@@ -150,9 +150,9 @@ def calls_of(run: Callable[[], object]) -> list[str]:
 def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     original = Model()
     model = optimize(original, sample_input=SAMPLE)
-    assert graph(model) == "compiled aside; until then the modules are called"
+    assert graph(model) == "compiled in the background; until then the modules are called"
     said = takes_over(model)
-    assert said.startswith("compiled aside in ")
+    assert said.startswith("compiled in the background in ")
     agree(model, original, 8, 8)
     (entry,) = entries(store)
     assert {it.name for it in entry.iterdir()} == {"model.so", "description.json"}
@@ -177,7 +177,7 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
         original.one.weight.view(torch.int32)[0, 0] ^= 1
     other = optimize(original, sample_input=SAMPLE)
     other(SAMPLE)
-    assert graph(other) == "compiled aside; until then the modules are called"
+    assert graph(other) == "compiled in the background; until then the modules are called"
 
 
 IMPORTING = """
@@ -237,9 +237,9 @@ def test_sizes_that_vary_are_compiled_once(store: Path, monkeypatch: pytest.Monk
     agree(again, original, 8, 5)
     assert graph(again).startswith("code that was kept for ?x64 takes over")
     agree(model, original, 8, 2, 100, 1)
-    assert "compiled aside" in graph(model)
+    assert "compiled in the background" in graph(model)
     # One row is computed by the modules, until it is compiled on its own.
-    call_until(model, lambda text: text.count("compiled aside") == 2, 1)
+    call_until(model, lambda text: text.count("compiled in the background") == 2, 1)
     agree(model, original, 1, 2, 8)
 
 
@@ -541,7 +541,7 @@ def test_two_processes_compile_once(store: Path, tmp_path: Path) -> None:
     texts = sorted(process.communicate(timeout=WAIT_S)[0] for process in both)
     assert [text.partition(" for")[0].split(" in ")[0] for text in texts] == [
         "code that was kept",
-        "compiled aside",
+        "compiled in the background",
     ]
 
 
