@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface that the class of each allocator implements."""
+"""The base of the classes of allocators, which serves those without statistics and settings."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from typing import NoReturn
 
 from xruntime.allocator.loader import Function, LoadedFile, Prototype
 from xruntime.allocator.mallctl import Mallctl
-from xruntime.allocator.memory import Stats, exact_resident
+from xruntime.allocator.memory import Stats, exact_resident, stats_of
 from xruntime.allocator.settings import Setting, Value
 from xruntime.errors import AllocatorUnsupportedError
 
 
-class Allocator(ABC):
+class Allocator:
     """The allocator that serves `malloc` in this process, as `xruntime.allocator.current` finds it."""
 
     name: str = "unknown"
+    _notes: tuple[str, ...] = ()
 
     def __init__(self, file: LoadedFile) -> None:
         self._file = file
@@ -31,22 +32,23 @@ class Allocator(ABC):
         return self._file.is_program
 
     @property
-    @abstractmethod
     def version(self) -> str | None:
         """The version that the allocator reports; None if it reports none."""
+        return None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Limitations of what the other methods return."""
         if not self.in_program:
-            return ()
+            return self._notes
         return (
             "malloc is part of the main executable: preloading another allocator has no effect",
+            *self._notes,
         )
 
-    @abstractmethod
     def stats(self) -> Stats:
-        """Return memory in use and kept, now."""
+        """Return memory in use and kept, now; without an allocator's own numbers, the kernel's."""
+        return stats_of()
 
     def release(self) -> int:
         """Return unused memory to the system, and the number of bytes by which the resident set
@@ -60,24 +62,25 @@ class Allocator(ABC):
         after = exact_resident()
         return 0 if before is None or after is None else max(0, before - after)
 
-    @abstractmethod
     def _release(self) -> None:
         """Return unused memory to the system."""
+        self._refuse("releasing memory")
 
-    @abstractmethod
     def settings(self) -> tuple[Setting, ...]:
         """Return the settings that are known, with their current values."""
+        return ()
 
-    @abstractmethod
     def read(self, name: str) -> Value:
         """Return the value of one setting. Raises `UnknownSettingError`, `AllocatorUnsupportedError`."""
+        self._refuse(f"reading {name}")
 
-    @abstractmethod
     def write(self, name: str, value: Value) -> Setting:
         """Change one setting in the running process and return its new state.
 
-        Raises `UnknownSettingError`, `ReadOnlySettingError`, `SettingTypeError`, `SettingValueError`.
+        Raises `UnknownSettingError`, `ReadOnlySettingError`, `SettingTypeError`, `SettingValueError`,
+        `AllocatorUnsupportedError`.
         """
+        self._refuse(f"setting {name} to {value!r}")
 
     @property
     def mallctl(self) -> Mallctl:
@@ -93,6 +96,12 @@ class Allocator(ABC):
         if function is None:
             raise AllocatorUnsupportedError(f"{self.path} has no {symbol}")
         return function
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise AllocatorUnsupportedError(
+            f"{what}: not possible under this allocator ({self.name}, {self.path}); start the program"
+            " under another one, for instance xlaunch --allocator jemalloc"
+        )
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.version or 'of unknown version'} from {self.path}>"

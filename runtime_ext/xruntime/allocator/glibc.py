@@ -70,8 +70,8 @@ class Glibc(Allocator):
 
     @property
     def version(self) -> str | None:
-        ask = self._file.function("gnu_get_libc_version", _VERSION)
-        return ask().decode() if ask else None
+        version: bytes = self._function("gnu_get_libc_version", _VERSION)()
+        return version.decode()
 
     @property
     def notes(self) -> tuple[str, ...]:
