@@ -55,11 +55,8 @@ class Streams:
         self._workers: list[Worker] = []
         try:
             for index, pool in enumerate(self.pools):
-                self._workers.append(
-                    Worker(
-                        pool.core_ids, len(pool), name=f"stream {index}", pin_workers=pin_workers
-                    )
-                )
+                worker = Worker(pool.core_ids, name=f"stream {index}", pin_workers=pin_workers)
+                self._workers.append(worker)
         except BaseException:
             for worker in self._workers:
                 worker.close()

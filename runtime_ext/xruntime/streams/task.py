@@ -63,9 +63,7 @@ class Task(Generic[P, T]):
         self._thread: Worker | Streams
         self._submit: Callable[[tuple[Any, ...], dict[str, Any]], TaskFuture[T]]
         if max_batch == 1 and not isinstance(max_batch, bool):
-            worker = Worker(
-                self.pool.core_ids, len(self.pool), name=self._name, pin_workers=pin_workers
-            )
+            worker = Worker(self.pool.core_ids, name=self._name, pin_workers=pin_workers)
             self._thread, self._submit = worker, partial(worker.submit, function)
             return
         # Imported here: most tasks do without.

@@ -143,10 +143,7 @@ class _Line:
     The thread holds a reference to it and not to the Worker, which can therefore be dropped.
     """
 
-    def __init__(self, cpus: tuple[int, ...], threads: int, pin_workers: bool) -> None:
-        self.cpus = cpus
-        self.threads = threads
-        self.pin_workers = pin_workers
+    def __init__(self, name: str, cpus: tuple[int, ...], pin_workers: bool) -> None:
         self.mailbox = Mailbox()
         self.submissions: deque[Submission | DrainRequest] = deque()
         self.order = threading.Lock()
@@ -154,21 +151,20 @@ class _Line:
         self.lost = False
         """Whether this is a child of fork(), and the thread is in the parent."""
         self.started: Future[None] = Future()
-        self.thread = threading.Thread(target=_serve, args=(self,), daemon=True)
+        self.thread = threading.Thread(
+            target=_serve, name=name, args=(self, cpus, pin_workers), daemon=True
+        )
 
 
 class Worker:
-    """Runs calls one after another on its own thread, whose team has `threads` threads on `cpus`.
+    """Runs calls one after another on its own thread, whose team has a thread for each of `cpus`.
 
-    `cpus` are CPU numbers, all of them allowed; `threads` is at least 1. Raises AffinityRefusedError,
-    SecondRuntimeError or KernelsUnavailableError if the thread cannot be set up.
+    `cpus` are CPU numbers, all of them allowed. Raises AffinityRefusedError, SecondRuntimeError or
+    KernelsUnavailableError if the thread cannot be set up.
     """
 
-    def __init__(
-        self, cpus: Sequence[int], threads: int, *, name: str, pin_workers: bool = False
-    ) -> None:
+    def __init__(self, cpus: Sequence[int], *, name: str, pin_workers: bool = False) -> None:
         self.cpus = tuple(cpus)
-        self.threads = threads
         self.pin_workers = pin_workers
         self.name = name
         self._closed = False
@@ -228,8 +224,7 @@ class Worker:
             line.thread.join()
 
     def _start(self) -> None:
-        line = _Line(self.cpus, self.threads, self.pin_workers)
-        line.thread.name = self.name
+        line = _Line(self.name, self.cpus, self.pin_workers)
         # Before the thread starts: the exit handler must not miss it.
         _lines.add(line)
         try:
@@ -250,11 +245,11 @@ class Worker:
             return self._line
 
 
-def _serve(line: _Line) -> None:
+def _serve(line: _Line, cpus: tuple[int, ...], pin_workers: bool) -> None:
     """Run in the thread: set it up, then work until the mailbox is closed."""
     try:
-        resize_team(line.threads)
-        confine_team(line.cpus, pin_workers=line.pin_workers)
+        resize_team(len(cpus))
+        confine_team(cpus, pin_workers=pin_workers)
     except BaseException as error:  # noqa: BLE001 - __init__ raises it
         line.started.set_exception(error)
         return

@@ -391,7 +391,7 @@ def test_cpus_that_the_kernel_refuses(needs: Needs) -> None:
     absent = max(os.sched_getaffinity(0)) + 1
     needs(absent < 1024, "a CPU number beyond those that are there")
     with pytest.raises(AffinityRefusedError, match=f"CPUs {absent}: not all of them are allowed"):
-        Worker([absent], 1, name="nowhere")
+        Worker([absent], name="nowhere")
     assert "nowhere" not in {thread.name for thread in threading.enumerate()}
 
 
