@@ -13,10 +13,20 @@ from torch.optim import Optimizer
 
 from xruntime.errors import OptimizerError
 from xruntime.optim.memory_layout import can_be_walked_together, empty_like
-from xruntime.optim.rule import RANGES, Group, OptimizerRule
 from xruntime.optim.split_bf16 import join, split
-from xruntime.optim.step_call import FORMATS, TYPES, WEIGHTS_FLOAT32, Formats
-from xruntime.optim.steps import DenseStep, SparseStep, State, StateNames, as_count
+from xruntime.optim.step_call import (
+    FORMATS,
+    RANGES,
+    TYPES,
+    WEIGHTS_FLOAT32,
+    Formats,
+    Group,
+    OptimizerRule,
+    State,
+    StateNames,
+    StepKind,
+)
+from xruntime.optim.steps import DenseStep, SparseStep, as_count
 
 Rounding = Literal["split", "stochastic"]
 
@@ -68,7 +78,7 @@ class NativeOptimizer(Optimizer):
 
     RULE: ClassVar[OptimizerRule]
 
-    _dense: dict[tuple[int, StateNames, Formats], DenseStep]
+    _dense: dict[tuple[int, StepKind], DenseStep]
     _delegate: Optimizer | None
     _given: dict[torch.Tensor, int]
     """Parameters whose fp32 weights were given since the last step, with their versions then."""
@@ -131,7 +141,6 @@ class NativeOptimizer(Optimizer):
         """Check a group's parameters and prepare their calls; list those that torch updates."""
         alike: dict[tuple[torch.dtype, torch.dtype], list[torch.Tensor]] = {}
         steps: list[DenseStep | SparseStep] = []
-        names = self.RULE.names(group)
         for parameter in group["params"]:
             gradient = parameter.grad
             if gradient is None:
@@ -140,25 +149,25 @@ class NativeOptimizer(Optimizer):
                 obstacle = self.RULE.sparse_obstacle(group)
                 if obstacle is not None:
                     raise OptimizerError(f"{self._name}: {obstacle}")
-                formats, state = self._formats(group, parameter), self.state[parameter]
-                steps.append(SparseStep(self._name, parameter, state, names, formats))
+                kind = self._kind(group, parameter)
+                steps.append(SparseStep(parameter, self.state[parameter], kind))
             elif parameter.dtype != torch.bfloat16 and self.RULE.delegate is not None:
                 delegated.append(parameter)
             else:
                 alike.setdefault((parameter.dtype, gradient.dtype), []).append(parameter)
         for parameters in alike.values():
-            formats = self._formats(group, parameters[0])
-            key = (number, names, formats)
-            step = self._dense.setdefault(key, DenseStep(self._name, names, formats))
+            kind = self._kind(group, parameters[0])
+            step = self._dense.setdefault((number, kind), DenseStep(kind))
             step.prepare(parameters, [self.state[parameter] for parameter in parameters])
             steps.append(step)
         return steps
 
-    def _formats(self, group: Group, parameter: torch.Tensor) -> Formats:
+    def _kind(self, group: Group, parameter: torch.Tensor) -> StepKind:
         assert parameter.grad is not None
         in_bf16 = parameter.dtype == torch.bfloat16
         weights = FORMATS[group["rounding"]] if in_bf16 else WEIGHTS_FLOAT32
-        return Formats(weights, parameter.grad.dtype, self._state_dtype(group, parameter))
+        formats = Formats(weights, parameter.grad.dtype, self._state_dtype(group, parameter))
+        return StepKind(self._name, self.RULE.names(group), formats)
 
     def _state_dtype(self, group: Group, parameter: torch.Tensor) -> torch.dtype:
         """Return the dtype of a parameter's moments; torch's are in the parameter's dtype."""

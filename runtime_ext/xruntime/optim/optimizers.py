@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from xruntime.errors import OptimizerError
 from xruntime.optim.memory_layout import empty_like, is_dense
 from xruntime.optim.native_optimizer import NativeOptimizer, Rounding
-from xruntime.optim.rule import Group, OptimizerRule
+from xruntime.optim.step_call import Group, OptimizerRule
 from xruntime.optim.steps import as_count
 
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One native call over many tensors: arrays of their addresses, and what the call returns."""
+"""What tells one optimizer from another, and its native call over arrays of tensors' addresses."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from xruntime import native
 from xruntime.errors import OptimizerError
@@ -45,12 +47,103 @@ _declare("xk_lamb", 5, ctypes.c_int32)
 _declare("xk_lars", 4, ctypes.c_int32, ctypes.c_double, ctypes.c_double, ctypes.c_int32)
 
 
+Group = dict[str, Any]
+State = dict[str, Any]
+
+_NUMBERS = (0.0, math.inf)
+RANGES = {
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "lr_decay", "eps"), _NUMBERS),
+    **dict.fromkeys(("initial_accumulator_value", "trust_coefficient"), _NUMBERS),
+    "betas": (0.0, 1.0),
+}
+"""Numeric options: each at least the first number and less than the second."""
+_FLAGS = ("nesterov", "decoupled_weight_decay", "adaptive")
+"""Options that the kernels take as an integer."""
+
+Update = Callable[[ctypes.CDLL, object], int]
+"""Calls an optimizer's function of the library with a pointer to xk_tensors."""
+
+
+class StateNames(NamedTuple):
+    """The names of an optimizer's state, as torch.optim has them."""
+
+    first: str | None
+    second: str | None
+    steps: bool
+    fresh: bool
+    """Whether a parameter's first step sets the first state instead of updating it."""
+    initial: float = 0.0
+    """Of the first state."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.first, self.second) if name is not None)
+
+
+class OptimizerRule(NamedTuple):
+    """What the kernels call an optimizer, and the names of its state, which are torch's."""
+
+    function: str
+    arguments: tuple[str, ...]
+    """The options that the function takes after the tensors, in its order."""
+    first: str
+    """The name of the first state. A momentum exists only if the option is not 0, and its first
+    step sets it."""
+    second: str | None = None
+    initial: str | None = None
+    """The option with the first state's initial value. None: 0."""
+    without_sparse: tuple[str, ...] | None = None
+    """The options that must be 0 for sparse gradients. None: they are not supported."""
+    delegate: type[Optimizer] | None = None
+    """torch's optimizer, which updates parameters of other dtypes than bf16."""
+
+    def names(self, group: Group) -> StateNames:
+        """Return the state with a group's options."""
+        if "momentum" in self.arguments:
+            kept = group["momentum"] != 0
+            return StateNames(self.first if kept else None, None, False, kept)
+        initial = 0.0 if self.initial is None else float(group[self.initial])
+        return StateNames(self.first, self.second, True, False, initial)
+
+    def update(self, group: Group) -> Update:
+        """Return the native call with a group's options."""
+        values: list[float] = []
+        for name in self.arguments:
+            value = group[name]
+            if name in _FLAGS:
+                values.append(int(value))
+            else:
+                values += map(float, value if isinstance(value, tuple | list) else (value,))
+        return lambda library, tensors: int(getattr(library, self.function)(tensors, *values))
+
+    def sparse_obstacle(self, group: Group) -> str | None:
+        """Return why a sparse gradient cannot be used with a group's options, if so."""
+        if self.without_sparse is None:
+            return "it does not support sparse gradients; use SGD or Adagrad, or sparse=False"
+        for option in self.without_sparse:
+            if group[option] != 0:
+                return (
+                    f"sparse gradients with {option}={group[option]} are not supported; use"
+                    f" {option}=0 for parameters with sparse gradients, in a group of their own"
+                )
+        return None
+
+
 class Formats(NamedTuple):
     """How the tensors of a call are stored."""
 
     weight_format: int
     gradient_dtype: torch.dtype
     state_dtype: torch.dtype
+
+
+class StepKind(NamedTuple):
+    """What the parameters of a native call have in common."""
+
+    optimizer: str
+    """Its class's name, for errors."""
+    names: StateNames
+    formats: Formats
 
 
 class Arrays(NamedTuple):
@@ -66,10 +159,6 @@ class Arrays(NamedTuple):
     steps: torch.Tensor | None
     fresh: torch.Tensor | None
     """int32, no addresses: 1 for an entry whose momentum is not set yet."""
-
-
-Update = Callable[[ctypes.CDLL, object], int]
-"""Calls an optimizer's function of the library with a pointer to xk_tensors."""
 
 
 class StepCall:

@@ -9,7 +9,7 @@ have a gradient; new gradient tensors change one array.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,25 +22,7 @@ from xruntime.optim.memory_layout import (
     same_layout,
     with_layout_of,
 )
-from xruntime.optim.step_call import TYPES, WEIGHTS_SPLIT, Arrays, Formats, StepCall, Update
-
-State = dict[str, Any]
-
-
-class StateNames(NamedTuple):
-    """The names of an optimizer's state, as torch.optim has them."""
-
-    first: str | None
-    second: str | None
-    steps: bool
-    fresh: bool
-    """Whether a parameter's first step sets the first state instead of updating it."""
-    initial: float = 0.0
-    """Of the first state."""
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.first, self.second) if name is not None)
+from xruntime.optim.step_call import TYPES, WEIGHTS_SPLIT, Arrays, State, StepCall, StepKind, Update
 
 
 def checked_gradient(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
@@ -68,31 +50,29 @@ def checked_gradient(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
     return gradient
 
 
-def new_state(
-    state: State, names: StateNames, formats: Formats, block: torch.Tensor
-) -> tuple[State, bool]:
+def new_state(state: State, kind: StepKind, block: torch.Tensor) -> tuple[State, bool]:
     """Return the tensors that a step on `block` needs, and whether the first was missing in `state`.
 
     Tensors in `state` with the block's layout are used as they are; others are copied or created.
     """
-    made: State = {}
-    for name in names.moments:
-        found = state.get(name)
-        if found is None:
-            value = names.initial if name == names.first else 0.0
-            made[name] = empty_like(block, formats.state_dtype).fill_(value)
-        else:
-            made[name] = with_layout_of(found, block, formats.state_dtype)
-    if names.steps:
-        made["step"] = as_count(state.get("step", 0))
+    names, formats = kind.names, kind.formats
+    needed = [
+        (name, formats.state_dtype, names.initial if name == names.first else 0)
+        for name in names.moments
+    ]
     if formats.weight_format == WEIGHTS_SPLIT:
-        found = state.get("remainder")
-        made["remainder"] = (
-            empty_like(block, torch.int16).zero_()
-            if found is None
-            else with_layout_of(found, block, torch.int16)
+        needed.append(("remainder", torch.int16, 0))
+    complete: State = {}
+    for name, dtype, initial in needed:
+        present = state.get(name)
+        complete[name] = (
+            empty_like(block, dtype).fill_(initial)
+            if present is None
+            else with_layout_of(present, block, dtype)
         )
-    return made, any(state.get(name) is None for name in names.moments)
+    if names.steps:
+        complete["step"] = as_count(state.get("step", 0))
+    return complete, any(state.get(name) is None for name in names.moments)
 
 
 def written_tensors(block: torch.Tensor, state: State) -> list[torch.Tensor]:
@@ -131,27 +111,20 @@ def _layout(parameter: torch.Tensor) -> tuple[object, ...]:
 class Entry:
     """One parameter in the arrays."""
 
-    def __init__(
-        self,
-        optimizer: str,
-        parameter: torch.Tensor,
-        state: State,
-        names: StateNames,
-        formats: Formats,
-    ) -> None:
+    def __init__(self, parameter: torch.Tensor, state: State, kind: StepKind) -> None:
         """Check the parameter and make what its state lacks. Raises OptimizerError."""
-        gradient = checked_gradient(parameter, optimizer)
+        gradient = checked_gradient(parameter, kind.optimizer)
         self.parameter, self.state = parameter, state
-        self.block = _as_block(parameter, optimizer)
+        self.block = _as_block(parameter, kind.optimizer)
         """What the kernel updates: the parameter, or a dense copy of it."""
-        self.new_state, missing = new_state(state, names, formats, self.block)
+        self.new_state, missing = new_state(state, kind, self.block)
         """What the call adds to `state` or replaces in it."""
-        self.fresh = missing and names.fresh
+        self.fresh = missing and kind.names.fresh
         self.is_copy = self.block.data_ptr() != parameter.data_ptr()
         self.copies_gradient = not (is_dense(gradient) and same_layout(gradient, self.block))
         """Whether the kernel reads a copy of the gradient, in the block's layout."""
         self._layout = _layout(parameter)
-        self._state = [(name, one, one.data_ptr()) for name, one in self.new_state.items()]
+        self._state = [(name, tensor, tensor.data_ptr()) for name, tensor in self.new_state.items()]
 
     def holds(self) -> bool:
         """Return whether parameter, gradient and state are where they were in memory."""
@@ -175,13 +148,11 @@ class DenseStep:
     _call: StepCall
     _states_are_new: bool
 
-    def __init__(self, optimizer: str, names: StateNames, formats: Formats) -> None:
-        self._optimizer = optimizer
-        self._names = names
-        self._formats = formats
+    def __init__(self, kind: StepKind) -> None:
+        self._kind = kind
         self._known: dict[torch.Tensor, Entry] = {}
         self._entries: list[Entry] = []
-        self._written = Written([], optimizer)
+        self._written = Written([], kind.optimizer)
         self._addresses: list[int] = []
         self._checked: set[tuple[int, int]] = set()
         """Addresses and elements of the last step's gradients."""
@@ -193,10 +164,10 @@ class DenseStep:
         """
         entries = []
         for parameter, state in zip(parameters, states, strict=True):
-            found = self._known.get(parameter)
-            if found is None or not found.holds():
-                found = Entry(self._optimizer, parameter, state, self._names, self._formats)
-            entries.append(found)
+            entry = self._known.get(parameter)
+            if entry is None or not entry.holds():
+                entry = Entry(parameter, state, self._kind)
+            entries.append(entry)
         same = entries == self._entries
         if not same and any(self._known.get(entry.parameter) is not entry for entry in entries):
             written = [
@@ -204,16 +175,19 @@ class DenseStep:
                 for entry in entries
                 for tensor in written_tensors(entry.block, entry.new_state)
             ]
-            self._written = Written(written, self._optimizer)
+            self._written = Written(written, self._kind.optimizer)
             self._known = {entry.parameter: entry for entry in entries}
             self._checked = set()
         self._gradients = [entry.gradient() for entry in entries]
         addresses = [gradient.data_ptr() for gradient in self._gradients]
         if same and addresses == self._addresses:
             return
-        places = [(at, one.numel()) for at, one in zip(addresses, self._gradients, strict=True)]
-        pairs = zip(self._gradients, places, strict=True)
-        self._written.check_gradients([one for one, at in pairs if at not in self._checked])
+        places = {
+            (address, gradient.numel()): gradient
+            for address, gradient in zip(addresses, self._gradients, strict=True)
+        }
+        unchecked = [gradient for place, gradient in places.items() if place not in self._checked]
+        self._written.check_gradients(unchecked)
         self._checked = set(places)
         self._addresses = addresses
         if same:
@@ -221,7 +195,7 @@ class DenseStep:
             return
         self._entries = entries
         self._states_are_new = True
-        self._call = StepCall(self._arrays(), self._formats)
+        self._call = StepCall(self._arrays(), self._kind.formats)
 
     def run(self, update: Update, *, maximize: bool, seed: int) -> None:
         """Update the parameters and their states."""
@@ -241,14 +215,14 @@ class DenseStep:
                 entry.state.update(entry.new_state)
 
     def _arrays(self) -> Arrays:
-        entries, names = self._entries, self._names
+        entries, names = self._entries, self._kind.names
 
         def addresses(name: str | None) -> torch.Tensor | None:
             if name is None:
                 return None
             return torch.tensor([entry.new_state[name].data_ptr() for entry in entries])
 
-        split = self._formats.weight_format == WEIGHTS_SPLIT
+        split = self._kind.formats.weight_format == WEIGHTS_SPLIT
         return Arrays(
             sizes=torch.tensor([entry.block.numel() for entry in entries]),
             weights=torch.tensor([entry.block.data_ptr() for entry in entries]),
@@ -281,15 +255,9 @@ class SparseStep:
     Rows without a gradient are left alone, and so is their state.
     """
 
-    def __init__(
-        self,
-        optimizer: str,
-        parameter: torch.Tensor,
-        state: State,
-        names: StateNames,
-        formats: Formats,
-    ) -> None:
+    def __init__(self, parameter: torch.Tensor, state: State, kind: StepKind) -> None:
         """Check everything and prepare the arrays. Raises OptimizerError."""
+        optimizer, names, formats = kind
         gradient = checked_gradient(parameter, optimizer)
         if gradient.sparse_dim() != 1 or not parameter.is_contiguous():
             raise OptimizerError(
@@ -298,7 +266,7 @@ class SparseStep:
                 " as of nn.Embedding(sparse=True), of contiguous parameters"
             )
         block = parameter.detach()
-        new, _ = new_state(state, names, formats, block)
+        new, _ = new_state(state, kind, block)
         written = Written(written_tensors(block, new), optimizer)
         coalesced = gradient.coalesce()
         rows = coalesced.indices()[0]
