@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +28,9 @@ def main() -> None:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(root):
+        # Not the bodies of modules and classes, nor comprehensions.
+        is_function = code.co_flags & CO_OPTIMIZED and not code.co_name.startswith("<")
+        if event == "call" and is_function and code.co_filename.startswith(root):
             ORDER.setdefault(f"{code.co_filename[len(root) :]}:{code.co_qualname}")
 
     def write(event: str = "os.exec", _: object = None) -> None:

@@ -54,8 +54,8 @@ def test_a_launch_goes_the_way_that_is_told(tmp_path: Path) -> None:
     calls = first_calls(tmp_path, "xlaunch", "--instances", "2", "--ncores", "1", "x.py")
     assert 10 <= len(told) <= 15
     check_order(told, calls)
-    # What a reader of a launch has to open; fewer is better.
-    assert len({name.partition(":")[0] for name in calls}) <= 65
+    # The files that a reader of a launch has to open; fewer are better.
+    assert len({name.partition(":")[0] for name in calls}) <= 56
 
 
 @pytest.mark.long

@@ -130,11 +130,17 @@ HINTS: Mapping[str, Hint] = {
 """By the name of a program or of a Python module."""
 
 
-def program_hints(program: Program, environment: Mapping[str, str]) -> Iterator[str]:
+def program_hints(
+    program: Program, environment: Mapping[str, str], words: Sequence[str] = ()
+) -> Iterator[str]:
     """What to say of a program that is placed only in part, one line each; usually nothing.
 
-    `environment`: what the program inherits. Nothing is said of a command line that has xlaunch in it.
+    `environment`: what the program inherits. `words`: the program and its arguments, as typed. Nothing is
+    said of how a command line is placed that has xlaunch in it.
     """
+    if misplaced := _misplaced_options(words):
+        went = f"{' and '.join(misplaced)} after {words[0]} went to the program"
+        yield f"{went}, which does not mention it; xlaunch's options stand before the program"
     if any(os.path.basename(word) == "xlaunch" for word in program.command):
         return
     wrappers = [invoked(words) for words in executed_commands(program.argv)][:-1]
@@ -186,23 +192,21 @@ def _count(options: Sequence[str], arguments: Sequence[str]) -> str:
     return found if found.isdecimal() else "N" if found else ""
 
 
-def misplaced_options(program: Sequence[str]) -> list[str]:
+def _misplaced_options(words: Sequence[str]) -> list[str]:
     """The options of xlaunch that were typed after a script which does not mention them.
 
     **Ex.:** ``infer.py --instances 4``, where infer.py nowhere says ``instances``.
     """
-    names = {word: word[2:].partition("=")[0] for word in program[1:] if word.startswith("--")}
-    known = {word: name for word, name in names.items() if name.replace("-", "_") in BY_KEY}
+    names = [word[2:].partition("=")[0] for word in words[1:] if word.startswith("--")]
+    options = [name for name in dict.fromkeys(names) if name.replace("-", "_") in BY_KEY]
     # A pipe can be read only once, by the program.
-    if not known or not program[0].endswith(".py") or not os.path.isfile(program[0]):
+    if not options or not words[0].endswith(".py") or not os.path.isfile(words[0]):
         return []
     try:
-        with open(program[0], encoding="utf-8", errors="replace") as script:
+        with open(words[0], encoding="utf-8", errors="replace") as script:
             text = script.read()
     except OSError:
         return []
     return [
-        f"--{name}"
-        for name in dict.fromkeys(known.values())
-        if name not in text and name.replace("-", "_") not in text
+        f"--{name}" for name in options if name not in text and name.replace("-", "_") not in text
     ]

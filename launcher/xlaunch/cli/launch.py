@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 import xlaunch
-from xlaunch.cli.hints import misplaced_options, program_hints
+from xlaunch.cli.hints import program_hints
 from xlaunch.console import say
 from xlaunch.environment.program import assignments
 from xlaunch.errors import UsageError
@@ -17,7 +17,7 @@ from xlaunch.launching import Purpose, check_startable, prepare, run_plan
 from xlaunch.options.commands import launch_command, say_chosen
 from xlaunch.options.definitions import COMMANDS, RESERVED, max_cache_bytes
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
-from xlaunch.planning.request import LogFormat, OnFailure, ProgramRequest
+from xlaunch.planning.request import LogFormat, OnFailure, ProgramRequest, Request
 from xlaunch.shared_host import is_rank
 
 
@@ -47,70 +47,82 @@ def command(asked: ResolvedOptions) -> int:
     set by variables, XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """
     request, options = request_from(asked.values), asked.values
-    _refuse_command_names(request.program, click.get_current_context().obj or ())
+    typed = click.get_current_context().obj or ()
+    _refuse_command_names(request.program, typed)
     if options.get("save_preset") is not None and not request.program.words:
         return 0
+    starts_ranks = "nproc_per_node" in options or "nnodes" in options
     dry_run = options.get("dry_run", False)
-    if options.get("json") and not dry_run:
-        raise UsageError(
-            "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
-            "results of a run"
-        )
-    for key in ("sysroot", "synthetic"):
-        if key in options and not dry_run:
-            raise UsageError(
-                f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
-            )
+    _refuse_combinations(request, asked, starts_ranks=starts_ranks)
     if not dry_run:
         say_chosen(asked)
-    starts_ranks = "nproc_per_node" in options or "nnodes" in options
-    host = host_request_from(options)
-    if request.run.health is not None and (starts_ranks or is_rank(os.environ, host.rank_mode)):
-        raise UsageError(
-            "--health is for services, whose instances can be restarted one by one; ranks wait for each other"
-        )
     if starts_ranks:
         from xlaunch.cli.torchrun import run_torchrun
 
-        run_torchrun(request, asked, click.get_current_context().obj or ())
+        run_torchrun(request, asked, typed)
         return 0
-    for key in ("node_rank", "rendezvous"):
-        if key in options:
-            raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
     if dry_run:
         from xlaunch.cli.plan import prepare_unrecorded, print_plan
 
         print_plan(prepare_unrecorded(request, asked), asked)
         return 0
-    quiet = options.get("quiet", False)
+    return _run(request, asked)
+
+
+command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
+
+
+def _refuse_combinations(request: Request, asked: ResolvedOptions, *, starts_ranks: bool) -> None:
+    """Raise `UsageError` for options that go with others only."""
+    options = asked.values
+    if not options.get("dry_run"):
+        if options.get("json"):
+            raise UsageError(
+                "--json prints a plan: it goes with --dry-run or xlaunch plan; --report FILE writes the "
+                "results of a run"
+            )
+        for key in ("sysroot", "synthetic"):
+            if key in options:
+                raise UsageError(
+                    f"--{key} names another machine; it goes with --dry-run or xlaunch plan"
+                )
+    rank_mode = host_request_from(options).rank_mode
+    if request.run.health is not None and (starts_ranks or is_rank(os.environ, rank_mode)):
+        raise UsageError(
+            "--health is for services, whose instances can be restarted one by one; ranks wait for each other"
+        )
+    for key in ("node_rank", "rendezvous"):
+        if key in options and not starts_ranks:
+            raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
+
+
+def _run(request: Request, asked: ResolvedOptions) -> int:
+    """Plan the request beside other launches, and run it; return the exit code."""
+    options, as_json = asked.values, request.run.log_format is LogFormat.JSON
+    quiet, verbose = options.get("quiet", False), options.get("verbose", False)
 
     def note(text: str, kind: str = "note") -> None:
         if not quiet:
-            say(f"{kind}: {text}", as_json=request.run.log_format is LogFormat.JSON)
+            say(f"{kind}: {text}", as_json=as_json)
 
     def warn(text: str) -> None:
         note(text, "warning")
 
-    prepared = prepare(request, host, purpose=Purpose.LAUNCH, note=note)
-    request, made, environment = prepared.request, prepared.plan, prepared.environment
+    prepared = prepare(request, host_request_from(options), purpose=Purpose.LAUNCH, note=note)
+    plan, environment, run = prepared.plan, prepared.environment, prepared.request.run
+    words = request.program.words
     assert environment is not None
-    check_startable(made, request.run, environment.programs)
-    if options.get("verbose") or options.get("explain"):
+    check_startable(plan, run, environment.programs)
+    if verbose or options.get("explain"):
         from xlaunch.cli.plan import describe
 
         click.echo(describe(prepared, asked), err=True)
-    elif not quiet:
-        for warning in (*made.warnings, *environment.warnings):
+    else:
+        for warning in (*plan.warnings, *environment.warnings):
             warn(warning)
-    for text in prepared.notes:
+    for text in (*prepared.notes, *program_hints(environment.program, prepared.inherited, words)):
         note(text)
-    if not quiet and (misplaced := misplaced_options(request.program.words)):
-        says = f"{' and '.join(misplaced)} after {request.program.words[0]} went to the program"
-        note(f"{says}, which does not mention it; xlaunch's options stand before the program")
-    if not quiet:
-        for text in program_hints(environment.program, prepared.inherited):
-            note(text)
-    if request.run.max_restarts is not None and request.run.failure_rule is not OnFailure.RESTART:
+    if run.max_restarts is not None and run.failure_rule is not OnFailure.RESTART:
         warn("--max-restarts does nothing without --on-failure restart")
     if environment.caches.base is not None:
         try:
@@ -118,17 +130,8 @@ def command(asked: ResolvedOptions) -> int:
         except UsageError as error:
             warn(f"compile caches are not pruned: {error}")
     return run_plan(
-        made,
-        environment,
-        request.run,
-        note=warn,
-        table=not quiet,
-        explain=options.get("verbose", False),
-        lease=prepared.lease,
+        plan, environment, run, note=warn, table=not quiet, explain=verbose, lease=prepared.lease
     )
-
-
-command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
 
 
 def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:
