@@ -38,11 +38,11 @@ from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     pid_namespace,
     process_name,
-    read_file,
     read_process,
     start_ticks,
 )
 from xlaunch.machine.topology import CPUs
+from xlaunch.machine.tree import read_file
 from xlaunch.ownership import user_name
 from xlaunch.text import INSTANCE_PREFIX, printable
 

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.gpus import read_driver_version, read_gpus
-from xlaunch.machine.sysfs import parse_cpuinfo
 from xlaunch.machine.topology import Vendor
-from xlaunch.machine.tree import Tree
+from xlaunch.machine.tree import Tree, parse_fields
 from xlaunch.text import align, size
 from xruntime.errors import DeviceError
 
@@ -280,7 +279,7 @@ def _name_of(chosen: torch.device) -> str:
 
     if chosen.type in ("cuda", "xpu"):
         return str(getattr(torch, chosen.type).get_device_name(chosen))
-    name = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo")).get("model name")
+    name = parse_fields(Tree("/").read_start("/proc/cpuinfo")).get("model name")
     return name or platform.processor() or platform.machine()
 
 
@@ -292,7 +291,7 @@ def cpu_bf16_flags() -> tuple[str, ...] | None:
 
 def cpu_flags() -> set[str]:
     """The CPU's flags from /proc/cpuinfo; empty if it has none."""
-    fields = parse_cpuinfo(Tree("/").read_start("/proc/cpuinfo"))
+    fields = parse_fields(Tree("/").read_start("/proc/cpuinfo"))
     return set((fields.get("flags") or fields.get("Features") or "").split())  # x86, Arm
 
 

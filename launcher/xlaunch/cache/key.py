@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from xlaunch.cache.table import CACHES, Cache, Part
 from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
-from xlaunch.machine.sysfs import glibc_version, parse_cpuinfo
+from xlaunch.machine.sysfs import glibc_version
 from xlaunch.machine.topology import Gpu
-from xlaunch.machine.tree import Tree
+from xlaunch.machine.tree import Tree, parse_fields
 
 UNKNOWN = "unknown"
 ABSENT = "absent"
@@ -101,7 +101,7 @@ def read_hardware(root: str = "/") -> Hardware:
     """Read what keys are made of from /proc and /sys."""
     tree = Tree(root)
     architecture = os.uname().machine if hasattr(os, "uname") else UNKNOWN
-    fields = parse_cpuinfo(tree.read_start("/proc/cpuinfo").split("\n\n", 1)[0])
+    fields = parse_fields(tree.read_start("/proc/cpuinfo").split("\n\n", 1)[0])
     gpus = gpu_models(read_gpus(tree))
     vendors = dict.fromkeys(gpu.vendor for gpu in gpus)
     glibc = glibc_version()

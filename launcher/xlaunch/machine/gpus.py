@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from xlaunch.machine.topology import Gpu, Gpus, Vendor
-from xlaunch.machine.tree import Tree
+from xlaunch.machine.tree import Tree, parse_fields
 
 PCI_DRIVERS = (
     ("nvidia", Vendor.NVIDIA),
@@ -94,8 +94,7 @@ def gpu_models(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 def nvidia_facts(tree: Tree, address: str) -> dict[str, str]:
     """What NVIDIA's driver says of a GPU. **Ex.:** ``{"GPU UUID": "GPU-5c1f...", "Device Minor": "0"}``."""
     text = tree.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-    pairs = [line.partition(":") for line in text.splitlines()]
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return parse_fields(text)
 
 
 def _rocm_order(tree: Tree) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import read_memory_total
 from xlaunch.machine.topology import SLURM_COUNT, CPUs, Limits, Topology
-from xlaunch.machine.tree import Tree, is_live, parse_list, parse_mask
+from xlaunch.machine.tree import Tree, is_live, parse_fields, parse_list, parse_mask
 
 CPUSET_FILE_SYSTEM = "cpuset"
 """The file system type before control groups: a cpuset hierarchy, file names without a prefix."""
@@ -25,6 +25,14 @@ UNLIMITED_BYTES = 1 << 62
 # offline CPUs.
 CPUSET_CPUS = {2: ("cpus.effective", "cpus"), 1: ("effective_cpus", "cpus")}
 CPUSET_MEMS = {2: ("mems.effective", "mems"), 1: ("effective_mems", "mems")}
+
+VERSION_1_NAMES = {
+    ("memory", "max"): "limit_in_bytes",
+    ("memory", "current"): "usage_in_bytes",
+    ("memory", "peak"): "max_usage_in_bytes",
+    ("memory", "events"): "oom_control",
+}
+"""What version 1 calls files of version 2."""
 
 
 class Mount(NamedTuple):
@@ -53,7 +61,9 @@ class ControlGroup(NamedTuple):
     """Where the hierarchy is mounted. **Ex.:** ``/sys/fs/cgroup``."""
 
     def file(self, controller: str, name: str) -> str:
-        """The path of a controller's file."""
+        """The path of a controller's file, whose name is that of version 2 where both have one."""
+        if self.version == 1:
+            name = VERSION_1_NAMES.get((controller, name), name)
         return (
             f"{self.directory}/{controller}.{name}" if self.prefixed else f"{self.directory}/{name}"
         )
@@ -66,6 +76,10 @@ class ControlGroups:
         self._tree = tree
         self.mounts = _mounts(tree)
         self._paths = _own_paths(tree)
+
+    def all_enclosing(self, controller: str) -> list[ControlGroup]:
+        """The groups of this process in all hierarchies with `controller`."""
+        return [group for levels in self.enclosing(controller) for group in levels]
 
     def enclosing(self, controller: str) -> list[list[ControlGroup]]:
         """The groups of this process in each hierarchy with `controller`, innermost first.
@@ -306,18 +320,14 @@ def _allowed_nodes(tree: Tree, groups: ControlGroups, topology: Topology) -> tup
 
 def _status_list(tree: Tree, name: str) -> CPUs:
     """A list of ``/proc/self/status``; old kernels have the mask only."""
-    fields: dict[str, str] = {}
-    for line in (tree.read("/proc/self/status") or "").splitlines():
-        key, _, value = line.partition(":")
-        fields[key] = value.strip()
+    fields = parse_fields(tree.read("/proc/self/status") or "")
     return parse_list(fields.get(name + "_list", "")) or parse_mask(fields.get(name, "0"))
 
 
 def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
     """The CPU quotas of all levels, in CPUs, each with its group."""
-    levels = [group for found in groups.enclosing("cpu") for group in found]
-    quotas = [(read_cpu_quota(tree, group), _describe(group)) for group in levels]
-    return [(quota, where) for quota, where in quotas if quota is not None]
+    quotas = [(read_cpu_quota(tree, group), group) for group in groups.all_enclosing("cpu")]
+    return [(quota, _describe(group)) for quota, group in quotas if quota is not None]
 
 
 def read_cpu_quota(tree: Tree, group: ControlGroup) -> float | None:
@@ -352,13 +362,12 @@ def _slurm_quota(topology: Topology, allowed: CPUs) -> list[tuple[float, str]]:
 def _memory_limits(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
     """The memory limits of all levels, in bytes, each with its group."""
     limits: list[tuple[float, str]] = []
-    for levels in groups.enclosing("memory"):
-        for group in levels:
-            # At memory.high the kernel slows a group down and reclaims its pages, before memory.max.
-            for name in ("max", "high") if group.version == 2 else ("limit_in_bytes",):
-                text = tree.read(group.file("memory", name)) or ""
-                if text.isdecimal() and int(text) < UNLIMITED_BYTES:
-                    limits.append((int(text), _describe(group)))
+    for group in groups.all_enclosing("memory"):
+        # At memory.high the kernel slows a group down and reclaims its pages, before memory.max.
+        for name in ("max", "high"):
+            text = tree.read(group.file("memory", name)) or ""
+            if text.isdecimal() and int(text) < UNLIMITED_BYTES:
+                limits.append((int(text), _describe(group)))
     return limits
 
 

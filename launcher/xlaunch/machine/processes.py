@@ -10,6 +10,7 @@ import os
 from typing import NamedTuple
 
 from xlaunch.files import names_in
+from xlaunch.machine.tree import read_file
 from xlaunch.text import printable
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -178,24 +179,6 @@ def _children_by_scan(pid: int) -> list[int]:
 def process_name(pid: int, root: str = "/proc") -> str:
     """The name that a process has given itself, fit for a terminal; empty if it has ended."""
     return printable((read_file(f"{root}/{pid}/comm") or b"").strip().decode(errors="replace"))
-
-
-def read_file(path: str) -> bytes | None:
-    """The whole of a file under /proc; None when it cannot be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = b""
-        # A read returns whole records, often less than a page: only an empty read is the end.
-        while more := os.read(descriptor, 1 << 16):
-            data += more
-        return data
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def pid_namespace() -> str:

@@ -9,6 +9,7 @@ hwloc, and adds a note.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 
 from xlaunch.machine.groups import (
@@ -21,7 +22,7 @@ from xlaunch.machine.groups import (
     sample_cores,
 )
 from xlaunch.machine.topology import CPUs, NumaNode, Package, Topology
-from xlaunch.machine.tree import Tree, is_live, parse_list, parse_mask
+from xlaunch.machine.tree import Tree, is_live, parse_fields, parse_list, parse_mask
 from xlaunch.text import plural
 
 NODE_DIRECTORY = "/sys/devices/system/node"
@@ -140,7 +141,7 @@ def _are_amd_modules(tree: Tree, siblings: tuple[CPUs, ...]) -> bool:
     ids = {tree.read_int(_topology(cpu) + "/core_id") for cpu in pair}
     if len(ids) != len(pair) or None in ids:
         return False
-    fields = parse_cpuinfo(tree.read_start("/proc/cpuinfo"))
+    fields = parse_fields(tree.read_start("/proc/cpuinfo"))
     return fields.get("vendor_id") == "AuthenticAMD" and fields.get("cpu family") == "21"
 
 
@@ -309,11 +310,8 @@ def _cpus_by_links(tree: Tree, ids: list[int], online: CPUs) -> dict[int, CPUs]:
 
 def read_memory_total(tree: Tree) -> int | None:
     """MemTotal of the machine in bytes; None when unknown."""
-    for line in tree.read_start("/proc/meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemTotal" and rest.split()[0].isdigit():
-            return int(rest.split()[0]) * 1024
-    return None
+    text = parse_fields(tree.read_start("/proc/meminfo")).get("MemTotal", "").partition(" ")[0]
+    return int(text) * 1024 if text.isdecimal() else None
 
 
 def _believed_sizes(
@@ -348,9 +346,8 @@ def _settle_doubles(cpus_of: dict[int, CPUs], notes: list[str]) -> None:
 
 def _memory_bytes(tree: Tree, node: int) -> int | None:
     text = tree.read(f"{NODE_DIRECTORY}/node{node}/meminfo") or ""
-    _, found, rest = text.partition("MemTotal:")
-    fields = rest.split(None, 1)
-    return int(fields[0]) * 1024 if found and fields and fields[0].isdecimal() else None
+    match = re.search(r"MemTotal:\s*([0-9]+)\b", text)
+    return int(match[1]) * 1024 if match else None
 
 
 def _distances(tree: Tree, node: int) -> tuple[int, ...]:
@@ -402,7 +399,7 @@ def read_architecture(tree: Tree, *, live: bool) -> str:
 def _from_cpuinfo(text: str) -> str | None:
     """The architecture from fields that only its kernel prints."""
     # Reversed, so that the first counts: 32-bit Arm kernels write "Processor" before "processor".
-    fields = {name.lower(): value for name, value in reversed(parse_cpuinfo(text[:16384]).items())}
+    fields = {name.lower(): value for name, value in reversed(parse_fields(text[:16384]).items())}
     if "flags" in fields:
         # Only 32-bit kernels report the bug of the first Pentium, also on 64-bit processors.
         is_64_bit = "fdiv_bug" not in fields and " lm " in f" {fields['flags']} "
@@ -456,16 +453,6 @@ def _from_sysfs(tree: Tree) -> str | None:
         ):
             return "ia64"
     return None
-
-
-def parse_cpuinfo(text: str) -> dict[str, str]:
-    """**Ex.:** ``{"processor": "0", "vendor_id": "AuthenticAMD", "cpu family": "25", ...}``."""
-    fields: dict[str, str] = {}
-    for line in text.splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(name.strip(), value.strip())
-    return fields
 
 
 def glibc_version() -> tuple[int, int] | None:

@@ -16,16 +16,41 @@ from xlaunch.machine.topology import CPUs
 
 READ_BYTES = 1 << 16
 """Size of one read; no attribute of sysfs is larger."""
+PAGE_BYTES = 1 << 12
+"""No smaller on any machine."""
 MAX_NUMBER = (1 << 14) - 1
 """The largest number of a CPU or node that is believed; kernels are built for at most 8192 CPUs."""
 MAX_MASK_CHARACTERS = 1 << 13
 
 
-class Tree:
-    """The files under one root directory. An absent or unreadable one is None or empty, not an error.
+def read_file(
+    path: str, *, is_attribute: bool = False, max_bytes: int | None = None
+) -> bytes | None:
+    """The whole of a file of procfs or sysfs; None when it cannot be read.
 
-    `os.open` and `os.read` cost half of what `open` does, and a large machine has thousands of files.
+    A read returns whole records, often less than a page: only an empty one is the end. A short attribute of
+    sysfs (`is_attribute`) comes with one read, and there are thousands of them. `max_bytes`: read once.
+
+    `os.open` and `os.read` cost half of what `open` does.
     """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        content = os.read(descriptor, max_bytes or READ_BYTES)
+        is_whole = is_attribute and len(content) < PAGE_BYTES and content.endswith(b"\n")
+        while not is_whole and max_bytes is None and (more := os.read(descriptor, READ_BYTES)):
+            content += more
+        return content
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+class Tree:
+    """The files under one root directory. An absent or unreadable one is None or empty, not an error."""
 
     def __init__(self, root: str) -> None:
         self._prefix = root.rstrip("/")
@@ -36,36 +61,13 @@ class Tree:
 
     def read(self, path: str) -> str | None:
         """The text of a file without surrounding white space; None when there is none to read."""
-        try:
-            fd = os.open(self._prefix + path, os.O_RDONLY)
-        except OSError:
-            return None
-        try:
-            content = os.read(fd, READ_BYTES)
-            # A read of procfs returns whole records, less than a page: only an empty one is the end.
-            # A short attribute of sysfs comes with one read, and there are thousands of them.
-            whole = len(content) < 4096 and content.endswith(b"\n")
-            if not whole or path.startswith("/proc/"):
-                while more := os.read(fd, READ_BYTES):
-                    content += more
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        return content.decode("utf-8", "replace").strip()
+        content = read_file(self._prefix + path, is_attribute=not path.startswith("/proc/"))
+        return None if content is None else content.decode("utf-8", "replace").strip()
 
     def read_start(self, path: str) -> str:
         """The first page of a long file; ``/proc/cpuinfo`` of a large machine takes milliseconds."""
-        try:
-            fd = os.open(self._prefix + path, os.O_RDONLY)
-        except OSError:
-            return ""
-        try:
-            return os.read(fd, 4096).decode("utf-8", "replace")
-        except OSError:
-            return ""
-        finally:
-            os.close(fd)
+        content = read_file(self._prefix + path, max_bytes=PAGE_BYTES)
+        return (content or b"").decode("utf-8", "replace")
 
     def read_int(self, path: str) -> int | None:
         """The number that a file holds, decimal or with 0x; None for anything else."""
@@ -109,6 +111,19 @@ def number(text: str | None) -> int | None:
             return int(text or "", 10)
         except ValueError:
             return None
+
+
+def parse_fields(text: str) -> dict[str, str]:
+    """The lines ``name: value`` of a file such as ``/proc/cpuinfo``; of equal names the first counts.
+
+    **Ex.:** ``{"processor": "0", "vendor_id": "AuthenticAMD", "cpu family": "25", ...}``.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(name.strip(), value.strip())
+    return fields
 
 
 def parse_list(text: str) -> CPUs:

@@ -12,10 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from resource import RUSAGE_SELF, getrusage, struct_rusage
-from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import name_numbers
-from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
+from xlaunch.machine.limits import (
+    UNLIMITED_BYTES,
+    ControlGroup,
+    ControlGroups,
+    read_counters,
+)
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     descendants,
@@ -136,16 +140,6 @@ class Sampler:
 
 KILLER = "the kernel's out-of-memory killer"
 KILLS = "oom_kill"
-NO_LIMIT_BYTES = 1 << 60
-"""From here on a limit is none: version 1 has no word for that."""
-
-
-class _Place(NamedTuple):
-    """Something that counts kills."""
-
-    path: str
-    group: ControlGroup | None
-    """None: the whole machine."""
 
 
 class MemoryKills:
@@ -158,13 +152,13 @@ class MemoryKills:
     def __init__(self, root: str = "/") -> None:
         """`root`: root of the file tree to read."""
         self._tree = Tree(root)
-        self._places = [
-            _Place(group.file("memory", "events" if group.version == 2 else "oom_control"), group)
-            for levels in ControlGroups(self._tree).enclosing("memory")
-            for group in levels
-        ]
-        self._places.append(_Place("/proc/vmstat", None))
-        self._before = [self._count(place) for place in self._places]
+        self._group_of: dict[str, ControlGroup | None] = {
+            group.file("memory", "events"): group
+            for group in ControlGroups(self._tree).all_enclosing("memory")
+        }
+        """By the file that counts kills; None: those of the whole machine."""
+        self._group_of["/proc/vmstat"] = None
+        self._before = {path: self._count(path) for path in self._group_of}
         self._attributed = 0
 
     def attribute(self) -> str | None:
@@ -173,25 +167,17 @@ class MemoryKills:
 
         **Ex.:** ``the kernel's out-of-memory killer (limit 512 MiB)``.
         """
-        counts = zip(self._places, self._before, strict=True)
-        moved = [
-            place for place, before in counts if self._count(place) - before > self._attributed
-        ]
-        if not moved:
+        counts = [(self._count(path) - before, path) for path, before in self._before.items()]
+        groups = [self._group_of[path] for kills, path in counts if kills > self._attributed]
+        if not groups:
             return None
         self._attributed += 1
-        groups = [place.group for place in moved if place.group is not None]
-        limits = [limit for group in groups if (limit := self._limit_bytes(group)) is not None]
-        limited = f" (limit {size(limits[0])})" if limits else ""
-        return f"{KILLER}{limited}"
+        maxima = [self._tree.read_int(it.file("memory", "max")) for it in groups if it is not None]
+        limits = [limit for limit in maxima if limit is not None and limit < UNLIMITED_BYTES]
+        return f"{KILLER} (limit {size(limits[0])})" if limits else KILLER
 
-    def _count(self, place: _Place) -> int:
-        return read_counters(self._tree, place.path).get(KILLS, 0)
-
-    def _limit_bytes(self, group: ControlGroup) -> int | None:
-        name = "max" if group.version == 2 else "limit_in_bytes"
-        limit = self._tree.read_int(group.file("memory", name))
-        return limit if limit is not None and limit < NO_LIMIT_BYTES else None
+    def _count(self, path: str) -> int:
+        return read_counters(self._tree, path).get(KILLS, 0)
 
 
 class InstanceRun:

@@ -112,12 +112,11 @@ class StateDocument:
 
     def _cgroup(self) -> dict[str, Any] | None:
         """The group whose CPU quota is the tightest, else the innermost with counters."""
-        levels = [group for found in self._groups.enclosing("cpu") for group in found]
+        levels = self._groups.all_enclosing("cpu")
         quotas = {group.directory: read_cpu_quota(self._tree, group) for group in levels}
         levels.sort(key=lambda group: quotas[group.directory] or float("inf"))
         for group in levels:
-            path = group.file("cpu", "stat") if group.prefixed else f"{group.directory}/cpu.stat"
-            counters = read_counters(self._tree, path)
+            counters = read_counters(self._tree, f"{group.directory}/cpu.stat")
             quota = quotas[group.directory]
             if quota is not None or "nr_periods" in counters:
                 throttled_s = counters.get("throttled_usec", 0) / 1e6

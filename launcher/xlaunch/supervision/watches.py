@@ -18,13 +18,8 @@ from xlaunch.environment import Environment
 from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.files import names_in
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.machine.processes import (
-    TICKS_PER_SECOND,
-    descendants,
-    process_name,
-    read_file,
-    read_status,
-)
+from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, process_name, read_status
+from xlaunch.machine.tree import read_file
 from xlaunch.output.relay import Chunk
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun

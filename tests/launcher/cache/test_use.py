@@ -90,7 +90,7 @@ def test_where_there_can_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     shared.mkdir()
     shared.chmod(0o777)
     assert f"every user may write {shared}" in refusal(HOME=str(shared))
-    monkeypatch.setattr("xlaunch.cache.key.parse_cpuinfo", lambda _: {})
+    monkeypatch.setattr("xlaunch.cache.key.parse_fields", lambda _: {})
     assert "which instructions this processor has" in refusal(HOME=str(tmp_path))
 
 

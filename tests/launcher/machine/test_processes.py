@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.machine.processes import process_name, read_file
-from xlaunch.machine.tree import Tree
+from xlaunch.machine.processes import process_name
+from xlaunch.machine.tree import Tree, read_file
 
 LONG = "/proc/self/maps"
 """More than a page, and handed out in whole lines of less than a page."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, advice, ok, warning
 from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
-from xlaunch.machine.sysfs import parse_cpuinfo
+from xlaunch.machine.tree import parse_fields
 from xlaunch.text import counted
 
 CPU = "/sys/devices/system/cpu"
@@ -161,7 +161,7 @@ def show_topology(facts: Facts) -> Iterator[Finding]:
 def show_instruction_set(facts: Facts) -> Iterator[Finding]:
     """The kernels that torch and oneDNN choose: by the CPU, and by variables that hold them back."""
     flags, architecture = facts.flags, facts.machine.topology.architecture
-    fields = parse_cpuinfo(facts.tree.read_start("/proc/cpuinfo"))
+    fields = parse_fields(facts.tree.read_start("/proc/cpuinfo"))
     brand = " ".join(fields.get("model name", "").split())
     named = f"{brand}: " if brand else ""
     if architecture == "aarch64" and flags:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from xlaunch.machine.topology import Machine
-from xlaunch.machine.tree import Tree
+from xlaunch.machine.tree import Tree, parse_fields
 
 
 class Severity(enum.Enum):
@@ -59,9 +59,7 @@ class Facts(NamedTuple):
     @property
     def flags(self) -> frozenset[str]:
         """The features of the first CPU by ``/proc/cpuinfo``, whatever the architecture calls them."""
-        from xlaunch.machine.sysfs import parse_cpuinfo
-
-        fields = parse_cpuinfo(self.tree.read_start("/proc/cpuinfo"))
+        fields = parse_fields(self.tree.read_start("/proc/cpuinfo"))
         names = (fields.get(name, "") for name in ("flags", "Features", "features"))
         return frozenset(" ".join(names).split())
 

@@ -41,13 +41,11 @@ def show_quota(facts: Facts) -> Iterator[Finding]:
 
 def _throttled(facts: Facts) -> str:
     """How often the groups of this process were stopped. **Ex.:** ``; so far in 95 % of periods``."""
-    for levels in ControlGroups(facts.tree).enclosing("cpu"):
-        for group in levels:
-            path = group.file("cpu", "stat") if group.prefixed else f"{group.directory}/cpu.stat"
-            stat = read_counters(facts.tree, path)
-            if stat.get("nr_periods"):
-                share = stat.get("nr_throttled", 0) / stat["nr_periods"]
-                return f"; here in {share:.0%} of the periods so far (cpu.stat)"
+    for group in ControlGroups(facts.tree).all_enclosing("cpu"):
+        stat = read_counters(facts.tree, f"{group.directory}/cpu.stat")
+        if stat.get("nr_periods"):
+            share = stat.get("nr_throttled", 0) / stat["nr_periods"]
+            return f"; here in {share:.0%} of the periods so far (cpu.stat)"
     return ""
 
 

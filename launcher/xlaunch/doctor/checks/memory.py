@@ -19,6 +19,7 @@ from xlaunch.doctor.checks.findings import (
 )
 from xlaunch.environment.contribution import SYSTEM_MODE_FILE, SystemMode, system_mode
 from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
+from xlaunch.machine.tree import parse_fields
 from xlaunch.text import size
 
 SWAPPED_SHARE = 0.01
@@ -102,13 +103,13 @@ def show_available(facts: Facts) -> Iterator[Finding]:
 
 def read_meminfo(facts: Facts) -> dict[str, int]:
     """The sizes of ``/proc/meminfo``, in bytes."""
-    found = {}
-    for line in (facts.tree.read("/proc/meminfo") or "").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdecimal():
-            found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
-    return found
+    fields = parse_fields(facts.tree.read("/proc/meminfo") or "")
+    values = {name: value.partition(" ") for name, value in fields.items()}
+    return {
+        name: int(number) * (1024 if unit == "kB" else 1)
+        for name, (number, _, unit) in values.items()
+        if number.isdecimal()
+    }
 
 
 def show_limit(facts: Facts) -> Iterator[Finding]:
@@ -158,9 +159,8 @@ def _past_shortage(facts: Facts, limit: int) -> Finding | None:
     group = _group_with(facts, limit)
     if group is None:
         return None
-    version_2, tree = group.version == 2, facts.tree
-    events = read_counters(tree, group.file("memory", "events" if version_2 else "oom_control"))
-    peak = tree.read_int(group.file("memory", "peak" if version_2 else "max_usage_in_bytes"))
+    events = read_counters(facts.tree, group.file("memory", "events"))
+    peak = facts.tree.read_int(group.file("memory", "peak"))
     advise = _raise_limit(facts, limit, 2 * limit)
     if killed := events.get("oom_kill", 0):
         return warning(
@@ -181,13 +181,10 @@ def _past_shortage(facts: Facts, limit: int) -> Finding | None:
 
 def _group_with(facts: Facts, limit: int) -> ControlGroup | None:
     """The group of this process that has the limit."""
-    tree = facts.tree
-    for levels in ControlGroups(tree).enclosing("memory"):
-        for group in levels:
-            version_2 = group.version == 2
-            names = ("max", "high") if version_2 else ("limit_in_bytes",)
-            if limit in [tree.read_int(group.file("memory", name)) for name in names]:
-                return group
+    for group in ControlGroups(facts.tree).all_enclosing("memory"):
+        files = [group.file("memory", name) for name in ("max", "high")]
+        if limit in map(facts.tree.read_int, files):
+            return group
     return None
 
 
@@ -196,10 +193,9 @@ def _used_below(facts: Facts, limit: int) -> int | None:
     group = _group_with(facts, limit)
     if group is None:
         return None
-    version_2, tree = group.version == 2, facts.tree
-    used = tree.read_int(group.file("memory", "current" if version_2 else "usage_in_bytes"))
-    stat = read_counters(tree, group.file("memory", "stat"))
-    cached = stat.get("inactive_file" if version_2 else "total_inactive_file", 0)
+    used = facts.tree.read_int(group.file("memory", "current"))
+    stat = read_counters(facts.tree, group.file("memory", "stat"))
+    cached = stat.get("inactive_file" if group.version == 2 else "total_inactive_file", 0)
     return None if used is None else max(0, used - cached)
 
 
