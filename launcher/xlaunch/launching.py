@@ -146,14 +146,14 @@ def start(
     Raises `XLaunchError` when nothing could be started, and where the system is not Linux.
     """
     _require_linux("xlaunch.start")
-    from xlaunch.supervision.keeper_client import start_in_background
+    from xlaunch.supervision.keeper_client import RunningLaunch
     from xlaunch.supervision.run_state import Job
 
     run = checked(run, RunRequest)
     prepared = _environment_of(plan, program, run, environment)
     job = Job(plan, prepared, run, table=False)
     with _enough_descriptors(plan, run):
-        return start_in_background(job, stdout=stdout, stderr=stderr, mark=mark)
+        return RunningLaunch(job, stdout=stdout, stderr=stderr, mark=mark)
 
 
 def run_plan(

@@ -92,15 +92,6 @@ class MetricSeries(NamedTuple):
     """1, or if there were more than `MAX_KEPT`: one of this many values was kept."""
 
 
-class Measured(NamedTuple):
-    """The metrics of a run."""
-
-    by_instance: Mapping[int, tuple[InstanceMetric, ...]] = {}
-    totals: tuple[MetricTotal, ...] = ()
-    series: tuple[MetricSeries, ...] = ()
-    lines_seen: tuple[str, ...] = ()
-
-
 class Values(NamedTuple):
     """The values of one metric of one instance that count."""
 

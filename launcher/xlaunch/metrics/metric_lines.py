@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
@@ -126,6 +126,11 @@ class Metric(NamedTuple):
             return self.name
         found = (_UNIT_AFTER if is_time else _OTHER_UNIT_AFTER).match(rest)
         return found[1] if found and (is_time or found[1] != self.name) else None
+
+
+def parse_metrics(texts: Iterable[str]) -> tuple[Metric, ...]:
+    """Parse the values of `--metric`, each once. Raises `UsageError`."""
+    return tuple([parse_metric(text) for text in dict.fromkeys(texts)])
 
 
 def parse_metric(text: str) -> Metric:

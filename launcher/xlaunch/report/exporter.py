@@ -33,11 +33,8 @@ LOOK_INTERVAL_S = 1.0
 """How often it looks whether the run has ended."""
 
 Families = tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, str], ...]
-"""The kind, name and meaning of each, and the key of its value in the state of the run."""
+"""The kind, name and meaning of each, and the key of its value in the state of an instance or the group."""
 
-OF_RUN: Families = (
-    (GaugeMetricFamily, "xlaunch_ready", "Whether at least half of the instances are ready.", "ready"),
-)  # fmt: skip
 OF_INSTANCE: Families = (
     (GaugeMetricFamily, "xlaunch_instance_ready", "Whether the instance is ready.", "ready"),
     (CounterMetricFamily, "xlaunch_instance_cpu_seconds", "CPU time of its processes.", "cpu_s"),
@@ -67,8 +64,8 @@ class RunCollector:
             yield GaugeMetricFamily("xlaunch_up", "Whether the run answers.", value=0)
             return
         yield GaugeMetricFamily("xlaunch_up", "Whether the run answers.", value=1)
-        for kind, name, meaning, key in OF_RUN:
-            yield kind(name, meaning, value=state[key])
+        meaning = "Whether at least half of the instances are ready."
+        yield GaugeMetricFamily("xlaunch_ready", meaning, value=state["ready"])
         for kind, name, meaning, key in OF_INSTANCE:
             family = kind(name, meaning, labels=["instance"])
             for one in state["instances"]:

@@ -56,7 +56,7 @@ def keep(job: Job, *, caller: int | None = None) -> int:
     remove_dead(*temporary_places(os.environ))
     job = job._replace(others_run=proc_is_ours() and anything_runs())
     if job.run.metric:
-        from xlaunch.metrics.measuring import choose_directory
+        from xlaunch.supervision.metrics_watch import choose_directory
 
         job = job._replace(fifo_directory=choose_directory())
     ignored = {number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN}

@@ -22,38 +22,32 @@ from xlaunch.errors import XLaunchError
 from xlaunch.report import Report
 
 if TYPE_CHECKING:
-    from xlaunch.metrics.live import Live, LiveReader
+    from xlaunch.metrics.live import Live
     from xlaunch.supervision.run_state import Job
 
 
 KILL_INTERVAL_S = 0.1
 
 
-def start_in_background(
-    job: Job, *, stdout: int | None, stderr: int | None, mark: str | None
-) -> RunningLaunch:
-    """Start a run that the caller can watch and end. The arguments are those of `xlaunch.start`."""
-    from xlaunch.metrics.live import LiveReader
-    from xlaunch.metrics.measuring import metrics_of
-
-    metrics_of(job.run)  # raises UsageError here, before anything starts
-    live = LiveReader(os.memfd_create("xlaunch-live"))
-    try:
-        outputs = (subprocess.DEVNULL, stdout, stderr)
-        keeper = KeeperProcess(job, live=(live, mark), streams=outputs)
-    except BaseException:
-        live.close()
-        raise
-    return RunningLaunch(keeper, live)
-
-
 class RunningLaunch:
     """A run that `xlaunch.start` has started. As a context manager it is killed at the end of the block."""
 
-    def __init__(self, keeper: KeeperProcess, live: LiveReader) -> None:
-        self._keeper = keeper
-        self._live = live
+    def __init__(
+        self, job: Job, *, stdout: int | None, stderr: int | None, mark: str | None
+    ) -> None:
+        """The arguments are those of `xlaunch.start`."""
+        from xlaunch.metrics.live import LiveReader
+        from xlaunch.metrics.metric_lines import parse_metrics
+
+        parse_metrics(job.run.metric)  # raises UsageError here, before anything starts
         self._closed = False
+        self._live = LiveReader(os.memfd_create("xlaunch-live"))
+        try:
+            streams = (subprocess.DEVNULL, stdout, stderr)
+            self._keeper = KeeperProcess(job, live=(self._live.descriptor, mark), streams=streams)
+        except BaseException:
+            self._live.close()
+            raise
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the run is ending: then call `wait`."""
@@ -114,15 +108,14 @@ class KeeperProcess:
         self,
         job: Job,
         *,
-        live: tuple[LiveReader, str | None] | None = None,
+        live: tuple[int, str | None] | None = None,
         streams: tuple[int | None, int | None, int | None] | None = None,
     ) -> None:
-        """`live`: the receiver of metric values, and the mark of the lines that it also receives.
+        """`live`: the file for metric values, and the mark of the lines that it also gets.
 
         `streams`: its standard streams, in a process group of its own; None: the caller's.
         """
-        watched = None if live is None else (live[0].descriptor, live[1])
-        data = pickle.dumps((job, watched))
+        data = pickle.dumps((job, live))
         self.descriptor, report_out = os.pipe()
         job_in, job_out = os.pipe()
         numbers = [str(number) for number in (os.getpid(), job_in, report_out)]
@@ -132,7 +125,7 @@ class KeeperProcess:
                 # The child must find this very package, wherever the caller found it.
                 (sys.executable, "-P", "-c", _CHILD, HOME, *numbers),
                 env=without_current_directory(os.environ),
-                pass_fds=(job_in, report_out, *([live[0].descriptor] if live else ())),
+                pass_fds=(job_in, report_out, *([live[0]] if live else ())),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,

@@ -145,14 +145,10 @@ class Probe:
                 self._end(f"the command {how}" if code else "")
         except OSError as error:
             self._end(error.strerror or str(error))
-        if now >= self.deadline:
-            self._expire()
-        return self.problem is not None
-
-    def _expire(self) -> None:
-        if self.problem is None:
+        if now >= self.deadline and self.problem is None:
             self._end(self._judge() if self._status() else f"no answer in {self._timeout_s:g} s")
             self.cancel()
+        return self.problem is not None
 
     def reap(self) -> int | None:
         """The exit code of the command, negative for a signal; None while it runs."""
@@ -166,9 +162,7 @@ class Probe:
 
     def cancel(self) -> None:
         """Close the connection, and kill the command with its process group; then reap it."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._disconnect()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -182,6 +176,9 @@ class Probe:
 
     def _end(self, problem: str) -> None:
         self.problem = problem
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -151,19 +151,10 @@ class Terminal:
     """
 
     def __init__(self, job: int | None) -> None:
-        """`job`: that group. None: there is no terminal to lend, and the methods do nothing."""
+        """`job`: the group that has it, and gets it back. None: the methods do nothing."""
         self._job = job
         self._group: int | None = None
-        self.exists = job is not None
-
-    @classmethod
-    def find(cls, job: int) -> Terminal:
-        """The controlling terminal, if standard input is it."""
-        try:
-            os.tcgetpgrp(0)
-        except OSError:
-            return cls(None)
-        return cls(job)
+        self.exists = job is not None and self._foreground() is not None
 
     def lend_to(self, group: int) -> None:
         """Give the terminal to the instance's group, and join that group.
@@ -184,7 +175,7 @@ class Terminal:
 
     def take_back(self) -> None:
         """Give the terminal back to the job, unless another group has it by now."""
-        if self._job is None:
+        if not self.exists or self._job is None:
             return
         if self._group is not None and self._foreground() == self._group:
             self._set_foreground(self._job)

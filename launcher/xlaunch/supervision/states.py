@@ -53,15 +53,9 @@ class Event(enum.Enum):
 
 
 EVENT_OF_SIGNAL: dict[int, Event] = {
-    signal.SIGINT: Event.INTERRUPT,
-    signal.SIGTERM: Event.TERMINATE,
-    signal.SIGHUP: Event.HANGUP,
-    signal.SIGQUIT: Event.QUIT,
-    signal.SIGUSR1: Event.USER_1,
-    signal.SIGUSR2: Event.USER_2,
-    signal.SIGWINCH: Event.WINDOW,
-    signal.SIGTSTP: Event.SUSPEND,
-    signal.SIGCONT: Event.RESUME,
+    signal.Signals[event.value]: event
+    for event in Event
+    if event.value in signal.Signals.__members__
 }
 
 
@@ -87,10 +81,6 @@ class Action(NamedTuple):
     """Stop the user's process too, so that the shell sees a suspended job."""
 
 
-def _pass_on(target: SignalTarget, number: signal.Signals, then: State) -> Action:
-    return Action(target, number, then)
-
-
 def _end(number: signal.Signals, target: SignalTarget = SignalTarget.PROCESSES) -> Action:
     return Action(target, number, State.ENDING, start_grace=True, continue_groups=True)
 
@@ -108,11 +98,11 @@ E = Event
 TABLE: dict[tuple[State, Event], Action] = {
     # What the terminal sends goes to whole process groups, as the terminal would send it. All others
     # go to the one process: a worker that a program has started does not expect them.
-    (S.RUNNING, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.SIGNALLED),
-    (S.RUNNING, E.QUIT): _pass_on(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
+    (S.RUNNING, E.HANGUP): Action(_GROUPS, signal.SIGHUP, S.SIGNALLED),
+    (S.RUNNING, E.QUIT): Action(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
     (S.RUNNING, E.SUSPEND): Action(_GROUPS, signal.SIGTSTP, S.STOPPED, stop_keeper=True),
     (S.RUNNING, E.INSTANCE_SUSPENDED): Action(_NO_PROCESS, None, S.STOPPED, stop_keeper=True),
-    (S.RUNNING, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.RUNNING),
+    (S.RUNNING, E.RESUME): Action(_GROUPS, signal.SIGCONT, S.RUNNING),
     (S.RUNNING, E.SECOND_CTRL_C): _KILL,
     (S.RUNNING, E.INSTANCE_DONE): Action(_NO_PROCESS, None, S.RUNNING),
     # Under --on-failure continue a failure is handled as INSTANCE_DONE is.
@@ -133,7 +123,7 @@ TABLE: dict[tuple[State, Event], Action] = {
     # There are no restarts while it is suspended: one that is due waits for SIGCONT.
     (S.STOPPED, E.HANGUP): Action(_GROUPS, signal.SIGHUP, S.SIGNALLED, continue_groups=True),
     (S.STOPPED, E.QUIT): Action(_GROUPS, signal.SIGQUIT, S.SIGNALLED, continue_groups=True),
-    (S.STOPPED, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.RUNNING),
+    (S.STOPPED, E.RESUME): Action(_GROUPS, signal.SIGCONT, S.RUNNING),
     (S.STOPPED, E.INSTANCE_DONE): Action(_NO_PROCESS, None, S.STOPPED),
     (S.STOPPED, E.INSTANCE_FAILED): _end(signal.SIGTERM),
     (S.STOPPED, E.INSTANCE_RESTARTS): Action(_NO_PROCESS, None, S.STOPPED),
@@ -142,11 +132,11 @@ TABLE: dict[tuple[State, Event], Action] = {
     # instances ends, the others have to end as well; they got the signal already. An instance that
     # fails now may have failed because of the signal, and is not restarted; one that the supervisor
     # itself has ended is.
-    (S.SIGNALLED, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.SIGNALLED),
-    (S.SIGNALLED, E.QUIT): _pass_on(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
+    (S.SIGNALLED, E.HANGUP): Action(_GROUPS, signal.SIGHUP, S.SIGNALLED),
+    (S.SIGNALLED, E.QUIT): Action(_GROUPS, signal.SIGQUIT, S.SIGNALLED),
     (S.SIGNALLED, E.SUSPEND): Action(_GROUPS, signal.SIGTSTP, S.STOPPED, stop_keeper=True),
     (S.SIGNALLED, E.INSTANCE_SUSPENDED): Action(_NO_PROCESS, None, S.STOPPED, stop_keeper=True),
-    (S.SIGNALLED, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.SIGNALLED),
+    (S.SIGNALLED, E.RESUME): Action(_GROUPS, signal.SIGCONT, S.SIGNALLED),
     (S.SIGNALLED, E.SECOND_CTRL_C): _KILL,
     (S.SIGNALLED, E.INSTANCE_DONE): _GIVE_UP,
     (S.SIGNALLED, E.INSTANCE_FAILED): _GIVE_UP,
@@ -158,9 +148,9 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.ENDING, E.SECOND_CTRL_C): _KILL,
     (S.ENDING, E.QUIT): _KILL,
     (S.ENDING, E.GRACE_OVER): _KILL,
-    (S.ENDING, E.TERMINATE): _pass_on(_PROCESSES, signal.SIGTERM, S.ENDING),
-    (S.ENDING, E.HANGUP): _pass_on(_GROUPS, signal.SIGHUP, S.ENDING),
-    (S.ENDING, E.RESUME): _pass_on(_GROUPS, signal.SIGCONT, S.ENDING),
+    (S.ENDING, E.TERMINATE): Action(_PROCESSES, signal.SIGTERM, S.ENDING),
+    (S.ENDING, E.HANGUP): Action(_GROUPS, signal.SIGHUP, S.ENDING),
+    (S.ENDING, E.RESUME): Action(_GROUPS, signal.SIGCONT, S.ENDING),
 }
 
 for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED):
@@ -168,11 +158,11 @@ for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED):
     TABLE[_state, E.TERMINATE] = TABLE[_state, E.TIMEOUT] = _end(signal.SIGTERM)
 
 for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED, S.ENDING):
-    TABLE[_state, E.USER_1] = _pass_on(_PROCESSES, signal.SIGUSR1, _state)
-    TABLE[_state, E.USER_2] = _pass_on(_PROCESSES, signal.SIGUSR2, _state)
+    TABLE[_state, E.USER_1] = Action(_PROCESSES, signal.SIGUSR1, _state)
+    TABLE[_state, E.USER_2] = Action(_PROCESSES, signal.SIGUSR2, _state)
     # The signal that came: see `act`.
     TABLE[_state, E.OTHER_SIGNAL] = Action(_PROCESSES, None, _state)
-    TABLE[_state, E.WINDOW] = _pass_on(_GROUPS, signal.SIGWINCH, _state)
+    TABLE[_state, E.WINDOW] = Action(_GROUPS, signal.SIGWINCH, _state)
 
 for _state in (S.RUNNING, S.WAITING, S.STOPPED, S.SIGNALLED, S.ENDING):
     TABLE[_state, E.KEEPER_GONE] = _KILL

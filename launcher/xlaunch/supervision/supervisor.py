@@ -66,13 +66,7 @@ UNSEEN = (
 class Supervisor:
     """Runs the instances of one plan, once."""
 
-    def __init__(
-        self,
-        job: Job,
-        *,
-        commands: int,
-        signal_mask: set[int],
-    ) -> None:
+    def __init__(self, job: Job, *, commands: int, signal_mask: set[int]) -> None:
         """Prepare the run; `run` starts it.
 
         commands: descriptor of the keeper's pipe. signal_mask: blocked in instances.
@@ -102,7 +96,7 @@ class Supervisor:
         """The exit code of the first failure."""
         self._reason: str | None = None
         alone = len(plan.instances) == 1
-        self._terminal = Terminal.find(os.getpgid(self._keeper)) if alone else Terminal(None)
+        self._terminal = Terminal(os.getpgid(self._keeper) if alone else None)
         self._ctrl_c = CtrlC(self._terminal, run.grace_s)
         self._memory_kills = MemoryKills()
         self._replacements = Replacements(self._run)

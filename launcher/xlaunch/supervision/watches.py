@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the supervisor: those that watch metrics, GPUs and other work on its CPUs; what a service needs.
+"""The parts of the supervisor; those that watch GPUs and other work on its CPUs.
 
 Other work is that of other processes, and of other virtual machines of the host. An instance that shares a
 core is slow, and a parallel region is as slow as its slowest thread. Only a supervised run is sampled, and
@@ -8,11 +8,10 @@ only if another process was runnable before. Nothing is delayed.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from xlaunch.environment import Environment
 from xlaunch.errors import RunWarning, WarningKind
@@ -22,15 +21,8 @@ from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, process_nam
 from xlaunch.machine.tree import read_file
 from xlaunch.output.relay import Chunk
 from xlaunch.report import Report
-from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.run_state import Job, Part, Replacements, RunState
 from xlaunch.supervision.states import State
-
-if TYPE_CHECKING:
-    from xlaunch.metrics.live import LiveWriter
-
-DETAILS_INTERVAL_S = 1.0
-"""Minimum time between updates of the metrics that `xlaunch ps` shows."""
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1
@@ -55,6 +47,8 @@ def make_parts(job: Job, run: RunState, replacements: Replacements) -> list[Part
     if job.others_run:
         parts.append(OtherWorkWatch(run))
     if job.run.metric or job.live is not None:
+        from xlaunch.supervision.metrics_watch import MetricsWatch
+
         parts.append(MetricsWatch(run, job.fifo_directory, job.live))
     if job.run.verify_device:
         parts.append(DevicesWatch(run, job.environment, live_line=job.live_line))
@@ -72,73 +66,6 @@ def make_late_parts(run: RunState, replacements: Replacements) -> list[Part]:
     from xlaunch.supervision.state_socket import open_state_socket
 
     return [*open_state_socket(run, replacements), *start_exporter(run)]
-
-
-class MetricsWatch(Part):
-    """Hands output to the measuring, and its values to the report and the record of the launch."""
-
-    reads_output = True
-
-    def __init__(self, run: RunState, fifo_directory: str | None, live: LiveWriter | None) -> None:
-        """For `fifo_directory` and `live` see `Measuring`."""
-        from xlaunch.metrics.measuring import Measuring
-
-        self._run = run
-        self._measuring = Measuring(run.plan, run.asked, fifo_directory, live, run.poll)
-        self._details_due = math.inf if run.lease is None else run.started
-        run.messages.warn(self._measuring.problem)
-        self._set_due()
-
-    def _set_due(self) -> None:
-        self.due = min(self._measuring.due, self._details_due)
-
-    def variables(self, index: int) -> dict[str, str]:
-        return self._measuring.variables(index)
-
-    def started(self, run: InstanceRun) -> None:
-        self._measuring.started(run.instance.index, run.started)
-        self._set_due()
-
-    def ended(self, run: InstanceRun) -> None:
-        self._measuring.ended(run.instance.index)
-        self._set_due()
-
-    def feed(self, chunk: Chunk) -> None:
-        self._measuring.feed(*chunk)
-
-    def look(self, now: float) -> None:
-        self._run.messages.warn(self._measuring.look())
-        if now >= self._details_due:
-            self._details_due = now + DETAILS_INTERVAL_S
-            if latest := self._measuring.latest():
-                self._run.record(metric=latest)
-        self._set_due()
-
-    def owns(self, descriptor: int) -> bool:
-        return self._measuring.owns(descriptor)
-
-    def handle(self, descriptor: int) -> None:
-        self._measuring.read(descriptor)
-
-    def release(self) -> None:
-        self._measuring.release()
-        self._set_due()
-
-    def finish(self) -> None:
-        self._run.messages.warn(self._measuring.finish())
-
-    def add_to(self, report: Report) -> Report:
-        measured = self._measuring.results()
-        instances = [
-            one._replace(metrics=measured.by_instance.get(one.index, ()))
-            for one in report.instances
-        ]
-        return report._replace(
-            instances=tuple(instances),
-            metrics=measured.totals,
-            series=measured.series,
-            lines_seen=measured.lines_seen,
-        )
 
 
 class DevicesWatch(Part):

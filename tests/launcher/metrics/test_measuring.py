@@ -14,7 +14,7 @@ import pytest
 from tests.launcher.cli.commands import clean_environment, xlaunch
 from tests.launcher.launching import Launched, children_of, is_alive, wait_until
 
-from xlaunch.metrics.measuring import MAX_HOLD_S, Barrier
+from xlaunch.metrics.barrier import MAX_HOLD_S, Barrier
 
 BEGIN = """
 import os, signal, sys, time
