@@ -71,13 +71,8 @@ def record(lease: Lease, directory: str | None = None) -> Lease:
 def record_details(lease: Lease) -> None:
     """Write what `xlaunch ps` shows to the user of a launch, if it has a record."""
     if lease.path:
-        fields = {
-            "program": lease.program,
-            "instances": lease.instances,
-            "log_dir": lease.log_dir,
-            "metric": lease.metric,
-            "socket": lease.socket,
-        }
+        names = ("program", "instances", "log_dir", "metric", "socket")
+        fields = {name: getattr(lease, name) for name in names}
         with contextlib.suppress(OSError):
             write_whole(lease.path + DETAILS, _lines(fields), mode=0o600)
 

@@ -115,10 +115,8 @@ class Lease(NamedTuple):
 
     def precedes(self, other: Lease) -> bool:
         """Whether it keeps CPUs that both claim. The two launches agree on which one does."""
-        return self._order() < other._order()
-
-    def _order(self) -> tuple[int, str]:
-        return self.claimed_ns, os.path.basename(self.path)
+        own, others = os.path.basename(self.path), os.path.basename(other.path)
+        return (self.claimed_ns, own) < (other.claimed_ns, others)
 
     def takes_as(self, other: Lease) -> bool:
         """Whether it is the same launch, with the same CPUs and GPUs."""
@@ -162,7 +160,10 @@ def of_others(
     while pid and pid not in own and (status := read_process(pid)) is not None:
         own.add(pid)
         pid = status.parent
-    inherited = set(_cpus_of_instance(environment or {}))
+    inherited: set[int] = set()
+    with contextlib.suppress(UsageError):
+        cpus = (environment or {}).get(f"{INSTANCE_PREFIX}CPUS", "")
+        inherited.update(parse_cpu_list(cpus, below=MAX_CPUS))
 
     def is_own(lease: Lease) -> bool:
         if not lease.is_local:
@@ -204,11 +205,8 @@ def described(lease: Lease) -> Lease:
     if lease.uid != os.geteuid() and os.geteuid() != 0:
         return lease._replace(program=process_name(lease.pid) if lease.is_local else "")
     try:
-        descriptor = _open_file(lease.path + DETAILS, lease.uid)
-        try:
+        with _opened(lease.path + DETAILS, lease.uid) as descriptor:
             fields = _read_fields(descriptor, MAX_BYTES)
-        finally:
-            os.close(descriptor)
         return lease._replace(
             program=printable(fields["program"]),
             instances=int(fields["instances"]),
@@ -261,7 +259,7 @@ class LeaseReader:
                 if uid != os.geteuid():
                     left = min(MAX_RECORDS_OF_USER, MAX_RECORDS - records.total())
                 left += self._cpu_count - records[uid]
-                with _opened_directory(path, uid) as place:
+                with _opened(path, uid, flags=os.O_DIRECTORY) as place:
                     names = _record_names(place)[: max(0, left)]
                     records[uid] += len(names) if uid != os.geteuid() else 0
                     for record in names:
@@ -271,13 +269,12 @@ class LeaseReader:
     def has_ended(self, path: str) -> bool:
         """Whether a launch of this user has surely ended, by its record or, without one, by its name."""
         name = os.path.basename(path)
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            descriptor = _open_file(path, os.geteuid())
-            try:
-                fields = _read_fields(descriptor, MAX_BYTES)
-                return not (self._runs(fields, descriptor) or _is_locked(descriptor))
-            finally:
-                os.close(descriptor)
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            _opened(path, os.geteuid()) as descriptor,
+        ):
+            fields = _read_fields(descriptor, MAX_BYTES)
+            return not (self._runs(fields, descriptor) or _is_locked(descriptor))
         pid, ticks, _ = name.split("-")
         is_local = name == record_name(int(pid), int(ticks), self._namespace)
         return is_local and start_ticks(int(pid)) != int(ticks)
@@ -287,19 +284,14 @@ class LeaseReader:
         if name == self.own_name:
             return None
         try:
-            descriptor = _open_file(name, uid, place)
-        except OSError:
-            return None
-        try:
-            path = os.path.join(directory, name)
-            lease, fields = _parse(descriptor, path, uid, self._cpu_count)
-            if not self._runs(fields, descriptor):
-                return None
-            return lease._replace(is_local=fields["pid_namespace"] == self._namespace)
+            with _opened(name, uid, place=place) as descriptor:
+                path = os.path.join(directory, name)
+                lease, fields = _parse(descriptor, path, uid, self._cpu_count)
+                is_running = self._runs(fields, descriptor)
         except (OSError, ValueError, KeyError, UsageError):
             return None
-        finally:
-            os.close(descriptor)
+        is_local = fields["pid_namespace"] == self._namespace
+        return lease._replace(is_local=is_local) if is_running else None
 
     def _runs(self, fields: Mapping[str, str], descriptor: int) -> bool:
         # A container's /proc may hide the boot ID.
@@ -319,11 +311,13 @@ def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease,
     Raises OSError, and ValueError, KeyError or UsageError for what is not a record.
     """
     fields = _read_fields(descriptor, MAX_RECORD_BYTES + MAX_BYTES_OF_CPU * cpu_count)
+    if fields["cpus"].count(",") >= cpu_count:
+        raise ValueError("more parts than CPUs")
     lease = Lease(
         pid=int(fields["pid"]),
         start_ticks=int(fields["start_ticks"]),
         uid=uid,
-        cpus=_cpus(fields["cpus"], cpu_count),
+        cpus=parse_cpu_list(fields["cpus"], below=cpu_count),
         program="",
         instances=0,
         exclusive=fields["exclusive"] == "1",
@@ -338,12 +332,6 @@ def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease,
     return lease, fields
 
 
-def _cpus(text: str, cpu_count: int) -> CPUs:
-    if text.count(",") >= cpu_count:
-        raise ValueError("more parts than CPUs")
-    return parse_cpu_list(text, below=cpu_count)
-
-
 def _read_fields(descriptor: int, max_bytes: int) -> dict[str, str]:
     """Raises OSError, and ValueError for a text that is too long or has other lines."""
     data = os.pread(descriptor, max_bytes + 1, 0)
@@ -353,11 +341,14 @@ def _read_fields(descriptor: int, max_bytes: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _opened_directory(path: str, uid: int) -> Iterator[int]:
-    descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
+def _opened(path: str, uid: int, *, place: int | None = None, flags: int = 0) -> Iterator[int]:
+    """Open a regular file or directory of `uid`, never following a link nor waiting. Raises OSError."""
+    descriptor = os.open(path, _OPEN | flags, dir_fd=place)
     try:
-        if os.fstat(descriptor).st_uid != uid:
-            raise OSError(errno.EPERM, "was replaced by another user's", path)
+        status = os.fstat(descriptor)
+        is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+        if not is_plain or status.st_uid != uid:
+            raise OSError(errno.EINVAL, "is not a file or directory of its user", path)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -371,16 +362,6 @@ def _record_names(place: int) -> list[str]:
             for entry in itertools.islice(entries, MAX_NAMES)
             if RECORD_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
         ]
-
-
-def _open_file(path: str, uid: int, place: int | None = None) -> int:
-    """Open a regular file of `uid`, never following a link nor waiting. Raises OSError."""
-    descriptor = os.open(path, _OPEN, dir_fd=place)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file of its user", path)
-    return descriptor
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -397,15 +378,10 @@ def _is_locked(descriptor: int) -> bool:
 
 def names_of_directories(parent: str) -> list[str]:
     """The names in `parent` that directories of records may have."""
-    try:
-        with os.scandir(parent) as entries:
-            names = [entry.name for entry in itertools.islice(entries, MAX_NAMES)]
-    except FileNotFoundError:
-        return []
-    except OSError:
-        names = []
-        is_whole = False
-    else:
+    names: list[str] = []
+    is_whole = not os.path.exists(parent)
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        names = [entry.name for entry in itertools.islice(entries, MAX_NAMES)]
         is_whole = len(names) < MAX_NAMES
     directories = [name for name in names if _DIRECTORY_NAME.fullmatch(name)]
     if is_whole:
@@ -424,10 +400,3 @@ def _possible_cpus() -> int:
     text = (read_file(_POSSIBLE_CPUS) or b"").decode()
     highest = re.split("[-,]", text.strip())[-1]
     return min(int(highest) + 1, MAX_CPUS) if highest.isdigit() else MAX_CPUS
-
-
-def _cpus_of_instance(environment: Mapping[str, str]) -> CPUs:
-    """The CPUs that an outer launch gave to this instance; empty if there is none."""
-    with contextlib.suppress(UsageError):
-        return parse_cpu_list(environment.get(f"{INSTANCE_PREFIX}CPUS", ""), below=MAX_CPUS)
-    return ()

@@ -93,7 +93,7 @@ def plan_beside_others(
         environment, replaced = _without_torchruns_threads(environment, rank, job)
         notes += replaced
     exclusive = host.exclusive or host.wait_s is not None
-    deadline = time.monotonic() + (host.wait_s or 0.0)
+    deadline, is_waiting = time.monotonic() + (host.wait_s or 0.0), False
     while True:
         try:
             made, held, lease = _take_cores(
@@ -103,8 +103,9 @@ def plan_beside_others(
         except _TakenError as error:
             if time.monotonic() >= deadline:
                 raise XLaunchError(str(error)) from None
-            note(f"waiting: {error}")
-        note = _silent
+            if not is_waiting:
+                note(f"waiting: {error}")
+            is_waiting = True
         time.sleep(WAIT_INTERVAL_S)
     if made.bound and (sharing := leases.sharing(held, _cpus_of(made))):
         notes.append(f"shares cores with {_names(sharing)}")
@@ -349,10 +350,6 @@ def _names(held: Sequence[Lease]) -> str:
     if len(held) > MAX_NAMES:
         names.append(f"{len(held) - MAX_NAMES} more")
     return ", ".join(names) or "nobody that can be seen"
-
-
-def _silent(_: str) -> None:
-    """Said once already."""
 
 
 def _mask_of(pid: int) -> CPUs | None:
