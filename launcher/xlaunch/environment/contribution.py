@@ -32,6 +32,7 @@ from xlaunch.machine.gpus import (
     VARIABLES,
 )
 from xlaunch.machine.topology import Gpu
+from xlaunch.machine.tree import read_file
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LOCAL_RANK_VARIABLES, HugePages, ProgramRequest, RunRequest
 
@@ -117,12 +118,9 @@ class SystemMode(enum.Enum):
 
 def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
     """The mode in brackets: ``always [madvise] never``."""
-    try:
-        with open(path, encoding="ascii") as file:
-            text = file.read()
-        return SystemMode(text.partition("[")[2].partition("]")[0])
-    except (OSError, ValueError):
-        return SystemMode.UNKNOWN
+    text = (read_file(path) or b"").decode(errors="replace")
+    mode = text.partition("[")[2].partition("]")[0]
+    return next((it for it in SystemMode if it.value == mode), SystemMode.UNKNOWN)
 
 
 def glibc_asks(asked: HugePages, mode: SystemMode, glibc: tuple[int, int] | None) -> bool:

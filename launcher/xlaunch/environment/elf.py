@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+from io import BufferedReader
 from typing import NamedTuple
 
 from xlaunch.files import open_input
@@ -74,13 +75,14 @@ class Elf(NamedTuple):
 
 def read_elf(path: str) -> Elf:
     """Read the file's headers. Raises `ElfError`, also for a truncated file."""
-    with _Reader(path) as reader:
-        header = reader.at(0, 64)
-        target = _target(header)
-        try:
-            return _read(reader, header, target)
-        except struct.error:
-            raise ElfError("is truncated") from None
+    try:
+        with open_input(path) as file:
+            return _read(file)
+    except struct.error:
+        raise ElfError("is truncated") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ElfError(f"cannot be read ({reason})") from None
 
 
 def read_program(path: str | None) -> Elf | None:
@@ -100,34 +102,11 @@ def read_program(path: str | None) -> Elf | None:
     return None
 
 
-class _Reader:
-    """A file that is read at offsets."""
-
-    def __init__(self, path: str) -> None:
-        try:
-            self._file = open_input(path)
-        except (OSError, ValueError) as error:
-            raise ElfError(f"cannot be read ({_reason(error)})") from None
-        self.size = os.fstat(self._file.fileno()).st_size
-
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def at(self, offset: int, length: int) -> bytes:
-        """The bytes at an offset; fewer at the end of the file."""
-        if offset > self.size:
-            return b""
-        try:
-            return os.pread(self._file.fileno(), length, offset)
-        except OSError as error:
-            raise ElfError(f"cannot be read ({_reason(error)})") from None
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
+def _at(file: BufferedReader, offset: int, length: int) -> bytes:
+    """The bytes at an offset; fewer at the end of the file."""
+    if offset > os.fstat(file.fileno()).st_size:
+        return b""
+    return os.pread(file.fileno(), length, offset)
 
 
 def _target(header: bytes) -> ElfTarget:
@@ -140,7 +119,9 @@ def _target(header: bytes) -> ElfTarget:
     return ElfTarget(bits, order, struct.unpack_from(f"{order}H", header, 18)[0])
 
 
-def _read(reader: _Reader, header: bytes, target: ElfTarget) -> Elf:
+def _read(file: BufferedReader) -> Elf:
+    header = _at(file, 0, 64)
+    target = _target(header)
     order, wide = target.byte_order, target.bits == 64
     (kind,) = struct.unpack_from(f"{order}H", header, 16)
     if wide:
@@ -153,7 +134,7 @@ def _read(reader: _Reader, header: bytes, target: ElfTarget) -> Elf:
         raise ElfError("has invalid program headers")
     loaded: list[tuple[int, int, int]] = []  # virtual address, offset in the file, bytes
     dynamic = interpreter = (0, 0)
-    headers = reader.at(start, size * count)
+    headers = _at(file, start, size * count)
     for index in range(count):
         if wide:
             segment, _, offset, address, _, length = struct.unpack_from(
@@ -164,23 +145,26 @@ def _read(reader: _Reader, header: bytes, target: ElfTarget) -> Elf:
                 f"{order}IIIII", headers, index * size
             )
         if segment == PT_LOAD:
-            if offset + length > reader.size:
+            if offset + length > os.fstat(file.fileno()).st_size:
                 raise ElfError("is truncated")
             loaded.append((address, offset, length))
         elif segment == PT_DYNAMIC:
             dynamic = offset, min(length, MAX_DYNAMIC_BYTES)
         elif segment == PT_INTERP:
             interpreter = offset, min(length, MAX_NAME_BYTES)
-    soname, needed = _names(reader, target, dynamic, loaded)
-    loader = os.fsdecode(reader.at(*interpreter).split(b"\0")[0]) or None
+    soname, needed = _names(file, target, dynamic, loaded)
+    loader = os.fsdecode(_at(file, *interpreter).split(b"\0")[0]) or None
     return Elf(target, kind == ET_DYN, soname, needed, loader)
 
 
 def _names(
-    reader: _Reader, target: ElfTarget, dynamic: tuple[int, int], loaded: list[tuple[int, int, int]]
+    file: BufferedReader,
+    target: ElfTarget,
+    dynamic: tuple[int, int],
+    loaded: list[tuple[int, int, int]],
 ) -> tuple[str | None, tuple[str, ...]]:
     entry = struct.Struct(f"{target.byte_order}{'qQ' if target.bits == 64 else 'iI'}")
-    content = reader.at(*dynamic)
+    content = _at(file, *dynamic)
     entries = list(entry.iter_unpack(content[: len(content) // entry.size * entry.size]))
     table = next((value for tag, value in entries if tag == DT_STRTAB), None)
     if table is None:
@@ -191,7 +175,7 @@ def _names(
 
     def name(offset: int) -> str:
         return (
-            reader.at(strings + offset, MAX_NAME_BYTES).split(b"\0")[0].decode("utf-8", "replace")
+            _at(file, strings + offset, MAX_NAME_BYTES).split(b"\0")[0].decode("utf-8", "replace")
         )
 
     soname = next((name(value) for tag, value in entries if tag == DT_SONAME), None)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from xlaunch.environment.program import Program, invoked
 from xlaunch.environment.python_environment import site_directories
 from xlaunch.files import names_in
+from xlaunch.machine.tree import read_file
 
 MAX_FILES = 200
 MAX_FILE_BYTES = 1 << 20
@@ -132,8 +133,4 @@ def _imported(text: str, path: str) -> Iterator[str]:
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_FILE_BYTES)
-    except OSError:
-        return ""
+    return (read_file(path, max_bytes=MAX_FILE_BYTES) or b"").decode(errors="replace")

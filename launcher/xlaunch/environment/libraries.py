@@ -17,6 +17,7 @@ from xlaunch.environment.elf import Elf, ElfError, read_elf
 from xlaunch.environment.python_environment import base_of, site_directories
 from xlaunch.errors import UsageError
 from xlaunch.files import names_in
+from xlaunch.machine.tree import read_file
 from xlaunch.ownership import inspect_ownership
 
 
@@ -191,17 +192,7 @@ def _mismatch(library: Elf, program: Elf) -> str | None:
 def places(
     prefix: str | None, environment: Mapping[str, str], *, root: str = "/"
 ) -> tuple[Searched, ...]:
-    """The directories that are searched, in this order, each once."""
-    searched: dict[str, Searched] = {}
-    for origin, directory in _directories(prefix, environment, root):
-        searched.setdefault(os.path.realpath(directory), Searched(origin, directory))
-    return tuple(searched.values())
-
-
-def _directories(
-    prefix: str | None, environment: Mapping[str, str], root: str
-) -> list[tuple[str, str]]:
-    """Origin and path of each existing directory, in the order of preference."""
+    """The existing directories that are searched, in this order, each once."""
     conda = environment.get("CONDA_PREFIX")
     candidates: list[tuple[str, str]] = []
     sites: tuple[str, ...] = ()
@@ -233,7 +224,11 @@ def _directories(
     named = environment.get(SYSTEM_DIRECTORIES)
     system = _system_directories(root) if named is None else filter(os.path.isabs, named.split(":"))
     candidates += [("a system directory", directory) for directory in system]
-    return [entry for entry in candidates if os.path.isdir(entry[1])]
+    searched: dict[str, Searched] = {}
+    for origin, directory in candidates:
+        if os.path.isdir(directory):
+            searched.setdefault(os.path.realpath(directory), Searched(origin, directory))
+    return tuple(searched.values())
 
 
 _LIB_DIRECTORIES = ("torch/lib", "jemalloc/lib", "mimalloc/lib", "intel_openmp/lib")
@@ -278,11 +273,7 @@ def _version(name: str, path: str) -> str | None:
 
 
 def _content(path: str) -> bytes:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(1 << 24)
-    except OSError:
-        return b""
+    return read_file(path, max_bytes=1 << 24) or b""
 
 
 def _packaged_version(prefix: str, distribution: str) -> str | None:

@@ -18,6 +18,7 @@ from xlaunch.cache.use import NO_HOME, cache_home, missing_home
 from xlaunch.environment.variables import PRELOAD
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private
+from xlaunch.machine.tree import read_file
 from xlaunch.ownership import inspect_ownership
 
 if TYPE_CHECKING:
@@ -199,6 +200,7 @@ def require_library(
         how_to_install,
         inspect_library,
         kind_of,
+        places,
     )
 
     if not sys.platform.startswith("linux"):
@@ -226,7 +228,7 @@ def require_library(
         return library, notes
     if "/" in wanted:
         raise UsageError(f"{option}: {'; '.join(refused)}")
-    looked = _where_it_was_looked_for(prefix, environment)
+    looked = ", ".join([searched.place for searched in places(prefix, environment)])
     what = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
     if refused and loads is not None and loads.c_library != "glibc":
         raise UsageError(f"{option}: {what}; leave the option out, or name a library's path")
@@ -258,12 +260,6 @@ def _first_preloadable(
         named = option.endswith(f" {library.path}")
         refused.append(reason if named else f"{library.path}: {reason}")
     return Preloadable(None, (), tuple(refused))
-
-
-def _where_it_was_looked_for(prefix: str | None, environment: Mapping[str, str]) -> str:
-    from xlaunch.environment.libraries import places
-
-    return ", ".join([place.place for place in places(prefix, environment)])
 
 
 def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
@@ -416,11 +412,8 @@ def _not_kept(reason: str) -> str:
 
 def _read(directory: str) -> dict[str, str | None]:
     """The stored results; none if the file is missing or not whole."""
-    try:
-        with open(os.path.join(directory, "preloads"), "rb") as stream:
-            words = stream.read().decode("utf-8", "surrogateescape").split("\0")
-    except OSError:
-        return {}
+    content = read_file(os.path.join(directory, "preloads")) or b""
+    words = content.decode("utf-8", "surrogateescape").split("\0")
     if len(words) % 2 == 0 or words[-1]:
         return {}
     return {key: refusal or None for key, refusal in zip(words[::2], words[1::2], strict=False)}

@@ -23,6 +23,7 @@ from xlaunch.environment.python_environment import (
     shebang_of,
 )
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, UsageError
+from xlaunch.machine.tree import read_file
 from xlaunch.planning.request import ProgramRequest
 from xlaunch.text import did_you_mean
 
@@ -56,7 +57,7 @@ PROJECT_TOOLS = frozenset(
 )
 """Programs whose ``run`` finds the interpreter of a project and executes a command with it."""
 
-MAX_SCRIPT_CHARACTERS = 1 << 16
+MAX_SCRIPT_BYTES = 1 << 16
 
 
 class Program(NamedTuple):
@@ -200,13 +201,9 @@ def shell_script(command: Sequence[str]) -> str:
         os.path.basename(word) in SHELLS for word in shebang_of(path)[:2]
     ):
         return ""
-    try:
-        if not os.path.isfile(path):  # a pipe can be read only once, by the shell
-            return ""
-        with open(path, encoding="utf-8", errors="replace") as script:
-            return script.read(MAX_SCRIPT_CHARACTERS)
-    except OSError:
+    if not os.path.isfile(path):  # a pipe can be read only once, by the shell
         return ""
+    return (read_file(path, max_bytes=MAX_SCRIPT_BYTES) or b"").decode(errors="replace")
 
 
 def _script_starts_ranks(script: str) -> bool:

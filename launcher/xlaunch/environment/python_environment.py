@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from xlaunch.cache.key import UNKNOWN, Packages
 from xlaunch.files import names_in
+from xlaunch.machine.tree import read_file
 
 
 def interpreter_of(executable: str, environment: Mapping[str, str]) -> str | None:
@@ -34,11 +35,7 @@ def interpreter_of(executable: str, environment: Mapping[str, str]) -> str | Non
 
 def shebang_of(path: str) -> list[str]:
     """The words of a script's first line after ``#!``; none if it has no such line."""
-    try:
-        with open(path, "rb") as stream:
-            line = stream.read(256).split(b"\n")[0]
-    except OSError:
-        return []
+    line = (read_file(path, max_bytes=256) or b"").split(b"\n")[0]
     return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
 
 
@@ -67,11 +64,7 @@ def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, 
     Their ``.pth`` files name directories in lines of their own, see site.py; code in them is not run.
     """
     settings = _venv_settings(prefix)
-    version = settings.get("version_info") or settings.get("version")
-    if version:
-        pythons = ["python" + ".".join(version.split(".")[:2])]
-    else:
-        pythons = _versions(prefix, interpreter)
+    pythons = _versions(prefix, interpreter, settings)
     directories = _packages_below(prefix, pythons)
     if settings.get("include-system-site-packages", "").lower() == "true":
         base = base_of(prefix)
@@ -84,14 +77,12 @@ def _named_by(site: str) -> list[str]:
     paths = []
     for name in sorted(names_in(site)):
         if name.endswith(".pth") and not name.startswith("."):
-            with contextlib.suppress(OSError):
-                with open(os.path.join(site, name), "rb") as stream:
-                    lines = os.fsdecode(stream.read(1 << 20)).splitlines()
-                paths += [
-                    os.path.join(site, line.rstrip())
-                    for line in lines
-                    if line.strip() and not line.startswith(("#", "import ", "import\t"))
-                ]
+            text = read_file(os.path.join(site, name), max_bytes=1 << 20) or b""
+            paths += [
+                os.path.join(site, line.rstrip())
+                for line in os.fsdecode(text).splitlines()
+                if line.strip() and not line.startswith(("#", "import ", "import\t"))
+            ]
     return [path for path in paths if os.path.isdir(path)]
 
 
@@ -153,17 +144,9 @@ def _packages_below(prefix: str, pythons: list[str]) -> list[str]:
 
 def python_version(prefix: str, interpreter: str | None = None) -> tuple[int, int] | None:
     """Major and minor version of the Python of `prefix`; None if it is ambiguous."""
-    settings = _venv_settings(prefix)
-    version = settings.get("version_info") or settings.get("version")
-    names = [f"python{version}"] if version else _versions(prefix, interpreter)
-    numbers = {tuple(name.removeprefix("python").split(".")[:2]) for name in names}
-    if len(numbers) != 1:
-        return None
-    try:
-        major, minor = map(int, numbers.pop())
-    except ValueError:
-        return None
-    return major, minor
+    names = _versions(prefix, interpreter, _venv_settings(prefix))
+    match = re.fullmatch(r"python(\d+)\.(\d+)", names[0]) if len(set(names)) == 1 else None
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _existing(directories: list[str]) -> tuple[str, ...]:
@@ -173,14 +156,16 @@ def _existing(directories: list[str]) -> tuple[str, ...]:
             status = os.stat(directory)
         except OSError:
             continue
-        directory_of.setdefault(
-            (status.st_dev, status.st_ino), directory
-        )  # lib64 is often a link to lib
+        # lib64 is often a link to lib.
+        directory_of.setdefault((status.st_dev, status.st_ino), directory)
     return tuple(directory_of.values())
 
 
-def _versions(prefix: str, interpreter: str | None) -> list[str]:
-    """Directory names such as ``python3.13``: that of the interpreter, or all that exist."""
+def _versions(prefix: str, interpreter: str | None, venv_settings: Mapping[str, str]) -> list[str]:
+    """Directory names such as ``python3.13``: that of the environment or interpreter, or all that exist."""
+    version = venv_settings.get("version_info") or venv_settings.get("version")
+    if version:
+        return ["python" + ".".join(version.split(".")[:2])]
     name = os.path.basename(os.path.realpath(interpreter)) if interpreter else ""
     if name.startswith("python3.") and name[8:].isdigit():
         return [name]
@@ -189,12 +174,8 @@ def _versions(prefix: str, interpreter: str | None) -> list[str]:
 
 
 def _venv_settings(prefix: str) -> dict[str, str]:
-    try:
-        with open(os.path.join(prefix, "pyvenv.cfg"), encoding="utf-8", errors="replace") as stream:
-            lines = stream.read(4096).splitlines()
-    except OSError:
-        return {}
-    pairs = [line.partition("=") for line in lines]
+    text = read_file(os.path.join(prefix, "pyvenv.cfg"), max_bytes=4096) or b""
+    pairs = [line.partition("=") for line in text.decode(errors="replace").splitlines()]
     return {key.strip().lower(): value.strip() for key, _, value in pairs}
 
 

@@ -24,6 +24,7 @@ from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.python_environment import Installed, site_directories
 from xlaunch.environment.variables import Proposal, Reach, layout_option
 from xlaunch.files import names_in
+from xlaunch.machine.tree import read_file
 from xlaunch.planning.plans import Instance
 
 OPENMP_COUNT = "OMP_NUM_THREADS"
@@ -218,12 +219,9 @@ def every_library_counts_the_mask(program: Program) -> bool:
 def torch_has_mkl(program: Program) -> bool:
     """Whether the program's torch is linked to a threaded MKL; False if that cannot be seen."""
     for site in site_directories(program.prefix, program.interpreter) if program.prefix else ():
-        try:
-            with open(f"{site}/torch/include/ATen/Config.h", encoding="utf-8") as file:
-                text = file.read(1 << 16)
-        except (OSError, UnicodeDecodeError):
-            continue
-        return "AT_MKL_ENABLED() 1" in text and "AT_MKL_SEQUENTIAL() 0" in text
+        text = read_file(f"{site}/torch/include/ATen/Config.h", max_bytes=1 << 16)
+        if text is not None:
+            return b"AT_MKL_ENABLED() 1" in text and b"AT_MKL_SEQUENTIAL() 0" in text
     return False
 
 

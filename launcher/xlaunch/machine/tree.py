@@ -26,7 +26,7 @@ MAX_MASK_CHARACTERS = 1 << 13
 def read_file(
     path: str, *, is_attribute: bool = False, max_bytes: int | None = None
 ) -> bytes | None:
-    """The whole of a file of procfs or sysfs; None when it cannot be read.
+    """The content of a file, also of procfs or sysfs; None when it cannot be read.
 
     A read returns whole records, often less than a page: only an empty one is the end. A short attribute of
     sysfs (`is_attribute`) comes with one read, and there are thousands of them. `max_bytes`: read once.

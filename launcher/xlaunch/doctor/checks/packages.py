@@ -26,6 +26,7 @@ from xlaunch.doctor.checks.findings import (
 from xlaunch.environment.python_environment import find_installed, site_directories
 from xlaunch.machine.gpus import read_driver_version, read_gpus
 from xlaunch.machine.topology import Vendor
+from xlaunch.machine.tree import read_file
 
 COMPANIONS = ("torchvision", "torchaudio", "torchao", "torchtext", "torchdata")
 
@@ -118,15 +119,13 @@ def _read_torch(facts: Facts) -> dict[str, str | None] | None:
     """The values of torch/version.py; None without torch."""
     assert facts.prefix is not None
     for site in site_directories(facts.prefix, facts.interpreter):
-        try:
-            with open(f"{site}/torch/version.py", encoding="utf-8") as stream:
-                text = stream.read(1 << 16)
-        except OSError:
-            continue
-        values: dict[str, str | None] = {}
-        for name, value in re.findall(r"(?m)^(\w+)(?: *:[^=\n]+)? *= *(None|'.*'|\".*\") *$", text):
-            values[name] = ast.literal_eval(value)
-        return values
+        text = read_file(f"{site}/torch/version.py", max_bytes=1 << 16)
+        if text is not None:
+            values = re.findall(
+                r"(?m)^(\w+)(?: *:[^=\n]+)? *= *(None|'.*'|\".*\") *$",
+                text.decode(errors="replace"),
+            )
+            return {name: ast.literal_eval(value) for name, value in values}
     return None
 
 

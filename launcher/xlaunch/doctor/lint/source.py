@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.files import open_input
+from xlaunch.machine.tree import read_file
 
 MAX_FILE_BYTES = 1 << 20
 """Longer files are skipped: they are tables of data, or generated."""
@@ -243,11 +244,7 @@ def _is_python(path: str, name: str) -> bool:
     """Whether the name ends in .py or .ipynb, or a first line ``#!`` names python."""
     if "." in name:
         return name.endswith((".py", ".ipynb")) and not name.startswith(".")
-    try:
-        with open(path, "rb") as stream:
-            first = stream.readline(128)
-    except OSError:
-        return False
+    first = (read_file(path, max_bytes=128) or b"").partition(b"\n")[0]
     return first.startswith(b"#!") and b"python" in first
 
 
