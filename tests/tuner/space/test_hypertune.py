@@ -12,7 +12,7 @@ from tests.launcher.planning.shapes import make_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
-from xtune.launches.hypertune import DEFAULTS, HypertuneSettings, parameters_of, read_settings
+from xtune.space.hypertune import DEFAULTS, HypertuneSettings, parameters_of, read_settings
 from xtune.space.launch_options import with_option
 from xtune.space.parameters import Configuration, Where
 from xtune.space.spaces import Space

@@ -28,14 +28,19 @@ from xtune.errors import SpaceError
 from xtune.space.launch_options import (
     ALL_CORES,
     ALLOCATOR,
+    INSTANCES,
     LAYOUT,
     MEMORY,
     OMP,
     SMT,
+    WORDS,
     Layout,
     with_option,
 )
+from xtune.space.launch_options import NCORES as CORES
+from xtune.space.machine_space import MadeSpace
 from xtune.space.parameters import Parameter, Value, Where
+from xtune.space.spaces import Derived, Space
 
 NCORES, NINSTANCES, ALL_NODES = "ncores_per_instance", "ninstances", "use_all_nodes"
 COUNTS = (NCORES, NINSTANCES)
@@ -135,33 +140,63 @@ def read_settings(path: str) -> HypertuneSettings:
             elif lists.get(today) is not None and name not in DEFAULTS:
                 refuse(key, own, f"left out: {today} is given too")
             else:
-                wrong, allowed = _wrong(today, own)
-                if wrong:
-                    refuse(key, wrong[0], allowed)
+                is_word = today in COUNTS and own in (ALL_PHYSICAL, ALL_LOGICAL)
+                is_list = isinstance(own, list) and bool(own)
+                wrong = [it for it in own if not _is_possible(today, it)] if is_list else [own]
+                if wrong and not is_word:
+                    refuse(key, wrong[0], _allowed(today))
                 lists[today] = own
     searched = [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
     return HypertuneSettings(max_trials, directory, tuple(searched))
 
 
-def _wrong(name: str, own: Any) -> tuple[list[Any], str]:
-    """The values of a name that it cannot have, and those that it can."""
-    is_list = isinstance(own, list) and bool(own)
+def _is_possible(name: str, value: Any) -> bool:
+    """Whether the list of a name may have a value."""
     if name in COUNTS:
-        allowed = f"{ALL_PHYSICAL}, {ALL_LOGICAL} or a list of whole numbers from 1"
-        if is_list:
-            return [value for value in own if not _is_count(value) and value != NOT_SET], allowed
-        return [own] if own not in (ALL_PHYSICAL, ALL_LOGICAL) else [], allowed
-    meanings = _SWITCH if name == ALL_NODES else _MEANINGS[name][1]
-    allowed = f"a list of some of {', '.join(map(str, meanings))}"
-    kind = type(next(iter(meanings)))  # 1 is not True
-    known = [isinstance(value, kind) and value in meanings for value in own] if is_list else []
-    return [v for v, is_known in zip(own, known, strict=True) if not is_known] if is_list else [
-        own
-    ], allowed
+        return _is_count(value) or value == NOT_SET
+    return any(type(value) is type(known) and value == known for known in _meanings(name))
+
+
+def _allowed(name: str) -> str:
+    if name in COUNTS:
+        return f"{ALL_PHYSICAL}, {ALL_LOGICAL} or a list of whole numbers from 1"
+    return f"a list of some of {', '.join(map(str, _meanings(name)))}"
+
+
+def _meanings(name: str) -> Mapping[Value, Value]:
+    return _SWITCH if name == ALL_NODES else _MEANINGS[name][1]
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def hypertune_space(
+    path: str, request: Request, machine: Machine, own: Sequence[Parameter], when: Sequence[str]
+) -> MadeSpace:
+    """The space of a configuration file, with the user's own parameters and conditions.
+
+    Raises `SpaceError` for a file that cannot be read, or if no layout fits.
+    """
+    settings = read_settings(path)
+    parameters, notes = parameters_of(settings, request, machine)
+    derived = []
+    for parameter in parameters:
+        if parameter.name == LAYOUT:
+            plans = [
+                plan(with_option(request, LAYOUT, text).layout, machine)
+                for text in parameter.values
+            ]
+            counts = tuple([made.count for made in plans])
+            cores = tuple([min(i.ncores for i in made.instances) for made in plans])
+            derived = [Derived(INSTANCES, LAYOUT, counts), Derived(CORES, LAYOUT, cores)]
+    if settings.output_dir is not None:
+        notes += (
+            f"output_dir {settings.output_dir!r} of {path} is not used: launches are kept in the"
+            " study (xtune export)",
+        )
+    space = Space([*parameters, *own], when, derived, words=WORDS)
+    return MadeSpace(space, notes=notes, launches=max(2, settings.max_trials))
 
 
 def parameters_of(
