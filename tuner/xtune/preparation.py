@@ -8,45 +8,36 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.machine import read_machine
-from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import MetricKind
-from xlaunch.planning import Request, plan
+from xlaunch.planning import plan
 from xtune.errors import ObjectiveError, StudyError
 from xtune.evidence.readings import SecondGoal
 from xtune.launches.announcements import MARK
 from xtune.launches.functions import Function, FunctionMeasurer
-from xtune.launches.hypertune import parameters_of, read_settings
 from xtune.launches.launch import WALL, Goal, Launch, Limits, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_command, require_service
 from xtune.launches.summaries import kind_in
 from xtune.launches.suspension import Suspended, suspend, suspendable
-from xtune.request import SearchRequest
-from xtune.search.events import Observer, Seed, require_baseline
-from xtune.search.records import Provenance, digests
+from xtune.request import DEFAULT_BUDGET, SearchRequest
+from xtune.search.budget import Budget, parse_budget
+from xtune.search.events import Observer, require_baseline
 from xtune.search.study import Subject
 from xtune.search.workers import HostTurn, runtime_directory
+from xtune.space.hypertune import hypertune_space
 from xtune.space.identities import (
     identify_machine,
     identify_program,
-    installed,
     measured_by,
     read_processor,
 )
-from xtune.space.launch_options import (
-    ALL_CORES,
-    INSTANCES,
-    LAYOUT,
-    NCORES,
-    WORDS,
-    with_option,
-)
+from xtune.space.launch_options import INSTANCES
 from xtune.space.machine_space import MadeSpace, make_space
 from xtune.space.offers import Offers, read_offers
-from xtune.space.parameters import BARE, Parameter
-from xtune.space.resolution import Resolver, starting_point
-from xtune.space.spaces import Derived, Space
+from xtune.space.parameters import BARE
+from xtune.space.resolution import Resolver
+from xtune.space.spaces import Space
 from xtune.space.user_parameters import parse_parameters
 
 RATES_ARE_ADDED = (
@@ -71,9 +62,8 @@ def silent(line: str) -> None:
 class SearchTask(NamedTuple):
     """A search that is ready to start."""
 
+    asked: SearchRequest
     subject: Subject
-    request: Request
-    machine: Machine
     made: MadeSpace
     resolver: Resolver
     runner: Runner | FunctionMeasurer
@@ -87,6 +77,13 @@ class SearchTask(NamedTuple):
     @property
     def objective(self) -> Objective:
         return self.subject.objective
+
+    @property
+    def budget(self) -> Budget:
+        """Raises `BudgetError` for one that cannot be read."""
+        if self.asked.budget is None and self.made.launches is not None:
+            return Budget(launches=self.made.launches)
+        return parse_budget(self.asked.budget or DEFAULT_BUDGET)
 
 
 def prepare(
@@ -117,8 +114,7 @@ def prepare(
     If the program announces its objective and no stored study of it knows that, the bare command is
     launched once. Raises the errors of `xtune.errors` and of xlaunch.
     """
-    request = asked.request
-    machine = read_machine()
+    request, machine = asked.request, read_machine()
     if launches and asked.service is not None:
         require_service(asked.service)
     for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
@@ -134,7 +130,26 @@ def prepare(
             f"{count} times the work; give a --metric, or --work shared if they divide it"
         )
     one_instance = metric == WALL and not asked.work_shared
-    made = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
+    if known is not None:
+        made = MadeSpace(known.space)
+    else:
+        own = parse_parameters(asked.param, request, asked.commands)
+        if asked.conf_file is not None:
+            made = hypertune_space(asked.conf_file, request, machine, own, asked.when)
+        else:
+            offers = Offers()
+            if not asked.only_params:
+                offers = read_offers(request, os.environ, machine, read_processor())
+            made = make_space(
+                request,
+                machine,
+                offers,
+                own=own,
+                when=asked.when,
+                one_instance=one_instance,
+                allow_numerics=asked.allow_numerics,
+                only_parameters=asked.only_params,
+            )
     made.space.require_choice()
     resolver = Resolver(made.space, request, os.environ, machine)
     resolver.command(BARE)  # raises if the program is missing
@@ -181,10 +196,10 @@ def prepare(
             raise StudyError(
                 f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
             )
-    made = made._replace(notes=(*made.notes, *_notes(asked, subject, machine)))
+    made = made._replace(notes=(*made.notes, *_notes(asked, subject, resolver)))
     runner = runner_for(objective)
     measurer = runner if function is None else FunctionMeasurer(function, resolver, objective)
-    return SearchTask(subject, request, machine, made, resolver, measurer, probe)
+    return SearchTask(asked, subject, made, resolver, measurer, probe)
 
 
 def _probed(runner: Runner, timeout_s: float | None, observer: Observer) -> Launch:
@@ -199,9 +214,9 @@ def _probed(runner: Runner, timeout_s: float | None, observer: Observer) -> Laun
             observer.resumed()
 
 
-def _notes(asked: SearchRequest, subject: Subject, machine: Machine) -> Iterator[str]:
+def _notes(asked: SearchRequest, subject: Subject, resolver: Resolver) -> Iterator[str]:
     """What the user should know before the search."""
-    if asked.service is not None and not cores_kept_free(asked.request, machine):
+    if asked.service is not None and not cores_kept_free(asked.request, resolver.machine):
         yield SHARED_CORES
     is_rate = kind_in(subject.objective.metric) is MetricKind.RATE and asked.service is None
     counts = [derived.values for derived in subject.space.derived if derived.name == INSTANCES]
@@ -209,28 +224,6 @@ def _notes(asked: SearchRequest, subject: Subject, machine: Machine) -> Iterator
         yield RATES_ARE_ADDED
     if len(asked.metrics) == 2 and second_goal(asked) is None:
         yield NO_FRONT.format(metric=asked.metrics[1])
-
-
-def current_provenance(task: SearchTask) -> Provenance:
-    """The program's version and environment now."""
-    variables = digests(task.resolver.inherited)
-    return Provenance(task.subject.program.content, installed(task.resolver.program), variables)
-
-
-def presets_to_try(task: SearchTask, asked: SearchRequest, say: Say = silent) -> list[Seed]:
-    """The user's presets as points of the space; options outside it are reported.
-
-    Raises `UsageError` and `SpaceError` for a preset that cannot be tried.
-    """
-    found = []
-    for path in asked.tried:
-        point = starting_point(path, task.request, task.resolver, task.machine)
-        if point.left_out:
-            say(
-                f"note: {path} is tried without options that are not searched: {', '.join(point.left_out)}"
-            )
-        found.append(Seed(f"preset {os.path.basename(path)}", point.configuration))
-    return found
 
 
 def second_goal(asked: SearchRequest) -> SecondGoal | None:
@@ -275,46 +268,3 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
         ):
             return objective
     return None
-
-
-def _make_space(asked: SearchRequest, machine: Machine, one_instance: bool) -> MadeSpace:
-    own = parse_parameters(asked.param, asked.request, asked.commands)
-    if asked.conf_file is not None:
-        return _hypertune_space(asked, asked.conf_file, machine, own)
-    offers = Offers()
-    if not asked.only_params:
-        offers = read_offers(asked.request, os.environ, machine, read_processor())
-    return make_space(
-        asked.request,
-        machine,
-        offers,
-        own=own,
-        when=asked.when,
-        one_instance=one_instance,
-        allow_numerics=asked.allow_numerics,
-        only_parameters=asked.only_params,
-    )
-
-
-def _hypertune_space(
-    asked: SearchRequest, path: str, machine: Machine, own: Sequence[Parameter]
-) -> MadeSpace:
-    settings = read_settings(path)
-    found, told = parameters_of(settings, asked.request, machine)
-    derived = []
-    for parameter in found:
-        if parameter.name == LAYOUT:
-            plans = [
-                plan(with_option(asked.request, LAYOUT, text).layout, machine)
-                for text in parameter.values
-            ]
-            counts = tuple([made.count for made in plans])
-            cores = tuple([min(i.ncores for i in made.instances) for made in plans])
-            derived = [Derived(INSTANCES, LAYOUT, counts), Derived(NCORES, LAYOUT, cores)]
-    if settings.output_dir is not None:
-        unused = (
-            f"output_dir {settings.output_dir!r} of {path} is not used: launches are kept in the"
-        )
-        told += (f"{unused} study (xtune export)",)
-    space = Space([*found, *own], asked.when, derived, words=WORDS | {ALL_CORES})
-    return MadeSpace(space, (), told, max(2, settings.max_trials))

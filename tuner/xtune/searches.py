@@ -16,19 +16,20 @@ from xtune.evidence.verdicts import ClaimRule, Verdict, VerdictKind, undecided
 from xtune.launches.functions import Function
 from xtune.launches.launch import WALL, Goal, Launch, Limits, Objective
 from xtune.launches.runner import Runner
-from xtune.preparation import (
-    Say,
-    SearchTask,
-    current_provenance,
-    prepare,
-    presets_to_try,
-    second_goal,
-    silent,
-)
-from xtune.request import AUTO, DEFAULT_BUDGET, SearchRequest
-from xtune.search.budget import Budget, parse_budget
+from xtune.preparation import Say, SearchTask, prepare, second_goal, silent
+from xtune.request import AUTO, SearchRequest
+from xtune.search.budget import parse_budget
 from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed, require_baseline
-from xtune.search.records import NextLaunch, Stage, changed_variables, outdated, shown_records
+from xtune.search.records import (
+    NextLaunch,
+    Provenance,
+    Record,
+    Stage,
+    changed_variables,
+    digests,
+    outdated,
+    shown_records,
+)
 from xtune.search.storage import open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
@@ -36,9 +37,9 @@ from xtune.search.study_store import StudyStore
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.results import SearchResult
 from xtune.show.words import launches, settings
-from xtune.space.identities import identify_program
+from xtune.space.identities import identify_program, installed
 from xtune.space.parameters import BARE, Configuration
-from xtune.space.resolution import Resolver
+from xtune.space.resolution import Resolver, starting_point
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import parse_parameters
 from xtune.tuning import Search
@@ -48,18 +49,9 @@ class Begun(NamedTuple):
     """A search that can start."""
 
     task: SearchTask
-    asked: SearchRequest
-    budget: Budget
     study: Study
     tried: Sequence[Seed]
     """The user's presets."""
-
-
-def budget_of(asked: SearchRequest, task: SearchTask) -> Budget:
-    """The budget of the search. Raises `BudgetError`."""
-    if asked.budget is None and task.made.launches is not None:
-        return Budget(launches=task.made.launches)
-    return parse_budget(asked.budget or DEFAULT_BUDGET)
 
 
 def begin(
@@ -92,8 +84,14 @@ def begin(
         observer=observer,
         show_output=show_output,
     )
-    budget = budget_of(asked, task)
-    tried = presets_to_try(task, asked, say)
+    tried = []
+    for path in asked.tried:
+        configuration, left_out = starting_point(path, task.resolver)
+        if left_out:
+            say(
+                f"note: {path} is tried without options that are not searched: {', '.join(left_out)}"
+            )
+        tried.append(Seed(f"preset {os.path.basename(path)}", configuration))
     directory = os.getcwd()
     study = open_study(storage(), task.subject, asked.study)
     if study.notes:
@@ -102,7 +100,7 @@ def begin(
         study.keep_note("options", {"arguments": list(arguments), "folder": directory})
     if tried:  # so that resuming does not need the files
         study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in tried])
-    return Begun(task, asked, budget, study, tried)
+    return Begun(task, study, tried)
 
 
 def _metric_printed(asked: SearchRequest) -> str:
@@ -120,9 +118,10 @@ def _metric_printed(asked: SearchRequest) -> str:
     return runner.printed_rate or WALL
 
 
-def stored_presets(study: Study) -> list[Seed]:
-    """The presets that `begin` stored."""
-    return [Seed(origin, Configuration(values)) for origin, values in study.notes.get("tried", ())]
+def resumed(task: SearchTask, study: Study) -> Begun:
+    """A search that continues a study, with the presets that `begin` stored."""
+    kept = study.notes.get("tried", ())
+    return Begun(task, study, [Seed(origin, Configuration(values)) for origin, values in kept])
 
 
 def search(
@@ -133,18 +132,18 @@ def search(
     check
         Called before each launch; may raise an interruption.
     """
-    task, asked, budget, study, tried = begun
+    task, study, tried = begun
     study.keep_note("ended", None)
     store = open_store(task, study, say)
     runner = task.runner if isinstance(task.runner, Runner) else None
     if runner is not None:
         if task.probe is not None:
             _keep_probe(runner, store, task.probe)
-        runner.reads_output = task.objective.metric == WALL and not asked.metrics
+        runner.reads_output = task.objective.metric == WALL and not task.asked.metrics
         runner.learn([record.launch for record in store.records() if record.launch is not None])
         runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
-    strategy = _strategy(task, asked, task.resolver.plan_hash, store.host, first)
+    strategy = _strategy(task, task.resolver.plan_hash, store.host, first)
     host_turn = HostTurn(runtime_directory(os.environ), observer.waiting)
 
     @contextlib.contextmanager
@@ -154,7 +153,7 @@ def search(
             observer.rate_printed(runner.printed_rate)
             runner.printed_rate = None
         with host_turn():
-            content = identify_program(task.request).content
+            content = identify_program(task.asked.request).content
             if content not in ("", store.made.content):
                 store.made = store.made._replace(content=content)
                 observer.edited()
@@ -166,9 +165,9 @@ def search(
         task.runner,
         store,
         task.objective,
-        budget,
+        task.budget,
         observer=observer,
-        limit_s=asked.timeout_s,
+        limit_s=task.asked.timeout_s,
         turn=turn,
     ).run()
     with contextlib.suppress(StorageError):  # `conclude` reports it
@@ -176,16 +175,17 @@ def search(
     return found
 
 
-def open_store(task: SearchTask, study: Study, say: Say = silent) -> StudyStore:
+def open_store(task: SearchTask, study: Study, say: Say) -> StudyStore:
     """The launches of a study that `task` would start in the same way.
 
     Reports the launches that it leaves out, and those with another provenance.
     """
-    now = current_provenance(task)
-    store = StudyStore(study, plan_hash=task.resolver.plan_hash)
-    records = store.records()
+    resolver = task.resolver
+    versions, variables = installed(resolver.program), digests(resolver.inherited)
+    now = Provenance(task.subject.program.content, versions, variables)
+    store = StudyStore(study, plan_hash=resolver.plan_hash)
+    records = read_records(store, say)
     store.made = now._replace(left_out=tuple([one.number for one in store.left_out]))
-    say_damaged(store, say)
     if store.left_out:
         names, only_they = changed_variables(store.left_out, now)
         inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
@@ -221,23 +221,21 @@ def _keep_probe(runner: Runner, store: StudyStore, probe: Launch) -> None:
         store.finish(number, probe)
 
 
-def recall(task: SearchTask, asked: SearchRequest, study: Study, say: Say = silent) -> SearchResult:
+def recall(task: SearchTask, study: Study, say: Say) -> SearchResult:
     """The result from the launches of a study, whatever this process inherits."""
-    store = StudyStore(study)
-    kept = store.records()
-    say_damaged(store, say)
+    kept = read_records(StudyStore(study), say)
     records = shown_records(kept)
     if others := len(kept) - len(records):
         say(_left_out(others, "they were started in another way (xtune export has them)"))
     plans = {record.step.configuration: record.step.plan_hash for record in records}
-    strategy = _strategy(task, asked, plans.get)
+    strategy = _strategy(task, plans.get)
     final = strategy.final(records)
     verdict = undecided(BARE, "there was no final yet") if final is None else final.verdict()
     favourite = strategy.favourite(records)
     resolution = strategy.resolution(records, Allowance(0.0, 0.0))
     ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
     found = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
-    return _result(Begun(task, asked, Budget(), study, ()), found)
+    return _result(task, study, found)
 
 
 def conclude(begun: Begun, found: SearchOutcome, say: Say = silent) -> SearchResult:
@@ -250,20 +248,20 @@ def conclude(begun: Begun, found: SearchOutcome, say: Say = silent) -> SearchRes
     except StorageError as error:
         if found.ended is not Ended.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
-    return _result(begun, found)
+    return _result(begun.task, study, found)
 
 
-def _result(begun: Begun, found: SearchOutcome) -> SearchResult:
+def _result(task: SearchTask, study: Study, found: SearchOutcome) -> SearchResult:
     return SearchResult(
-        begun.study.name,
-        begun.task.subject,
-        begun.task.resolver,
+        study.name,
+        task.subject,
+        task.resolver,
         found.verdict,
         found.favourite,
         tuple([record for record in found.records if record.launch is not None]),
-        second=second_goal(begun.asked),
-        storage=begun.asked.storage,
-        earlier=_earlier(begun.study, found.verdict),
+        second=second_goal(task.asked),
+        storage=task.asked.storage,
+        earlier=_earlier(study, found.verdict),
         resolution=found.resolution,
         ended=found.ended,
     )
@@ -282,7 +280,6 @@ def _earlier(study: Study, verdict: Verdict) -> str:
 
 def _strategy(
     task: SearchTask,
-    asked: SearchRequest,
     plan_hash: Callable[[Configuration], str | None],
     host: str = "",
     first: Sequence[Seed] = (),
@@ -293,12 +290,14 @@ def _strategy(
         task.objective,
         host=host,
         seeds=first,
-        rule=ClaimRule(min_effect=asked.min_effect),
-        seed=asked.seed,
+        rule=ClaimRule(min_effect=task.asked.min_effect),
+        seed=task.asked.seed,
     )
 
 
-def say_damaged(store: StudyStore, say: Say) -> None:
-    """Name the launches that could not be read from a study."""
+def read_records(store: StudyStore, say: Say) -> Sequence[Record]:
+    """The records of a study that count; reports those that cannot be read."""
+    records = store.records()
     for number, damage in sorted(store.damaged.items()):
         say(f"warning: trial {number} of study {store.name!r} is damaged and left out: {damage}")
+    return records

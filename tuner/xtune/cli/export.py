@@ -47,7 +47,7 @@ def command(
     from xtune.cli.studies import find_stored, open_named
     from xtune.search.encoding import encode_launch
     from xtune.search.study_store import StudyStore
-    from xtune.searches import say_damaged
+    from xtune.searches import read_records
 
     begins = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"study":')
     kind = OutputKind("an export of xtune", lambda head: begins.match(head) is not None)
@@ -55,7 +55,6 @@ def command(
         check_output(output, kind, option="--output", force=force)
     stored = find_stored(open_named(storage), study)
     found = stored.study
-    store = StudyStore(found)
     rows = [
         {
             "number": record.number,
@@ -64,10 +63,9 @@ def command(
             "host": record.host,
             **encode_launch(record.launch, series=not no_samples),
         }
-        for record in store.records()
+        for record in read_records(StudyStore(found), say)
         if record.launch is not None
     ]
-    say_damaged(store, say)
     text = json.dumps(
         {
             "schema_version": SCHEMA_VERSION,

@@ -26,16 +26,14 @@ def command(*, storage: str | None, as_json: bool) -> int:
     from xtune.cli.studies import open_named
     from xtune.search.study import list_studies
     from xtune.search.study_store import StudyStore
-    from xtune.searches import say_damaged
+    from xtune.searches import read_records
     from xtune.show.words import launches
 
     rows: list[dict[str, Any]] = []
     opened = open_named(storage)
     studies, problems = list_studies(opened)
     for study in studies:
-        store = StudyStore(study)
-        records = store.records()
-        say_damaged(store, say)
+        records = read_records(StudyStore(study), say)
         verdict = study.notes.get("verdict") or {}
         rows.append(
             {

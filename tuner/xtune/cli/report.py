@@ -41,9 +41,9 @@ def command(
         require_libraries()
     stored = find_stored(open_named(storage), study)
     enter(stored.directory)
-    task = prepare(stored.asked, known=stored.study.subject, launches=html is not None)
     asked = stored.asked._replace(storage=storage)
-    result = recall(task, asked, stored.study, say)
+    task = prepare(asked, known=stored.study.subject, launches=html is not None)
+    result = recall(task, stored.study, say)
     if not result.launches:
         raise XLaunchError(
             f"study {stored.study.name!r} has no launch to report; continue it with xtune resume"

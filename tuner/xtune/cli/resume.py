@@ -37,7 +37,7 @@ def command(
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
     from xtune.search.budget import parse_budget
-    from xtune.searches import Begun, budget_of, stored_presets
+    from xtune.searches import resumed
 
     if budget is not None:
         parse_budget(budget)
@@ -49,6 +49,6 @@ def command(
     task = prepare(asked, known=stored.study.subject, show_output=verbose)
     if not quiet:
         announce(task, verbose=verbose)
-    tried = stored_presets(stored.study)
-    begun = Begun(task, asked, budget_of(asked, task), stored.study, tried)
-    return run_search(begun, Shown(save_preset, as_json, verbose, quiet, force))
+    return run_search(
+        resumed(task, stored.study), Shown(save_preset, as_json, verbose, quiet, force)
+    )

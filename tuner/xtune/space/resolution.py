@@ -74,7 +74,7 @@ class Resolver:
         `environment`: what instances inherit, usually `os.environ`.
         """
         self.space = space
-        self._request = request
+        self.original = request
         self._environment = dict(environment)
         outside = split_inherited(environment)
         if outside.memory_share_bytes is not None:
@@ -101,7 +101,7 @@ class Resolver:
         for parameter in self.space.parameters:
             by_place[parameter.where].append(parameter.name)
         words = {name: complete[name] for name in by_place[Where.PROGRAM]}
-        request = fill(self._request, words)
+        request = fill(self.original, words)
         if configuration == BARE:
             return request
         for name in by_place[Where.OPTION]:
@@ -123,7 +123,7 @@ class Resolver:
         return [
             name
             for name, value in defaults.items()
-            if fill(self._request, {name: value}) == self._request
+            if fill(self.original, {name: value}) == self.original
         ]
 
     def resolve(self, configuration: Configuration) -> Resolved:
@@ -175,7 +175,7 @@ class Resolver:
         if configuration == BARE:
             words = self.program.argv
             only = {"index": "0", "count": "1"}
-            return [substitute(w, only) if self._request.program.substitute else w for w in words]
+            return [substitute(w, only) if self.original.program.substitute else w for w in words]
         return command_of(self.request(configuration), preset=preset)
 
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
@@ -357,40 +357,32 @@ def _words(option: Option, value: Any) -> list[str]:
 LAYOUT_FIELDS = ("instances", "ncores", "mode")
 
 
-class StartingPoint(NamedTuple):
-    """The part of a preset that a space contains."""
+def starting_point(path: str, resolver: Resolver) -> tuple[Configuration, tuple[str, ...]]:
+    """The preset `path` as a configuration of the resolver's space, and its options that the space lacks.
 
-    configuration: Configuration
-    left_out: tuple[str, ...]
-    """The preset's other options. **Ex.:** ``reserve``, ``env TOKENIZERS_PARALLELISM``."""
-
-
-def starting_point(
-    path: str, request: Request, resolver: Resolver, machine: Machine
-) -> StartingPoint:
-    """The preset `path` as a configuration of the resolver's space, which was made for `request`.
+    **Ex.:** ``reserve``, ``env TOKENIZERS_PARALLELISM``.
 
     Raises `UsageError` for a file that is not a preset, or a layout that does not fit this machine,
     and `SpaceError` if the space has none of its options.
     """
-    asked = _with_preset(request, path)
+    asked = _with_preset(resolver.original, path)
     values = {
         parameter.name: value
         for parameter in resolver.space.parameters
-        if (value := _value(parameter, asked, machine)) is not None
+        if (value := _value(parameter, asked, resolver.machine)) is not None
     }
     try:
         configuration = resolver.space.complete(values)
         made = resolver.request(configuration)
     except SpaceError as error:
         raise SpaceError(f"{path} cannot be tried: {error}") from None
-    left_out = tuple(_left_out(request, asked, made, has_layout=LAYOUT in values))
+    left_out = tuple(_left_out(resolver.original, asked, made, has_layout=LAYOUT in values))
     if left_out and not resolver.space.changes(configuration):
         raise SpaceError(
             f"{path} cannot be tried: none of its options is searched ({', '.join(left_out)}); give"
             " them to xtune as options, which fixes them"
         )
-    return StartingPoint(configuration, left_out)
+    return configuration, left_out
 
 
 def _with_preset(request: Request, path: str) -> Request:
