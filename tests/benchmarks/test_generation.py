@@ -15,17 +15,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.generation", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.long
 def test_a_quick_run(tmp_path: Path, needs: Any) -> None:
     needs(find_spec("transformers"), "pip install transformers")
     path = tmp_path / "values.json"
     forms = ("eager", "step", "bits4")
-    done = run("--quick", "--threads", "1", "--cpus", "1", "--form", *forms, "--json", path)
+    options = ("--quick", "--threads", "1", "--cpus", "1", "--form", *forms, "--json", str(path))
+    command = [sys.executable, "-m", "benchmarks.generation", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     values = json.loads(path.read_text())
     assert values["benchmark"] == "generation"
@@ -71,13 +68,25 @@ def test_rows_have_medians_and_shares(needs: Any) -> None:
     ]
 
 
-def test_wrong_options() -> None:
-    done = run("--tokens", "1")
-    assert done.returncode == 2
-    assert "--tokens needs at least 2" in done.stderr
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--tokens", "1"), "--tokens needs at least 2"),
+        (("--cpus", "100000"), "--cpus 100000: this process may use"),
+    ],
+)
+def test_wrong_options(
+    options: tuple[str, ...],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    needs: Any,
+) -> None:
+    needs(find_spec("torch"), "pip install torch")
+    from benchmarks.generation.__main__ import main
 
-
-def test_more_cpus_than_there_are() -> None:
-    done = run("--cpus", "100000")
-    assert done.returncode == 2
-    assert "--cpus 100000: this process may use" in done.stderr
+    monkeypatch.setattr("sys.argv", ["generation", *options])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert problem in capsys.readouterr().err

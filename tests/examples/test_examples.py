@@ -273,7 +273,16 @@ def test_generate_measures() -> None:
         (("--tokens", "1"), "--tokens 1: at least 2 are needed"),
     ],
 )
-def test_generate_refuses_wrong_options(options: tuple[str, ...], problem: str) -> None:
-    done = run_example("generate.py", *options)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"generate.py: error: {problem}"
+def test_generate_refuses_wrong_options(
+    options: tuple[str, ...],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # as the script does when it is imported
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr("sys.argv", ["generate.py", *options])
+    with pytest.raises(SystemExit) as caught:
+        import_module("generate").main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"generate.py: error: {problem}"
