@@ -166,7 +166,8 @@ def are_equal(values: Iterable[Any], others: Iterable[Any]) -> bool:
 def _is_equal(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return constant_key(one) is not None and constant_key(one) == constant_key(other)
-    if type(one) not in (torch.Tensor, torch.nn.Parameter) or one.layout is not torch.strided:
+    plain = type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided
+    if not plain or one.is_nested or other.is_nested:
         return one is other
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

@@ -15,9 +15,9 @@ from xruntime.pytrees import (
     Path,
     are_equal,
     leaves,
+    parts,
     place,
     tensor_leaves,
-    tensors_in,
     with_tensors,
 )
 
@@ -44,7 +44,8 @@ class Sample(NamedTuple):
         copies: dict[int, Any] = {
             id(leaf): leaf for _, leaf in leaves(arguments) if isinstance(leaf, torch.nn.Module)
         }
-        copies |= {id(tensor): tensor.detach().clone() for tensor in tensors_in(arguments)}
+        tensors = [leaf for _, leaf in leaves(arguments, (), _inside) if torch.is_tensor(leaf)]
+        copies |= {id(tensor): tensor.detach().clone() for tensor in tensors}
         try:
             given = copy.deepcopy(arguments, dict(copies))
         except Exception:  # noqa: BLE001 - any error of an argument's own class
@@ -57,6 +58,11 @@ class Sample(NamedTuple):
         now, old = list(leaves(tuple(self))), list(leaves(tuple(before)))
         same = [path for path, _ in now] == [path for path, _ in old]
         return same and are_equal([value for _, value in now], [value for _, value in old])
+
+
+def _inside(value: Any) -> Any:
+    """The values of a nest or a dataclass; a nested tensor is one value, as those in it are made anew by each look."""
+    return None if torch.is_tensor(value) else parts(value)
 
 
 def sample_call(sample: object) -> Sample:

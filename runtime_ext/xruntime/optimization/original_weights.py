@@ -79,11 +79,11 @@ class OriginalWeights:
 
     def kept_bytes(self, subject: nn.Module) -> int:
         """Return the memory of tensors that only this keeps for `subject`."""
-        used = {tensor.data_ptr() for tensor in (*subject.parameters(), *subject.buffers())}
+        used = {_address(tensor) for tensor in (*subject.parameters(), *subject.buffers())}
         storages = {
-            kept.value.data_ptr(): kept.value.nbytes
+            _address(kept.value): kept.value.nbytes
             for kept in self._kept.values()
-            if isinstance(kept.value, torch.Tensor) and kept.value.data_ptr() not in used
+            if isinstance(kept.value, torch.Tensor) and _address(kept.value) not in used
         }
         return sum(storages.values())
 

@@ -232,3 +232,13 @@ def test_vmap_of_layers_with_weights_in_bf16() -> None:
     optimized = optimize(model, sample_input=images[0], graph="none", dtype=torch.bfloat16)
     found, expected = torch.vmap(optimized)(images), torch.vmap(model)(images)
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@torch.no_grad()
+def test_nested_tensors() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    rows = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    for sample in (rows, torch.randn(2, 4)):
+        fast = optimize(model, sample_input=sample, graph="none")
+        torch.testing.assert_close([*fast(rows).unbind()], [*model(rows).unbind()])
