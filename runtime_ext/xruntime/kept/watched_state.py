@@ -29,7 +29,8 @@ MAX_VALUES: Final = 100_000
 
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
-_ADDRESS: Final = operator.methodcaller("data_ptr")
+_ADDRESS: Final = torch.Tensor.data_ptr
+_SIZE: Final = torch.Tensor.numel
 _VERSION: Final = operator.attrgetter("_version")
 _VALUE: Final = operator.attrgetter("value")
 
@@ -72,9 +73,10 @@ class WatchedState:
             copied = copies and not isinstance(tensor, torch.nn.Parameter)
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
         self._contents = _Contents(self._holders)
-        self._plain = [it.tensor for it in self._tensors]
-        self._addresses = [it.address for it in self._tensors]
-        self._counted = [it for it in self._plain if not it.is_inference()]
+        self._plain = [it.tensor for it in self._tensors if _is_plain(it.tensor)]
+        self._addresses = list(map(_ADDRESS, self._plain))
+        self._sizes = list(map(_SIZE, self._plain))
+        self._counted = [it.tensor for it in self._tensors if not it.tensor.is_inference()]
         self._versions = list(map(_VERSION, self._counted))
         # Storages stay in memory while their words are read.
         self._storages = [it.untyped_storage() for it in self._plain]
@@ -89,8 +91,7 @@ class WatchedState:
         while waiting:
             name, value = waiting.popleft()
             if isinstance(value, torch.Tensor):
-                if _is_plain(value):
-                    yield name or ROOT, value
+                yield name or ROOT, value
                 continue
             held = parts_of(value)
             if held is None:
@@ -127,6 +128,7 @@ class WatchedState:
                     return f"{changed} was changed"
         if (
             list(map(_ADDRESS, self._plain)) != self._addresses
+            or list(map(_SIZE, self._plain)) != self._sizes
             or list(map(_VERSION, self._counted)) != self._versions
         ):
             for watched in self._tensors:
@@ -193,6 +195,7 @@ class _Tensor(NamedTuple):
     name: str
     tensor: torch.Tensor
     address: int
+    size: int
     version: int
     alias: torch.Tensor | None
     """The same memory; None if it is not restored."""
@@ -201,15 +204,16 @@ class _Tensor(NamedTuple):
 
     def is_same(self) -> bool:
         """Whether nothing replaced its memory, and torch counted no write to it."""
-        same_memory = self.tensor.data_ptr() == self.address
-        return same_memory and _version(self.tensor) == self.version
+        now = (_address(self.tensor), self.tensor.numel(), _version(self.tensor))
+        return now == (self.address, self.size, self.version)
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, *, copied: bool) -> _Tensor:
         with torch.inference_mode(tensor.is_inference()):
-            alias = tensor.data if copied else None
+            alias = tensor.data if copied and _is_plain(tensor) else None
             content = None if alias is None else alias.clone()
-        return _Tensor(name, tensor, tensor.data_ptr(), _version(tensor), alias, content)
+        facts = (_address(tensor), tensor.numel(), _version(tensor))
+        return _Tensor(name, tensor, *facts, alias, content)
 
     def restore(self) -> bool:
         """Restore the values; return whether they are as they were."""
@@ -229,7 +233,12 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel() > 0
+    """Whether it has memory of its own, and no parts as sparse and nested tensors have."""
+    return tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if _is_plain(tensor) else 0
 
 
 def sampled_words(tensor: torch.Tensor) -> list[Any]:
@@ -237,7 +246,7 @@ def sampled_words(tensor: torch.Tensor) -> list[Any]:
 
     None of a tensor without such memory.
     """
-    if not _is_plain(tensor):
+    if not _is_plain(tensor) or not tensor.numel():
         return []
     storage = tensor.untyped_storage()
     start = tensor.data_ptr()
