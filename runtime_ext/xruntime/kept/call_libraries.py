@@ -133,7 +133,7 @@ class CallLibraries:
         """Whether a library may compute a call because it was compared with the modules on others like it."""
         if self.owner.is_for_streams:
             return bool(library.compared)
-        if call.has_gaps and not library.compared_gaps:
+        if call.context not in library.compared_contexts:
             return False
         return call.sizes in library.compared or len(library.compared) >= MAX_COMPARED_SIZES
 
@@ -424,7 +424,7 @@ class CallLibraries:
             return
         library.outputs = nest
         library.compared.add(sizes)
-        library.compared_gaps = library.compared_gaps or call.has_gaps
+        library.compared_contexts.add(call.context)
         if first:
             self.owner.note_accepted(library)
             if self.owner.times_code:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from xruntime.aoti.inputs import CONTIGUOUS, memory_format
 from xruntime.pytrees import CONSTANT_TYPES, constant_key
+from xruntime.threads.torch_modes import readable_settings
 
 Sizes = tuple[tuple[int, ...], ...]
 
@@ -85,16 +86,17 @@ class FlatCall(NamedTuple):
     tensors: list[torch.Tensor]
     leaves: list[Any]
     sizes: Sizes
-    has_gaps: bool
-    """Whether a tensor had gaps or another order, which its form does not tell, and a forward may read."""
+    context: tuple[Any, ...]
+    """What the form does not tell, and a forward may read: whether a tensor has gaps or another order, an offset, a
+    conjugate or negative bit, or was made in inference mode; and torch's modes and settings."""
 
 
 def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     """Return the parts of a call, with tensors without gaps; None for a call that kept code cannot
     serve.
 
-    That is a call with tensors of another class, with attributes of their own or on another device, or with values
-    other than numbers, texts and torch's own types.
+    That is a call with tensors of another class, nested ones, with attributes of their own or on another device, or
+    with values other than numbers, texts and torch's own types.
     """
     if not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
         leaves, nest = list(args), _of_arguments(len(args))  # what flattening gives, but faster
@@ -104,18 +106,20 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     tensors: list[torch.Tensor] = []
     facts: list[Any] = []
     sizes: list[tuple[int, ...]] = []
-    has_gaps = False
+    has_gaps = has_offset = has_bits = is_inference = False
     for leaf in leaves:
         leaf_type = type(leaf)
         if leaf_type is torch.Tensor or leaf_type is torch.nn.Parameter:
-            if not leaf.is_cpu or leaf.layout is not torch.strided:
+            if not leaf.is_cpu or leaf.layout is not torch.strided or leaf.is_nested:
                 return None
             tensor = leaf
             if tensor.is_conj() or tensor.is_neg():
-                tensor = tensor.resolve_conj().resolve_neg()
+                tensor, has_bits = tensor.resolve_conj().resolve_neg(), True
             layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             has_gaps = has_gaps or layout is None
+            has_offset = has_offset or leaf.storage_offset() != 0
+            is_inference = is_inference or leaf.is_inference()
             fact: tuple[Any, ...] = (leaf.dtype, leaf.dim(), layout or CONTIGUOUS)
             # A forward may read what the code's tensors do not have.
             if leaf.requires_grad or leaf_type is not torch.Tensor:
@@ -129,7 +133,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
         else:
             return None
     form = Form(nest, tuple(facts))
-    return FlatCall(args, kwargs, form, tensors, leaves, tuple(sizes), has_gaps)
+    context = (has_gaps, has_offset, has_bits, is_inference, *readable_settings())
+    return FlatCall(args, kwargs, form, tensors, leaves, tuple(sizes), context)
 
 
 class Pattern(NamedTuple):

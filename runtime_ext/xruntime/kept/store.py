@@ -81,8 +81,8 @@ class Library:
         self.compared: set[Sizes] = set()
         """Sizes of calls on which it was compared with the model."""
 
-        self.compared_gaps = False
-        """Whether it was compared on a call whose tensors have gaps."""
+        self.compared_contexts: set[tuple[Any, ...]] = set()
+        """Contexts of calls on which it was compared, see `FlatCall`."""
 
         self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
         self._inputs = Inputs(self._runner.input_form, description.specs)

@@ -281,7 +281,7 @@ class Interception:
         if module in self._parts:
             return Refusal("", final=True)
         if transformed():
-            return Refusal("torch traces or transforms its calls", final=True)
+            return Refusal("torch traces, transforms or hooks its calls", final=True)
         refusal = module_refusal(module) or caller_refusal() or mode_refusal(module, args, kwargs)
         if refusal is None and self._optimized == MAX_MODULES:
             return Refusal(f"{MAX_MODULES} modules are optimized already", final=True)

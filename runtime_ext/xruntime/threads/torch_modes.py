@@ -11,7 +11,7 @@ import contextlib
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled
+from torch import is_autocast_enabled, is_grad_enabled, is_inference_mode_enabled, nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -23,6 +23,7 @@ class Autocast(NamedTuple):
     cache: bool
 
 
+_has_global_hooks: Final[Any] = nn.modules.module._has_any_global_hook  # noqa: SLF001
 _NOTHING: Final = contextlib.nullcontext()
 
 
@@ -41,14 +42,31 @@ def under_autocast(wanted: Autocast | None) -> contextlib.AbstractContextManager
     return torch.autocast("cpu", enabled=False) if is_autocast_enabled("cpu") else _NOTHING
 
 
+_READABLE: Final = (
+    torch.is_inference_mode_enabled,
+    torch.are_deterministic_algorithms_enabled,
+    torch.get_float32_matmul_precision,
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.mha.get_fastpath_enabled,
+    torch._C._get_mkldnn_enabled,  # noqa: SLF001 - the public one is slower by far
+)
+
+
+def readable_settings() -> tuple[Any, ...]:
+    """Return modes and settings of torch that a forward may read, besides autocast, default dtype and device."""
+    return tuple([read() for read in _READABLE])
+
+
 def transformed() -> bool:
-    """Whether torch traces or transforms the call: what is done with its tensors is recorded."""
+    """Whether torch traces or transforms the call, or calls hooks of all modules: what is done within it is seen."""
     return (
         torch._C._is_tracing()  # noqa: SLF001 - nothing public tells
         or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
         or (torch._C._len_torch_function_stack() > 0 and _has_function_modes())  # noqa: SLF001
         or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
         or forward_ad._current_level >= 0  # noqa: SLF001
+        or _has_global_hooks()
     )
 
 

@@ -39,11 +39,13 @@ def test_sizes_are_no_part_of_a_form_and_all_else_is() -> None:
     assert form(float("nan")) == form(float("nan"))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_calls_that_no_kept_code_serves() -> None:
     class Own(torch.Tensor):
         pass
 
-    others = (Own(), torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta"), object())
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    others = (Own(), torch.zeros(2, 2).to_sparse(), torch.zeros(2, device="meta"), nested, object())
     assert [form(value) for value in others] == [None] * len(others)
 
 

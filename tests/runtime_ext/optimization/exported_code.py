@@ -35,7 +35,7 @@ class ExportedLibrary:
         self.sizes = served_sizes(program)
         self.outputs: Nest | None = None
         self.compared: set[Sizes] = set()
-        self.compared_gaps = False
+        self.compared_contexts: set[tuple[Any, ...]] = set()
         self.calls = 0
         """Of the code."""
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import os
@@ -94,6 +95,9 @@ class Model(nn.Module):
         self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.parts = nn.Sequential(nn.Linear(WIDTH, WIDTH))
         self.weights = nn.ParameterList([nn.Parameter(torch.ones(WIDTH))])
+        self.register_buffer("few", torch.ones(3))
+        self.register_buffer("none", torch.ones(0))
+        self.register_buffer("sparse", torch.ones(3).to_sparse())
         self.two.gain = 1.0
         self.mode = Mode.FAST
         self.read = read
@@ -184,6 +188,15 @@ CASES: dict[str, Case] = {
     ),
     "a part's parametrization": plain(parametrized),
     "a part's forward": plain(lambda model: setattr(model.two, "forward", lambda values: values)),
+    "a buffer's first values": Case(
+        lambda model: len(model.few), lambda model: setattr(model.few, "data", model.few.data[:2])
+    ),
+    "an empty buffer": Case(
+        lambda model: 1 + len(model.none), lambda model: model.none.resize_(1).fill_(1)
+    ),
+    "a sparse buffer": Case(
+        lambda model: model.sparse.to_dense()[0], lambda model: model.sparse.mul_(2)
+    ),
     "a part": plain(lambda model: setattr(model, "two", nn.Identity())),
     "a part more": plain(lambda model: model.parts.append(nn.ReLU())),
     "a weight in a list": plain(
@@ -318,6 +331,10 @@ class Odd(nn.Module):
             return hidden * 2
         if self.kind == "stride":
             return hidden * values.stride(0)
+        if self.kind == "offset":
+            return hidden * (1 + values.storage_offset())
+        if self.kind == "bits" and values.is_neg():
+            return hidden * 2
         if self.kind == "attribute":
             return hidden * getattr(values, "gain", 1.0)
         if self.kind == "requires_grad" and values.requires_grad:
@@ -338,7 +355,18 @@ class Odd(nn.Module):
 
 
 ODD = (
-    *("layout", "stride", "attribute", "requires_grad", "text", "sizes", "device", "default dtype"),
+    *(
+        "layout",
+        "stride",
+        "offset",
+        "bits",
+        "attribute",
+        "requires_grad",
+        "text",
+        "sizes",
+        "device",
+        "default dtype",
+    ),
     *("torch's random numbers", "Python's random numbers"),
 )
 
@@ -348,6 +376,8 @@ def odd_calls() -> Iterator[Tensor]:
         yield values_of(rows, rows)
     yield values_of(0, 8)[::2]
     yield values_of(1, WIDTH)[:, :4].t()
+    yield values_of(0, 8)[4:]
+    yield torch.complex(values_of(0), values_of(1)).conj().imag
     tagged = values_of(2)
     tagged.gain = 3.0  # type: ignore[attr-defined]
     yield tagged
@@ -386,6 +416,58 @@ def test_what_no_form_of_calls_tells(
         assert close(call(values), eager(values), 1e-5)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def precision_of_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+@contextlib.contextmanager
+def hooked_modules() -> Iterator[None]:
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, _, outputs: outputs * 2 if type(module) is nn.Linear else None
+    )
+    yield
+    hook.remove()
+
+
+AROUND: dict[str, tuple[Callable[[], object], Callable[[], Any]]] = {
+    "inference mode": (torch.is_inference_mode_enabled, torch.inference_mode),
+    "precision": (torch.get_float32_matmul_precision, precision_of_products),
+    "attention": (
+        torch.backends.cuda.math_sdp_enabled,
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+    ),
+    "hooks of all modules": (lambda: 0, hooked_modules),
+}
+
+
+@pytest.mark.parametrize("kind", AROUND)
+@pytest.mark.parametrize("hooked", [False, True])
+@torch.no_grad()
+def test_what_surrounds_a_call(
+    kind: str, hooked: bool, exported_code: list[ExportedLibrary]
+) -> None:
+    read, around = AROUND[kind]
+    usual = read()
+    model = made(Model, lambda _: 1.0 if read() == usual else 2.0)
+    interception = Interception("fp32", wait=True)
+    if hooked:
+        call = functools.partial(interception.outermost, model)
+    else:
+        fast = optimize(model, sample_input=values_of(0), wait=True)
+        call = lambda args, _: fast(*args)  # noqa: E731 - called as the other
+    for number in range(4):
+        torch.testing.assert_close(call((values_of(number),), {}), model(values_of(number)))
+    assert exported_code[0].calls > 2
+    for number in (4, 5):
+        with around():
+            seen, expected = call((values_of(number),), {}), model(values_of(number))
+        torch.testing.assert_close(seen, expected)
+        torch.testing.assert_close(call((values_of(number),), {}), model(values_of(number)))
 
 
 CALLS: dict[str, int] = {}

@@ -111,7 +111,7 @@ REPORTS = {
     "Autocast": "the program chose autocast",
     "OptimizedModule": "it is a module that torch.compile wrapped in Python already",
     "CompiledInPlace": "it is a module that torch.compile wrapped in Python already",
-    "Traced": "torch traces or transforms its calls",
+    "Traced": "torch traces, transforms or hooks its calls",
     "TopLevelTracedModule": "it is a TorchScript module already",
     "Random": "a call draws random numbers",
     "Counting": "a call changes it (calls was changed)",
