@@ -61,6 +61,15 @@ class Level(NamedTuple):
     """Group numbers by CPU; a CPU may be in no group."""
 
 
+class Box(NamedTuple):
+    """A group of cores, such as a node."""
+
+    heading: str
+    boxes: tuple[Box, ...]
+    """The groups in it."""
+    cores: tuple[CPUs, ...]
+
+
 def draw_machine(machine: Machine, plan: Plan | None = None, *, width: int = WIDTH) -> Drawing:
     """The machine, with the place of each instance of `plan`."""
     artist = Artist(machine, plan, width)
@@ -121,7 +130,7 @@ class Artist:
         for part in (self.summary(), self.others(), self.limits()):
             yield from [Drawing((line,)) for line in part]
 
-    def levels(self) -> list[Level]:
+    def _levels(self) -> list[Level]:
         """The domains that cores share, the outer ones first."""
         topology = self._topology
         nodes = [node for node in topology.numa_nodes if node.cpus]
@@ -145,29 +154,24 @@ class Artist:
 
     def cores(self) -> Iterator[Line]:
         """The cores, nested in the domains that they share."""
-        yield from self._nested(self._topology.cores, self.levels(), 0)
+        yield from self._nested(self.machine_box(), 0)
 
-    def _nested(self, cores: tuple[CPUs, ...], levels: list[Level], depth: int) -> Iterator[Line]:
+    def machine_box(self) -> Box:
+        """All cores, in boxes for the domains that they share."""
+        cores = self._topology.cores
+        return Box("", tuple(_boxes(cores, self._levels())), cores)
+
+    def _nested(self, box: Box, depth: int) -> Iterator[Line]:
         indent = "  " * depth
-        if not levels:
-            yield from self._wrapped(indent, self._runs(cores))
+        if not box.boxes:
+            heading = f"{indent}{box.heading}: " if box.heading else indent
+            yield from self._wrapped(heading, self._runs(box.cores), HEADING if box.heading else "")
             return
-        for group, members in split(cores, levels[0]):
-            names = [f"{levels[0].name}{levels[0].labels[group]}"] if group is not None else []
-            inner = levels[1:]
-            # A level that does not divide this group is on the same line.
-            while inner and len(parts := split(members, inner[0])) == 1:
-                if (only := parts[0][0]) is not None:
-                    names.append(f"{inner[0].name}{inner[0].labels[only]}")
-                inner = inner[1:]
-            heading = indent + ", ".join(names)
-            if not names:
-                yield from self._nested(members, inner, depth)
-            elif inner:
-                yield (Segment(heading, HEADING),)
-                yield from self._nested(members, inner, depth + 1)
-            else:
-                yield from self._wrapped(heading + ": ", self._runs(members), HEADING)
+        if box.heading:
+            yield (Segment(indent + box.heading, HEADING),)
+            depth += 1
+        for inner in box.boxes:
+            yield from self._nested(inner, depth)
 
     def _runs(self, cores: tuple[CPUs, ...]) -> list[Segment]:
         """The cores, with each run of equal ones drawn as one piece."""
@@ -326,7 +330,21 @@ def _level(name: str, groups: Iterable[CPUs], labels: list[str]) -> Level:
     return Level(name, tuple(labels), group_of)
 
 
-def split(cores: tuple[CPUs, ...], level: Level) -> list[tuple[int | None, tuple[CPUs, ...]]]:
+def _boxes(cores: tuple[CPUs, ...], levels: list[Level]) -> Iterator[Box]:
+    """The groups at the first level, with the groups inside them."""
+    if not levels:
+        return
+    for group, members in _split(cores, levels[0]):
+        groups, inner = [(levels[0], group)], levels[1:]
+        # A level that does not divide this group is named in the same heading.
+        while inner and len(parts := _split(members, inner[0])) == 1:
+            groups.append((inner[0], parts[0][0]))
+            inner = inner[1:]
+        names = [f"{level.name}{level.labels[n]}" for level, n in groups if n is not None]
+        yield Box(", ".join(names), tuple(_boxes(members, inner)), members)
+
+
+def _split(cores: tuple[CPUs, ...], level: Level) -> list[tuple[int | None, tuple[CPUs, ...]]]:
     """The cores of each group at `level`, ordered by their first core."""
     members: dict[int | None, list[CPUs]] = {}
     for core in cores:

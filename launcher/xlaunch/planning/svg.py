@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.machine.topology import CPUs, Machine
-from xlaunch.planning.drawing import Artist, Level, numbers, split
+from xlaunch.planning.drawing import Artist, Box, numbers
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
@@ -49,15 +49,6 @@ svg { --paper: #fff; --ink: #1b1f24; --edge: #8b949e; --box0: #eef1f4; --box1: #
 }"""
 
 
-class Box(NamedTuple):
-    """A group of cores, such as a node."""
-
-    heading: str
-    boxes: tuple[Box, ...]
-    cores: tuple[CPUs, ...]
-    """Those of a box without boxes."""
-
-
 class Size(NamedTuple):
     width: int
     height: int
@@ -85,9 +76,8 @@ class _Picture:
             for cpu in instance.cpus
         }
         self._mark = MARK if self._plan is not None or machine.topology.core_kinds else 0
-        cores = machine.topology.cores
-        self._core_height = self._mark + THREAD * max(map(len, cores)) + 4
-        self._top = Box("", tuple(_boxes(cores, self._artist.levels())), cores)
+        self._top = self._artist.machine_box()
+        self._core_height = self._mark + THREAD * max(map(len, self._top.cores)) + 4
 
     def document(self) -> str:
         """The SVG."""
@@ -218,22 +208,6 @@ class _Picture:
     def _text(x: int, y: int, text: str, kind: str = "") -> list[str]:
         named = f' class="{kind}"' if kind else ""
         return [f'<text{named} x="{x}" y="{y}">{escape(text)}</text>'] if text else []
-
-
-def _boxes(cores: tuple[CPUs, ...], levels: list[Level]) -> Iterator[Box]:
-    """The groups at the first level, with the groups inside them."""
-    if not levels:
-        return
-    first, inner = levels[0], levels[1:]
-    for group, members in split(cores, first):
-        names = [] if group is None else [f"{first.name}{first.labels[group]}"]
-        rest = inner
-        # A level that does not divide this group is named in the same heading.
-        while rest and len(parts := split(members, rest[0])) == 1:
-            if (only := parts[0][0]) is not None:
-                names.append(f"{rest[0].name}{rest[0].labels[only]}")
-            rest = rest[1:]
-        yield Box(", ".join(names), tuple(_boxes(members, rest)), members)
 
 
 def _short(cpus: CPUs) -> str:
