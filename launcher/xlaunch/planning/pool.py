@@ -184,7 +184,8 @@ def _choose_kinds(
     """Apply `--ecores`. Return the remaining CPUs, the decision and the warning."""
     efficiency = cpus & efficiency_cpus(topology)
     performance = cpus - efficiency
-    choice = request.ecores
+    choice, listed = request.ecores, name_numbers("CPU", efficiency)
+    warnings: list[str] = []
     if choice is ECores.ONLY:
         if not efficiency:
             among = "on" if len(cpus) == 1 else "among"
@@ -192,47 +193,35 @@ def _choose_kinds(
                 f"--ecores only: {_no_efficiency_cores(topology)} {among} {name_numbers('CPU', cpus)}"
             )
         left_out = f"; {name_numbers('CPU', performance)} left out" if performance else ""
-        reason = f"E-cores only, as asked{left_out}"
-        return efficiency, [Decision("E-cores", "only", reason)], []
-    if not efficiency:
+        cpus, reason = efficiency, f"E-cores only, as asked{left_out}"
+    elif not efficiency:
         if choice is None:
             return cpus, [], []
         reason = f"{_no_efficiency_cores(topology)} here"
-        return cpus, [Decision("E-cores", choice.value, reason)], []
-    count = len(whole_cores(topology, efficiency))
-    listed = name_numbers("CPU", efficiency)
-    if choice is ECores.EXCLUDE:
+    elif choice is ECores.EXCLUDE:
         if not performance:
             are = "is an efficiency core" if len(efficiency) == 1 else "are all efficiency cores"
             raise UsageError(f"--ecores exclude: {listed} {are}; use --ecores include")
-        return performance, [Decision("E-cores", "exclude", f"{listed} left out as asked")], []
-    if choice is ECores.INCLUDE or request.cpus is not None or not performance:
+        cpus, reason = performance, f"{listed} left out as asked"
+    elif choice is ECores.INCLUDE or request.cpus is not None or not performance:
+        why = "there are no performance cores to use"
         if choice is ECores.INCLUDE:
-            reason = "included as asked"
+            why = "included as asked"
         elif request.cpus is not None:
-            reason = "named by --cpus"
-        else:
-            reason = "there are no performance cores to use"
-        warning = "E-cores and performance cores are used together" if performance else ""
-        return (
-            efficiency | performance,
-            [Decision("E-cores", "include", f"{listed}: {reason}")],
-            [f"{warning}: where threads get equal shares, all wait for the slowest core"]
-            if warning
-            else [],
-        )
-    cores, them = ("1 E-core is", "it") if count == 1 else (f"{count} E-cores are", "them")
-    return (
-        performance,
-        [
-            Decision(
-                "E-cores",
-                "exclude",
-                f"{listed} left out: threads with equal shares would wait for the slowest",
+            why = "named by --cpus"
+        if performance:
+            warnings.append(
+                "E-cores and performance cores are used together: where threads get equal shares, all wait "
+                "for the slowest core"
             )
-        ],
-        [f"{cores} left out ({listed}); use {them} too with --ecores include"],
-    )
+        choice, reason = ECores.INCLUDE, f"{listed}: {why}"
+    else:
+        count = len(whole_cores(topology, efficiency))
+        cores, them = ("1 E-core is", "it") if count == 1 else (f"{count} E-cores are", "them")
+        warnings.append(f"{cores} left out ({listed}); use {them} too with --ecores include")
+        choice, cpus = ECores.EXCLUDE, performance
+        reason = f"{listed} left out: threads with equal shares would wait for the slowest"
+    return cpus, [Decision("E-cores", choice.value, reason)], warnings
 
 
 def _no_efficiency_cores(topology: Topology) -> str:

@@ -371,21 +371,17 @@ def checked(part: Part, kind: type[Part]) -> Part:
     members: dict[str, Any] = {}
     for name, annotation in kind.__annotations__.items():
         value = getattr(part, name)
-        kinds: tuple[Any, ...] = (annotation,)
-        if isinstance(annotation, UnionType):
-            kinds = get_args(annotation)
-        if any(_is_a(value, one) for one in kinds):
+        types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        if any(_is_a(value, one) for one in types):
             check_passable(value)
             continue
-        words: dict[object, Any] = {}
-        for one in kinds:
-            if isinstance(one, enum.EnumMeta):
-                words |= one._value2member_map_
+        enums = [one for one in types if isinstance(one, enum.EnumMeta)]
+        words: dict[Any, Any] = {}
+        for one in enums:
+            words |= one._value2member_map_
         if not isinstance(value, str) or value not in words:
-            known = " or ".join(
-                [_TAKES[one] for one in kinds if one in _TAKES] + [*map(str, words)]
-            )
-            raise UsageError(f"{kind.__name__}.{name} {value!r}: must be {known}")
+            allowed = [_TAKES[one] for one in types if one in _TAKES] + [*map(str, words)]
+            raise UsageError(f"{kind.__name__}.{name} {value!r}: must be {' or '.join(allowed)}")
         members[name] = words[value]
     return part._replace(**members) if members else part
 
