@@ -53,40 +53,32 @@ class LineTagger:
             # The last byte may be the first half of \r\n.
             end = max(end, data.rfind(b"\r", 0, -1) + 1)
         complete, self._pending = data[:end], data[end:]
-        out = self._tagged(complete) if complete else b""
-        if len(self._pending) >= LINE_CAP:
-            out += self._cut()
-        return out
+        lines = self._tagged(complete) if complete else b""
+        pieces, self._pending = self._cut(self._pending, LINE_CAP)
+        return lines + pieces
 
     def finish(self) -> bytes:
         """The remaining bytes, as a whole line."""
         rest, self._pending = self._pending, b""
-        if not rest:
-            return b""
-        return self._tagged(rest if rest.endswith(b"\n") else rest + b"\n")
+        return self._tagged(rest.removesuffix(b"\n") + b"\n") if rest else b""
 
     def _tagged(self, lines: bytes) -> bytes:
-        out = b""
         # Only the first line can exceed the cap: the others arrived within one read.
-        while lines.find(b"\n", 0, LINE_CAP + 1) < 0 and len(lines) > LINE_CAP:
-            out += self._prefix() + lines[:LINE_CAP] + b"\n"
-            lines = lines[LINE_CAP:]
-            self._continued = True
-        out += self._prefix()
-        self._continued = False
+        pieces, lines = self._cut(lines, LINE_CAP + 1)
+        first_tag, self._continued = self._prefix(), False
         body = lines[:-1].replace(b"\n", b"\n" + self._tag)
         if self._terminal and b"\r" in body:
             update = b"\r" + ERASE_TO_END + self._tag
             body = re.sub(rb"\r(?![\r\n]|$)", lambda _: update, body)
-        return out + body + lines[-1:]
+        return pieces + first_tag + body + lines[-1:]
 
-    def _cut(self) -> bytes:
-        out = b""
-        while len(self._pending) >= LINE_CAP:
-            out += self._prefix() + self._pending[:LINE_CAP] + b"\n"
-            self._pending = self._pending[LINE_CAP:]
-            self._continued = True
-        return out
+    def _cut(self, lines: bytes, min_bytes: int) -> tuple[bytes, bytes]:
+        """The tagged pieces of a first line of at least `min_bytes`, and what is left of `lines`."""
+        pieces = b""
+        while len(lines) >= min_bytes and lines.find(b"\n", 0, LINE_CAP + 1) < 0:
+            pieces += self._prefix() + lines[:LINE_CAP] + b"\n"
+            lines, self._continued = lines[LINE_CAP:], True
+        return pieces, lines
 
     def _prefix(self) -> bytes:
         return self._continued_tag if self._continued else self._tag

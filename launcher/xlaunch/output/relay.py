@@ -132,20 +132,14 @@ class Relay:
         else:
             reader, writer = os.pipe()
         os.set_blocking(reader, False)
-        self._sources[reader] = _Source(
-            instance.index,
-            stream,
-            self._tagger(instance, stream, sink),
-            sink,
-            None if log is None else self._log_file(log, instance, stream),
-        )
+        log_file = None
+        if log is not None and self._run.log_dir is not None:
+            path = log_path(self._run.log_dir, instance.index, stream)
+            log_file = LogFile(log, path, self._run.log_size)
+        tagger = self._tagger(instance, stream, sink)
+        self._sources[reader] = _Source(instance.index, stream, tagger, sink, log_file)
         self._poll.register(reader, select.POLLIN)
         return writer
-
-    def _log_file(self, descriptor: int, instance: Instance, stream: str) -> LogFile:
-        assert self._run.log_dir is not None
-        path = log_path(self._run.log_dir, instance.index, stream)
-        return LogFile(descriptor, path, self._run.log_size)
 
     def _tagger(
         self, instance: Instance, stream: str, sink: Sink
@@ -159,8 +153,10 @@ class Relay:
 
     def resize_terminals(self) -> None:
         """Set the instances' pseudo-terminals to the current size of the launcher's terminal."""
-        if self._run.pty:
-            resize(self._sources)
+        size = window_size()
+        for descriptor in self._sources if self._run.pty else ():
+            with contextlib.suppress(termios.error):  # no process has it open any more
+                termios.tcsetwinsize(descriptor, size)
 
     def say(self, text: str) -> None:
         """Print lines of the launcher's own on standard error that no other output separates."""
@@ -314,14 +310,6 @@ def window_size() -> tuple[int, int]:
             if rows and columns:
                 return rows, columns
     return DEFAULT_SIZE
-
-
-def resize(descriptors: Iterable[int]) -> None:
-    """Set pseudo-terminals to the current size of the launcher's terminal."""
-    size = window_size()
-    for descriptor in descriptors:
-        with contextlib.suppress(termios.error):  # no process has it open any more
-            termios.tcsetwinsize(descriptor, size)
 
 
 class Messages:
