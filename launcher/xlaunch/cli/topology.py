@@ -15,10 +15,9 @@ from xlaunch.options.commands import (
     CONTEXT,
     GroupedCommand,
     click_option,
-    click_options,
     with_options,
 )
-from xlaunch.options.definitions import BY_KEY, OptionGroup
+from xlaunch.options.definitions import BY_KEY, IN_FILES, OptionGroup
 from xlaunch.options.precedence import COMMAND_LINE, Layer, request_from, resolve, variables_layer
 from xlaunch.planning.drawing import Drawing, draw_machine
 from xlaunch.planning.planner import plan
@@ -39,7 +38,7 @@ from xlaunch.planning.request import Request
         click_option(BY_KEY["sysroot"]),
         click_option(BY_KEY["synthetic"]),
     ],
-    click_options(OptionGroup.LAYOUT),
+    [click_option(option) for option in IN_FILES if option.group is OptionGroup.LAYOUT],
 )
 def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typed: Any) -> None:
     """Show packages, NUMA nodes, L3 caches and cores.
@@ -68,7 +67,7 @@ def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typ
     if as_json and request != Request():
         raise UsageError("--json shows the machine alone; for a plan: xlaunch plan --json")
     with machine_of(sysroot, synthetic) as machine:
-        made = plan(request.layout, machine) if request != Request() else None
+        planned = plan(request.layout, machine) if request != Request() else None
     if as_json:
         from xlaunch.machine.description import describe_machine, format_json
 
@@ -76,10 +75,10 @@ def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typ
     elif svg:
         from xlaunch.planning.svg import draw_svg
 
-        click.echo(draw_svg(machine, made))
+        click.echo(draw_svg(machine, planned))
     else:
-        notes = dict.fromkeys((*machine.notes, *(made.warnings if made is not None else ())))
-        show(draw_machine(machine, made), tuple(notes))
+        notes = dict.fromkeys((*machine.notes, *(planned.warnings if planned is not None else ())))
+        show(draw_machine(machine, planned), tuple(notes))
 
 
 def show(drawing: Drawing, notes: tuple[str, ...]) -> None:

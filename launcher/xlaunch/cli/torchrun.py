@@ -21,7 +21,7 @@ from xlaunch.machine import machine_of
 from xlaunch.machine.topology import Machine
 from xlaunch.options.definitions import OF_TORCHRUN
 from xlaunch.options.migration import split
-from xlaunch.options.precedence import VARIABLES, ResolvedOptions, host_request_from
+from xlaunch.options.precedence import ResolvedOptions, host_request_from, variable_of
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.ranks import Rank, RankShare, share_of_rank
@@ -58,21 +58,23 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         )
         without_program = request._replace(layout=layout).replace(words=(), module=False)
         if host.is_this_machine:
-            found = prepare_unrecorded(without_program, asked)
+            prepared = prepare_unrecorded(without_program, asked)
         else:
             say_untried(asked)
-            made = plan(layout, machine)
-            found = PreparedLaunch(without_program, machine, made, None, os.environ)
+            plan_of_ranks = plan(layout, machine)
+            prepared = PreparedLaunch(without_program, machine, plan_of_ranks, None, os.environ)
         if crowd:
-            made = found.plan._replace(instances=crowd[0], warnings=(crowd[1],))
-            found = found._replace(plan=made)
+            plan_of_ranks = prepared.plan._replace(instances=crowd[0], warnings=(crowd[1],))
+            prepared = prepared._replace(plan=plan_of_ranks)
         if request.program.words:
-            found = found._replace(environment=_environment_of_ranks(found.plan, request, asked))
+            prepared = prepared._replace(
+                environment=_environment_of_ranks(prepared.plan, request, asked)
+            )
         if counts_nodes:
             _say_nodes(options)
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
-        print_plan(found, asked)
+        print_plan(prepared, asked)
         return
     resolve_program(request.program, os.environ)
     # All ranks have as many threads as the first. Raises what it would raise.
@@ -122,12 +124,14 @@ def _crowd_of_ranks(
     return tuple([it._replace(index=index) for index, it in enumerate(instances)]), warning
 
 
-def _environment_of_ranks(made: Plan, request: Request, asked: ResolvedOptions) -> Environment:
+def _environment_of_ranks(
+    plan_of_ranks: Plan, request: Request, asked: ResolvedOptions
+) -> Environment:
     """The environment of each instance of a plan, which is a rank and a launch of its own."""
     inherited = {**os.environ, "LOCAL_RANK": "0"}  # torchrun sets it, with each rank's own number
     ranks = []
-    for instance in made.instances:
-        alone = made._replace(
+    for instance in plan_of_ranks.instances:
+        alone = plan_of_ranks._replace(
             instances=(instance._replace(index=0),), count=1, layout=request.layout
         )
         ranks.append(
@@ -186,7 +190,7 @@ def torchrun_command(
 def _environment_of_torchrun(options: Mapping[str, Any], threads: int) -> dict[str, str]:
     """The variables that torchrun starts with; those that the user has set are kept."""
     # A rank that read these variables would start torchrun again.
-    own = {VARIABLES + name.upper().replace("-", "_") for name in OWN}
+    own = set(map(variable_of, OWN))
     environment = {name: value for name, value in passed_on(os.environ).items() if name not in own}
     if "OMP_NUM_THREADS" not in environment:
         # Otherwise torchrun sets 1, with a warning. Ranks choose again, and see who set it.

@@ -15,7 +15,6 @@ from xlaunch.errors import ProgramNotFoundError, UsageError
 from xlaunch.options.definitions import (
     BY_KEY,
     FLAG,
-    IN_FILES,
     IPEXRUNS_WORDS,
     OPTIONS,
     Option,
@@ -189,11 +188,6 @@ def click_option(option: Option, *, hidden: bool = False) -> Callable[[Command],
     )
 
 
-def click_options(*groups: OptionGroup, without: str = "") -> list[Callable[[Command], Command]]:
-    """The options of some groups that files may hold, without one of them."""
-    return [click_option(o) for o in IN_FILES if o.group in groups and o.name != without]
-
-
 def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     """Give a command the options of `groups`, in their order."""
 
@@ -267,11 +261,13 @@ def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
             check_passable(value)
     variables = variables_layer(os.environ, given)
     early = {**variables.values, **given}
-    files = file_layers(
-        early.get("preset"), isolated=early.get("isolated", False), environment=os.environ
+    notes: list[str] = []
+    isolated = early.get("isolated", False)
+    layers = file_layers(
+        early.get("preset"), isolated=isolated, environment=os.environ, notes=notes
     )
-    asked = resolve([Layer(COMMAND_LINE, given), variables, *files.layers])
-    asked = asked._replace(notes=(*files.notes, *asked.notes))
+    asked = resolve([Layer(COMMAND_LINE, given), variables, *layers])
+    asked = asked._replace(notes=(*notes, *asked.notes))
     if not asked.values.get("quiet"):
         for note in asked.notes:
             say(f"note: {note}")

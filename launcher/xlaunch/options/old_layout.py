@@ -226,9 +226,9 @@ def _largest_within(node_sizes: tuple[int, ...], count: int) -> int:
 def _refuse_straddling_ranks(
     option: str, ranks: int, layout: LayoutRequest, machine: Machine
 ) -> None:
-    made = plan(layout._replace(instances=ranks, smt=True, oversubscribe=True), machine)
-    if any(instance.nodes_touched > 1 for instance in made.instances):
-        nodes = len({node for instance in made.instances for node in instance.nodes})
+    plan_of_ranks = plan(layout._replace(instances=ranks, smt=True, oversubscribe=True), machine)
+    if any(instance.nodes_touched > 1 for instance in plan_of_ranks.instances):
+        nodes = len({node for instance in plan_of_ranks.instances for node in instance.nodes})
         raise UsageError(
             f"--{option}: {ranks} ranks with equal shares straddle NUMA nodes; start a multiple of {nodes} ranks"
             f" on nodes of one size, or name nodes with --numa-nodes"

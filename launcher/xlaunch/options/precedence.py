@@ -33,7 +33,6 @@ from xlaunch.planning.request import HostRequest, Request, find_contradiction
 from xlaunch.text import INSTANCE_PREFIX, did_you_mean, passable
 
 COMMAND_LINE = "command line"
-VARIABLES = OPTION_PREFIX
 PROJECT, PRESET = "project ", "preset "
 OF_FILES = (PROJECT, PRESET)
 """How the origins of the layers begin that files make which may be another's work."""
@@ -128,7 +127,7 @@ def resolve(layers: Iterable[Layer]) -> ResolvedOptions:
     for layer in layers:
         stronger = dict(values)
         for key, value in layer.values.items():
-            origin = variable_of(key) if layer.origin == VARIABLES else layer.origin
+            origin = variable_of(key) if layer.origin == OPTION_PREFIX else layer.origin
             if key == "env":
                 own = {name: content for name, content in value if f"env {name}" not in origins}
                 values[key] = (*values.get(key, ()), *own.items())
@@ -158,9 +157,10 @@ def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ())
     wrong value, and for the name of no option.
     """
     for name, text in environment.items():
-        if text and name.startswith(VARIABLES) and name not in _BY_VARIABLE:
-            typed_name, names = name.removeprefix(VARIABLES).upper(), map(str.upper, BY_KEY)
-            near = did_you_mean(typed_name, [*names], count=1, form=f"{VARIABLES}{{}}")
+        if text and name.startswith(OPTION_PREFIX) and name not in _BY_VARIABLE:
+            typed_name = name.removeprefix(OPTION_PREFIX).upper()
+            names = [key.upper() for key in BY_KEY]
+            near = did_you_mean(typed_name, names, count=1, form=f"{OPTION_PREFIX}{{}}")
             hint = near or "; xlaunch --help lists the options"
             raise UsageError(f"{name}: there is no such option{hint}")
     values: dict[str, Any] = {}
@@ -176,19 +176,22 @@ def variables_layer(environment: Mapping[str, str], typed: Collection[str] = ())
                 values[option.key] = option.kind.parse(text)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from None
-    return Layer(VARIABLES, values)
+    return Layer(OPTION_PREFIX, values)
 
 
 def request_from(values: Mapping[str, Any]) -> Request:
     """The request that options make; None stands for an option that is not set."""
-    fields = {FIELDS.get(key, key): value for key, value in values.items() if value is not None}
-    return Request().replace(**{name: fields[name] for name in _DEFAULTS if name in fields})
+    return Request().replace(**_fields_of(values, _DEFAULTS))
 
 
 def host_request_from(values: Mapping[str, Any]) -> HostRequest:
     """The machine that options name, and how they share it; None stands for an option that is not set."""
+    return HostRequest(**_fields_of(values, HostRequest._fields))
+
+
+def _fields_of(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     fields = {FIELDS.get(key, key): value for key, value in values.items() if value is not None}
-    return HostRequest(**{name: fields[name] for name in HostRequest._fields if name in fields})
+    return {name: value for name, value in fields.items() if name in names}
 
 
 def field_of(option: Option) -> str | None:
@@ -206,7 +209,7 @@ def shown(option: Option, value: Any) -> str:
 
 def variable_of(name: str) -> str:
     """**Ex.:** ``"XLAUNCH_OPT_NCORES"`` for ``ncores``, ``"XLAUNCH_OPT_LOG_DIR"`` for ``log-dir``."""
-    return f"{VARIABLES}{name.upper().replace('-', '_')}"
+    return f"{OPTION_PREFIX}{name.upper().replace('-', '_')}"
 
 
 _DEFAULTS = Request().options()
@@ -228,33 +231,27 @@ MAX_FILE_BYTES = 1 << 20
 """A longer file does not hold options."""
 
 
-class FileLayers(NamedTuple):
-    """The layers that the files make, the strongest first."""
-
-    layers: tuple[Layer, ...]
-    notes: tuple[str, ...]
-    """What was not read, and why; one line each."""
-
-
 def file_layers(
-    preset: str | None, *, isolated: bool, environment: Mapping[str, str]
-) -> FileLayers:
+    preset: str | None, *, isolated: bool, environment: Mapping[str, str], notes: list[str]
+) -> list[Layer]:
     """Read the preset, the project's file and the user's file; with `isolated` the preset alone.
 
-    Inside an instance the project's and the user's file set only `INSIDE_INSTANCES`. Raises
-    `UsageError` for a preset that is missing or that other users may write, and for a file that
-    cannot be read or holds anything but options.
+    Inside an instance the project's and the user's file set only `INSIDE_INSTANCES`. `notes` gets what was
+    not read, and why. Raises `UsageError` for a preset that is missing or that other users may write, and
+    for a file that cannot be read or holds anything but options.
     """
-    layers: list[Layer] = []
-    notes: list[str] = []
-    if preset is not None:
-        layers.append(read_preset(preset, notes))
-    if isolated:
-        return FileLayers(tuple(layers), tuple(notes))
-    nested = f"{INSTANCE_PREFIX}INDEX" in environment
-    standing = [layer for layer in (_project_layer(notes), _user_layer(notes)) if layer is not None]
-    layers += [_inside_instance(layer, notes) for layer in standing] if nested else standing
-    return FileLayers(tuple(layers), tuple(notes))
+    layers = [] if preset is None else [read_preset(preset, notes)]
+    for layer in () if isolated else (_project_layer(notes), _user_layer(notes)):
+        if layer is None:
+            continue
+        values = layer.values
+        if f"{INSTANCE_PREFIX}INDEX" in environment:
+            values = {key: value for key, value in values.items() if key in INSIDE_INSTANCES}
+            ignored = [BY_KEY[key].name for key in layer.values if key not in values]
+            if ignored:
+                notes.append(f"{layer.origin}: {', '.join(ignored)} ignored inside an instance")
+        layers.append(layer._replace(values=values))
+    return layers
 
 
 def read_preset(
@@ -377,14 +374,6 @@ def _user_layer(notes: list[str]) -> Layer | None:
         return None
     shown = shorten(path)
     return Layer(f"user {shown}", _values(_parse(_read(path), shown), shown))
-
-
-def _inside_instance(layer: Layer, notes: list[str]) -> Layer:
-    ignored = [BY_KEY[key].name for key in layer.values if key not in INSIDE_INSTANCES]
-    if ignored:
-        notes.append(f"{layer.origin}: {', '.join(ignored)} ignored inside an instance")
-    kept = {key: value for key, value in layer.values.items() if key in INSIDE_INSTANCES}
-    return layer._replace(values=kept)
 
 
 def _is_ours(path: str, notes: list[str]) -> bool:
