@@ -25,7 +25,6 @@ from xlaunch.shared_host import PreparedLaunch, plan_beside_others
 from xlaunch.text import counted
 
 if TYPE_CHECKING:
-    from xlaunch.leases import Lease
     from xlaunch.report import Report
     from xlaunch.supervision.keeper_client import RunningLaunch
 
@@ -157,31 +156,24 @@ def start(
 
 
 def run_plan(
-    plan: Plan,
-    environment: Environment,
-    run: RunRequest,
-    *,
-    note: Callable[[str], None],
-    table: bool = True,
-    explain: bool = False,
-    lease: Lease | None = None,
+    prepared: PreparedLaunch, *, note: Callable[[str], None], table: bool, explain: bool
 ) -> int:
-    """Run the instances of `plan`; return the exit code for this process.
+    """Run the instances of a plan; return the exit code for this process.
 
     Does not return when the one instance replaces this process. `note` takes lines for the user.
     `table` prints the report on standard error at the end, `explain` what its columns mean.
-    `lease`: the record of this launch.
     """
+    plan, environment, run = prepared.plan, prepared.environment, prepared.request.run
+    assert environment is not None
     if sys.platform != "linux":
         return _run_on_other_system(environment, note)
     if run.pty and _has_terminal(plan, run):
         run = run._replace(pty=False)
-    caches = environment.caches
-    if caches.base is not None:
+    if environment.caches.base is not None:
         from xlaunch.cache.use import start_pruner
 
-        start_pruner(caches.base)
-        for line in caches.hold():
+        start_pruner(environment.caches.base)
+        for line in environment.caches.hold():
             note(line)
     if not plan.supervised(run):
         from xlaunch.claims import keep_locks_through_exec
@@ -196,10 +188,9 @@ def run_plan(
     from xlaunch.supervision.keeper import keep
     from xlaunch.supervision.run_state import Job
 
+    job = Job(plan, environment, run, table, explain=explain, live_line=table, lease=prepared.lease)
     with _enough_descriptors(plan, run):
-        return keep(
-            Job(plan, environment, run, table, explain=explain, live_line=table, lease=lease)
-        )
+        return keep(job)
 
 
 def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program] = ()) -> None:

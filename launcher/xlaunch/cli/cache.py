@@ -69,8 +69,8 @@ def command(context: click.Context) -> None:
 
 def _subcommand(*options: Option) -> Callable[[Callable[..., Any]], click.Command]:
     def decorate(function: Callable[..., Any]) -> click.Command:
-        made = with_options(options)(function)
-        return command.command(function.__name__.strip("_"), context_settings=SETTINGS)(made)
+        decorated = with_options(options)(function)
+        return command.command(function.__name__.strip("_"), context_settings=SETTINGS)(decorated)
 
     return decorate
 
@@ -98,11 +98,11 @@ def _ls(*, cache_dir: str | None, as_json: bool) -> None:
 def _du(*, cache_dir: str | None, as_json: bool) -> None:
     """Show the size on disk of each kind of file, and in all."""
     base, max_bytes = _base(cache_dir), max_cache_bytes(os.environ, DEFAULT_MAX_BYTES)
-    found: dict[tuple[str, str], list[contents.CachedFile]] = {}
+    files_of: dict[tuple[str, str], list[contents.CachedFile]] = {}
     for directory in store.stored(base):
         for kind, files in contents.files_by_kind(directory).items():
-            found.setdefault((directory.cache, kind), []).extend(files)
-    usages = {names: contents.total(files) for names, files in found.items()}
+            files_of.setdefault((directory.cache, kind), []).extend(files)
+    usages = {names: contents.total(files) for names, files in files_of.items()}
     total = sum([usage.size_bytes for usage in usages.values()])
     rows = [("cache", "kind", "files", "size")]
     for (cache, kind), usage in sorted(usages.items()):
@@ -140,8 +140,8 @@ def _prune(
     base = _base(cache_dir)
     if max_size is None and older_than is None:
         max_size = max_cache_bytes(os.environ, DEFAULT_MAX_BYTES)
-    found = prune(base, max_bytes=max_size, older_than_s=older_than, dry_run=dry_run)
-    _show_removals(base, found, dry_run=dry_run, as_json=as_json)
+    removals = prune(base, max_bytes=max_size, older_than_s=older_than, dry_run=dry_run)
+    _show_removals(base, removals, dry_run=dry_run, as_json=as_json)
 
 
 @_subcommand(click.argument("caches", nargs=-1, metavar="[CACHE...]"), DIRECTORY, DRY_RUN, JSON)
@@ -150,11 +150,11 @@ def _clear(*, caches: tuple[str, ...], cache_dir: str | None, dry_run: bool, as_
     _check_names(caches)
     base = _base(cache_dir)
     wanted = [it for it in store.stored(base) if not caches or it.cache in caches]
-    found = clear(base, wanted, dry_run=dry_run)
-    removed = [removal.directory for removal in found]
+    removals = clear(base, wanted, dry_run=dry_run)
+    removed = [removal.directory for removal in removals]
     for directory in [it for it in wanted if it not in removed]:
         say(f"warning: {directory.path} is in use and kept")
-    _show_removals(base, found, dry_run=dry_run, as_json=as_json)
+    _show_removals(base, removals, dry_run=dry_run, as_json=as_json)
 
 
 @_subcommand(click.option("--fix", is_flag=True, help="Remove what is damaged."), DIRECTORY, JSON)
@@ -181,14 +181,14 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
 @_subcommand(PYTHON, JSON)
 def _fingerprint(*, python: str | None, as_json: bool) -> None:
     """Print the keys of the caches here, and what each is made of."""
-    found = fingerprint(*_here(python))
+    keys = fingerprint(*_here(python))
     lines = []
-    for name, value in found["caches"].items():
+    for name, value in keys["caches"].items():
         lines += [
             f"{name}: {value['key']}",
             *[f"  {p}: {text}" for p, text in value["parts"].items()],
         ]
-    _answer(as_json, lines, **found)
+    _answer(as_json, lines, **keys)
 
 
 @_subcommand(
@@ -308,7 +308,7 @@ def _warm(asked: ResolvedOptions) -> int:
     if request.program.optimize is not None:
         request = request.replace(optimize_wait=True)  # a run ends with all of it compiled
     prepared = prepare(request, purpose=Purpose.LAUNCH, note=say)
-    request, made, environment = prepared.request, prepared.plan, prepared.environment
+    request, plan, environment = prepared.request, prepared.plan, prepared.environment
     assert environment is not None
     for warning in environment.warnings:
         say(f"warning: {warning}")
@@ -316,7 +316,7 @@ def _warm(asked: ResolvedOptions) -> int:
         raise UsageError("no cache can be kept: name a directory with --cache-dir")
     before = compiled_files(environment.caches)
     for run in range(1, MAX_RUNS + 1):
-        report = launch(made, request.program, request.run, table=not options.get("quiet", False))
+        report = launch(plan, request.program, request.run, table=not options.get("quiet", False))
         if report.exit_code not in (0, TIMED_OUT):
             say(f"the program failed with exit code {report.exit_code}; the caches are not warm")
             return report.exit_code
@@ -369,17 +369,17 @@ def _check_names(names: Sequence[str]) -> None:
             raise UsageError(f"there is no cache {name!r}; the caches are {', '.join(BY_NAME)}")
 
 
-def _show_removals(base: str, found: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
-    total = sum([removal.size_bytes for removal in found])
+def _show_removals(base: str, removals: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
+    total = sum([removal.size_bytes for removal in removals])
     for line in store.foreign(base):
         say(f"warning: left alone: {line}")
     verb = "would be removed" if dry_run else "removed"
     lines, removed = [], []
-    for it in found:
-        what = f"{counted(it.files, 'file')}, {size(it.size_bytes)} {verb}"
-        lines.append(f"{it.directory.path}: {what}")
-        sizes = {"files": it.files, "size_bytes": it.size_bytes, "whole": it.whole}
-        removed.append(it.directory._asdict() | sizes)
+    for removal in removals:
+        what = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)} {verb}"
+        lines.append(f"{removal.directory.path}: {what}")
+        sizes = {"files": removal.files, "size_bytes": removal.size_bytes, "whole": removal.whole}
+        removed.append(removal.directory._asdict() | sizes)
     lines.append(f"{base}: {size(total)} {verb}")
     _answer(as_json, lines, base=base, removed=removed, size_bytes=total, dry_run=dry_run)
 

@@ -82,12 +82,12 @@ def check_machine(
 def _checks(text: str | None) -> tuple[str, ...]:
     """The names of checks in `--ignore`. Raises `UsageError` for one that does not exist."""
     names = tuple(word.strip() for word in (text or "").split(",") if word.strip())
-    known = [check.name for checks in FAMILIES.values() for check in checks]
+    names_of_checks = [check.name for checks in FAMILIES.values() for check in checks]
     if text is not None and not names:
         raise UsageError(f"--ignore {text!r} names no check; write names such as swap,load")
     for name in names:
-        if name not in known:
-            near = did_you_mean(name, known) or f"; they are {', '.join(known)}"
+        if name not in names_of_checks:
+            near = did_you_mean(name, names_of_checks) or f"; they are {', '.join(names_of_checks)}"
             raise UsageError(
                 f"--ignore: without files the machine is checked, and it has no check {name!r}{near}"
             )

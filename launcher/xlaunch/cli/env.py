@@ -113,14 +113,14 @@ def command(asked: ResolvedOptions) -> None:
         purpose=Purpose.ENVIRONMENT,
         untried=say_untried(asked),
     )
-    made = prepared.plan
-    if len(made.instances) != 1:
-        indices = format_cpu_list([instance.index for instance in made.instances])
+    plan = prepared.plan
+    if len(plan.instances) != 1:
+        indices = format_cpu_list([instance.index for instance in plan.instances])
         raise UsageError(
-            f"each of {len(made.instances)} instances has an environment of its own; choose one: "
-            f"--instance-index {made.instances[0].index} (of {indices})"
+            f"each of {len(plan.instances)} instances has an environment of its own; choose one: "
+            f"--instance-index {plan.instances[0].index} (of {indices})"
         )
-    found = _surroundings(prepared)
+    surroundings = _surroundings(prepared)
     writer = {
         OutputFormat.SH: _sh,
         OutputFormat.SYSTEMD: _systemd,
@@ -128,7 +128,7 @@ def command(asked: ResolvedOptions) -> None:
         OutputFormat.JSON: _json,
     }[chosen]
     # Written as bytes: a variable's value need not be valid text.
-    click.echo(os.fsencode(writer(found)))
+    click.echo(os.fsencode(writer(surroundings)))
 
 
 def _surroundings(prepared: PreparedLaunch) -> Surroundings:
@@ -150,22 +150,22 @@ def _surroundings(prepared: PreparedLaunch) -> Surroundings:
     )
 
 
-def _sh(found: Surroundings) -> str:
+def _sh(surroundings: Surroundings) -> str:
     """Lines for ``eval`` in any POSIX shell."""
-    for name in found.changed:
+    for name in surroundings.changed:
         _check_name(name, "a shell")
-    policy = found.plan.layout.mem_policy
+    policy = surroundings.plan.layout.mem_policy
     if policy not in (MemoryPolicy.AUTO, MemoryPolicy.NONE):
         say(_left_out(f"--mem-policy {policy.value}"))
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in found.changed.items()]
-    names = [name for name in found.removed if _NAME.fullmatch(name)]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in surroundings.changed.items()]
+    names = [name for name in surroundings.removed if _NAME.fullmatch(name)]
     return "\n".join([*lines, *(f"unset {name}" for name in names)])
 
 
-def _systemd(found: Surroundings) -> str:
+def _systemd(surroundings: Surroundings) -> str:
     """Lines for the [Service] section of a unit."""
     lines = []
-    for name, value in found.alone.items():
+    for name, value in surroundings.alone.items():
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -173,8 +173,8 @@ def _systemd(found: Surroundings) -> str:
             raise UsageError(f"{what}: systemd takes UTF-8 only") from None
         _check_name(name, "systemd")
         lines.append(f'Environment="{f"{name}={value}".translate(_SYSTEMD_ESCAPES)}"')
-    instance = found.instance
-    if found.plan.bound:
+    instance = surroundings.instance
+    if surroundings.plan.bound:
         lines.append(f"CPUAffinity={format_cpu_list(instance.cpus)}")
     policy = instance.memory
     if policy is MemoryPolicy.PREFERRED and len(instance.memory_nodes) > 1:
@@ -187,16 +187,16 @@ def _systemd(found: Surroundings) -> str:
     return "\n".join(lines)
 
 
-def _docker(found: Surroundings) -> str:
+def _docker(surroundings: Surroundings) -> str:
     """Flags of ``docker run`` and ``podman run``, in one line for ``eval``."""
-    variables = found.alone
-    asked = dict(found.request.env)
+    variables = surroundings.alone
+    asked = dict(surroundings.request.env)
     host_only = [
         name
         for name, value in variables.items()
         if name in HOST_PATHS and name not in asked and value != KEEP_NOTHING
     ]
-    if {PRELOAD, PYTHON_PATH} & {*host_only} or found.request.cache_dir is not None:
+    if {PRELOAD, PYTHON_PATH} & {*host_only} or surroundings.request.cache_dir is not None:
         say(
             f"warning: {', '.join(host_only)} left out: a container does not have this machine's "
             "files; --env sets a path in the container"
@@ -206,8 +206,8 @@ def _docker(found: Surroundings) -> str:
     for name, value in variables.items():
         if name not in host_only:
             words += ["--env", f"{name}={value}"]
-    instance = found.instance
-    if found.plan.bound:
+    instance = surroundings.instance
+    if surroundings.plan.bound:
         words += ["--cpuset-cpus", format_cpu_list(instance.cpus)]
     if instance.memory is MemoryPolicy.BIND:
         words += ["--cpuset-mems", format_cpu_list(instance.memory_nodes)]
@@ -216,22 +216,22 @@ def _docker(found: Surroundings) -> str:
     return shlex.join(words)
 
 
-def _json(found: Surroundings) -> str:
+def _json(surroundings: Surroundings) -> str:
     import json
 
-    instance = found.instance
+    instance = surroundings.instance
     facts = {
         "schema_version": SCHEMA_VERSION,
         "instance_index": instance.index,
-        "instance_count": found.plan.count,
-        "bound": found.plan.bound,
+        "instance_count": surroundings.plan.count,
+        "bound": surroundings.plan.bound,
         "cpus": list(instance.cpus),
         "memory_policy": instance.memory.value,
         "memory_numa_nodes": list(instance.memory_nodes),
-        "environment": found.alone,
-        "changed": list(found.changed),
-        "removed": list(found.removed),
-        "reasons": {setting.name: setting.reason for setting in found.settings},
+        "environment": surroundings.alone,
+        "changed": list(surroundings.changed),
+        "removed": list(surroundings.removed),
+        "reasons": {setting.name: setting.reason for setting in surroundings.settings},
     }
     return json.dumps(facts, indent=1)
 

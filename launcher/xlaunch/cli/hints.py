@@ -182,14 +182,14 @@ def _say(
 
 def _count(options: Sequence[str], arguments: Sequence[str]) -> str:
     """The value of the last of `options` among `arguments`: ``-w 4``, ``-w4``, ``--workers=4``."""
-    found = ""
+    count = ""
     for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, attached = word.partition("=")
         if name in options:
-            found = attached if equals else value
+            count = attached if equals else value
         elif word[:2] in options and word[2:].isdecimal():
-            found = word[2:]
-    return found if found.isdecimal() else "N" if found else ""
+            count = word[2:]
+    return count if count.isdecimal() else "N" if count else ""
 
 
 def _misplaced_options(words: Sequence[str]) -> list[str]:

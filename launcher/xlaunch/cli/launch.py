@@ -129,9 +129,7 @@ def _run(request: Request, asked: ResolvedOptions) -> int:
             max_cache_bytes(os.environ, 0)  # the pruner itself has no terminal
         except UsageError as error:
             warn(f"compile caches are not pruned: {error}")
-    return run_plan(
-        plan, environment, run, note=warn, table=not quiet, explain=verbose, lease=prepared.lease
-    )
+    return run_plan(prepared, note=warn, table=not quiet, explain=verbose)
 
 
 def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> None:

@@ -30,8 +30,8 @@ def command(*, as_json: bool, python: str | None) -> None:
     """
     interpreter, reason = find_interpreter(python, os.environ)
     prefix = prefix_of(interpreter)
-    found = find_libraries(NAMES, prefix, os.environ, loads=read_program(interpreter))
-    judged, notes = judge(found, interpreter)
+    libraries = find_libraries(NAMES, prefix, os.environ, loads=read_program(interpreter))
+    judged, notes = judge(libraries, interpreter)
     if as_json:
         import json
 

@@ -68,24 +68,24 @@ def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaun
     return prepare(request, host, purpose=Purpose.PLAN, untried=say_untried(asked))
 
 
-def print_plan(found: PreparedLaunch, asked: ResolvedOptions) -> None:
+def print_plan(prepared: PreparedLaunch, asked: ResolvedOptions) -> None:
     """Print a plan on standard output, as text or JSON."""
     if asked.values.get("svg"):
         if asked.values.get("json") or asked.values.get("explain"):
             raise UsageError("--svg prints a picture alone; leave out --json and --explain")
         from xlaunch.planning.svg import draw_svg
 
-        click.echo(draw_svg(found.machine, found.plan))
+        click.echo(draw_svg(prepared.machine, prepared.plan))
     elif asked.values.get("json"):
-        click.echo(_as_json(found.plan, found.environment))
+        click.echo(_as_json(prepared.plan, prepared.environment))
     else:
-        click.echo(describe(found, asked))
+        click.echo(describe(prepared, asked))
 
 
-def _as_json(made: Plan, environment: Environment | None) -> str:
+def _as_json(plan: Plan, environment: Environment | None) -> str:
     from xlaunch.machine.description import format_json
 
-    values = plan_to_dict(made)
+    values = plan_to_dict(plan)
     if environment is not None:
         values["warnings"] += environment.warnings
         values["program"] = _printable(environment.program.argv)
@@ -98,12 +98,12 @@ def _as_json(made: Plan, environment: Environment | None) -> str:
     return format_json(values)
 
 
-def describe(found: PreparedLaunch, asked: ResolvedOptions) -> str:
+def describe(prepared: PreparedLaunch, asked: ResolvedOptions) -> str:
     """The plan and the environment as text; with --explain with the reasons and the options."""
-    machine, made, environment = found.machine, found.plan, found.environment
+    machine, plan, environment = prepared.machine, prepared.plan, prepared.environment
     explain = asked.values.get("explain", False)
     width = terminal_width(1)
-    lines = [render_plan(made, machine, explain=explain, width=width)]
+    lines = [render_plan(plan, machine, explain=explain, width=width)]
     lines += asked.explain() if explain else []
     if environment is None:
         return "\n".join(lines)
@@ -113,7 +113,7 @@ def describe(found: PreparedLaunch, asked: ResolvedOptions) -> str:
     if any(own != program for own in environment.programs):
         lines += [
             f"  of instance {instance.index}: {shlex.join(_printable(own.argv))}"
-            for instance, own in zip(made.instances, environment.programs, strict=True)
+            for instance, own in zip(plan.instances, environment.programs, strict=True)
         ]
     if explain and program.interpreter_reason is not None:
         lines.append(f"  interpreter: {program.interpreter_reason}")

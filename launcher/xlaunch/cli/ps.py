@@ -101,15 +101,15 @@ def look() -> list[LaunchUsage]:
     began = time.monotonic()
     time.sleep(SAMPLE_S)
     elapsed_s = time.monotonic() - began
-    found = []
+    usages = []
     for lease, tree, ticks_before in zip(leases, trees, before, strict=True):
         cpu_percent, rss_bytes = None, None
         if tree:
             ticks, rss_bytes = _usage(tree)
             used_s = max(0, ticks - ticks_before) / TICKS_PER_SECOND
             cpu_percent = 100 * used_s / elapsed_s
-        found.append(LaunchUsage(lease, user_name(lease.uid), cpu_percent, rss_bytes))
-    return found
+        usages.append(LaunchUsage(lease, user_name(lease.uid), cpu_percent, rss_bytes))
+    return usages
 
 
 def _usage(pids: Sequence[int]) -> tuple[int, int]:
@@ -118,23 +118,23 @@ def _usage(pids: Sequence[int]) -> tuple[int, int]:
     return sum([it.cpu_ticks for it in running]), sum([it.rss_bytes for it in running])
 
 
-def table(found: Sequence[LaunchUsage]) -> list[str]:
+def table(launches: Sequence[LaunchUsage]) -> list[str]:
     """The launches as lines of text, without columns that are empty for all."""
-    if not found:
+    if not launches:
         return ["no launch runs on this host"]
     columns = [
-        ("pid", [str(it.lease.pid) + _NOT_LOCAL * (not it.lease.is_local) for it in found]),
-        ("user", [it.user for it in found]),
-        ("program", [it.lease.program or "-" for it in found]),
-        ("instances", [str(it.lease.instances or "-") for it in found]),
-        ("CPUs", [format_cpu_list(it.lease.cpus) or "not bound" for it in found]),
-        ("GPUs", [" ".join(it.lease.gpus) for it in found]),
-        ("uptime", [uptime(it.lease.uptime_s) for it in found]),
-        ("CPU %", ["-" if it.cpu_percent is None else f"{it.cpu_percent:.0f}" for it in found]),
-        ("memory", ["-" if it.rss_bytes is None else size(it.rss_bytes) for it in found]),
-        ("exclusive", ["yes" if it.lease.exclusive else "" for it in found]),
-        ("metric", [it.lease.metric for it in found]),
-        ("logs", [it.lease.log_dir for it in found]),
+        ("pid", [str(it.lease.pid) + _NOT_LOCAL * (not it.lease.is_local) for it in launches]),
+        ("user", [it.user for it in launches]),
+        ("program", [it.lease.program or "-" for it in launches]),
+        ("instances", [str(it.lease.instances or "-") for it in launches]),
+        ("CPUs", [format_cpu_list(it.lease.cpus) or "not bound" for it in launches]),
+        ("GPUs", [" ".join(it.lease.gpus) for it in launches]),
+        ("uptime", [uptime(it.lease.uptime_s) for it in launches]),
+        ("CPU %", ["-" if it.cpu_percent is None else f"{it.cpu_percent:.0f}" for it in launches]),
+        ("memory", ["-" if it.rss_bytes is None else size(it.rss_bytes) for it in launches]),
+        ("exclusive", ["yes" if it.lease.exclusive else "" for it in launches]),
+        ("metric", [it.lease.metric for it in launches]),
+        ("logs", [it.lease.log_dir for it in launches]),
     ]
     return _without_empty(columns, optional=("logs", "user"))
 
@@ -213,18 +213,18 @@ def find_run(word: str) -> Lease:
     leases = [lease for lease in read_leases() if lease.is_local]
     if word == SELF:
         outside = [lease.path for lease in of_others(leases)]
-        found = [lease for lease in leases if lease.path not in outside][-1:] or leases
+        named = [lease for lease in leases if lease.path not in outside][-1:] or leases
     elif word.isascii() and word.isdigit():
-        found = [lease for lease in leases if lease.pid == int(word)]
+        named = [lease for lease in leases if lease.pid == int(word)]
     else:
         raise UsageError(f"{word!r} is not the PID of a launch, nor self; xlaunch ps lists them")
-    if not found:
+    if not named:
         what = "no launch runs here" if word == SELF else f"no launch has the PID {word}"
         raise UsageError(f"{what}; xlaunch ps lists them")
-    if len(found) > 1:
-        pids = ", ".join([str(lease.pid) for lease in found])
+    if len(named) > 1:
+        pids = ", ".join([str(lease.pid) for lease in named])
         raise UsageError(f"several launches run here: name one of {pids}")
-    return described(found[0])
+    return described(named[0])
 
 
 def state_of(lease: Lease) -> dict[str, Any]:
