@@ -140,22 +140,17 @@ class MergedEmbeddingBag(nn.Module):
         devices and derivatives in forward mode; all before a row is read. The second derivative is not
         defined: backward through a gradient is an OperatorError.
         """
-        lookups = self._lookups(indices, offsets, per_sample_weights)
-        return list(merged_embedding_bag(list(self.weights), self.sparse, lookups))
-
-    def _lookups(
-        self,
-        indices: Sequence[torch.Tensor],
-        offsets: Sequence[torch.Tensor] | None,
-        per_sample_weights: Sequence[torch.Tensor] | None,
-    ) -> Lookups:
-        return Lookups(
+        lookups = Lookups(
             list(indices),
             list(offsets or ()),
             list(per_sample_weights or ()),
             MODES[self.mode],
             self.include_last_offset,
         )
+        return self._look_up(lookups)
+
+    def _look_up(self, lookups: Lookups) -> list[torch.Tensor]:
+        return list(merged_embedding_bag(list(self.weights), self.sparse, lookups))
 
     def extra_repr(self) -> str:
         tables = ", ".join(f"{tuple(weight.shape)}" for weight in self.weights)
