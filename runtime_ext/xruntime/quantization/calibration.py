@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +42,9 @@ class Observed(nn.Module):
     batches: int
     """The number of batches that it has seen."""
 
+    finished: bool
+    """Whether the calibration has ended: no more batches are taken."""
+
     def __init__(self, exported: ExportedProgram, conf: QuantConf, name: str) -> None:
         super().__init__()
         self.name = name
@@ -57,7 +59,7 @@ class Observed(nn.Module):
         self.scales: dict[str, Scale] = {}
         """The scale of each observed tensor, after `finish`."""
 
-        self._finished = False
+        self.finished = False
         self._abandoned = False
         # Not a part of this module: it is replaced, and has no eval mode.
         self._prepared = [self.observing(conf)]
@@ -65,14 +67,9 @@ class Observed(nn.Module):
         if not operators(self._prepared[0]):
             _log.warning("%s: nothing is quantized, so it stays float: %s", name, self._why_float())
 
-    @property
-    def finished(self) -> bool:
-        """Whether the calibration has ended: no more batches are taken."""
-        return self._finished
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Observe a batch; return the module's outputs. Raises QuantizationError for a wrong batch."""
-        if self._finished or self._abandoned:
+        if self.finished or self._abandoned:
             raise QuantizationError(
                 f"the calibration of {self.name} has ended: calibrate again for more batches"
             )
@@ -106,7 +103,7 @@ class Observed(nn.Module):
 
         Without a batch the scales are those of the recipe. Raises QuantizationError if it has none.
         """
-        if self._finished:
+        if self.finished:
             return
         if self._abandoned:
             raise QuantizationError(
@@ -127,23 +124,11 @@ class Observed(nn.Module):
         self.conf.activation_range = self.conf.activation_range or machine_range()
         self.scales = scales
         self._prepared = []
-        self._finished = True
-
-    def finished_copy(self) -> Observed:
-        """Return this calibration as if it ended now; it goes on. One that has ended is returned itself.
-
-        Raises QuantizationError as `finish` does.
-        """
-        if self._finished:
-            return self
-        made = copy.copy(self)
-        made.conf = self.conf.copy()
-        made.finish()
-        return made
+        self.finished = True
 
     def abandon(self) -> None:
         """End the calibration without a result; the recipe is not changed."""
-        self._abandoned = not self._finished
+        self._abandoned = not self.finished
         self._prepared = []
 
     def observing(self, conf: QuantConf) -> torch.fx.GraphModule:

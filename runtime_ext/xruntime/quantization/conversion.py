@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 
 import torch
@@ -26,8 +27,12 @@ def convert(observed: Observed) -> QuantizedModule:
             f"convert takes what calibrate() or prepare() returned, and this is a"
             f" {type(observed).__name__}"
         )
-    ended = observed.finished_copy()
-    return converted(ended, ended.conf)
+    if not observed.finished:
+        # As if the calibration ended now; it goes on.
+        observed = copy.copy(observed)
+        observed.conf = observed.conf.copy()
+        observed.finish()
+    return converted(observed, observed.conf)
 
 
 def converted(observed: Observed, conf: QuantConf) -> QuantizedModule:
