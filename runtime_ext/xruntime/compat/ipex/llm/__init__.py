@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from xruntime.compat.ipex.quantization.weight_only import WeightOnly
+from xruntime.compat.ipex.quantization.settings import WeightOnly
 from xruntime.compat.ipex.replacements import missing, report
 from xruntime.errors import CompatibilityError
 from xruntime.optimization import optimize as _optimize

@@ -16,19 +16,16 @@ from __future__ import annotations
 from functools import partial
 
 from xruntime.compat.ipex.quantization.autotuning import autotune
-from xruntime.compat.ipex.quantization.converted import convert
-from xruntime.compat.ipex.quantization.prepared import prepare
+from xruntime.compat.ipex.quantization.conversion import convert, prepare
 from xruntime.compat.ipex.quantization.settings import (
-    default_dynamic_qconfig,
-    default_dynamic_qconfig_mapping,
-    default_static_qconfig,
-    default_static_qconfig_mapping,
-)
-from xruntime.compat.ipex.quantization.weight_only import (
     WoqActQuantMode,
     WoqLowpMode,
     WoqWeightDtype,
     WoqWeightQScheme,
+    default_dynamic_qconfig,
+    default_dynamic_qconfig_mapping,
+    default_static_qconfig,
+    default_static_qconfig_mapping,
     get_weight_only_quant_qconfig_mapping,
 )
 from xruntime.compat.ipex.replacements import missing

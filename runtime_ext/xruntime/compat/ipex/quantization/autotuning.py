@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from xruntime import quantization
-from xruntime.compat.ipex.quantization.prepared import Prepared, eval_form
+from xruntime.compat.ipex.quantization.conversion import Prepared, eval_form
 from xruntime.compat.ipex.replacements import report
 from xruntime.compilation.samples import sample_call
 from xruntime.errors import QuantizationError
