@@ -184,7 +184,7 @@ def test_a_pod_with_gpus_has_an_instance_for_each() -> None:
 @pytest.mark.machine
 def test_the_unit_is_one(tmp_path: Path, needs: Callable[[object, str], None]) -> None:
     needs(shutil.which("systemd-analyze"), "systemd-analyze (Debian: systemd)")
-    (unit,) = [it for it in blocks_of("instances.md") if it.language == "ini"]
+    (unit,) = [it for it in blocks_of("services.md") if it.language == "ini"]
     (tmp_path / "serve@0.service").write_text(unit.text)
     done = run(("systemd-analyze", "verify", str(tmp_path / "serve@0.service")), cwd=tmp_path)
     said = [line for line in done.err.splitlines() if "serve@" in line]
@@ -195,12 +195,12 @@ Serve = Callable[..., subprocess.Popen[bytes]]
 
 
 class TestService:
-    """The service of docs/instances.md, on ports of this test's choice."""
+    """The service of docs/services.md, on ports of this test's choice."""
 
     @pytest.fixture
     def serve(self, tmp_path: Path, needs: Callable[[object, str], None]) -> Iterator[Serve]:
         needs(find_spec("uvicorn"), "uvicorn (the extra `examples`)")
-        (script,) = [it for it in blocks_of("instances.md") if "uvicorn" in it.text and it.language == "python"]  # fmt: skip
+        (script,) = [it for it in blocks_of("services.md") if "uvicorn" in it.text and it.language == "python"]  # fmt: skip
         (tmp_path / "serve.py").write_text(script.text)
         started: list[subprocess.Popen[bytes]] = []
 
@@ -234,7 +234,7 @@ class TestService:
     def arguments(self, needs: Callable[[object, str], None]) -> list[str]:
         """The arguments of gunicorn in the page's commands: with one port, and with a port each."""
         needs(find_spec("uvicorn_worker"), "uvicorn-worker (the extra `full`)")
-        text = "".join(it.text for it in blocks_of("instances.md") if it.language == "sh")
+        text = "".join(it.text for it in blocks_of("services.md") if it.language == "sh")
         return re.findall(r"(?<= gunicorn ).*", text)
 
     @pytest.mark.full
