@@ -15,14 +15,9 @@ import torch
 from torch.utils import dlpack
 
 from xruntime.errors import BatchError
-from xruntime.pytrees import entries, rebuilt
+from xruntime.pytrees import CONSTANT_TYPES, entries, rebuilt
 
-_SCALARS = frozenset(
-    (
-        *(int, float, complex, bool, str, bytes, type(None), range, torch.Size),
-        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-    )
-)
+_SCALARS = CONSTANT_TYPES | {range}
 """Types whose values torch compares by value."""
 
 
@@ -64,16 +59,9 @@ class CallShape:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             return self._plain_tensor(value)
-        if kind is tuple or kind is list:
-            self.parts += (kind, len(value))
-            return kind([self.plain(item) for item in value])
-        if kind is dict:
-            self.parts += (kind, *value)
-            return {key: self.plain(item) for key, item in value.items()}
         if kind in _SCALARS or isinstance(value, enum.Enum):
             self.parts += (kind, value)
             return value
-        # A NamedTuple, OrderedDict or ModelOutput.
         inner = entries(value)
         if inner is not None:
             self.parts += (kind, *(key for key, _ in inner))

@@ -26,8 +26,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xruntime.kept.held_values import VALUES, buffer_content, inner_values, is_installed
+from xruntime.kept.held_values import VALUES, buffer_content, inner_values, is_installed, is_same
 from xruntime.kept.watched_state import WatchedState
+from xruntime.pytrees import CONSTANT_TYPES
 
 CHUNK_BYTES: Final = 16 << 20
 """Weights are hashed in pieces of this size, by as many threads as torch has."""
@@ -38,7 +39,7 @@ MAX_DEPTH: Final = 12
 MAX_HELD: Final = 256
 """Maximum number of values that are compared of each global variable, because it is done in each call."""
 
-_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_PLAIN: Final = tuple(CONSTANT_TYPES)
 _OWN: Final = frozenset(vars(torch.nn.Module())) - {"training"}
 """Torch's own attributes of a module."""
 
@@ -82,11 +83,9 @@ class Variable(NamedTuple):
 
 def _is_same(now: Any, before: Any) -> bool:
     """Whether equal values were set: such as a function's code and defaults, which are read as one tuple."""
-    if type(now) is not type(before):
-        return False
-    if isinstance(now, tuple):
+    if isinstance(now, tuple) and type(now) is type(before):
         return len(now) == len(before) and all(map(operator.is_, now, before))
-    return isinstance(before, _PLAIN) and bool(now == before)
+    return is_same(now, before)
 
 
 def changed_variable(variables: Iterable[Variable]) -> str | None:
@@ -223,7 +222,7 @@ class _Facts:
 
     def _add_value(self, name: str, value: Any, depth: int) -> None:
         """Add the value of an attribute. An opaque object counts by its class."""
-        if isinstance(value, (*_PLAIN, *VALUES)):
+        if isinstance(value, VALUES):
             self._lines.append(f"{name}={_text(value)}")
             if not isinstance(value, enum.Enum):
                 return
@@ -270,7 +269,10 @@ class _Facts:
         for at, cell in enumerate(function.__closure__ or ()):
             with contextlib.suppress(ValueError):  # it is empty
                 self._add_global(f"{name} closure {at}", cell.cell_contents)
-        words, texts = dict.fromkeys(_names(function.__code__)), _words(function.__code__)
+        codes = list(_codes(function.__code__))
+        words = dict.fromkeys(name for code in codes for name in code.co_names)
+        constants = [text for code in codes for text in code.co_consts if isinstance(text, str)]
+        texts = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", " ".join(constants)))
         self._texts |= dict.fromkeys(filter(str.isupper, texts))
         self._reads_environment |= not _ENVIRONMENT.isdisjoint(words)
         if not _LOOKUPS.isdisjoint(words):
@@ -354,39 +356,25 @@ def _tensor_facts(tensor: torch.Tensor | None) -> str:
     return "none" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
 
 
-def _code_text(code: types.CodeType | None) -> str:
+def _code_text(code: types.CodeType) -> str:
     """A description of a function's code, without its place in the file."""
-    if code is None:
-        return ""
-    constants = [
-        _code_text(constant) if isinstance(constant, types.CodeType) else repr(constant)
-        for constant in code.co_consts
-        if not isinstance(constant, frozenset)
-    ]
-    sets = [
-        sorted(map(repr, constant))
-        for constant in code.co_consts
-        if isinstance(constant, frozenset)
-    ]
-    return f"{code.co_code.hex()} {constants} {sets} {code.co_names} {code.co_varnames}"
+
+    def text(constant: Any) -> str:
+        if isinstance(constant, types.CodeType):
+            return _code_text(constant)
+        is_set = isinstance(constant, frozenset)  # in another order in each process
+        return f"{sorted(map(repr, constant))}" if is_set else repr(constant)
+
+    constants = list(map(text, code.co_consts))
+    return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of the functions within it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _words(code: types.CodeType) -> dict[str, None]:
-    """The words in the texts that a function has in its code."""
-    words: dict[str, None] = {}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            words |= _words(constant)
-        elif isinstance(constant, str):
-            words |= dict.fromkeys(re.findall(r"[A-Za-z_]\w*", constant))
-    return words
+            yield from _codes(constant)
 
 
 def _version(top: str) -> str:

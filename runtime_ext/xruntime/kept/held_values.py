@@ -102,12 +102,12 @@ class Holder(NamedTuple):
         """Return the name of what has changed; None if only equal values were set."""
         if self.keys is None:
             now = tuple(self.read())
-            same = len(now) == len(self.values) and all(map(_is_same, now, self.values))
+            same = len(now) == len(self.values) and all(map(is_same, now, self.values))
             return None if same else self.name
         before = dict(zip(self.keys, self.values, strict=True))
         for key in [*self.container, *self.keys]:
             now, old = self.container.get(key, _NOTHING), before.get(key, _NOTHING)
-            if is_related(key) and not _is_same(now, old):
+            if is_related(key) and not is_same(now, old):
                 return str(key) if self.name == ROOT else f"{self.name}.{key}"
         return None
 
@@ -117,7 +117,8 @@ def is_related(key: Any) -> bool:
     return key not in _UNRELATED and not (isinstance(key, str) and key.startswith("_xruntime"))
 
 
-def _is_same(now: Any, old: Any) -> bool:
+def is_same(now: Any, old: Any) -> bool:
+    """Whether it is the same object, or an equal constant."""
     if now is old:
         return True
     key = constant_key(now)

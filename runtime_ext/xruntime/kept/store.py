@@ -47,16 +47,6 @@ LIBRARY: Final = "model.so"
 DESCRIPTION: Final = "description.json"
 
 
-class Description(NamedTuple):
-    """What is written beside a library."""
-
-    sizes: ServedSizes
-    specs: tuple[InputSpec | None, ...] | None
-    machine: dict[str, str]
-    seconds: float
-    """How long compiling took."""
-
-
 class Refused(NamedTuple):
     """An entry that says why there is no code."""
 
@@ -64,14 +54,19 @@ class Refused(NamedTuple):
 
 
 class Library:
-    """A loaded library. Called with the tensors of a call; returns the tensors of its outputs."""
+    """A loaded library. Called with the tensors of a call; returns the tensors of its outputs.
 
-    def __init__(self, directory: str, description: Description, runners: int) -> None:
+    `written`: what `write_description` wrote.
+    """
+
+    def __init__(self, directory: str, written: dict[str, Any], runners: int) -> None:
         self.name = os.path.basename(directory)
         """The name of its entry."""
 
-        self.sizes = description.sizes
-        self.seconds = description.seconds
+        self.sizes = ServedSizes(written["dims"], written["ranges"], written["conditions"])
+        self.seconds = written["seconds"]
+        """How long compiling took."""
+
         self.kept = True
         """Whether an earlier process compiled it."""
 
@@ -84,8 +79,10 @@ class Library:
         self.compared_contexts: set[tuple[Any, ...]] = set()
         """Contexts of calls on which it was compared, see `FlatCall`."""
 
+        inputs = written["inputs"]
+        specs = None if inputs is None else tuple([spec and _read(spec) for spec in inputs])
         self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
-        self._inputs = Inputs(self._runner.input_form, description.specs)
+        self._inputs = Inputs(self._runner.input_form, specs)
         self._suitable: set[Sizes] = set()
         """Sizes for which tensors were checked before; they are not checked again."""
 
@@ -145,15 +142,14 @@ class CodeStore:
             written = json.load(stream)
         if "refused" in written:
             return Refused(str(written["refused"]))
-        description = _read(written)
-        check_machine(description.machine, directory)
+        check_machine(written["machine"], directory)
         library = os.path.join(directory, LIBRARY)
         check_trusted(library)
         if os.stat(library).st_size != written["bytes"]:  # loading half a library crashes
             raise PackageError(f"{library} is not whole")
         with contextlib.suppress(OSError):  # for the pruner: this entry was used now
             os.utime(path)
-        return Library(directory, description, runners)
+        return Library(directory, written, runners)
 
     def remove(self, name: str) -> None:
         """Remove an entry, ignoring files that cannot be removed."""
@@ -253,15 +249,9 @@ def _write(directory: str, written: dict[str, Any]) -> None:
         json.dump(written, stream, indent=1)
 
 
-def _read(written: dict[str, Any]) -> Description:
-    def read(spec: Any) -> InputSpec:
-        dtype, dims, sizes, strides = spec
-        return InputSpec(getattr(torch, dtype), dims, dict(sizes), dict(strides))
-
-    inputs = written["inputs"]
-    specs = None if inputs is None else tuple([spec and read(spec) for spec in inputs])
-    sizes = ServedSizes(written["dims"], written["ranges"], written["conditions"])
-    return Description(sizes, specs, written["machine"], written["seconds"])
+def _read(spec: Any) -> InputSpec:
+    dtype, dims, sizes, strides = spec
+    return InputSpec(getattr(torch, dtype), dims, dict(sizes), dict(strides))
 
 
 def open_store(temporary: str | None = None) -> CodeStore:

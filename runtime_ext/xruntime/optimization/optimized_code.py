@@ -59,7 +59,6 @@ class OptimizedCode(ServedModel):
         """How many times as fast as the input model the modules are, if that was measured. The child process may
         take from the program what the passes save."""
 
-        self._kept_away: str | None = None
         self._leaves_core = False
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,9 +168,9 @@ class OptimizedCode(ServedModel):
     def store(self) -> CodeStore:
         """Return the store that has room for this model; say once if nothing is kept."""
         store = super().store()
-        if store.temporary is not None and self._kept_away != store.temporary:
-            self._kept_away = store.temporary
-            self.note(f"compiled code is not kept: {store.temporary}")
+        line = f"compiled code is not kept: {store.temporary}"
+        if store.temporary is not None and line not in self.notes:
+            self.note(line)
         return store
 
 
