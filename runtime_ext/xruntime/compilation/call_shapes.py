@@ -92,16 +92,13 @@ class CallShape:
 
 def form_of(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return a call's key without sizes, strides and numbers."""
-    return tuple(
-        [
-            len(part)
-            if type(part) is torch.Size
-            else None
-            if type(part) in (tuple, int, float, object)
-            else part
-            for part in key
-        ]
-    )
+
+    def form(part: Any) -> Any:
+        if type(part) is torch.Size:
+            return len(part)
+        return None if type(part) in (tuple, int, float, object) else part
+
+    return tuple(map(form, key))
 
 
 def of_its_own(tensor: torch.Tensor) -> torch.Tensor:

@@ -52,17 +52,8 @@ class CallableKind(enum.Enum):
     @property
     def holds_gil(self) -> bool:
         """Whether streams that call it wait for each other."""
-        return self in _UNDER_GIL
-
-
-_UNDER_GIL = frozenset(
-    (
-        CallableKind.EAGER,
-        CallableKind.COMPILED,
-        CallableKind.PACKAGE_UNDER_GIL,
-        CallableKind.FUNCTION,
-    ),
-)
+        by_python = self in (CallableKind.EAGER, CallableKind.COMPILED, CallableKind.FUNCTION)
+        return by_python or self is CallableKind.PACKAGE_UNDER_GIL
 
 
 def gil_enabled() -> bool:

@@ -93,19 +93,16 @@ def inductor_options(
             raise CompilationError(
                 f"options: {name} has to be {ours[name]}, not {requested[name]!r}; leave it out"
             )
-    unknown = sorted(requested.keys() - _known_options()) if requested else []
-    if unknown:
-        raise CompilationError(
-            f"options: torch {torch.__version__} has no {', '.join(unknown)}; torch._inductor."
-            "list_options() lists all"
-        )
+    if requested:
+        import torch._inductor as inductor  # takes a second
+
+        unknown = sorted(requested.keys() - set(inductor.list_options()))
+        if unknown:
+            raise CompilationError(
+                f"options: torch {torch.__version__} has no {', '.join(unknown)}; torch._inductor."
+                "list_options() lists all"
+            )
     return ours | requested
-
-
-def _known_options() -> set[str]:
-    import torch._inductor as inductor  # takes a second
-
-    return set(inductor.list_options())
 
 
 def mend_compiler() -> None:

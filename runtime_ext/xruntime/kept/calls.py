@@ -183,20 +183,13 @@ class Pattern(NamedTuple):
         return ", ".join(dict.fromkeys(texts))
 
 
-class Range(NamedTuple):
-    """The smallest and the largest value of a size that may vary; None: no limit."""
-
-    low: int
-    high: int | None
-
-
 class ServedSizes:
     """Which sizes compiled code serves.
 
     dims
         For each tensor the sizes: numbers, or names of sizes that vary. The same name is the same size.
     ranges
-        The range of each name.
+        The smallest and the largest value of each name; None: no limit.
     conditions
         Further ones, as Python expressions of the names, under which the compiler chose the code.
 
@@ -206,11 +199,11 @@ class ServedSizes:
     def __init__(
         self,
         dims: Sequence[Sequence[int | str]],
-        ranges: Mapping[str, Sequence[int | None]],
+        ranges: Mapping[str, tuple[int, int | None]],
         conditions: Sequence[str],
     ) -> None:
         self.dims = tuple([tuple(one) for one in dims])
-        self.ranges = {name: Range(*limits) for name, limits in ranges.items()}  # type: ignore[arg-type]
+        self.ranges = dict(ranges)
         self.conditions = tuple(conditions)
         try:
             self._conditions = [compile(text, "<condition>", "eval") for text in conditions]

@@ -75,7 +75,7 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
 
 
 def _order(run: Run) -> tuple[Traced | CallRecording, str]:
-    traced, problem = run.traced()
+    traced, problem = run.traced
     if traced is not None:
         return traced, "order found by torch.fx"
     if run.recording is None:

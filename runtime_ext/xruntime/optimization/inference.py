@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from xruntime.compilation.inductor import first_line
-from xruntime.compilation.judge import compared_speed
+from xruntime.compilation.judge import Trial, compared_speed
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
 from xruntime.kept.making import CAN_FORK
@@ -59,6 +60,8 @@ FOR_GENERATION: Final = ("weight_bits", "linear_rows", "decode_step")
 """Passes for models with transformers' generate(). They join no linears: a joined one would read as many weights."""
 
 NOT_FOR_GENERATION: Final = ("join_linears",)
+
+_NamedCall = tuple[str, Callable[[], Any]]
 
 MAX_PAIR_S: Final = 0.5
 """The input and the modules are called once more, and no further time, if that takes longer."""
@@ -225,20 +228,14 @@ class _Inference(Run):
             serves = code.has_kept_ranges(call.args, call.kwargs)
         if serves or original is None:
             return code
-        with undoing_calls(self.model), self.as_returned():
-            trial = compared_speed(
-                ("input", original), ("none", self._call_of(None)), max_pair_s=MAX_PAIR_S
-            )
+        trial = self._timed(("input", original), ("none", self._call_of(None)), MAX_PAIR_S)
         if not trial.is_slower:
             code.speedup = trial.ratio
             return code
         modes = self.modes
         self._undo_passes("the input is faster, and called until there is code", keeps_no_grad=True)
         code = self._new_code(modes)
-        with undoing_calls(self.model), self.as_returned():
-            trial = compared_speed(
-                ("input", original), ("none", self._call_of(code)), max_pair_s=MAX_SHORT_PAIR_S
-            )
+        trial = self._timed(("input", original), ("none", self._call_of(code)), MAX_SHORT_PAIR_S)
         if trial.is_slower and trial.ratio * MAX_COUNTING < 1:
             reason = (
                 "calls are too short to look for code in each; wait=True compiles now, and times it"
@@ -269,25 +266,27 @@ class _Inference(Run):
 
         return call
 
+    def _timed(self, first: _NamedCall, second: _NamedCall, max_pair_s: float = math.inf) -> Trial:
+        """Time two of these calls in turns, see `compared_speed`."""
+        with undoing_calls(self.model), self.as_returned():
+            return compared_speed(first, second, max_pair_s=max_pair_s)
+
     def _fastest(
         self, original: Callable[[], Any], compiled: OptimizedCode | None
     ) -> tuple[OptimizedCode | None, list[Timing]]:
         """Time the input, the changed modules and the compiled form; return the latter if it is the fastest."""
         calls = {"input": original, "none": self._call_of(None)}
-        with undoing_calls(self.model), self.as_returned():
-            trial = compared_speed(("input", original), ("none", calls["none"]))
-            changed = any(
-                step.outcome is PassOutcome.APPLIED and step.name != "no_grad"
-                for step in self.steps
-            )
-            must_be_faster = self.request.measure or not changed
-            stays = trial.is_slower or (must_be_faster and not trial.is_faster)
-            chosen = "input" if stays else "none"
-            times = trial.medians_s
-            if compiled is not None:
-                library = self._call_of(compiled)
-                trial = compared_speed((chosen, calls[chosen]), ("library", library))
-                times |= trial.medians_s
+        trial = self._timed(("input", original), ("none", calls["none"]))
+        changed = any(
+            step.outcome is PassOutcome.APPLIED and step.name != "no_grad" for step in self.steps
+        )
+        must_be_faster = self.request.measure or not changed
+        stays = trial.is_slower or (must_be_faster and not trial.is_faster)
+        chosen = "input" if stays else "none"
+        times = trial.medians_s
+        if compiled is not None:
+            trial = self._timed((chosen, calls[chosen]), ("library", self._call_of(compiled)))
+            times |= trial.medians_s
         if compiled is not None and trial.is_faster:
             compiled.times_code = True
             whose = "the input" if chosen == "input" else "the modules"

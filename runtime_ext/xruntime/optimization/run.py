@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,8 +47,6 @@ class Run:
         self.check: OutputCheck | None = None
         self.recording: CallRecording | None = None
         self.own_dtype = own_dtype(model)
-        self._class: type[nn.Module] | None = None
-        self._traced: tuple[Traced | None, str] | None = None
         self._counts = Counter(m for _, m in model.named_modules(remove_duplicate=False))
         self._bytes_before = weight_bytes(model)
 
@@ -120,16 +119,19 @@ class Run:
         """How many names this module has in the model."""
         return self._counts[module]
 
+    @functools.cached_property
     def traced(self) -> tuple[Traced | None, str]:
-        """Return what torch.fx found, or None and why it cannot trace the model."""
-        if self._traced is None:
-            try:
-                # torch.fx changes nn.Module while it traces, and calls the forward.
-                with compiling, undoing_calls(self.model):
-                    self._traced = trace(self.model), ""
-            except Exception as error:  # noqa: BLE001 - any error of the model's own code
-                self._traced = None, first_line(error)
-        return self._traced
+        """What torch.fx found, or None and why it cannot trace the model."""
+        try:
+            # torch.fx changes nn.Module while it traces, and calls the forward.
+            with compiling, undoing_calls(self.model):
+                return trace(self.model), ""
+        except Exception as error:  # noqa: BLE001 - any error of the model's own code
+            return None, first_line(error)
+
+    @functools.cached_property
+    def _class(self) -> type[nn.Module]:
+        return optimized_class(self.runner.kind, self.own_dtype)
 
     @contextlib.contextmanager
     def as_returned(self) -> Iterator[nn.Module]:
@@ -144,10 +146,9 @@ class Run:
 
     def become_optimized(self) -> None:
         """Give the model that class permanently. Raises OptimizationError."""
-        if self._class is None:
-            self._class = optimized_class(self.runner.kind, self.own_dtype)
+        kind = self._class
         self.model.__dict__["_xruntime_optimized"] = self.runner
-        self.model.__class__ = self._class
+        self.model.__class__ = kind
 
     def call_returned(self) -> Any:
         """Return the outputs of what is returned, on a copy of the sample, without gradients."""

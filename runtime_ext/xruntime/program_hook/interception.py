@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
@@ -77,26 +78,29 @@ class _Thread(threading.local):
     """Whether that module belongs to a language model, whose linears `few_rows` may compute."""
 
 
+@dataclass
 class _ModuleState:
     """The state of one module."""
 
-    def __init__(self) -> None:
-        self.routed: Routed | None = None
-        self.left = False
-        self.generating = False
-        """Whether it belongs to a language model."""
+    routed: Routed | None = None
+    left: bool = False
+    generating: bool = False
+    """Whether it belongs to a language model."""
 
-        self.parts = False
-        """Whether it is left alone and its parts are considered instead."""
+    parts: bool = False
+    """Whether it is left alone and its parts are considered instead."""
 
-        self.fp32 = False
-        """Whether bf16 was tried and differed too much."""
+    fp32: bool = False
+    """Whether bf16 was tried and differed too much."""
 
-        self.refused_calls = 0
+    refused_calls: int = 0
 
 
 class Interception:
-    """The decisions of one process."""
+    """The decisions of one process, with the precision of ``xlaunch --optimize``: auto, fp32 or bf16.
+
+    `wait`: compile before a model's first call (``--optimize-wait``).
+    """
 
     def __init__(self, precision: str, *, wait: bool) -> None:
         self._wait = wait
@@ -131,11 +135,8 @@ class Interception:
             if compiling() or callback() is not None:
                 return original(self, *args, **kwargs)
             if thread.inside:
-                if (
-                    thread.generating
-                    and type(self) is linear
-                    and _is_plain_call(self, args, kwargs)
-                ):
+                is_linear = thread.generating and type(self) is linear
+                if is_linear and len(args) == 1 and not kwargs and _has_no_hooks(self):
                     output = few_rows(self, args[0])
                     if output is not None:
                         return output
@@ -186,7 +187,9 @@ class Interception:
         state = self._states.setdefault(module, _ModuleState())
         if state.left or state.routed is not None:
             return self.run(module, *args, **kwargs)
-        if self._belongs_to_generation(module, kwargs):
+        # A language model, or a part that generate() calls, which nothing is compiled for.
+        caches = generates(module) and kwargs.get("use_cache") is not False
+        if caches or called_by_generate():
             self._serve_generation(state, module)
             if state.generating:
                 return self._generating(module, args, kwargs)
@@ -218,12 +221,6 @@ class Interception:
         else:
             self._give_up(state, module, failure)
         return outputs
-
-    def _belongs_to_generation(self, module: torch.nn.Module, kwargs: Any) -> bool:
-        """Whether it is a language model, or a part that generate() calls, which nothing is compiled for."""
-        if generates(module) and kwargs.get("use_cache") is not False:
-            return True
-        return called_by_generate()
 
     def _serve_generation(self, state: _ModuleState, module: torch.nn.Module) -> None:
         refusal = module_refusal(module)
@@ -372,11 +369,6 @@ class Interception:
         self.active = False
 
 
-def _is_plain_call(module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
-    """Whether a call of this layer computes its `forward` of one argument, and nothing else."""
-    return len(args) == 1 and not kwargs and _has_no_hooks(module)
-
-
 def _has_no_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of this module calls its class's `forward`, and nothing else."""
     own, global_hooks = module.__dict__, cast("Any", torch.nn.modules.module)._has_any_global_hook  # noqa: SLF001
@@ -386,14 +378,6 @@ def _has_no_hooks(module: torch.nn.Module) -> bool:
         and not (own["_backward_hooks"] or own["_backward_pre_hooks"])
         and not global_hooks()
     )
-
-
-def start(precision: str, *, wait: bool) -> None:
-    """Begin, with the precision of ``xlaunch --optimize``: auto, fp32 or bf16.
-
-    `wait`: compile before a model's first call (``--optimize-wait``).
-    """
-    Interception(precision, wait=wait).install()
 
 
 def _optimized_form(

@@ -117,7 +117,9 @@ class Routed:
                 else:  # `optimize` has compared the modules, and kept code is compared at its first call
                     self.difference = explain(self.optimized).difference
                     self._note_dtypes(expected)
-            self._check_unchanged("optimizing it changed it")
+            change = self._state.change()
+            if change is not None:
+                raise UnfitError(f"optimizing it changed it ({change})")  # noqa: TRY301 - as above
             self._form_state = WatchedState(self.optimized)
             self._trial = Trial(*FORMS)
             self._compared.add(sizes_of(args, kwargs))
@@ -208,11 +210,7 @@ class Routed:
         # The module first: it may refuse the sizes.
         expected = self._run(module, *args, **kwargs)
         try:
-            if random_before.change() is not None:
-                raise UnfitError("a call draws random numbers")  # noqa: TRY301 - as what `_compare` raises
-            if not Sample(args, kwargs).is_unchanged(before):
-                raise PipelineError("a call changes its arguments")  # noqa: TRY301 - as what `_compare` raises
-            self._check_unchanged("a call changes it")
+            self._check_effects(Sample(args, kwargs), before, random_before.change())
             outputs = self._restored(self.optimized(*before[0], **before[1]), ())
             self._compare(expected, outputs)
             self._compared.add(sizes_of(args, kwargs))
@@ -244,16 +242,20 @@ class Routed:
             form_of(output=outputs)
         except UnfitError as error:
             raise NotYetError(str(error)) from None
+        self._check_effects(Sample(args, kwargs), self._sample, drawn)
+        variable = changed_variable(self._variables)
+        if variable is not None:
+            raise NotYetError(f"a call changes the global variable {variable}")
+
+    def _check_effects(self, call: Sample, before: Sample, drawn: str | None) -> None:
+        """Raise UnfitError if the call drew random numbers, or changed its arguments or the module."""
         if drawn is not None:
             raise UnfitError("a call draws random numbers")
-        if not Sample(args, kwargs).is_unchanged(self._sample):
+        if not call.is_unchanged(before):
             raise PipelineError("a call changes its arguments")
         change = self._state.change()
         if change is not None:
             raise NotYetError(f"a call changes it ({change})")
-        variable = changed_variable(self._variables)
-        if variable is not None:
-            raise NotYetError(f"a call changes the global variable {variable}")
 
     def _compare(self, expected: Any, outputs: Any) -> Difference:
         if type(expected) is not type(outputs):
@@ -268,11 +270,6 @@ class Routed:
 
     def _note_dtypes(self, expected: Any) -> None:
         self._dtypes.update({path: tensor.dtype for path, tensor in tensor_leaves(expected)})
-
-    def _check_unchanged(self, what: str) -> None:
-        change = self._state.change()
-        if change is not None:
-            raise UnfitError(f"{what} ({change})")
 
     def _restored(self, value: Any, path: tuple[Any, ...]) -> Any:
         """The outputs with the dtypes that the program's module gives, and of the caller's mode."""

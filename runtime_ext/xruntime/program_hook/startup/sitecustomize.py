@@ -52,9 +52,9 @@ class _AfterTorch:
         if os.getpid() != self.pid:
             return
         try:
-            from xruntime.program_hook.interception import start
+            from xruntime.program_hook.interception import Interception
 
-            start(self.precision, wait=self.wait)
+            Interception(self.precision, wait=self.wait).install()
         except Exception as error:  # noqa: BLE001 - the program runs as it was
             _say(f"nothing is optimized: {type(error).__name__}: {error}")
 
