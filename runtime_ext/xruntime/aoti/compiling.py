@@ -69,12 +69,9 @@ def compile_package(
             f"{path}: a package needs a name that ends in .pt2, in a directory that exists"
         )
     settings = inductor_options(options, threads=threads, freezing=freezing)
-    del settings["cpp_wrapper"]  # a package always has one
-    metadata = own_description(threads, torch.__version__)
-    settings["aot_inductor.metadata"] = metadata | settings.get("aot_inductor.metadata", {})
     mend_compiler()
     with compiling, team_of(threads), explaining(module, only_compiles=True), torch.no_grad():
-        settings = library_settings() | settings
+        settings = library_settings(settings)
         exported = torch.export.export(
             module,
             call.args,
@@ -113,8 +110,8 @@ def _varying(module: torch.nn.Module, call: Sample) -> dict[str, Any]:
     return {name: pytree.tree_map(vary, value) for name, value in bound.arguments.items()}
 
 
-def library_settings(linked: Path | None = None) -> dict[str, object]:
-    """Return settings of Inductor for building a library, which needs the library `linked` if it uses it.
+def library_settings(given: Mapping[str, Any], linked: Path | None = None) -> dict[str, Any]:
+    """Return these settings of Inductor for building a library, which needs the library `linked` if it uses it.
 
     torch's headers are not precompiled: that takes 8 seconds of CPU time in an empty cache, and would save 2 in
     each later build. On Linux, each library uses its own copy of the functions that it defines: LINK_OPTIONS.
@@ -127,9 +124,11 @@ def library_settings(linked: Path | None = None) -> dict[str, object]:
     """
     from torch._inductor import config
 
-    settings: dict[str, object] = {}
+    metadata = own_description(given["cpp.threads"], torch.__version__)
+    settings = {**given, "aot_inductor.metadata": metadata | given.get("aot_inductor.metadata", {})}
+    del settings["cpp_wrapper"]  # such a library always has one
     if hasattr(config.aot_inductor, "precompile_headers"):
-        settings["aot_inductor.precompile_headers"] = False
+        settings.setdefault("aot_inductor.precompile_headers", False)
     if sys.platform != "linux":
         return settings
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -151,4 +150,4 @@ def library_settings(linked: Path | None = None) -> dict[str, object]:
         file.write(text)
     os.chmod(partial, 0o700)
     os.replace(partial, script)
-    return settings | {"cpp.cxx": (None, script)}
+    return {"cpp.cxx": (None, script)} | settings

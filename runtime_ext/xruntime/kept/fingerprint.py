@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xruntime.kept.held_values import VALUES, buffer_content, inner_values, is_installed, is_same
+from xruntime.kept.held_values import VALUES, buffer_content, is_installed, is_same, parts_of
 from xruntime.kept.watched_state import WatchedState
 from xruntime.pytrees import CONSTANT_TYPES
 
@@ -241,7 +241,8 @@ class _Facts:
         if isinstance(value, (set, frozenset)):
             inner = [(str(at), it) for at, it in enumerate(sorted(map(repr, value)))]
         else:
-            inner = inner_values(value) or []
+            held = parts_of(value)
+            inner = [] if held is None else held.values
             array = None if inner else buffer_content(value)
             if array is not None:
                 self._lines.append(f"{name}: {hashlib.sha256(array).hexdigest()}")

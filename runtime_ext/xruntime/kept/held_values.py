@@ -135,12 +135,6 @@ class Parts(NamedTuple):
 _NO_PARTS: Final = Parts([], [])
 
 
-def inner_values(value: Any) -> list[tuple[str, Any]] | None:
-    """The named values in a container or an object; None if it may hold what cannot be read."""
-    parts = parts_of(value)
-    return None if parts is None else parts.values
-
-
 def parts_of(value: Any) -> Parts | None:
     """Return the parts of an object; None for one whose changes cannot be followed."""
     if isinstance(value, enum.Enum):

@@ -30,7 +30,6 @@ from torch import nn
 from xruntime import operator_library
 from xruntime.aoti.compiling import library_settings
 from xruntime.aoti.inputs import input_specs
-from xruntime.aoti.package_file import own_description
 from xruntime.compilation.inductor import (
     compiling,
     explaining,
@@ -260,15 +259,10 @@ def compile_library(job: CompileJob, directory: str) -> None:
     work = os.path.join(directory, WORK)
     os.mkdir(work)
     module = as_module(job)
-    options = inductor_options(job.options, threads=job.threads, freezing=True)
-    del options["cpp_wrapper"]  # such a library always has one
-    machine = own_description(job.threads, torch.__version__)
-    given = library_settings(operator_library.loaded().path) | operator_library.c_calls()
-    options = given | options
-    options |= {
-        "aot_inductor.output_path": os.path.join(work, LIBRARY),
-        "aot_inductor.metadata": machine,
-    }
+    given = inductor_options(job.options, threads=job.threads, freezing=True)
+    given = operator_library.c_calls() | given
+    options = library_settings(given, operator_library.loaded().path)
+    options["aot_inductor.output_path"] = os.path.join(work, LIBRARY)
     mend_compiler()
     with (
         compiling,
@@ -289,6 +283,7 @@ def compile_library(job: CompileJob, directory: str) -> None:
     specs = input_specs(sources, len(job.tensors))
     os.rename(written, os.path.join(directory, LIBRARY))
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
+    machine = options["aot_inductor.metadata"]
     write_description(directory, sizes, specs, machine, time.perf_counter() - began)
 
 

@@ -66,6 +66,12 @@ class ServedModel(CalledModel):
             self.note(f"calls of further forms are not compiled: there are {MAX_FORMS} already")
         return None if libraries is None else (libraries, call)
 
+    def changed_variable(self) -> str | None:
+        """Say that a variable which compiled code does not see was changed; None if none was."""
+        # Without a fingerprint there is no code yet.
+        name = self.fingerprint.changed() if "fingerprint" in self.__dict__ else None
+        return None if name is None else f"the global variable {name} was changed"
+
     @property
     def kinds(self) -> list[CallLibraries]:
         """The libraries of each kind of calls so far. Other threads may add some meanwhile."""

@@ -133,9 +133,7 @@ class StreamCode(CompiledCode, ServedModel):
         """Return what has changed outside of the model since; None if nothing has."""
         if self._torch_settings != _settings():
             return "a setting of torch's was changed, such as torch.set_default_dtype"
-        # Without a fingerprint there is no code yet.
-        name = self.fingerprint.changed() if "fingerprint" in self.__dict__ else None
-        return None if name is None else f"the global variable {name} was changed"
+        return self.changed_variable()
 
     def store(self) -> CodeStore:
         store = super().store()

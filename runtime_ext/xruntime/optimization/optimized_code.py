@@ -102,9 +102,8 @@ class OptimizedCode(ServedModel):
                 " after optimize(), which compiled code does not see; change the original module and"
                 " optimize it again"
             )
-        elif "fingerprint" in self.__dict__:  # otherwise there is no code
-            name = self.fingerprint.changed()
-            reason = None if name is None else f"the global variable {name} was changed"
+        else:
+            reason = self.changed_variable()
         if reason is None:
             return False
         if self.runner.compiled is self:

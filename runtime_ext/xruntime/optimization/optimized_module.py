@@ -44,15 +44,8 @@ class OptimizedModule(nn.Module):
 
         Raises OptimizationError if they were dropped, or changed in the original since.
         """
-        names = ("destination", "prefix", "keep_vars")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
         own = self._xruntime_optimized.kind.state_dict(self, keep_vars=True)
-        return self._xruntime_originals.state_dict(
-            given.get("destination"),
-            given.get("prefix", ""),
-            own,
-            keep_vars=given.get("keep_vars", False),
-        )
+        return self._xruntime_originals.state_dict(own, *args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in eval mode. Raises OptimizationError for training mode."""

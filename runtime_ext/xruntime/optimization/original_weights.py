@@ -87,7 +87,9 @@ class OriginalWeights:
         }
         return sum(storages.values())
 
-    def state_dict(self, destination: Any, prefix: str, subject: Any, *, keep_vars: bool) -> Any:
+    def state_dict(
+        self, subject: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False
+    ) -> Any:
         """Write the entries and torch's version numbers into `destination`, as state_dict does.
 
         `subject` is the subject's own state_dict with `keep_vars`. Raises OptimizationError if the weights were
