@@ -68,9 +68,10 @@ class CompiledCode:
     tolerance
         The largest difference from the eager module, relative to an output's largest value; None: what
         the precision in use explains, see `xruntime.compilation.judge`.
-    advice
-        What to do where a call of a known shape would be compiled again, for the error.
     """
+
+    advice = ""
+    """What to do where a call of a known shape would be compiled again, for the error."""
 
     def __init__(
         self,
@@ -81,7 +82,6 @@ class CompiledCode:
         options: Mapping[str, Any] | None = None,
         autocast: Autocast | None = None,
         tolerance: float | None = None,
-        advice: str = "",
     ) -> None:
         self.model = eager_module(model)
         self.name = type(self.model).__name__
@@ -96,7 +96,6 @@ class CompiledCode:
         self.graphs = 0
         """Graphs compiled so far, for all shapes."""
 
-        self._advice = advice
         self._entry = _Entry(self.model, self._compile_graph)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -170,7 +169,7 @@ class CompiledCode:
                 f"{self.name} would have to be compiled again, though the call's shape is not new. Either"
                 " the call takes a branch of the module's Python code that no call of its shape has taken"
                 " before, or a setting of torch's has changed, such as torch.set_default_dtype, or"
-                f" torch._dynamo.reset() was called{self._advice}. TORCH_LOGS=recompiles shows what it was"
+                f" torch._dynamo.reset() was called{self.advice}. TORCH_LOGS=recompiles shows what it was"
             ) from error
 
     def _settings(self) -> contextlib.AbstractContextManager[Any]:

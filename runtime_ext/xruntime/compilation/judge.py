@@ -208,12 +208,13 @@ class Trial:
 
     def __init__(self, first: str, second: str) -> None:
         self.names = (first, second)
-        self.calls = 0
-        self._ratios: list[float] = []
-        self._times: dict[str, list[float]] = {first: [], second: []}
-        self._first_s = 0.0
-        self._spent_s = 0.0
+        self._times_s: list[float] = []
         self._busy = threading.Lock()
+
+    @property
+    def calls(self) -> int:
+        """The number of turns so far."""
+        return len(self._times_s)
 
     @property
     def turn(self) -> str:
@@ -254,27 +255,28 @@ class Trial:
 
     def note(self, seconds: float) -> None:
         """Take a turn that was timed."""
-        self._times[self.turn].append(seconds)
-        self._spent_s += seconds
-        if self.calls % 2:
-            self._ratios.append(self._first_s / max(seconds, 1e-9))
-        self._first_s = seconds
-        self.calls += 1
+        self._times_s.append(seconds)
+
+    @property
+    def _ratios(self) -> list[float]:
+        pairs = zip(self._times_s[::2], self._times_s[1::2], strict=False)
+        return [first_s / max(second_s, 1e-9) for first_s, second_s in pairs]
 
     @property
     def ratio(self) -> float:
         """How many times as fast the second form is: the median of the pairs."""
-        return statistics.median(self._ratios) if self._ratios else 1.0
+        return statistics.median(self._ratios or [1.0])
 
     @property
     def medians_s(self) -> dict[str, float]:
         """The median time of a call of each form, in seconds."""
-        return {name: statistics.median(times or [0.0]) for name, times in self._times.items()}
+        times = zip(self.names, (self._times_s[::2], self._times_s[1::2]), strict=True)
+        return {name: statistics.median(times_s or [0.0]) for name, times_s in times}
 
     @property
     def interval(self) -> tuple[float, float]:
         """The interval that includes the ratio with a probability of at least 90 %; unlimited before five pairs."""
-        ratios, count = sorted(self._ratios), len(self._ratios)
+        ratios, count = sorted(self._ratios), self.calls // 2
         if count < MIN_PAIRS:
             return 0.0, math.inf
         # Of so many values, the probability that fewer than `outside` + 1 are on one side of the median.
@@ -297,9 +299,9 @@ class Trial:
 
     def is_over(self, max_pair_s: float = math.inf) -> bool:
         """Whether no more turns are taken: after enough calls, or one pair that took longer than `max_pair_s`."""
-        over = self.calls >= MAX_CALLS or self._spent_s >= MAX_TRIAL_S
-        pairs = len(self._ratios)
-        return (over and pairs >= MIN_PAIRS) or (pairs > 0 and self._spent_s / pairs > max_pair_s)
+        pairs, spent_s = self.calls // 2, sum(self._times_s)
+        over = self.calls >= MAX_CALLS or spent_s >= MAX_TRIAL_S
+        return (over and pairs >= MIN_PAIRS) or (pairs > 0 and spent_s / pairs > max_pair_s)
 
     @property
     def is_slower(self) -> bool:

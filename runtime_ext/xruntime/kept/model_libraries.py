@@ -124,29 +124,22 @@ def weight_bytes(model: nn.Module) -> int:
 def own_tensor_problem(model: nn.Module, outputs: Any) -> str | None:
     """Why code cannot return what a call of the model returned, if that is a parameter or a buffer."""
     own = _addresses([*model.parameters(), *model.buffers()])
-    return (
-        None
-        if own.isdisjoint(_addresses(tensors_of(outputs)))
-        else "it returns a tensor of its own"
-    )
+    shared = own & _addresses(tensors_of(outputs))
+    return "it returns a tensor of its own" if shared else None
 
 
 def own_memory_problem(first: Any, second: Any) -> str | None:
     """Why the outputs must not be returned to the program: the outputs of two calls share the
     code's own memory.
     """
-    if _addresses(first).isdisjoint(_addresses(second)):
-        return None
-    return "it returns a tensor that it keeps, which the program could change"
+    shared = _addresses(first) & _addresses(second)
+    return "it returns a tensor that it keeps, which the program could change" if shared else None
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The memory of plain tensors; others, such as sparse and quantized ones, have none of their own."""
-    plain = (torch.Tensor, nn.Parameter)
-    dense = [
-        tensor for tensor in tensors if type(tensor) in plain and tensor.layout is torch.strided
-    ]
-    return {tensor.data_ptr() for tensor in dense if tensor.numel()}
+    plain = [tensor for tensor in tensors if type(tensor) in (torch.Tensor, nn.Parameter)]
+    return {it.data_ptr() for it in plain if it.layout is torch.strided and it.numel()}
 
 
 class Policy(enum.Enum):
@@ -264,6 +257,11 @@ class CalledModel:
     def store(self) -> CodeStore:
         """Return the store that has room for this model."""
         return store_for(self.model)
+
+    def note_once(self, line: str) -> None:
+        """Report a line that was not reported before."""
+        if line not in self.notes:
+            self.note(line)
 
     def note(self, line: str) -> None:
         """Report a line, and remember it."""

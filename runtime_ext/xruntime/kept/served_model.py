@@ -37,7 +37,6 @@ class ServedModel(CalledModel):
         self.__dict__.pop("fingerprint", None)
         self._kinds: dict[CallKey, CallLibraries] = {}
         self._adding = threading.Lock()
-        self._is_full = False
 
     def form_of(self, call: FlatCall) -> Form:
         """Return what calls with one's libraries have in common."""
@@ -61,9 +60,10 @@ class ServedModel(CalledModel):
                 libraries = self._kinds.get(key)
                 if libraries is None:
                     libraries = self._kinds[key] = CallLibraries(self, key)
-        elif libraries is None and not self._is_full:
-            self._is_full = True
-            self.note(f"calls of further forms are not compiled: there are {MAX_FORMS} already")
+        elif libraries is None:
+            self.note_once(
+                f"calls of further forms are not compiled: there are {MAX_FORMS} already"
+            )
         return None if libraries is None else (libraries, call)
 
     def changed_variable(self) -> str | None:

@@ -42,6 +42,7 @@ class StreamCode(CompiledCode, ServedModel):
     is none.
     """
 
+    advice = ": change it back, or call prepare(), which compiles for it"
     times_code = False
     not_made = dropped = "not kept"
 
@@ -77,7 +78,7 @@ class StreamCode(CompiledCode, ServedModel):
         if change is not None:
             raise CompilationError(
                 f"{self.name} would have to be compiled again: {change}, which compiled code does not"
-                f" see{self._advice}"
+                f" see{self.advice}"
             )
         # A library has its own precision; autocast would cast its operators again.
         with torch.inference_mode(), under_autocast(None):

@@ -167,9 +167,8 @@ class OptimizedCode(ServedModel):
     def store(self) -> CodeStore:
         """Return the store that has room for this model; say once if nothing is kept."""
         store = super().store()
-        line = f"compiled code is not kept: {store.temporary}"
-        if store.temporary is not None and line not in self.notes:
-            self.note(line)
+        if store.temporary is not None:
+            self.note_once(f"compiled code is not kept: {store.temporary}")
         return store
 
 

@@ -151,16 +151,15 @@ def explain(model: nn.Module) -> Explanation:
     return explanation._replace(steps=(*explanation.steps, Step("graph", outcome, code.describe())))
 
 
-def is_explained(model: object) -> bool:
+def is_explained(model: nn.Module) -> bool:
     """Whether `optimize` returned this module."""
-    return isinstance(model, nn.Module) and model in _explanations
+    return model in _explanations
 
 
-def is_for_training(model: object) -> bool:
+def is_for_training(model: nn.Module) -> bool:
     """Whether `optimize` returned this module together with an optimizer."""
-    if not isinstance(model, nn.Module) or model not in _explanations:
-        return False
-    return any(step.name == "fused_optimizer" for step in _explanations[model][0].steps)
+    steps = _explanations[model][0].steps if is_explained(model) else ()
+    return any(step.name == "fused_optimizer" for step in steps)
 
 
 def remember(model: nn.Module, explanation: Explanation, code: OptimizedCode | None = None) -> None:

@@ -259,7 +259,6 @@ def compile_for_streams(
         options=options,
         autocast=_chosen_autocast(dtype),
         tolerance=tolerance,
-        advice=": change it back, or call prepare(), which compiles for it",
     )
     compiled = CompiledForStreams(
         code, with_varying_sizes(call) if dynamic else call, threads=threads, dynamic=dynamic
