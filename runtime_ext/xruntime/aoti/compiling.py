@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from xlaunch.files import write_whole
 from xruntime.aoti.inputs import memory_format
 from xruntime.aoti.package_file import own_description
 from xruntime.compilation.inductor import (
@@ -145,9 +146,5 @@ def library_settings(given: Mapping[str, Any], linked: Path | None = None) -> di
     # torch distinguishes GCC and Clang by the name.
     script = os.path.join(directory, os.path.basename(compiler))
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    partial = f"{script}.{os.getpid()}"
-    with open(partial, "w") as file:
-        file.write(text)
-    os.chmod(partial, 0o700)
-    os.replace(partial, script)
+    write_whole(script, text.encode(), mode=0o700)
     return {"cpp.cxx": (None, script)} | settings

@@ -27,6 +27,8 @@ def _write(directory: str, pid: int) -> None:
     utilities = sys.modules.get("torch._dynamo.utils")
     if utilities is None or os.getpid() != pid:  # nothing was compiled; or a forked child ends
         return
+    from xlaunch.files import write_whole
+
     inductor = utilities.counters["inductor"]
     values = {
         "backend_compile_s": utilities.calculate_time_spent().get(BACKEND, 0.0),
@@ -34,7 +36,4 @@ def _write(directory: str, pid: int) -> None:
         "graph_misses": inductor["fxgraph_cache_miss"],
     }
     with contextlib.suppress(OSError):
-        path = os.path.join(directory, f"{pid}.json")
-        with open(f"{path}.new", "w", encoding="utf-8") as stream:
-            json.dump(values, stream)
-        os.rename(f"{path}.new", path)
+        write_whole(os.path.join(directory, f"{pid}.json"), json.dumps(values).encode())

@@ -155,14 +155,11 @@ class Pattern(NamedTuple):
             differs = any(other[tensor][dim] != size for other in seen)
             return differs or (dim == 0 and size > 1 and not alike)
 
-        return Pattern(
-            tuple(
-                [
-                    tuple([None if varies(i, d, size) else size for d, size in enumerate(sizes)])
-                    for i, sizes in enumerate(first)
-                ]
-            )
-        )
+        dims = [
+            tuple([None if varies(i, d, size) else size for d, size in enumerate(sizes)])
+            for i, sizes in enumerate(first)
+        ]
+        return Pattern(tuple(dims))
 
     def suits(self, sizes: Sizes) -> bool:
         """Whether a call of these sizes may be the sample: torch treats sizes below 2

@@ -127,29 +127,23 @@ def compile_in_child(job: CompileJob, directory: str, nice: int) -> None:
     """
     reading, writing = os.pipe()
     life, held = os.pipe()
-    try:
-        with compiling, _quiet_tokenizers(), warnings.catch_warnings():
-            # Python 3.12 warns of a fork beside other threads. The child runs nothing that depends on
-            # them, and the locks of what it runs are free.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-            if child == 0:
-                _leave_program()
-                _run_child(job, directory, nice, writing, life)
-    except BaseException:
-        os.close(reading)
-        os.close(held)
-        raise
-    finally:
-        os.close(writing)
-        os.close(life)
-    try:
-        with compile_queue.child(child), open(reading, "rb") as stream:
+    with open(reading, "rb") as stream, open(held, "wb"):
+        try:
+            with compiling, _quiet_tokenizers(), warnings.catch_warnings():
+                # Python 3.12 warns of a fork beside other threads. The child runs nothing that depends on
+                # them, and the locks of what it runs are free.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+                if child == 0:
+                    _leave_program()
+                    _run_child(job, directory, nice, writing, life)
+        finally:
+            os.close(writing)
+            os.close(life)
+        with compile_queue.child(child):
             with contextlib.suppress(ChildProcessError):  # the program waits for any child
                 os.waitpid(child, 0)
             said = stream.read()
-    finally:
-        os.close(held)
     if not said:
         raise NotCompiledError("the process that compiled ended early", final=False)
     result = json.loads(said)
