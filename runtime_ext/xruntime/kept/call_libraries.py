@@ -15,6 +15,7 @@ A call is served so:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
@@ -28,7 +29,7 @@ from xruntime.compilation.judge import Trial, difference
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes
 from xruntime.kept.compile_queue import compile_queue
-from xruntime.kept.making import CompileJob, NotCompiledError, compile_in_child
+from xruntime.kept.making import CompileJob, compile_in_child
 from xruntime.kept.model_libraries import (
     CalledModel,
     CallKey,
@@ -36,7 +37,7 @@ from xruntime.kept.model_libraries import (
     own_memory_problem,
     own_tensor_problem,
 )
-from xruntime.kept.store import CodeStore, Library, Refused, open_store, write_refusal
+from xruntime.kept.store import CodeStore, Library, NotCompiledError, open_store, write_refusal
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.pytrees import are_equal
 
@@ -295,8 +296,10 @@ class CallLibraries:
         """Add what earlier processes have kept, the latest first."""
         store = open_store()
         for name in store.names(self.prefix):
-            library = self._loaded(store, name)
-            if isinstance(library, Library):
+            with contextlib.suppress(NotCompiledError):
+                library = self._loaded(store, name)
+                if library is None:
+                    continue
                 if library.sizes.fixed is not None:
                     self.samples[library.sizes.pattern] = library.sizes.fixed
                 self._add(library)
@@ -309,8 +312,6 @@ class CallLibraries:
         name = store.name_of(self.prefix, job.pattern)
         with store.locked(name, compile_queue.wait_for_lock):
             entry = self._loaded(store, name)
-            if isinstance(entry, Refused):
-                raise NotCompiledError(entry.reason, final=True)
             if entry is not None:
                 return entry
             with store.partial() as partial:
@@ -323,12 +324,11 @@ class CallLibraries:
                     raise
                 store.add(partial, name)
             library = store.load(name, runners=self._runners)
-        assert isinstance(library, Library)
         library.kept = False
         return library
 
-    def _loaded(self, store: CodeStore, name: str) -> Library | Refused | None:
-        """Load an entry; remove one that cannot be used, and say why."""
+    def _loaded(self, store: CodeStore, name: str) -> Library | None:
+        """Load an entry; remove one that cannot be used, and say why. Raises NotCompiledError."""
         try:
             return store.load(name, runners=self._runners)
         except FileNotFoundError:

@@ -40,7 +40,7 @@ from xruntime.compilation.inductor import (
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import Pattern, ServedSizes
 from xruntime.kept.compile_queue import compile_queue
-from xruntime.kept.store import LIBRARY, write_description
+from xruntime.kept.store import LIBRARY, NotCompiledError, write_description
 from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
@@ -88,14 +88,6 @@ WORK: Final = "work"
 
 class NoLibraryError(CompilationError):
     """There can be no library of a model; another attempt would fail in the same way."""
-
-
-class NotCompiledError(Exception):
-    """There is no library. `final`: another attempt would fail, too."""
-
-    def __init__(self, reason: str, *, final: bool) -> None:
-        super().__init__(reason)
-        self.final = final
 
 
 class CompilePriority(NamedTuple):

@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -47,10 +47,12 @@ LIBRARY: Final = "model.so"
 DESCRIPTION: Final = "description.json"
 
 
-class Refused(NamedTuple):
-    """An entry that says why there is no code."""
+class NotCompiledError(Exception):
+    """There is no library. `final`: another attempt would fail, too."""
 
-    reason: str
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
 
 
 class Library:
@@ -129,9 +131,9 @@ class CodeStore:
             return not any(not entry.name.startswith(".") for entry in entries)
         return True
 
-    def load(self, name: str, *, runners: int) -> Library | Refused:
-        """Load an entry. Raises FileNotFoundError without one, and PackageError, OSError, ValueError, KeyError
-        or TypeError for one that cannot be used.
+    def load(self, name: str, *, runners: int) -> Library:
+        """Load an entry. Raises FileNotFoundError without one, NotCompiledError for one that says why there is no
+        code, and PackageError, OSError, ValueError, KeyError or TypeError for one that cannot be used.
         """
         directory = os.path.join(self.path, name)
         os.lstat(directory)
@@ -141,7 +143,7 @@ class CodeStore:
         with open(path, encoding="utf-8") as stream:
             written = json.load(stream)
         if "refused" in written:
-            return Refused(str(written["refused"]))
+            raise NotCompiledError(str(written["refused"]), final=True)
         check_machine(written["machine"], directory)
         library = os.path.join(directory, LIBRARY)
         check_trusted(library)

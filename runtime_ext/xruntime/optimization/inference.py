@@ -305,8 +305,9 @@ class _Inference(Run):
     def _undo_passes(self, reason: str, *, keeps_no_grad: bool = False) -> None:
         """Make the model what it was, but for gradients if they stay off."""
         kept = ("no_grad",) if keeps_no_grad else ()
+        modes = Modes(no_grad=keeps_no_grad and self.modes.no_grad)
         self.edits.undo()
-        self.modes = Modes(no_grad=keeps_no_grad and self.modes.no_grad)
+        self.modes = modes
         self.steps = [
             step._replace(outcome=PassOutcome.UNDONE, reason=f"{step.reason}; {reason}")
             if step.outcome is PassOutcome.APPLIED and step.name not in kept

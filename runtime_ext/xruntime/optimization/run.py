@@ -57,6 +57,7 @@ class Run:
 
     @modes.setter
     def modes(self, modes: Modes) -> None:
+        self.edits.add_undo(functools.partial(setattr, self.runner, "modes", self.modes))
         self.runner.modes = modes
 
     @contextlib.contextmanager
@@ -75,12 +76,11 @@ class Run:
 
     def run_passes(self, passes: Mapping[str, Callable[..., str]]) -> None:
         """Run passes and check all of them at once; only if that fails, one after the other."""
-        done, mark, modes = len(self.steps), self.edits.mark(), self.modes
+        done, mark = len(self.steps), self.edits.mark()
         for name, change in passes.items():
             self.run_pass(name, change, checked=False)
         if self.check is not None and self.check.problem(self.call_returned) is not None:
             self.edits.undo(mark)
-            self.modes = modes
             del self.steps[done:]
             for name, change in passes.items():
                 self.run_pass(name, change)
@@ -91,7 +91,7 @@ class Run:
         if obstacle is not None:
             self.note(name, PassOutcome.SKIPPED, obstacle)
             return False
-        mark, modes = self.edits.mark(), self.modes
+        mark = self.edits.mark()
         outcome, reason = PassOutcome.APPLIED, ""
         try:
             reason = change(self)
@@ -103,7 +103,6 @@ class Run:
                 outcome, reason = PassOutcome.UNDONE, f"{reason}, but {problem}"
         if outcome is not PassOutcome.APPLIED:
             self.edits.undo(mark)
-            self.modes = modes
         self.note(name, outcome, reason)
         return outcome is PassOutcome.APPLIED
 

@@ -25,12 +25,12 @@ from xruntime.kept.making import (
     CompileJob,
     CompilePriority,
     NoLibraryError,
-    NotCompiledError,
     calls_by_torch,
     compile_in_child,
     compile_priority,
 )
 from xruntime.kept.model_libraries import CallKey, ModelCall, stored_format
+from xruntime.kept.store import NotCompiledError
 
 pytestmark = pytest.mark.usefixtures("native")
 

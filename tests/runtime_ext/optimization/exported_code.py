@@ -15,13 +15,8 @@ from torch import Tensor
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.kept.call_libraries import CallLibraries
 from xruntime.kept.calls import Nest, Sizes
-from xruntime.kept.making import (
-    CompileJob,
-    NotCompiledError,
-    as_module,
-    exported_program,
-    served_sizes,
-)
+from xruntime.kept.making import CompileJob, as_module, exported_program, served_sizes
+from xruntime.kept.store import NotCompiledError
 
 
 class ExportedLibrary:
