@@ -27,7 +27,7 @@ from xlaunch.cache.store import PARTIAL
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
-from xlaunch.files import locked, make_temporary, remove_dead, temporary_path
+from xlaunch.files import locked, make_temporary, names_in, remove_dead, temporary_path
 from xruntime.aoti.inputs import Inputs, InputSpec
 from xruntime.aoti.package_file import check_machine, check_trusted
 from xruntime.aoti.runners import CRunner
@@ -127,9 +127,7 @@ class CodeStore:
     @property
     def is_empty(self) -> bool:
         """Whether there is no entry of any model."""
-        with contextlib.suppress(OSError), os.scandir(self.path) as entries:
-            return not any(not entry.name.startswith(".") for entry in entries)
-        return True
+        return all(name.startswith(".") for name in names_in(self.path))
 
     def load(self, name: str, *, runners: int) -> Library:
         """Load an entry. Raises FileNotFoundError without one, NotCompiledError for one that says why there is no

@@ -184,14 +184,16 @@ class _Inference(Run):
         request = self.request
         if request.measure or self.check is None:
             return request.measure
-        return (
-            request.graph == "auto"
-            and request.level != "O0"
-            and not self.generates
-            and self.check.side_effect is None
-            and not request.inplace  # it may be a model that cannot be copied
-            and not self.is_watched
-        )
+        # The model that is changed in place may be one that cannot be copied.
+        others = request.inplace or self.is_watched or self.check.side_effect is not None
+        return self._may_compile and not others
+
+    @property
+    def _may_compile(self) -> bool:
+        """Whether compiled code is wanted, and could be checked."""
+        request, checked = self.request, self.check is not None
+        wanted = request.graph == "auto" and request.level != "O0"
+        return wanted and checked and not self.generates
 
     def _new_code(self, modes: Modes, *, wait: bool = False) -> OptimizedCode:
         assert self.check is not None
@@ -318,9 +320,7 @@ class _Inference(Run):
     def _finished(self, timings: list[Timing], code: OptimizedCode | None) -> nn.Module:
         model, request = self.model, self.request
         step = next((step for step in self.steps if step.name == "graph"), None)
-        tried = request.graph == "auto" and request.level != "O0" and self.check is not None
-        tried = tried and not self.generates
-        if tried and step is not None and step.outcome is PassOutcome.SKIPPED:
+        if self._may_compile and step is not None and step.outcome is PassOutcome.SKIPPED:
             warnings.warn(
                 f"{self.runner.kind.__name__} is not compiled: {step.reason}",
                 SlowCallWarning,

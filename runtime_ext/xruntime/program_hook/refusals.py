@@ -110,14 +110,9 @@ def caller_refusal() -> Refusal | None:
     while frame.f_back is not None:
         frame = frame.f_back
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith("xruntime.program_hook"):
-            compilers = [
-                compiler
-                for compiler in COMPILERS
-                if name == compiler or name.startswith(f"{compiler}.")
-            ]
-            if compilers:
-                return Refusal(f"the program uses {compilers[0]}", final=True)
+        compiler = next((it for it in COMPILERS if f"{name}.".startswith(f"{it}.")), None)
+        if compiler is not None and not name.startswith("xruntime.program_hook"):
+            return Refusal(f"the program uses {compiler}", final=True)
     return None
 
 
