@@ -58,7 +58,8 @@ def test_a_line_that_is_printed_meanwhile_replaces_the_wait(
     with open(writing, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         compile_queue.run(report, "Net")
-        seen.extend(os.read(reading, 1024))
+        while b"compiled\r\n" not in seen:
+            seen.extend(os.read(reading, 1024))
     os.close(reading)
     assert f" s{CLEAR_LINE}compiled\r\n" in seen.decode()
 
