@@ -94,8 +94,8 @@ class Speed:
         if share < MIN_SHARE and weight_bytes >= MIN_WEIGHT_BYTES:
             reasons = f"; that is slow: {slow_reasons(read_machine(), threads, system_mode())}"
         return (
-            f"{self._batch / step_s:.3g} tokens/s by {counted(threads, 'thread')}, {self._batch / modules_s:.3g} by the modules,"
-            f" in calls of {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
+            f"{step_s * 1e3:.3g} ms a token by {counted(threads, 'thread')}, {modules_s * 1e3:.3g} by the modules, without what"
+            f" generate() adds, in calls of {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
             f" of the output layer alone{first}{reasons}"
         )
 
