@@ -167,7 +167,7 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
     """
     from xlaunch.cache.check import verify
 
-    base = _asked_base(cache_dir)
+    base = _named_base(cache_dir)
     problems = verify(base, fix=fix)
     lines = [f"{it.path}: {it.what}{' (fixed)' if it.fixed else ''}" for it in problems]
     left = sum([not problem.fixed for problem in problems])
@@ -289,7 +289,7 @@ def _import(
     without=(*OF_SHARING, "dry-run", "json", "explain", "no-cache", "sysroot", "synthetic"),
     hidden=("optimize-wait", "supervise"),
 )
-def _warm(asked: ResolvedOptions) -> int:
+def _warm(resolved: ResolvedOptions) -> int:
     """Run PROGRAM until a run compiles nothing new.
 
     It runs as a launch with these options would, so that later launches find all that they need.
@@ -299,8 +299,8 @@ def _warm(asked: ResolvedOptions) -> int:
     from xlaunch.cache.warm import compiled_files, count_by_kind
     from xlaunch.launching import Purpose, launch, prepare
 
-    request, options = request_from(asked.values), asked.values
-    say_chosen(asked)
+    request, options = request_from(resolved.values), resolved.values
+    say_chosen(resolved)
     if not request.program.words:
         raise UsageError(
             "no program given; usage: xlaunch cache warm [OPTIONS] [--] PROGRAM [ARGS...]"
@@ -338,16 +338,16 @@ def _warm(asked: ResolvedOptions) -> int:
 command.add_command(_warm, "warm")
 
 
-def _asked_base(cache_dir: str | None) -> str:
-    asked = resolved_options({"cache_dir": cache_dir}).values.get("cache_dir")
-    base = asked or default_directory(os.environ)
+def _named_base(cache_dir: str | None) -> str:
+    directory = resolved_options({"cache_dir": cache_dir}).values.get("cache_dir")
+    base = directory or default_directory(os.environ)
     if base is None:
         raise UsageError(f"{NO_HOME} for caches: name one with --cache-dir")
     return store.private_base(base)
 
 
 def _base(cache_dir: str | None) -> str:
-    base = _asked_base(cache_dir)
+    base = _named_base(cache_dir)
     try:
         refusal = store.why_unusable(base)
     except OSError as error:

@@ -80,9 +80,9 @@ def _parse(words: tuple[str, ...]) -> Request:
     launches: list[ResolvedOptions] = []
 
     @launch_command(program_required=True, without=OTHERS)
-    def launch(asked: ResolvedOptions) -> None:
+    def launch(resolved: ResolvedOptions) -> None:
         """Run PROGRAM, and say which devices worked."""
-        launches.append(asked)
+        launches.append(resolved)
 
     launch.main(args=list(words), prog_name=f"{NAME} --device --", standalone_mode=False)
     if not launches:  # --help
@@ -147,8 +147,8 @@ def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) ->
     if as_json:
         runs = [
             {"device": device, **document(report, request_for(request, device))}
-            for device, found in reports.items()
-            for report in found
+            for device, of_device in reports.items()
+            for report in of_device
         ]
         result = None if comparison is None else comparison.as_dict()
         _print_json({"schema_version": 1, "comparison": result, "runs": runs})

@@ -84,7 +84,7 @@ class Surroundings(NamedTuple):
         ),
     ],
 )
-def command(asked: ResolvedOptions) -> None:
+def command(resolved: ResolvedOptions) -> None:
     """Print the variables that an instance would get.
 
     Variables that it would inherit anyway are left out. Nothing is run.
@@ -97,7 +97,7 @@ def command(asked: ResolvedOptions) -> None:
     Without PROGRAM it is the environment of a Python program.
     --instance-index chooses one of several instances.
     """
-    options = asked.values
+    options = resolved.values
     request = request_from(options)
     if not request.program.words:
         interpreter, _ = find_interpreter(request.program.python, os.environ)
@@ -111,7 +111,7 @@ def command(asked: ResolvedOptions) -> None:
         request,
         host_request_from(options),
         purpose=Purpose.ENVIRONMENT,
-        untried=say_untried(asked),
+        untried=say_untried(resolved),
     )
     plan = prepared.plan
     if len(plan.instances) != 1:
@@ -190,11 +190,11 @@ def _systemd(surroundings: Surroundings) -> str:
 def _docker(surroundings: Surroundings) -> str:
     """Flags of ``docker run`` and ``podman run``, in one line for ``eval``."""
     variables = surroundings.alone
-    asked = dict(surroundings.request.env)
+    users_own = dict(surroundings.request.env)
     host_only = [
         name
         for name, value in variables.items()
-        if name in HOST_PATHS and name not in asked and value != KEEP_NOTHING
+        if name in HOST_PATHS and name not in users_own and value != KEEP_NOTHING
     ]
     if {PRELOAD, PYTHON_PATH} & {*host_only} or surroundings.request.cache_dir is not None:
         say(

@@ -33,7 +33,7 @@ from xlaunch.shared_host import is_rank
         click.help_option("-h", "--help", help="Show this message and exit."),
     ],
 )
-def command(asked: ResolvedOptions) -> int:
+def command(resolved: ResolvedOptions) -> int:
     """Run PROGRAM pinned to cores and NUMA nodes, with tuned threads and allocator.
 
     \b
@@ -46,35 +46,37 @@ def command(asked: ResolvedOptions) -> int:
     run a program with the name of a command put -- before it, or write a path. Options can also be
     set by variables, XLAUNCH_OPT_NCORES=4, and by files (--preset).
     """
-    request, options = request_from(asked.values), asked.values
+    request, options = request_from(resolved.values), resolved.values
     typed = click.get_current_context().obj or ()
     _refuse_command_names(request.program, typed)
     if options.get("save_preset") is not None and not request.program.words:
         return 0
     starts_ranks = "nproc_per_node" in options or "nnodes" in options
     dry_run = options.get("dry_run", False)
-    _refuse_combinations(request, asked, starts_ranks=starts_ranks)
+    _refuse_combinations(request, resolved, starts_ranks=starts_ranks)
     if not dry_run:
-        say_chosen(asked)
+        say_chosen(resolved)
     if starts_ranks:
         from xlaunch.cli.torchrun import run_torchrun
 
-        run_torchrun(request, asked, typed)
+        run_torchrun(request, resolved, typed)
         return 0
     if dry_run:
         from xlaunch.cli.plan import prepare_unrecorded, print_plan
 
-        print_plan(prepare_unrecorded(request, asked), asked)
+        print_plan(prepare_unrecorded(request, resolved), resolved)
         return 0
-    return _run(request, asked)
+    return _run(request, resolved)
 
 
 command.modules = {name: f"xlaunch.cli.{name}" for name in COMMANDS}
 
 
-def _refuse_combinations(request: Request, asked: ResolvedOptions, *, starts_ranks: bool) -> None:
+def _refuse_combinations(
+    request: Request, resolved: ResolvedOptions, *, starts_ranks: bool
+) -> None:
     """Raise `UsageError` for options that go with others only."""
-    options = asked.values
+    options = resolved.values
     if not options.get("dry_run"):
         if options.get("json"):
             raise UsageError(
@@ -96,9 +98,9 @@ def _refuse_combinations(request: Request, asked: ResolvedOptions, *, starts_ran
             raise UsageError(f"--{key.replace('_', '-')} goes with --nproc-per-node")
 
 
-def _run(request: Request, asked: ResolvedOptions) -> int:
+def _run(request: Request, resolved: ResolvedOptions) -> int:
     """Plan the request beside other launches, and run it; return the exit code."""
-    options, as_json = asked.values, request.run.log_format is LogFormat.JSON
+    options, as_json = resolved.values, request.run.log_format is LogFormat.JSON
     quiet, verbose = options.get("quiet", False), options.get("verbose", False)
 
     def note(text: str, kind: str = "note") -> None:
@@ -116,7 +118,7 @@ def _run(request: Request, asked: ResolvedOptions) -> int:
     if verbose or options.get("explain"):
         from xlaunch.cli.plan import describe
 
-        click.echo(describe(prepared, asked), err=True)
+        click.echo(describe(prepared, resolved), err=True)
     else:
         for warning in (*plan.warnings, *environment.warnings):
             warn(warning)

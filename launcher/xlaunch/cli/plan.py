@@ -42,44 +42,44 @@ OF_A_RUN = tuple(
         )
     ],
 )
-def command(asked: ResolvedOptions) -> None:
+def command(resolved: ResolvedOptions) -> None:
     """Show which instance would run where, and run nothing.
 
     xlaunch shows the same with --dry-run. PROGRAM may be left out. All options of xlaunch are
     taken; those that change nothing here are not listed.
     """
-    request = request_from(asked.values)
+    request = request_from(resolved.values)
     first = "".join(request.program.words[:1])
-    if asked.values.get("svg") and first.endswith(".svg"):
+    if resolved.values.get("svg") and first.endswith(".svg"):
         raise UsageError(f"--svg prints the picture: write > {first}")
-    print_plan(prepare_unrecorded(request, asked), asked)
+    print_plan(prepare_unrecorded(request, resolved), resolved)
 
 
-def say_untried(asked: ResolvedOptions) -> str | None:
+def say_untried(resolved: ResolvedOptions) -> str | None:
     """Note which code that files choose is not tried, because the command only answers; and return it."""
-    if note := asked.note_of_files():
+    if note := resolved.note_of_files():
         say(f"note: not tried: {note}")
-    return asked.chosen_by_files()
+    return resolved.chosen_by_files()
 
 
-def prepare_unrecorded(request: Request, asked: ResolvedOptions) -> PreparedLaunch:
+def prepare_unrecorded(request: Request, resolved: ResolvedOptions) -> PreparedLaunch:
     """What a launch with these options would do now, without leaving a record of it."""
-    host = host_request_from(asked.values)
-    return prepare(request, host, purpose=Purpose.PLAN, untried=say_untried(asked))
+    host = host_request_from(resolved.values)
+    return prepare(request, host, purpose=Purpose.PLAN, untried=say_untried(resolved))
 
 
-def print_plan(prepared: PreparedLaunch, asked: ResolvedOptions) -> None:
+def print_plan(prepared: PreparedLaunch, resolved: ResolvedOptions) -> None:
     """Print a plan on standard output, as text or JSON."""
-    if asked.values.get("svg"):
-        if asked.values.get("json") or asked.values.get("explain"):
+    if resolved.values.get("svg"):
+        if resolved.values.get("json") or resolved.values.get("explain"):
             raise UsageError("--svg prints a picture alone; leave out --json and --explain")
         from xlaunch.planning.svg import draw_svg
 
         click.echo(draw_svg(prepared.machine, prepared.plan))
-    elif asked.values.get("json"):
+    elif resolved.values.get("json"):
         click.echo(_as_json(prepared.plan, prepared.environment))
     else:
-        click.echo(describe(prepared, asked))
+        click.echo(describe(prepared, resolved))
 
 
 def _as_json(plan: Plan, environment: Environment | None) -> str:
@@ -98,13 +98,13 @@ def _as_json(plan: Plan, environment: Environment | None) -> str:
     return format_json(values)
 
 
-def describe(prepared: PreparedLaunch, asked: ResolvedOptions) -> str:
+def describe(prepared: PreparedLaunch, resolved: ResolvedOptions) -> str:
     """The plan and the environment as text; with --explain with the reasons and the options."""
     machine, plan, environment = prepared.machine, prepared.plan, prepared.environment
-    explain = asked.values.get("explain", False)
+    explain = resolved.values.get("explain", False)
     width = terminal_width(1)
     lines = [render_plan(plan, machine, explain=explain, width=width)]
-    lines += asked.explain() if explain else []
+    lines += resolved.explain() if explain else []
     if environment is None:
         return "\n".join(lines)
     lines += [f"warning: {warning}" for warning in environment.warnings]
@@ -143,10 +143,11 @@ def _variables(settings: Sequence[Sequence[VariableSetting]], *, explain: bool) 
         reasons.setdefault(setting.reason if shown else "", []).append(text)
     for reason, assignments in reasons.items():
         if not reason or len(assignments) == 1:
-            yield from [f"  {one}{f'  ({reason})' if reason else ''}" for one in assignments]
+            end = f"  ({reason})" if reason else ""
+            yield from [f"  {text}{end}" for text in assignments]
         else:
             yield f"  {reason}:"
-            yield from [f"    {one}" for one in assignments]
+            yield from [f"    {text}" for text in assignments]
 
 
 def _printable(words: tuple[str, ...]) -> list[str]:

@@ -32,13 +32,13 @@ OWN = (*OF_TORCHRUN, "dry-run", "json", "explain")
 """Options that ranks do not get."""
 
 
-def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str]) -> None:
+def run_torchrun(request: Request, resolved: ResolvedOptions, typed: Sequence[str]) -> None:
     """Replace this process by torchrun, or with --dry-run print its command and the plan of all ranks.
 
     `typed`: the command line. Its options go to every rank. Raises `XLaunchError` for options that
     contradict each other, and for a program that does not exist.
     """
-    options = asked.values
+    options = resolved.values
     host = host_request_from(options)
     with machine_of(host.sysroot, host.synthetic) as machine:
         pass  # the values stay; a capture that comes through a pipe can be read only once
@@ -58,9 +58,9 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
         )
         without_program = request._replace(layout=layout).replace(words=(), module=False)
         if host.is_this_machine:
-            prepared = prepare_unrecorded(without_program, asked)
+            prepared = prepare_unrecorded(without_program, resolved)
         else:
-            say_untried(asked)
+            say_untried(resolved)
             plan_of_ranks = plan(layout, machine)
             prepared = PreparedLaunch(without_program, machine, plan_of_ranks, None, os.environ)
         if crowd:
@@ -68,13 +68,13 @@ def run_torchrun(request: Request, asked: ResolvedOptions, typed: Sequence[str])
             prepared = prepared._replace(plan=plan_of_ranks)
         if request.program.words:
             prepared = prepared._replace(
-                environment=_environment_of_ranks(prepared.plan, request, asked)
+                environment=_environment_of_ranks(prepared.plan, request, resolved)
             )
         if counts_nodes:
             _say_nodes(options)
         if not options.get("json"):
             click.echo(f"command: {shlex.join(command)}")
-        print_plan(prepared, asked)
+        print_plan(prepared, resolved)
         return
     resolve_program(request.program, os.environ)
     # All ranks have as many threads as the first. Raises what it would raise.
@@ -125,7 +125,7 @@ def _crowd_of_ranks(
 
 
 def _environment_of_ranks(
-    plan_of_ranks: Plan, request: Request, asked: ResolvedOptions
+    plan_of_ranks: Plan, request: Request, resolved: ResolvedOptions
 ) -> Environment:
     """The environment of each instance of a plan, which is a rank and a launch of its own."""
     inherited = {**os.environ, "LOCAL_RANK": "0"}  # torchrun sets it, with each rank's own number
@@ -140,7 +140,7 @@ def _environment_of_ranks(
                 request.program,
                 inherited,
                 run=request.run,
-                untried=asked.chosen_by_files(),
+                untried=resolved.chosen_by_files(),
             )
         )
     return ranks[0]._replace(

@@ -232,18 +232,18 @@ def launch_command(
 
     def decorate(run: Callable[[ResolvedOptions], int | None]) -> LaunchCommand:
         def callback(**typed: Any) -> int | None:
-            asked = resolved_options(typed)
-            path = asked.values.get("save_preset")
+            resolved = resolved_options(typed)
+            path = resolved.values.get("save_preset")
             if path is not None:
                 from xlaunch.options.presets import save_preset
 
-                save_preset(path, asked.values)
-                if not asked.values.get("quiet"):
+                save_preset(path, resolved.values)
+                if not resolved.values.get("quiet"):
                     say(f"{path}: saved, for xlaunch --preset {path}")
             try:
-                return run(asked)
+                return run(resolved)
             except UsageError as error:
-                raise UsageError(f"{error}{asked.set_elsewhere()}") from None
+                raise UsageError(f"{error}{resolved.set_elsewhere()}") from None
 
         callback.__doc__ = run.__doc__
         command = with_program(with_options(own, options)(callback), required=program_required)
@@ -266,17 +266,17 @@ def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
     layers = file_layers(
         early.get("preset"), isolated=isolated, environment=os.environ, notes=notes
     )
-    asked = resolve([Layer(COMMAND_LINE, given), variables, *layers])
-    asked = asked._replace(notes=(*notes, *asked.notes))
-    if not asked.values.get("quiet"):
-        for note in asked.notes:
+    resolved = resolve([Layer(COMMAND_LINE, given), variables, *layers])
+    resolved = resolved._replace(notes=(*notes, *resolved.notes))
+    if not resolved.values.get("quiet"):
+        for note in resolved.notes:
             say(f"note: {note}")
-    return asked
+    return resolved
 
 
-def say_chosen(asked: ResolvedOptions) -> None:
+def say_chosen(resolved: ResolvedOptions) -> None:
     """Before a launch, note which code a project's file or a preset chooses; of ranks the first says it."""
-    chosen = asked.note_of_files()
+    chosen = resolved.note_of_files()
     if chosen is not None and os.environ.get("LOCAL_RANK", "0") == "0":
         say(f"note: {chosen}")
 
