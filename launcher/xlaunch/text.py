@@ -25,7 +25,12 @@ def plural(number: int, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
 
 
-def did_you_mean(word: str, known: Collection[str], *, count: int = 3, form: str = "{}") -> str:
+def cited(fact: str, source: str | None) -> str:
+    """The fact with its source, if that is known. **Ex.:** ``3.5 (cgroup v2 /sys/fs/cgroup/job)``."""
+    return f"{fact} ({source})" if source else fact
+
+
+def did_you_mean(word: str, words: Collection[str], *, count: int = 3, form: str = "{}") -> str:
     """The end of a message about an unknown word: the nearest known words, each in `form`.
 
     They are at most two typing mistakes away, one for words of fewer than six letters, or begin
@@ -34,25 +39,25 @@ def did_you_mean(word: str, known: Collection[str], *, count: int = 3, form: str
     letters = len(word.lstrip("-"))
     limit = 2 if letters >= 6 else 1
     distances = {
-        one: 0 if letters >= 3 and one.startswith(f"{word}-") else mistakes(word, one)
-        for one in known
+        name: 0 if letters >= 3 and name.startswith(f"{word}-") else mistakes(word, name)
+        for name in words
     }
-    near = sorted([one for one in known if distances[one] <= limit], key=distances.__getitem__)
-    shown = [form.format(one) for one in near[:count]]
+    near = [name for name in sorted(words, key=distances.__getitem__) if distances[name] <= limit]
+    shown = [form.format(name) for name in near[:count]]
     return f"; did you mean {' or '.join(shown)}?" if shown else ""
 
 
-def mistakes(one: str, other: str) -> int:
+def mistakes(word: str, other: str) -> int:
     """The fewest letters to insert, drop, replace or swap with the next that turn one word into the other."""
-    if abs(len(one) - len(other)) > 2:
+    if abs(len(word) - len(other)) > 2:
         return 3  # further away than any caller looks
     before: list[int] = []
     row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
+    for i, a in enumerate(word, 1):
         earlier, before, row = before, row, [i]
         for j, b in enumerate(other, 1):
             row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (a != b)))
-            if i > 1 and j > 1 and (a, b) == (other[j - 2], one[i - 2]):
+            if i > 1 and j > 1 and (a, b) == (other[j - 2], word[i - 2]):
                 row[j] = min(row[j], earlier[j - 2] + 1)
     return row[-1]
 
@@ -78,8 +83,8 @@ def check_passable(value: object) -> None:
     if isinstance(value, str):
         passable(value)
     elif isinstance(value, tuple) and not isinstance(next(iter(value), 0), int):
-        for one in value:  # lists of CPUs may name a million
-            check_passable(one)
+        for item in value:  # lists of CPUs may name a million
+            check_passable(item)
 
 
 def size(size_bytes: int) -> str:

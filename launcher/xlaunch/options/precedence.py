@@ -137,7 +137,9 @@ def resolve(layers: Iterable[Layer]) -> ResolvedOptions:
                 if contradiction is None:
                     values[key], origins[key] = value, origin
                     continue
-                winner = contradiction.other if key == contradiction.one else contradiction.one
+                winner = (
+                    contradiction.other if key == contradiction.option else contradiction.option
+                )
                 dropped.add(key)
                 notes.append(
                     f"{_named(key, value)} ({origin}) is ignored: {_named(winner, values[winner])} "
@@ -258,19 +260,17 @@ def read_preset(
     name: str,
     notes: list[str] | None = None,
     *,
-    named: bool = False,
     option: str = "--preset",
 ) -> Layer:
     """The options of a preset, found as `locate_preset` does; `notes` gets what the user should know.
 
-    `named`: `name` is a path that the user typed, even without a slash; `option`: the option that
-    names it, for messages. Raises `UsageError` unless it is a valid preset that no other user may
-    write.
+    `option`: the option that names it, for messages. Raises `UsageError` unless it is a valid preset that
+    no other user may write.
     """
     path = locate_preset(name, option)
     shown = shorten(path)
     data = _read(path)
-    refusal, note = inspect_ownership(path, named=named or "/" in name)
+    refusal, note = inspect_ownership(path, named="/" in name)
     if refusal is not None:
         by_path = path if "/" in path else f"./{path}"
         raise UsageError(f"{option} {name}: {refusal}; to use it anyway write its path, {by_path}")

@@ -339,7 +339,7 @@ class LogFile:
             self._descriptor = None
 
 
-def last_lines(path: str, count: int = LINES_SHOWN) -> list[str]:
+def last_lines(path: str) -> list[str]:
     """The last lines of a log file, as text; empty if it cannot be read or has none."""
     try:
         with open(path, "rb") as stream:
@@ -350,4 +350,4 @@ def last_lines(path: str, count: int = LINES_SHOWN) -> list[str]:
         return []
     # What ends in a carriage return was an update of the line that follows it.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    return [line for line in lines[1 if start else 0 :] if line.strip()][-count:]
+    return [line for line in lines[1 if start else 0 :] if line.strip()][-LINES_SHOWN:]

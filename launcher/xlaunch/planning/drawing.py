@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, NumaNode
-from xlaunch.text import counted
+from xlaunch.text import cited, counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -70,9 +70,9 @@ class Box(NamedTuple):
     cores: tuple[CPUs, ...]
 
 
-def draw_machine(machine: Machine, plan: Plan | None = None, *, width: int = WIDTH) -> Drawing:
+def draw_machine(machine: Machine, plan: Plan | None = None) -> Drawing:
     """The machine, with the place of each instance of `plan`."""
-    artist = Artist(machine, plan, width)
+    artist = Artist(machine, plan, WIDTH)
     return Drawing(
         tuple(
             line
@@ -278,11 +278,11 @@ class Artist:
             reason = gpus.problem or f"those of {gpus.narrowed_by}"
             yield from self._wrapped("allowed GPUs: ", [Segment(reason)])
         if limits.cpu_quota is not None:
-            quota = f"{limits.cpu_quota:g} CPUs' worth of time"
-            yield from self._wrapped("CPU quota: ", _cited(quota, limits.cpu_quota_source))
+            quota = cited(f"{limits.cpu_quota:g} CPUs' worth of time", limits.cpu_quota_source)
+            yield from self._wrapped("CPU quota: ", [Segment(quota)])
         if limits.memory_limit_bytes is not None:
-            memory = _gib(limits.memory_limit_bytes)
-            yield from self._wrapped("memory limit: ", _cited(memory, limits.memory_limit_source))
+            memory = cited(_gib(limits.memory_limit_bytes), limits.memory_limit_source)
+            yield from self._wrapped("memory limit: ", [Segment(memory)])
 
     def _node_label(self, node: NumaNode) -> str:
         memory = "" if node.memory_bytes is None else f" {_gib(node.memory_bytes)}"
@@ -379,7 +379,3 @@ def numbers(cpus: CPUs) -> str:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
-
-
-def _cited(fact: str, source: str | None) -> list[Segment]:
-    return [Segment(f"{fact} ({source})" if source else fact)]

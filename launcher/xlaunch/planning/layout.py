@@ -9,7 +9,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.topology import Gpu
 from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import MAX, LayoutRequest, Mode
-from xlaunch.text import counted
+from xlaunch.text import cited, counted
 
 LATENCY_CORES = 4
 """Cores of each instance in `Mode.LATENCY`."""
@@ -168,8 +168,9 @@ def _throughput_layout(request: LayoutRequest, capacity: Capacity, budget: int) 
     if capacity.quota is not None and budget < sum(sizes):
         granted = _proportional(budget, sizes)
         if budget < len(listed):
+            quota = cited(f"{capacity.quota:g}", capacity.quota_source)
             warnings.append(
-                f"{len(listed)} instances share a CPU quota of {_quota(capacity)}: it will hold them back"
+                f"{len(listed)} instances share a CPU quota of {quota}: it will hold them back"
             )
     value = f"{counted(len(listed), 'instance')} of {', '.join(map(str, listed))} cores"
     if len(set(listed)) == 1:
@@ -229,7 +230,8 @@ def _refuse(
     if request.reserve_cores:
         held += f", {request.reserve_cores} of them reserved"
     if budget < capacity.pool - request.reserve_cores:
-        held += f", and the CPU quota of {_quota(capacity)} is worth {budget}"
+        quota = cited(f"{capacity.quota:g}", capacity.quota_source)
+        held += f", and the CPU quota of {quota} is worth {budget}"
     fits = []
     if size <= budget:
         fits.append(f"{counted(budget // size, 'instance')} of {counted(size, 'core')}")
@@ -254,8 +256,3 @@ def _held(capacity: Capacity) -> str:
     return f"{counted(capacity.pool, 'core')} that {capacity.origin}".replace(
         "1 core that are", "1 core that is"
     )
-
-
-def _quota(capacity: Capacity) -> str:
-    source = f" ({capacity.quota_source})" if capacity.quota_source else ""
-    return f"{capacity.quota:g}{source}"

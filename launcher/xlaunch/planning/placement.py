@@ -359,7 +359,7 @@ def choose_memory(
     index: int,
     nodes: tuple[int, ...],
     everywhere: bool,
-    known: MemoryNodes,
+    known_nodes: MemoryNodes,
 ) -> Memory:
     """Choose the policy of instance `index`, whose CPUs belong to `nodes`.
 
@@ -372,21 +372,21 @@ def choose_memory(
         return Memory(wanted, (), "as asked: the inherited policy stays")
     if wanted is MemoryPolicy.LOCAL:
         return Memory(wanted, (), "as asked: pages go to the node that first touches them")
-    own = tuple([node for node in nodes if node in known.usable])
-    if wanted is MemoryPolicy.BIND and known.usable:
+    own = tuple([node for node in nodes if node in known_nodes.usable])
+    if wanted is MemoryPolicy.BIND and known_nodes.usable:
         if own:
             return Memory(wanted, own, "as asked")
         has = "have" if len(nodes) > 1 else "has"
         raise UsageError(
             f"--mem-policy bind: instance {index} runs on {name_numbers('NUMA node', nodes)}, which {has} "
-            f"no memory that may be used; nodes with memory: {format_cpu_list(known.usable)}; "
+            f"no memory that may be used; nodes with memory: {format_cpu_list(known_nodes.usable)}; "
             "choose another --mem-policy, or --numa-nodes"
         )
-    if len(known.usable) < 2:
-        seen = "one NUMA node" if known.usable else "no NUMA nodes"
+    if len(known_nodes.usable) < 2:
+        seen = "one NUMA node" if known_nodes.usable else "no NUMA nodes"
         return Memory(MemoryPolicy.NONE, (), f"{seen} to choose from: nothing to set")
     if wanted is MemoryPolicy.INTERLEAVE:
-        spread = (known.with_cpus or known.usable) if everywhere or not own else own
+        spread = (known_nodes.with_cpus or known_nodes.usable) if everywhere or not own else own
         return Memory(wanted, spread, "as asked")
     if wanted is MemoryPolicy.PREFERRED and own:
         return Memory(wanted, own, "as asked")

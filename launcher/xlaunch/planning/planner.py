@@ -31,7 +31,7 @@ from xlaunch.planning.request import (
     checked,
     refuse_contradictions,
 )
-from xlaunch.text import counted
+from xlaunch.text import cited, counted
 
 
 def plan(
@@ -231,7 +231,7 @@ def _instances(
             index=index,
             nodes=nodes,
             everywhere=placed is None or ncores == len(cores),
-            known=nodes_known,
+            known_nodes=nodes_known,
         )
         instance = Instance(
             index=index,
@@ -278,11 +278,9 @@ def explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
     if request.smt:
         reason = f"a thread for each of {len(pool.cpus)} CPUs of {counted(len(pool.cores), 'core')}"
         return [Decision("SMT", "on", reason)]
-    threads = (
-        "one thread for 1 core"
-        if len(pool.cores) == 1
-        else f"a thread for each of {len(pool.cores)} cores"
-    )
+    threads = "one thread for 1 core"
+    if len(pool.cores) > 1:
+        threads = f"a thread for each of {len(pool.cores)} cores"
     reason = f"{threads}; {name_numbers('second sibling', second)} left out (--smt)"
     return [Decision("SMT", "off", reason)]
 
@@ -296,8 +294,8 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
             return []
         reason = "it grants all the time of all allowed CPUs"
         return [Decision("CPU quota", f"{machine.limits.cpu_quota:g}", reason)]
-    source = f" ({capacity.quota_source})" if capacity.quota_source else ""
-    reason = f"time for {quota_cores(capacity.quota)} of {counted(capacity.pool, 'core')}{source}"
+    reason = f"time for {quota_cores(capacity.quota)} of {counted(capacity.pool, 'core')}"
+    reason = cited(reason, capacity.quota_source)
     decisions = [Decision("CPU quota", f"{capacity.quota:g}", reason)]
     if not capacity.bound:
         reason = "a quota is not a place: other containers or jobs would bind to the same CPUs"
@@ -324,11 +322,9 @@ def explain_placement(
         reason = "no instance crosses packages, NUMA nodes or caches"
     decisions = [Decision("placement", request.place.value, reason)]
     if idle:
-        why = (
-            f"{request.reserve_cores} reserved"
-            if request.reserve_cores
-            else "not needed by the layout"
-        )
+        why = "not needed by the layout"
+        if request.reserve_cores:
+            why = f"{request.reserve_cores} reserved"
         cpus = name_numbers("CPU", [cpu for core in idle for cpu in core.cpus])
         decisions.append(Decision("idle", counted(len(idle), "core"), f"{cpus}: {why}"))
     return decisions
@@ -393,10 +389,8 @@ def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Deci
     limit, total = machine.limits.memory_limit_bytes, machine.limits.memory_total_bytes
     if share_bytes is None or limit is None or (total is not None and limit >= total):
         return []
-    source = (
-        f" ({machine.limits.memory_limit_source})" if machine.limits.memory_limit_source else ""
-    )
-    reason = f"an equal part of the memory limit of {limit / 2**30:.1f} GiB{source}"
+    reason = f"an equal part of the memory limit of {limit / 2**30:.1f} GiB"
+    reason = cited(reason, machine.limits.memory_limit_source)
     return [Decision("memory share", f"{share_bytes / 2**30:.1f} GiB", reason)]
 
 

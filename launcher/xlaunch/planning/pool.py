@@ -114,26 +114,26 @@ def _number(kind: CoreKind, attribute: str) -> int:
     return int(dict(kind.attributes).get(attribute, "-1"))
 
 
-def _check_cpus(asked: CPUs, machine: Machine) -> None:
+def _check_cpus(requested: CPUs, machine: Machine) -> None:
     topology, limits = machine.topology, machine.limits
     allowed, online = set(limits.allowed_cpus), set(topology.online_cpus)
     offline = set(topology.offline_cpus)
-    if not asked:
+    if not requested:
         raise UsageError(f"--cpus names no CPU; allowed: {format_cpu_list(allowed)}")
     for wrong, problem in (
-        ([c for c in asked if c not in online and c not in offline], "does not exist"),
-        ([c for c in asked if c in offline and c not in online], "is offline"),
-        ([c for c in asked if c in online and c not in allowed], "is not allowed"),
+        ([c for c in requested if c not in online and c not in offline], "does not exist"),
+        ([c for c in requested if c in offline and c not in online], "is offline"),
+        ([c for c in requested if c in online and c not in allowed], "is not allowed"),
     ):
         if wrong:
             by = f" by {_narrowing(limits)}" if problem == "is not allowed" else ""
             raise UsageError(
-                f"--cpus {format_cpu_list(asked)}: {_cpus_are(wrong, problem)}{by}; "
-                f"allowed: {format_cpu_list(allowed)}{_how_to_allow(asked, machine)}"
+                f"--cpus {format_cpu_list(requested)}: {_cpus_are(wrong, problem)}{by}; "
+                f"allowed: {format_cpu_list(allowed)}{_how_to_allow(requested, machine)}"
             )
 
 
-def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
+def _check_nodes(requested: tuple[int, ...], machine: Machine) -> None:
     nodes = {node.id: node for node in machine.topology.numa_nodes}
     allowed = set(machine.limits.allowed_cpus)
     usable = [node.id for node in nodes.values() if not allowed.isdisjoint(node.cpus)]
@@ -142,9 +142,9 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
         if usable
         else "this machine shows no NUMA nodes: leave --numa-nodes out"
     )
-    if not asked:
+    if not requested:
         raise UsageError(f"--numa-nodes names no node; {advice}")
-    for number in sorted(asked):
+    for number in sorted(requested):
         if number not in nodes:
             problem = "does not exist"
         elif not nodes[number].cpus:
@@ -159,19 +159,19 @@ def _check_nodes(asked: tuple[int, ...], machine: Machine) -> None:
             continue
         advice += _how_to_allow(nodes[number].cpus if number in nodes else (), machine)
         raise UsageError(
-            f"--numa-nodes {format_cpu_list(asked)}: node {number} {problem}; {advice}"
+            f"--numa-nodes {format_cpu_list(requested)}: node {number} {problem}; {advice}"
         )
 
 
-def _how_to_allow(asked: CPUs, machine: Machine) -> str:
+def _how_to_allow(requested: CPUs, machine: Machine) -> str:
     """The command that allows isolated CPUs, which the kernel leaves out of every mask; else empty."""
     limits = machine.limits
-    left_out = [cpu for cpu in asked if cpu not in limits.allowed_cpus]
+    left_out = [cpu for cpu in requested if cpu not in limits.allowed_cpus]
     by_mask = all(reason.startswith("affinity mask") for reason in limits.narrowed_by)
     if not left_out or not by_mask or not set(machine.topology.isolated_cpus).issuperset(left_out):
         return ""
     are = "is" if len(left_out) == 1 else "are"
-    listed = format_cpu_list(asked)
+    listed = format_cpu_list(requested)
     return (
         f". {name_numbers('CPU', left_out)} {are} isolated (isolcpus), which a mask must name: "
         f"taskset -c {listed} xlaunch"

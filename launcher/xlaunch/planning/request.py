@@ -372,15 +372,17 @@ def checked(part: Part, kind: type[Part]) -> Part:
     for name, annotation in kind.__annotations__.items():
         value = getattr(part, name)
         types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        if any(_is_a(value, one) for one in types):
+        if any(_is_a(value, accepted) for accepted in types):
             check_passable(value)
             continue
-        enums = [one for one in types if isinstance(one, enum.EnumMeta)]
+        enums = [accepted for accepted in types if isinstance(accepted, enum.EnumMeta)]
         words: dict[Any, Any] = {}
-        for one in enums:
-            words |= one._value2member_map_
+        for accepted in enums:
+            words |= accepted._value2member_map_
         if not isinstance(value, str) or value not in words:
-            allowed = [_TAKES[one] for one in types if one in _TAKES] + [*map(str, words)]
+            allowed = [_TAKES[accepted] for accepted in types if accepted in _TAKES] + [
+                *map(str, words)
+            ]
             raise UsageError(f"{kind.__name__}.{name} {value!r}: must be {' or '.join(allowed)}")
         members[name] = words[value]
     return part._replace(**members) if members else part
@@ -403,7 +405,7 @@ def _is_a(value: object, kind: Any) -> bool:
         element = get_args(kind)[0]
         # The type is compared first: lists of CPUs may name a million.
         return isinstance(value, tuple) and all(
-            type(one) is element or _is_a(one, element) for one in value
+            type(item) is element or _is_a(item, element) for item in value
         )
     if isinstance(value, bool):
         return kind is bool
@@ -413,7 +415,7 @@ def _is_a(value: object, kind: Any) -> bool:
 class Contradiction(NamedTuple):
     """Two options, by their names in Python, that cannot both be set."""
 
-    one: str
+    option: str
     other: str
     reason: str = ""
     value: object = None
@@ -421,17 +423,17 @@ class Contradiction(NamedTuple):
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Whether `values`, by option, set both."""
-        pair = values.get(self.one), values.get(self.other)
+        pair = values.get(self.option), values.get(self.other)
         if self.value is not None:
             return pair == (self.value, self.value)
         return all(value is not None and value is not False for value in pair)
 
     def __str__(self) -> str:
-        one, other = (f"--{name.replace('_', '-')}" for name in (self.one, self.other))
+        option, other = (f"--{name.replace('_', '-')}" for name in (self.option, self.other))
         if self.value is not None:
-            one, other = f"{one} max", f"{other} max"
+            option, other = f"{option} max", f"{other} max"
         reason = f": {self.reason}" if self.reason else ""
-        return f"{one} contradicts {other}{reason}; drop one"
+        return f"{option} contradicts {other}{reason}; drop one"
 
 
 CONTRADICTIONS = (
@@ -452,7 +454,7 @@ CONTRADICTIONS = (
 def find_contradiction(values: Mapping[str, Any], option: str = "") -> Contradiction | None:
     """The first contradiction among `values`; with `option`, only one that it takes part in."""
     for rule in CONTRADICTIONS:
-        if option in ("", rule.one, rule.other) and rule.applies(values):
+        if option in ("", rule.option, rule.other) and rule.applies(values):
             return rule
     return None
 

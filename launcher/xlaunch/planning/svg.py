@@ -131,7 +131,7 @@ class _Picture:
         for rows in sorted({-(-count // columns) for columns in range(1, count + 1)}):
             columns = -(-count // rows)
             share = (inner - GAP * (columns - 1)) // columns
-            sizes = tuple([self._size(one, share) for one in box.boxes])
+            sizes = tuple([self._size(inner, share) for inner in box.boxes])
             lines = [sizes[i : i + columns] for i in range(0, count, columns)]
             used = max(sum(s.width for s in line) + GAP * (len(line) - 1) for line in lines)
             height = sum(max(s.height for s in line) + GAP for line in lines) - GAP
@@ -155,12 +155,11 @@ class _Picture:
         top = y + HEADING
         for first in range(0, len(box.boxes), size.columns):
             left = x + PAD
-            for one, own in list(zip(box.boxes, size.inner, strict=True))[
-                first : first + size.columns
-            ]:
-                yield from self._box(one, left, top, own, depth)
-                left += own.width + GAP
-            top += max(s.height for s in size.inner[first : first + size.columns]) + GAP
+            row_sizes = size.inner[first : first + size.columns]
+            for inner, inner_size in zip(box.boxes[first:], row_sizes, strict=False):
+                yield from self._box(inner, left, top, inner_size, depth)
+                left += inner_size.width + GAP
+            top += max(row_size.height for row_size in row_sizes) + GAP
 
     def _core(self, core: CPUs, x: int, y: int) -> Iterator[str]:
         """A core, and inside it each of its CPUs. A CPU that is left out is empty."""
@@ -169,7 +168,9 @@ class _Picture:
         spare = self._plan is not None and allowed and not owners
         kind = "spare" if spare else "core" if allowed else "refused"
         yield self._rect(x, y, CORE, self._core_height, kind, 3)
-        mark = " ".join([self._artist.kind_of.get(core[0], ""), *[f"#{one}" for one in owners[:1]]])
+        mark = " ".join(
+            [self._artist.kind_of.get(core[0], ""), *[f"#{index}" for index in owners[:1]]]
+        )
         if mark.strip():
             yield from self._text(x + CORE // 2, y + 11, mark.strip(), "mark")
         for row, cpu in enumerate(core):
