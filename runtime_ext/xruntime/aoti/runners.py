@@ -97,6 +97,11 @@ class CRunner:
             self._slots.put(slot)
         return self._output_spec.unflatten(_tensors_at(pointers))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether some thread is in a call."""
+        return self._slots.qsize() < self._runners
+
     def close(self) -> None:
         with self._closing:
             if not self._free.alive:

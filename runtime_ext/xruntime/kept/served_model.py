@@ -87,8 +87,14 @@ class ServedModel(CalledModel):
         """Whether the first code is being compiled."""
         return not self.compiled and any(kind.compiling for kind in self.kinds)
 
-    def renew_locks(self) -> None:
+    def after_fork(self) -> None:
+        """Make new locks in a forked child, which has none of the parent's threads.
+
+        Code that one of these was running is forgotten: it would wait for that call to end.
+        """
         self._adding = threading.Lock()
+        if any(library.is_running for kind in self.kinds for library in kind.libraries):
+            self.forget()
         for kind in self.kinds:
             kind.renew_locks()
 
@@ -104,11 +110,10 @@ def report_unfinished(line: str) -> None:
                 served.report(line)
 
 
-def _renew_locks() -> None:
-    """Make new locks in a forked child, which has none of the parent's threads."""
+def _after_fork() -> None:
     for served in _all:
-        served.renew_locks()
+        served.after_fork()
 
 
 if CAN_FORK:
-    os.register_at_fork(after_in_child=_renew_locks)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -101,6 +101,11 @@ class Library:
                 self._suitable.add(sizes)
         return self._runner.run(tensors)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether some thread runs the code."""
+        return self._runner.is_running
+
 
 class CodeStore:
     """Kept code below `path`; `temporary` says that nothing is kept, and why."""

@@ -22,7 +22,7 @@ from xruntime.kept.store import NotCompiledError
 class ExportedLibrary:
     """Stands for `xruntime.kept.store.Library`."""
 
-    name, seconds, kept = "exported", 0.1, False
+    name, seconds, kept, is_running = "exported", 0.1, False, False
 
     def __init__(self, job: CompileJob) -> None:
         with compiling, torch.no_grad():
