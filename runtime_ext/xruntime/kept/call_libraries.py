@@ -284,8 +284,11 @@ class CallLibraries:
 
     @functools.cached_property
     def prefix(self) -> str:
-        """What the names of these libraries' entries begin with."""
-        return self.key.prefix(self.owner.fingerprint.digits)
+        """What the names of these libraries' entries begin with. Raises NotCompiledError if there can be none."""
+        fingerprint = self.owner.fingerprint
+        if fingerprint.unfollowed is not None:
+            raise NotCompiledError(fingerprint.unfollowed, final=True)
+        return self.key.prefix(fingerprint.digits)
 
     def _add(self, library: Library) -> None:
         """Add a library. Those in which fewer sizes may vary come first, because they are faster."""

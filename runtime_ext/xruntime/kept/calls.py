@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xruntime.aoti.inputs import CONTIGUOUS, memory_format
+from xruntime.kept.held_values import TORCH_MARKS
 from xruntime.pytrees import CONSTANT_TYPES, constant_key
 from xruntime.threads.torch_modes import readable_settings
 
@@ -56,10 +57,6 @@ class Structure:
 def _of_arguments(count: int) -> Structure:
     """The nest of a call with positional arguments alone, none of which is a container."""
     return Structure(pytree.tree_structure(((None,) * count, {})))
-
-
-_MARKS: Final = ("_dynamo", "_has_dynamo", "_specialize_on")
-"""Beginnings of the names of tensors' attributes that torch gives to those whose sizes may vary."""
 
 
 class Form(NamedTuple):
@@ -124,7 +121,7 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             # A forward may read what the code's tensors do not have.
             if leaf.requires_grad or leaf_type is not torch.Tensor:
                 fact = (*fact, leaf_type.__name__, leaf.requires_grad)
-            if leaf.__dict__ and any(not name.startswith(_MARKS) for name in leaf.__dict__):
+            if leaf.__dict__ and any(not name.startswith(TORCH_MARKS) for name in leaf.__dict__):
                 return None
             facts.append(fact)
             sizes.append(tuple(leaf.shape))

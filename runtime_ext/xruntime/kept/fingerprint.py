@@ -53,6 +53,9 @@ class Fingerprint(NamedTuple):
     read: tuple[Variable, ...]
     """Global variables, and variables of the program's classes."""
 
+    unfollowed: str | None
+    """What of it can change without being noticed, for a message; None if everything is followed."""
+
     def changed(self) -> str | None:
         """Return the name of a variable that has another value now; None if none has."""
         return changed_variable(self.read)
@@ -119,7 +122,9 @@ def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerpri
         digest.update(line.encode(errors="surrogatepass"))
         digest.update(b"\0")
     digest.update(weights_digest([*model.parameters(), *model.buffers()]))
-    return Fingerprint(digest.hexdigest()[:32], tuple(facts.read))
+    names = [it.name for it in facts.read if it.watched and it.watched.unfollowed]
+    unfollowed = f"it reads {names[0]}, whose changes are not followed" if names else None
+    return Fingerprint(digest.hexdigest()[:32], tuple(facts.read), unfollowed)
 
 
 def weights_digest(tensors: Iterable[torch.Tensor]) -> bytes:

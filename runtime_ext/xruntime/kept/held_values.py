@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import abc
 import array
+import ctypes
 import datetime
 import decimal
 import enum
@@ -36,6 +38,10 @@ _RELATED: Final = {
 _UNRELATED: Final = frozenset(vars(torch.nn.Module())) - _RELATED
 """Torch's own attributes of a module that no forward call depends on."""
 
+TORCH_MARKS: Final = ("_dynamo", "_has_dynamo", "_specialize_on")
+"""Beginnings of the names of tensors' attributes that torch gives to those whose sizes may vary."""
+
+_MARKS: Final = ("_xruntime", *TORCH_MARKS)
 _REGISTERED: Final = ("_parameters", "_buffers", "_modules")
 ROOT: Final = "the module"
 _NOTHING: Final = object()
@@ -54,11 +60,15 @@ _IMMUTABLE: Final = (
     *(type(...), type(NotImplemented)),
 )
 _INNER_WORKINGS: Final = (
-    *(logging.Logger, threading.local, type(threading.Lock()), type(threading.RLock())),
+    *(logging.Logger, type(threading.Lock()), type(threading.RLock())),
     *(torch.utils.hooks.RemovableHandle, types.BuiltinFunctionType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
+    *(types.MemberDescriptorType, type(vars(abc.ABC)["_abc_impl"])),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
 )
 """Objects that no output depends on, and functions without a state that Python sees."""
+
+_CDATA: Final = ctypes.c_int.__mro__[-2]
 
 _INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
 
@@ -68,7 +78,7 @@ def is_installed(module: str) -> bool:
     top = module.partition(".")[0]
     if top == "__main__":
         return False
-    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+    if top == "xruntime" or top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is not None and bool(_INSTALLED.intersection(file.split(os.sep)))
@@ -114,7 +124,7 @@ class Holder(NamedTuple):
 
 def is_related(key: Any) -> bool:
     """Whether a forward call may depend on an attribute of that name."""
-    return key not in _UNRELATED and not (isinstance(key, str) and key.startswith("_xruntime"))
+    return key not in _UNRELATED and not (isinstance(key, str) and key.startswith(_MARKS))
 
 
 def is_same(now: Any, old: Any) -> bool:
@@ -158,6 +168,12 @@ def parts_of(value: Any) -> Parts | None:
         return _function_parts(value)
     if isinstance(value, _INNER_WORKINGS):
         return _NO_PARTS
+    if isinstance(
+        value, (threading.local, _CDATA)
+    ):  # other threads have other values, or C changes them
+        return None
+    if isinstance(value, types.MappingProxyType):
+        return Parts([_proxy_holder(value)], [(str(key), it) for key, it in value.items()])
     return _object_parts(value)
 
 
@@ -252,6 +268,15 @@ def _items_holder(holder: Any) -> Holder:
         (holder.update if isinstance(holder, set) else holder.extend)(values)
 
     return Holder("", holder, len(holder), None, holder.__iter__, tuple(holder), restore)
+
+
+def _proxy_holder(holder: Any) -> Holder:
+    """A view of a dict that only others change."""
+
+    def read() -> tuple[Any, ...]:
+        return (*holder.keys(), *holder.values())
+
+    return Holder("", holder, -1, None, read, read(), lambda _: None)
 
 
 def _slots_holder(holder: Any, slots: list[str]) -> Holder:

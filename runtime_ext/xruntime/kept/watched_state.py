@@ -47,7 +47,7 @@ class WatchedState:
     copies
         Copy the buffers and other tensors besides parameters, for `restore`.
     max_values
-        Maximum number of values that are looked at.
+        Maximum number of values that are looked at. If it is given, more of them are not `unfollowed`.
 
     `module` may be another object, too.
     """
@@ -67,12 +67,14 @@ class WatchedState:
         self._empty: list[Any] = []
         """Containers that were empty, such as the forward hooks of most layers."""
 
+        self._modules: list[torch.nn.Module] = []
         self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in _HOOKS}
         self._tensors: list[_Tensor] = []
         for name, tensor in self._walk(module, max_values):
             copied = copies and not isinstance(tensor, torch.nn.Parameter)
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
         self._contents = _Contents(self._holders)
+        self._classes = list(map(type, self._modules))
         self._plain = [it.tensor for it in self._tensors if _is_plain(it.tensor)]
         self._addresses = list(map(_ADDRESS, self._plain))
         self._sizes = list(map(_SIZE, self._plain))
@@ -92,7 +94,9 @@ class WatchedState:
             name, value = waiting.popleft()
             if isinstance(value, torch.Tensor):
                 yield name or ROOT, value
-                continue
+                value = vars(value)
+            elif isinstance(value, torch.nn.Module):
+                self._modules.append(value)
             held = parts_of(value)
             if held is None:
                 text = f"{name} is a {type(value).__name__}, whose changes are not followed"
@@ -108,7 +112,9 @@ class WatchedState:
                 met[id(inner)] = inner
                 waiting.append((f"{name}.{key}".strip(".") if key else name, inner))
             if count > max_values:
-                self.unfollowed = self.unfollowed or f"it holds more than {max_values:,} values"
+                if max_values == MAX_VALUES:
+                    text = f"it holds more than {max_values:,} values"
+                    self.unfollowed = self.unfollowed or text
                 return
 
     def _note(self, holder: Holder) -> None:
@@ -121,6 +127,8 @@ class WatchedState:
         """Return what has changed since, for a message; None if nothing has."""
         if any(self._empty):
             return "a forward hook or an attribute was added"
+        if list(map(type, self._modules)) != self._classes:
+            return "the class of a module was changed"
         if not self._contents.are_same():
             for holder in self._holders:
                 changed = None if holder.is_same() else holder.changed()

@@ -104,7 +104,9 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
     for parameter in model.parameters():
         if type(parameter) is nn.Parameter and not parameter.is_inference():
             # .data has a count of changes of its own.
-            counterparts[id(parameter)] = nn.Parameter(parameter.data, parameter.requires_grad)
+            counterpart = nn.Parameter(parameter.data, parameter.requires_grad)
+            vars(counterpart).update(vars(parameter))
+            counterparts[id(parameter)] = counterpart
     try:
         return copy.deepcopy(model, counterparts)
     except Exception as error:

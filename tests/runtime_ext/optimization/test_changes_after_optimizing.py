@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import contextvars
+import ctypes
 import enum
 import functools
 import os
 import random
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,7 +25,8 @@ from tests.runtime_ext.optimization.test_random_models import close
 from torch import Tensor, nn
 
 from xruntime.errors import OptimizationError
-from xruntime.optimization import SlowCallWarning, optimize
+from xruntime.optimization import SlowCallWarning, explain, optimize
+from xruntime.optimization.optimized_code import optimized_code
 from xruntime.program_hook.interception import Interception
 
 __all__ = ["exported_code"]
@@ -81,7 +86,18 @@ def cached() -> float:
     return GAIN
 
 
+class Doubling(nn.Linear):
+    def forward(self, values: Tensor) -> Tensor:
+        return 2 * super().forward(values)
+
+
 HELPER = Helper()
+VIEWED = {"gain": 1.0}
+VIEW = types.MappingProxyType(VIEWED)
+CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
+OF_THREAD = threading.local()
+OF_C = ctypes.c_double(1.0)
+LARGE = array.array("d", [1.0]) * 10_000
 
 
 class Model(nn.Module):
@@ -197,6 +213,12 @@ CASES: dict[str, Case] = {
     "a sparse buffer": Case(
         lambda model: model.sparse.to_dense()[0], lambda model: model.sparse.mul_(2)
     ),
+    "an attribute of a weight": Case(
+        lambda model: getattr(model.two.weight, "gain", 1.0),
+        lambda model: setattr(model.two.weight, "gain", 2.0),
+    ),
+    "a part's class": plain(lambda model: setattr(model.two, "__class__", Doubling)),
+    "a view of a table": Case(lambda _: VIEW["gain"], lambda _: VIEWED.update(gain=2.0)),
     "a part": plain(lambda model: setattr(model, "two", nn.Identity())),
     "a part more": plain(lambda model: model.parts.append(nn.ReLU())),
     "a weight in a list": plain(
@@ -217,6 +239,7 @@ def unchanged() -> Iterator[None]:
     globals()["GAIN"], TABLE["deep"] = 1.0, [{"gain": 1.0}]
     Helper.gain, scaled.__defaults__ = gain, defaults  # type: ignore[method-assign]
     scaled_by.__defaults__ = ([1.0],)
+    VIEWED["gain"] = 1.0
     Model.gain = Settings.gain = 1.0
     vars(Mode.FAST).pop("own", None)
     os.environ.pop("TESTS_GAIN", None)
@@ -264,6 +287,50 @@ def test_change_is_seen_under_the_hook(case: str, exported_code: list[ExportedLi
     change(model)
     seen = interception.outermost(model, (values_of(3),), {})
     torch.testing.assert_close(seen, model(values_of(3)))
+
+
+UNFOLLOWED = {
+    "a context variable": Case(lambda _: CONTEXT.get(), lambda _: CONTEXT.set(2.0)),
+    "a thread's variable": Case(
+        lambda _: getattr(OF_THREAD, "gain", 1.0), lambda _: setattr(OF_THREAD, "gain", 2.0)
+    ),
+    "a value of C": Case(lambda _: OF_C.value, lambda _: setattr(OF_C, "value", 2.0)),
+    "a large array": Case(lambda _: LARGE[9], lambda _: LARGE.__setitem__(9, 2.0)),
+}
+
+
+@pytest.mark.parametrize("kind", UNFOLLOWED)
+@torch.no_grad()
+def test_what_is_not_followed_is_not_compiled(
+    kind: str, exported_code: list[ExportedLibrary]
+) -> None:
+    read, change = UNFOLLOWED[kind]
+    model = made(Model, read)
+    fast = optimize(model, sample_input=values_of(0), wait=True)
+    torch.testing.assert_close(fast(values_of(1)), model(values_of(1)))
+    assert not exported_code
+    assert "whose changes are not followed" in f"{explain(fast)}"
+    contextvars.copy_context().run(
+        lambda: (
+            change(None),
+            torch.testing.assert_close(fast(values_of(1)), model(values_of(1))),
+        )
+    )
+
+
+@torch.no_grad()
+def test_code_that_runs_at_a_fork_is_not_called_in_the_child(
+    exported_code: list[ExportedLibrary],
+) -> None:
+    model = made(Model, lambda _: 1.0)
+    fast = optimize(model, sample_input=values_of(0), wait=True)
+    code = optimized_code(fast)
+    assert code is not None
+    for is_running in (False, True):
+        calls, exported_code[0].is_running = exported_code[0].calls, is_running
+        code.after_fork()
+        torch.testing.assert_close(fast(values_of(0)), model(values_of(0)))
+        assert (exported_code[0].calls == calls) is is_running
 
 
 class Folding(nn.Sequential):
