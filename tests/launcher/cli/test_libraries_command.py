@@ -77,7 +77,7 @@ def test_library_that_is_absent_comes_with_a_way_to_get_it(monkeypatch, capsys):
     from xlaunch.cli import run
     from xlaunch.environment import libraries
 
-    monkeypatch.setattr(libraries, "_directories", lambda *_: iter(()))
+    monkeypatch.setattr(libraries, "places", lambda *_, **__: ())
     assert run(["libraries"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "intel: none that can be used; to install it: pip install intel-openmp" in lines[-3]
