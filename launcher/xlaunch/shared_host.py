@@ -107,7 +107,7 @@ def plan_beside_others(
                 note(f"waiting: {error}")
             is_waiting = True
         time.sleep(WAIT_INTERVAL_S)
-    if made.bound and (sharing := leases.sharing(held, _cpus_of(made))):
+    if made.bound and (sharing := leases.sharing(held, made.used_cpus)):
         notes.append(f"shares cores with {_names(sharing)}")
     if sharing := leases.sharing(held, (), _gpus_of(made)):
         notes.append(f"shares GPUs with {_names(sharing)}")
@@ -248,7 +248,7 @@ def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> 
     if layout.instance_index is not None:
         # Other instances of the layout, each a launch of its own, may hold their cores already.
         whole = plan(layout, machine)
-        if taken.isdisjoint(_cpus_of(whole)) and not leases.sharing(held, (), _gpus_of(whole)):
+        if taken.isdisjoint(whole.used_cpus) and not leases.sharing(held, (), _gpus_of(whole)):
             return _bound(whole)
         count, ncores = len(whole.instances), max([it.ncores for it in whole.instances])
         layout = layout._replace(instances=count, ncores=ncores, mode=None, instance_index=None)
@@ -307,7 +307,7 @@ def _claim(
     # srun only waits: Slurm's daemon starts the ranks, which leave records of their own.
     holds_cores = made.bound and program != "srun"
     lease = own_lease(
-        _cpus_of(made) if holds_cores else (),
+        made.used_cpus if holds_cores else (),
         program,
         instances=len(made.instances),
         exclusive=exclusive,
@@ -335,10 +335,6 @@ def _claim(
 def _whole_cores(machine: Machine, cpus: CPUs) -> list[int]:
     members = set(cpus)
     return [cpu for core in machine.topology.cores if not members.isdisjoint(core) for cpu in core]
-
-
-def _cpus_of(made: Plan) -> CPUs:
-    return tuple(sorted({cpu for instance in made.instances for cpu in instance.cpus}))
 
 
 def _gpus_of(made: Plan) -> tuple[str, ...]:

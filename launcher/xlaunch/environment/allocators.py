@@ -62,12 +62,12 @@ class AllocatorProfile(NamedTuple):
     """A named set of allocator settings: a row of `PROFILES`."""
 
     name: str
-    library: str | None
-    """The library to preload, by its name in `xlaunch.environment.libraries`; None: glibc's own."""
-    variables: tuple[tuple[str, str], ...]
-    """Settings; `{keep}` stands for the bytes that may be kept, `{keep_mib}` for the same in MiB."""
     reason: str
     source: str
+    variables: Mapping[str, str] = {}
+    """Settings; `{keep}` stands for the bytes that may be kept, `{keep_mib}` for the same in MiB."""
+    library: str | None = None
+    """The library to preload, by its name in `xlaunch.environment.libraries`; None: glibc's own."""
 
 
 _KEEP_ALL = (
@@ -82,74 +82,61 @@ PROFILES = {
     profile.name: profile
     for profile in (
         AllocatorProfile(
-            "glibc",
-            None,
-            (),
-            "glibc as it is: large blocks go back to the kernel at once",
-            "mallopt(3)",
+            "glibc", "glibc as it is: large blocks go back to the kernel at once", "mallopt(3)"
         ),
         AllocatorProfile(
             "glibc-tuned",
-            None,
-            ((TUNABLES, _KEEP_ALL),),
             "freed blocks are kept and reused, up to {keep_size}",
             "glibc manual, Memory Allocation Tunables; malloc/malloc.c, FASTBIN_CONSOLIDATION_THRESHOLD",
+            {TUNABLES: _KEEP_ALL},
         ),
         AllocatorProfile(
             "glibc-one-arena",
-            None,
-            ((TUNABLES, f"{_KEEP_ALL}:glibc.malloc.arena_max=1"),),
             "as glibc-tuned, for work in threads with blocks above 64 MiB: the arenas of threads hand "
             "those back to the kernel, the one arena keeps them, and threads wait for each other",
             "malloc/arena.c, HEAP_MAX_SIZE",
+            {TUNABLES: f"{_KEEP_ALL}:glibc.malloc.arena_max=1"},
         ),
         AllocatorProfile(
             "glibc-frugal",
-            None,
-            (
-                (
-                    TUNABLES,
-                    "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456:"
-                    "glibc.malloc.arena_max=2",
-                ),
-            ),
             "blocks up to 32 MiB are kept, 256 MiB in all; larger ones go back at once",
             "glibc manual, Memory Allocation Tunables",
+            {
+                TUNABLES: "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456:"
+                "glibc.malloc.arena_max=2"
+            },
         ),
         AllocatorProfile(
             "jemalloc",
-            "jemalloc",
-            (
-                (
-                    "MALLOC_CONF",
-                    "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
-                    "dirty_decay_ms:-1,muzzy_decay_ms:-1",
-                ),
-            ),
             "freed pages are kept; with any decay time large ones go back at once, because the decay "
             "limit starts at nothing",
             "jemalloc(3): opt.oversize_threshold, opt.dirty_decay_ms",
+            {
+                "MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
+                "dirty_decay_ms:-1,muzzy_decay_ms:-1"
+            },
+            "jemalloc",
         ),
         AllocatorProfile(
             "tcmalloc",
-            "tcmalloc",
-            (
-                ("TCMALLOC_RELEASE_RATE", "0"),
-                ("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", "1099511627776"),
-            ),
             "freed memory is kept and reused",
             "gperftools, docs/tcmalloc.html",
+            {
+                "TCMALLOC_RELEASE_RATE": "0",
+                "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "1099511627776",
+            },
+            "tcmalloc",
         ),
         AllocatorProfile(
             "mimalloc",
-            "mimalloc",
-            (
-                ("MIMALLOC_ALLOW_DECOMMIT", "0"),
-                ("MIMALLOC_PURGE_DELAY", "-1"),
-                ("MIMALLOC_RESERVE_OS_MEMORY", "{keep_mib}MiB"),
-            ),
             "a reserved region of {keep_size} from which large blocks are reused",
             "mimalloc's options; the second is 2.1's name for what the first is in 2.0",
+            {
+                "MIMALLOC_ALLOW_DECOMMIT": "0",
+                "MIMALLOC_PURGE_DELAY": "-1",
+                "MIMALLOC_RESERVE_OS_MEMORY": "{keep_mib}MiB",
+            },
+            "mimalloc",
         ),
     )
 }
@@ -338,7 +325,7 @@ def allocator_settings(
     words = {"keep": keep, "keep_mib": keep >> 20, "keep_size": size(keep)}
     reason = f"allocator {profile.name}: {profile.reason.format(**words)}"
     proposals = []
-    for name, template in profile.variables:
+    for name, template in profile.variables.items():
         value = template.format(**words)
         if name == TUNABLES:
             if huge_pages:

@@ -37,14 +37,14 @@ class OpenMPProfile(NamedTuple):
     """A runtime with its settings: a row of `PROFILES`."""
 
     name: str
-    library: str | None
-    """The library to preload, by its name in `xlaunch.environment.libraries`; None: nothing."""
-    settings: tuple[tuple[str, str], ...]
-    """Variables if each thread has a CPU of its own."""
-    passive: tuple[tuple[str, str], ...]
-    """Variables if waiting threads must not spin: with a CPU quota, or with shared CPUs."""
     reason: str
     source: str
+    settings: Mapping[str, str] = {}
+    """Variables if each thread has a CPU of its own."""
+    passive: Mapping[str, str] = {}
+    """Variables if waiting threads must not spin: with a CPU quota, or with shared CPUs."""
+    library: str | None = None
+    """The library to preload, by its name in `xlaunch.environment.libraries`; None: nothing."""
 
 
 KMP_AFFINITY = "KMP_AFFINITY"
@@ -55,56 +55,49 @@ _KMP_TYPES = ("compact", "scatter", "balanced", "explicit", "logical", "physical
 """Types of KMP_AFFINITY that bind threads; without a type it binds none."""
 _BINDS_NOTHING = ("false", "none", "disabled")
 
-PASSIVE = (("OMP_WAIT_POLICY", "passive"),)
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 """Valid for every runtime: libgomp then never spins, Intel's and LLVM's have a block time of 0."""
 
-KEEP_WORKERS = ("KMP_HOT_TEAMS_MODE", "1")
+KEEP_WORKERS = {"KMP_HOT_TEAMS_MODE": "1"}
 """Intel's and LLVM's runtimes give unused workers of a team to other teams, with their affinity masks;
 this keeps them. It has an effect only before the first parallel region."""
+
+_SPINS_1_MS = {"KMP_BLOCKTIME": "1", **KEEP_WORKERS}
+_NEVER_SPINS = {**PASSIVE, "KMP_BLOCKTIME": "0", **KEEP_WORKERS}
 
 PROFILES = {
     profile.name: profile
     for profile in (
         OpenMPProfile(
             AUTO,
-            None,
-            (),
-            PASSIVE,
             "the program's own runtime, waiting in its own way: none was seen to be faster",
             "benchmarks/openmp on 64 CPUs; docs/measurements.md",
+            passive=PASSIVE,
         ),
-        OpenMPProfile(
-            "none",
-            None,
-            (),
-            (),
-            "nothing is set but the number of threads",
-            "asked for",
-        ),
+        OpenMPProfile("none", "nothing is set but the number of threads", "asked for"),
         OpenMPProfile(
             "gnu",
-            "gnu",
-            (),
-            PASSIVE,
             "one libgomp for all libraries of the process; it spins about 3 ms before it sleeps",
             "libgomp/env.c: GOMP_SPINCOUNT is 300,000 unless set, 0 when passive",
+            passive=PASSIVE,
+            library="gnu",
         ),
         OpenMPProfile(
             "intel",
-            "intel",
-            (("KMP_BLOCKTIME", "1"), KEEP_WORKERS),
-            (*PASSIVE, ("KMP_BLOCKTIME", "0"), KEEP_WORKERS),
             "Intel's runtime; it spins 1 ms before it sleeps, not 200 as by default, so that waiting "
             "threads do not slow down the others",
             "Intel Extension for PyTorch's launcher; openmp/runtime/src/kmp_settings.cpp",
+            _SPINS_1_MS,
+            _NEVER_SPINS,
+            "intel",
         ),
         OpenMPProfile(
             "llvm",
-            "llvm",
-            (("KMP_BLOCKTIME", "1"), KEEP_WORKERS),
-            (*PASSIVE, ("KMP_BLOCKTIME", "0"), KEEP_WORKERS),
             "LLVM's runtime; it spins 1 ms before it sleeps, not 200 as by default",
             "as for Intel's, from which it descends; openmp/docs/design/Runtimes.rst",
+            _SPINS_1_MS,
+            _NEVER_SPINS,
+            "llvm",
         ),
     )
 }
@@ -152,7 +145,7 @@ def choose_openmp(
         variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
     else:
         variables, reason = profile.passive, why_passive
-    proposals = [Proposal(name, value, reason) for name, value in variables]
+    proposals = [Proposal(name, value, reason) for name, value in variables.items()]
     entries = []
     if library is not None:
         version = f" {library.version}" if library.version else ""
@@ -166,11 +159,10 @@ def _why_passive(plan: Plan, outside: Mapping[str, str]) -> str | None:
     if plan.cpu_quota is not None:
         return f"threads that spin while they wait use up the CPU quota of {plan.cpu_quota:g}"
     instances = plan.instances
-    cpus = {cpu for instance in instances for cpu in instance.cpus}
     unseen = len(instances) < plan.count and plan.layout.oversubscribe
-    if unseen or sum([instance.threads for instance in instances]) > len(cpus):
+    if unseen or sum([instance.threads for instance in instances]) > len(plan.used_cpus):
         return "CPUs are shared: a thread that spins keeps others from what it waits for"
-    if dict(PASSIVE).items() <= outside.items():
+    if PASSIVE.items() <= outside.items():
         return "the outer launcher lets instances share these CPUs, or has a CPU quota"
     return None
 

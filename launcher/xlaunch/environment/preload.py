@@ -304,19 +304,19 @@ def prove_preload(
         key = _key(library, interpreter, environment)
     except (OSError, ValueError) as error:
         return Proof(f"cannot be checked ({getattr(error, 'strerror', None) or error})")
-    directory, note = _private_directory(environment, make=keep)
+    directory, problem = _private_directory(environment, make=keep)
     kept = _read(directory) if directory is not None else {}
     if key in kept:
         return Proof(kept[key], None)
     if not keep and key in _tried:
-        return Proof(_tried[key], note)
+        return Proof(_tried[key], _not_kept(problem))
     refusal, sure = _try(library, interpreter, environment)
     if sure and not keep:
         _tried[key] = refusal
     elif sure and directory is not None:
         kept = {**dict(list(kept.items())[1 - MAX_PROOFS :]), key: refusal}
-        note = _write(directory, kept)
-    return Proof(refusal, note)
+        problem = _write(directory, kept)
+    return Proof(refusal, _not_kept(problem))
 
 
 _tried: dict[str, str | None] = {}
@@ -386,24 +386,24 @@ def _private_directory(
 ) -> tuple[str | None, str | None]:
     """Our cache directory, which no other user can write; or None and why. `make`: create it."""
     directory = cache_home(environment)
-    if directory is None:
-        return None, _not_kept(NO_HOME)
-    missing = missing_home(environment)
-    if missing is not None:
-        return None, _not_kept(missing)
+    reason = NO_HOME if directory is None else missing_home(environment)
+    if directory is None or reason is not None:
+        return None, reason
     if not make and not os.path.lexists(directory):
-        reason = why_unwritable(directory)
-        return None, None if reason is None else _not_kept(reason)
+        return None, why_unwritable(directory)
     try:
         make_private(directory)
     except (OSError, ValueError) as error:
-        return None, _not_kept(f"{directory}: {getattr(error, 'strerror', None) or error}")
+        return None, f"{directory}: {getattr(error, 'strerror', None) or error}"
     refusal = inspect_ownership(directory, private=True).refusal
-    return (directory, None) if refusal is None else (None, _not_kept(refusal))
+    return (directory if refusal is None else None), refusal
 
 
-def _not_kept(reason: str) -> str:
-    return f"whether a library can be preloaded is tried at every launch: {reason}"
+def _not_kept(problem: str | None) -> str | None:
+    """The note about a problem of the cache directory, if there is one."""
+    if problem is None:
+        return None
+    return f"whether a library can be preloaded is tried at every launch: {problem}"
 
 
 # Keys and refusals, each ended by a null byte; an empty refusal is None. Reading JSON would import a
@@ -420,7 +420,7 @@ def _read(directory: str) -> dict[str, str | None]:
 
 
 def _write(directory: str, kept: dict[str, str | None]) -> str | None:
-    """Replace the file atomically. A note if that fails, else None."""
+    """Replace the file atomically; why that fails, or None."""
     from xlaunch.files import write_whole
 
     path = os.path.join(directory, "preloads")
@@ -429,5 +429,5 @@ def _write(directory: str, kept: dict[str, str | None]) -> str | None:
     try:
         write_whole(path, text.encode("utf-8", "surrogateescape"), mode=0o600)
     except (OSError, ValueError) as error:
-        return _not_kept(f"{path}: {getattr(error, 'strerror', None) or error}")
+        return f"{path}: {getattr(error, 'strerror', None) or error}"
     return None

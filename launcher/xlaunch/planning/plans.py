@@ -65,6 +65,11 @@ class Plan(NamedTuple):
     cores_known: bool = True
     """False: CPUs that count as cores may be SMT siblings, which the kernel does not show."""
 
+    @property
+    def used_cpus(self) -> CPUs:
+        """The CPUs of all its instances."""
+        return tuple(sorted({cpu for instance in self.instances for cpu in instance.cpus}))
+
     def tagged(self, run: RunRequest) -> bool:
         """Whether each line of output is prefixed with its instance's number."""
         hidden = run.log_dir is not None and not run.tee

@@ -71,9 +71,8 @@ class ExporterProcess(Part):
             words += ["--file", os.path.abspath(asked.prometheus_file)]
         if asked.prometheus_port is not None:
             words += ["--port", str(asked.prometheus_port)]
-        used = {cpu for instance in run.plan.instances for cpu in instance.cpus}
-        if run.plan.bound and (free := os.sched_getaffinity(0) - used):
-            words += ["--cpus", format_cpu_list(sorted(free))]
+        if run.plan.bound and (free := os.sched_getaffinity(0).difference(run.plan.used_cpus)):
+            words += ["--cpus", format_cpu_list(free)]
         environment = without_current_directory(os.environ)
         paths = [HOME, *filter(None, [environment.get(PATH)])]
         self._pid: int | None = os.posix_spawn(

@@ -92,14 +92,12 @@ def keep(job: Job, *, caller: int | None = None) -> int:
 
 def _lease_of(job: Job) -> Lease | None:
     """Write the record of a launch that the library started; the command line writes its own."""
-    instances = job.plan.instances
-    cpus = {cpu for instance in instances for cpu in instance.cpus} if job.plan.bound else set()
     argv = job.environment.program.argv
     name = next((word for word in argv[1:] if word.endswith(".py")), argv[0])
     lease = own_lease(
-        tuple(sorted(cpus)),
+        job.plan.used_cpus if job.plan.bound else (),
         os.path.basename(name),
-        instances=len(instances),
+        instances=len(job.plan.instances),
         log_dir=job.run.log_dir or "",
     )
     if lease is not None:

@@ -78,12 +78,10 @@ class DevicesWatch(Part):
         from xlaunch.report.device_watch import DeviceWatch
 
         self._run, self._live_line = run, live_line
-        instances = run.plan.instances
         variables = dict(next(iter(environment.variables), {}))
-        if own := [gpu for instance in instances for gpu in instance.gpus]:
+        if own := [gpu for instance in run.plan.instances for gpu in instance.gpus]:
             variables[own[0].variable] = ",".join([gpu.name for gpu in own])
-        cpus = {cpu for instance in instances for cpu in instance.cpus}
-        self._devices = DeviceWatch(run.started, len(cpus), variables)
+        self._devices = DeviceWatch(run.started, len(run.plan.used_cpus), variables)
         self.due = self._devices.due
 
     def feed(self, chunk: Chunk) -> None:
@@ -109,7 +107,7 @@ class StolenTimeWatch(Part):
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self._stolen = StolenTime({cpu for one in run.plan.instances for cpu in one.cpus})
+        self._stolen = StolenTime(run.plan.used_cpus)
 
     def finish(self) -> None:
         self._run.messages.warn(self._stolen.describe())
@@ -120,9 +118,10 @@ class OtherWorkWatch(Part):
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        cpus: Iterable[int] = {cpu for one in run.plan.instances for cpu in one.cpus}
         plan = run.plan
-        self._occupancy = Occupancy(cpus, run.started, bound=plan.bound, others=plan.idle_cpus)
+        self._occupancy = Occupancy(
+            plan.used_cpus, run.started, bound=plan.bound, others=plan.idle_cpus
+        )
         self.due = self._occupancy.due
 
     def look(self, now: float, *, at_end: bool = False) -> None:

@@ -177,7 +177,7 @@ def test_users_tunables_win_name_by_name():
 def test_path_has_the_settings_of_the_allocator_that_its_file_name_tells():
     profile = choose_profile("/opt/tcmalloc-tests/libmimalloc.so.2", glibc=(2, 36))
     assert profile.variables == PROFILES["mimalloc"].variables
-    assert choose_profile("/opt/jemalloc/lib/libown.so", glibc=(2, 36)).variables == ()
+    assert choose_profile("/opt/jemalloc/lib/libown.so", glibc=(2, 36)).variables == {}
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def runtime(needs):
 
 def test_no_profile_can_shrink_the_main_thread():
     for profile in PROFILES.values():
-        names = {name for name, _ in (*profile.settings, *profile.passive)}
+        names = {*profile.settings, *profile.passive}
         assert names.isdisjoint(SHRINKING), profile.name
         assert profile.reason, profile.name
         assert profile.source, profile.name
