@@ -40,6 +40,8 @@ MAX_INTERVAL_S = 2.0
 SHARE_OF_ONE_CPU = 0.005
 """Maximum share of a CPU for sampling; exceeded if the pause would be longer than `MAX_PAUSE_S`."""
 MAX_PAUSE_S = 10.0
+MIN_AGE_S = 1.0
+"""Samples are fresh for this time, or longer where a look costs too much."""
 
 
 class Samples:
@@ -51,6 +53,8 @@ class Samples:
         """CPUs on which a thread has run."""
         self.peak_rss_bytes = 0
         """Largest sum over the processes of the instance."""
+        self.rss_bytes = 0
+        """The same sum at the last sample."""
         self.samples = 0
         self.ticks = 0
         """CPU time of its processes and of children that they waited for, at the last sample."""
@@ -70,18 +74,18 @@ class Samples:
 
     def look(self) -> None:
         """Sample every thread of every process once."""
-        rss = ticks = 0
+        rss_bytes = ticks = 0
         for pid in [self.pid, *descendants(self.pid)]:
             process = read_process(pid)
             if process is None:
                 continue
-            rss += process.rss_bytes
+            rss_bytes += process.rss_bytes
             ticks += process.cpu_ticks + process.children_ticks
             for thread in threads(pid):
                 self._look_at_thread(pid, thread)
-        self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+        self.peak_rss_bytes = max(self.peak_rss_bytes, rss_bytes)
         self.samples += 1
-        self.ticks = ticks
+        self.ticks, self.rss_bytes = ticks, rss_bytes
 
     def look_at_zombie(self) -> None:
         """Note the last CPU of an instance that has ended and is not yet reaped.
@@ -117,6 +121,7 @@ class Sampler:
         self._instances: dict[int, Samples] = {}
         self._interval = FIRST_INTERVAL_S
         self.due = time.monotonic() + self._interval
+        self._fresh_until = 0.0
 
     def add(self, pid: int) -> Samples:
         """Start to sample the instance whose process is `pid`."""
@@ -133,9 +138,16 @@ class Sampler:
         spent = time.thread_time()
         for samples in self._instances.values():
             samples.look()
-        cost = time.thread_time() - spent
+        pause = (time.thread_time() - spent) / SHARE_OF_ONE_CPU
         self._interval = min(1.5 * self._interval, MAX_INTERVAL_S)
-        self.due = started + min(max(self._interval, cost / SHARE_OF_ONE_CPU), MAX_PAUSE_S)
+        self.due = started + min(max(self._interval, pause), MAX_PAUSE_S)
+        self._fresh_until = started + min(max(MIN_AGE_S, pause), MAX_PAUSE_S)
+
+    def refresh(self) -> None:
+        """Sample if the last samples are not fresh any more, or an instance has none."""
+        are_there = all(samples.samples for samples in self._instances.values())
+        if not are_there or time.monotonic() >= self._fresh_until:
+            self.look()
 
 
 KILLER = "the kernel's out-of-memory killer"

@@ -20,15 +20,13 @@ from typing import Any
 from xlaunch.errors import XLaunchError
 from xlaunch.files import names_in, runtime_directory
 from xlaunch.machine.limits import ControlGroups, read_counters, read_cpu_quota
-from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process
+from xlaunch.machine.processes import TICKS_PER_SECOND
 from xlaunch.machine.tree import Tree
 from xlaunch.report.run_client import RESTART, STATE, short_name
-from xlaunch.supervision.instance_run import MAX_PAUSE_S, SHARE_OF_ONE_CPU, InstanceRun
+from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.run_state import ACTIVE, Part, Replacements, RunState
 
 SCHEMA_VERSION = 1
-MIN_AGE_S = 1.0
-"""Processes are looked at again after this time, or later where that costs more than half a percent of a CPU."""
 
 
 class StateDocument:
@@ -37,16 +35,13 @@ class StateDocument:
     def __init__(self, run: RunState, replacements: Replacements) -> None:
         self._run = run
         self._replacements = replacements
-        self._usage: dict[int, tuple[float, int]] = {}
-        """CPU seconds and resident bytes of each running instance, by its PID."""
-        self._usage_due = 0.0
         self._tree = Tree("/")
         self._groups = ControlGroups(self._tree)
 
     def describe(self) -> dict[str, Any]:
         """The document."""
         now = time.monotonic()
-        self._look(now)
+        self._run.sampler.refresh()
         run = self._run
         instances = [self._instance(position, now) for position in range(len(run.plan.instances))]
         ready = sum(one["ready"] for one in instances)
@@ -63,21 +58,14 @@ class StateDocument:
             "instances": instances,
         }
 
-    def _look(self, now: float) -> None:
-        running = self._run.running
-        if now < self._usage_due and self._usage.keys() >= running.keys():
-            return
-        spent = time.thread_time()
-        self._usage = {pid: _usage(pid) for pid in running}
-        cost_s = time.thread_time() - spent
-        self._usage_due = now + min(max(MIN_AGE_S, cost_s / SHARE_OF_ONE_CPU), MAX_PAUSE_S)
-
     def _instance(self, position: int, now: float) -> dict[str, Any]:
         instance = self._run.plan.instances[position]
         runs = [run for run in self._run.ended if run.position == position]
         last = self._run.last_run(position)
         lives = last is not None and last.ended is None
-        cpu_s, rss_bytes = self._usage.get(last.pid, (0.0, 0)) if last and lives else (0.0, 0)
+        ticks, rss_bytes = (
+            (last.samples.ticks, last.samples.rss_bytes) if last and lives else (0, 0)
+        )
         state = self._state(position, last)
         started = [run.started for run in self._run.running.values() if run is last]
         return {
@@ -86,7 +74,7 @@ class StateDocument:
             "state": state,
             "ready": state in ("running", "ready"),
             "cpus": list(instance.cpus) if self._run.plan.bound else [],
-            "cpu_s": round(sum(run.cpu_s for run in runs) + cpu_s, 3),
+            "cpu_s": round(sum(run.cpu_s for run in runs) + ticks / TICKS_PER_SECOND, 3),
             "rss_bytes": rss_bytes,
             "restarts": max(0, len(runs) + lives - 1),
             "age_s": round(now - started[0], 3) if started else None,
@@ -129,13 +117,6 @@ class StateDocument:
                     "throttled_s": round(throttled_s, 3),
                 }
         return None
-
-
-def _usage(pid: int) -> tuple[float, int]:
-    """CPU seconds and resident bytes of an instance's process and its descendants."""
-    statuses = [status for one in (pid, *descendants(pid)) if (status := read_process(one))]
-    ticks = sum(status.cpu_ticks + status.children_ticks for status in statuses)
-    return ticks / TICKS_PER_SECOND, sum(status.rss_bytes for status in statuses)
 
 
 DIRECTORY = "xlaunch-runs"
