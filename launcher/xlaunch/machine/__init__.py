@@ -100,26 +100,8 @@ def flat_machine(cpu_count: int, platform: str) -> Machine:
     topology = Topology(
         architecture="unknown",
         online_cpus=cpus,
-        offline_cpus=(),
         packages=(Package(None, cpus),),
-        dies=(),
-        clusters=(),
-        numa_nodes=(),
-        l3_groups=(),
-        l2_groups=(),
         cores=tuple((cpu,) for cpu in cpus),
-        cores_known=False,
-        core_kinds=(),
-        isolated_cpus=(),
-    )
-    limits = Limits(
-        allowed_cpus=cpus,
-        allowed_nodes=(),
-        narrowed_by=(),
-        cpu_quota=None,
-        cpu_quota_source=None,
-        memory_limit_bytes=None,
-        memory_limit_source=None,
     )
     note = f"on {platform} only the number of CPUs is known, and instances are not bound"
-    return Machine("/", topology, limits, (note,))
+    return Machine("/", topology, Limits(cpus), (note,))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import lzma
 import os
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output, open_input, write_whole
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS
+from xlaunch.machine.gpus import DRIVERS, bound_devices
 from xlaunch.machine.groups import CPU_DIRECTORY as CPU
 from xlaunch.machine.limits import ControlGroups
 from xlaunch.machine.sysfs import NODE_DIRECTORY as NODE
@@ -68,6 +67,7 @@ CACHE_FILES = (
     "ways_of_associativity",
     "physical_line_partition",
 )
+POLICY_FILES = ("related_cpus", "cpuinfo_max_freq", "base_frequency")
 NODE_FILES = ("cpulist", "cpumap", "meminfo", "distance")
 GROUP_FILE = re.compile(
     r"(cpuset\.|effective_)?(cpus|mems)(\.effective|\.partition|\.exclusive)?"
@@ -179,8 +179,7 @@ def _directories(tree: Tree) -> Iterator[str]:
 
 def _files(tree: Tree, *, live: bool) -> Iterator[tuple[str, str]]:
     """Path and text of every file of a capture."""
-    paths = (_cpu_paths(tree), _policy_paths(tree), _node_paths(tree), _pci_paths(tree))
-    for path in (*SHARED_FILES, *itertools.chain(*paths)):
+    for path in _paths(tree):
         if (text := tree.read(path)) is not None:
             if live and path == f"{CPU}/online":  # the mask may hold more, see sysfs.read_topology
                 text = format_cpu_list({*parse_list(text), *os.sched_getaffinity(0)})
@@ -197,7 +196,8 @@ def _files(tree: Tree, *, live: bool) -> Iterator[tuple[str, str]]:
     yield from _group_files(tree)
 
 
-def _cpu_paths(tree: Tree) -> Iterator[str]:
+def _paths(tree: Tree) -> Iterator[str]:
+    yield from SHARED_FILES
     for cpu in tree.numbered(CPU, "cpu"):
         directory = f"{CPU}/cpu{cpu}"
         yield from (f"{directory}/{name}" for name in CPU_FILES)
@@ -206,29 +206,16 @@ def _cpu_paths(tree: Tree) -> Iterator[str]:
                 yield f"{directory}/topology/{name}"
         for index in tree.numbered(directory + "/cache", "index"):
             yield from (f"{directory}/cache/index{index}/{name}" for name in CACHE_FILES)
-
-
-def _policy_paths(tree: Tree) -> Iterator[str]:
     for policy in tree.numbered(CPU + "/cpufreq", "policy"):
-        for name in ("related_cpus", "cpuinfo_max_freq", "base_frequency"):
-            yield f"{CPU}/cpufreq/policy{policy}/{name}"
-
-
-def _node_paths(tree: Tree) -> Iterator[str]:
+        yield from (f"{CPU}/cpufreq/policy{policy}/{name}" for name in POLICY_FILES)
     for node in tree.numbered(NODE, "node"):
-        directory = f"{NODE}/node{node}"
-        yield from (f"{directory}/{name}" for name in NODE_FILES)
-
-
-def _pci_paths(tree: Tree) -> Iterator[str]:
+        yield from (f"{NODE}/node{node}/{name}" for name in NODE_FILES)
     bus = "/sys/bus/pci/devices"
     for device in sorted(tree.names(bus)):
         if (tree.read(f"{bus}/{device}/class") or "").startswith(PCI_CLASSES):
             yield from (f"{bus}/{device}/{name}" for name in PCI_FILES)
-    for driver, _ in PCI_DRIVERS:
-        for device in sorted(tree.names(f"{DRIVERS}/{driver}")):
-            if ":" in device:
-                yield from (f"{DRIVERS}/{driver}/{device}/{name}" for name in PCI_FILES)
+    for driver, device in bound_devices(tree):
+        yield from (f"{DRIVERS}/{driver}/{device}/{name}" for name in PCI_FILES)
 
 
 def _without_serials(text: str) -> str:

@@ -7,6 +7,11 @@ import json
 
 from xlaunch.machine.topology import CPUs, Gpu, Machine, NumaNode
 
+ALWAYS = frozenset(
+    ("arch", "online_cpus", "offline_cpus", "packages", "numa_nodes", "l3_groups", "cores")
+)
+"""The keys that are present even if their values are empty."""
+
 
 def describe_machine(machine: Machine) -> dict[str, object]:
     """The machine as plain values, without redundant keys.
@@ -15,45 +20,34 @@ def describe_machine(machine: Machine) -> dict[str, object]:
     and cores; ``allowed_cpus``, ``allowed_numa_nodes`` and ``cpu_quota`` if this process is limited.
     """
     topology, limits = machine.topology, machine.limits
+    usable = {gpu.address: gpu.name for gpu in machine.gpus.usable}
     facts: dict[str, object] = {
         "arch": topology.architecture,
         "online_cpus": topology.online_cpus,
         "offline_cpus": topology.offline_cpus,
         "packages": [{"id": package.id, "cpus": package.cpus} for package in topology.packages],
-    }
-    if topology.dies:
-        facts["dies"] = topology.dies
-    facts["numa_nodes"] = [_describe_node(node) for node in topology.numa_nodes]
-    facts["l3_groups"] = topology.l3_groups
-    if topology.l2_groups:
-        facts["l2_groups"] = topology.l2_groups
-    if topology.clusters:
-        facts["clusters"] = topology.clusters
-    facts["cores"] = topology.cores if topology.cores_known else None
-    if topology.core_kinds:
-        facts["core_kinds"] = [
+        "dies": topology.dies,
+        "numa_nodes": [_describe_node(node) for node in topology.numa_nodes],
+        "l3_groups": topology.l3_groups,
+        "l2_groups": topology.l2_groups,
+        "clusters": topology.clusters,
+        "cores": topology.cores if topology.cores_known else None,
+        "core_kinds": [
             {"cpus": kind.cpus, "efficiency": kind.efficiency, "attrs": dict(kind.attributes)}
             for kind in topology.core_kinds
-        ]
-    if limits.allowed_cpus != topology.online_cpus:
-        facts["allowed_cpus"] = limits.allowed_cpus
-    if nodes := _narrowed_nodes(machine):
-        facts["allowed_numa_nodes"] = nodes
-    if limits.narrowed_via:
-        facts["allowed_via"] = ", ".join(limits.narrowed_via)
-    if limits.cpu_quota is not None:
-        facts["cpu_quota"] = limits.cpu_quota
-    if topology.isolated_cpus:
-        facts["isolated_cpus"] = topology.isolated_cpus
-    if machine.gpus.found:
-        usable = {gpu.address: gpu.name for gpu in machine.gpus.usable}
-        facts["gpus"] = [
+        ],
+        "allowed_cpus": limits.allowed_cpus if limits.allowed_cpus != topology.online_cpus else (),
+        "allowed_numa_nodes": _narrowed_nodes(machine),
+        "allowed_via": ", ".join(limits.narrowed_via),
+        "cpu_quota": limits.cpu_quota,
+        "isolated_cpus": topology.isolated_cpus,
+        "gpus": [
             describe_gpu(gpu._replace(name=usable.get(gpu.address, "")))
             for gpu in machine.gpus.found
-        ]
-    if machine.notes:
-        facts["notes"] = "; ".join(machine.notes)
-    return facts
+        ],
+        "notes": "; ".join(machine.notes),
+    }
+    return {key: value for key, value in facts.items() if value or key in ALWAYS}
 
 
 def describe_gpu(gpu: Gpu) -> dict[str, object]:

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from xlaunch.machine.topology import Gpu, Gpus, Vendor
 from xlaunch.machine.tree import Tree, parse_fields
 
-PCI_DRIVERS = (
-    ("nvidia", Vendor.NVIDIA),
-    ("amdgpu", Vendor.AMD),
-    ("i915", Vendor.INTEL),
-    ("xe", Vendor.INTEL),
-)
+PCI_DRIVERS = {
+    "nvidia": Vendor.NVIDIA,
+    "amdgpu": Vendor.AMD,
+    "i915": Vendor.INTEL,
+    "xe": Vendor.INTEL,
+}
 DRIVERS, DEVICES = "/sys/bus/pci/drivers", "/sys/bus/pci/devices"
 CLASSES = ("0x0300", "0x0302", "0x0380", "0x12")
 """Display controllers, 3D controllers, other displays, processing accelerators."""
@@ -49,10 +49,8 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
     `captured`: in a tree without drivers, displays and accelerators of the three vendors are GPUs.
     """
     places = [
-        (vendor, address, f"{DRIVERS}/{driver}/{address}")
-        for driver, vendor in PCI_DRIVERS
-        for address in tree.names(f"{DRIVERS}/{driver}")
-        if ":" in address  # other entries are links and attributes of the driver
+        (PCI_DRIVERS[driver], address, f"{DRIVERS}/{driver}/{address}")
+        for driver, address in bound_devices(tree)
     ]
     if captured and not tree.has_directory(DRIVERS):
         places = [
@@ -83,6 +81,14 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
         )
     )
     return tuple(gpus)
+
+
+def bound_devices(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Driver and PCI address of each device that one of `PCI_DRIVERS` has, the addresses sorted."""
+    for driver in PCI_DRIVERS:
+        for address in sorted(tree.names(f"{DRIVERS}/{driver}")):
+            if ":" in address:  # other entries are links and attributes of the driver
+                yield driver, address
 
 
 def gpu_models(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

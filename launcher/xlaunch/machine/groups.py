@@ -39,7 +39,7 @@ class SharingReader:
         self._tree = tree
         self._online = frozenset(online)
         self._known: dict[str, CPUs] = {}
-        self._found: dict[tuple[str, ...], str] = {}
+        self._usable: dict[tuple[str, ...], str] = {}
 
     def read(self, directory: str, cpu: int, names: tuple[str, ...]) -> CPUs | None:
         """The online CPUs in the first usable one of the files `names` in `directory`.
@@ -47,18 +47,13 @@ class SharingReader:
         A name that ends in ``_list`` is a list, any other a mask. A file that does not name `cpu`
         itself is not usable: some kernels leave masks of zeros. None if no file is usable.
         """
-        # Every CPU of a machine has the same files, so try the one that was found last first.
-        found = self._found.get(names)
-        if found is not None:
-            cpus = self._parse(directory, found)
+        # Every CPU of a machine has the same files, so try the one that was usable last first.
+        last = self._usable.get(names)
+        for name in names if last is None else (last, *names):
+            cpus = self._parse(directory, name)
             if cpu in cpus:
+                self._usable[names] = name
                 return cpus
-        for name in names:
-            if name != found:
-                cpus = self._parse(directory, name)
-                if cpu in cpus:
-                    self._found[names] = name
-                    return cpus
         return None
 
     def _parse(self, directory: str, name: str) -> CPUs:
@@ -133,13 +128,6 @@ def sample_cores(cores: tuple[CPUs, ...], l3_groups: tuple[CPUs, ...]) -> tuple[
 SHARED = ("shared_cpu_list", "shared_cpu_map")
 
 
-class _Layout(NamedTuple):
-    """The numbers M of the ``indexM`` that are a CPU's L2 and L3; None if it has none."""
-
-    l2: int | None
-    l3: int | None
-
-
 class CacheReader:
     """Reads the caches of one machine.
 
@@ -151,7 +139,8 @@ class CacheReader:
         self._tree = tree
         self._sharing = sharing
         self._core_of = {cpu: core for core in cores for cpu in core}
-        self._layouts: dict[int, _Layout] = {}
+        self._indices: dict[int, dict[str, int]] = {}
+        """By CPU: the numbers M of the ``indexM`` that are its L2 and L3, by level."""
         self._l3_of: dict[int, CPUs] = {}
 
     def read_l3(self, cpus: CPUs) -> Groups:
@@ -167,18 +156,18 @@ class CacheReader:
         return gather(cpus, self._l2_claim)
 
     def _l3_claim(self, cpu: int) -> CPUs | None:
-        index = self._layout(cpu).l3
+        index = self._indices_of(cpu).get("3")
         return None if index is None else self._claim(cpu, index)
 
     def _l2_claim(self, cpu: int) -> CPUs | None:
         l3 = self._l3_of.get(cpu)
-        guess = self._layouts.get(l3[0]) if l3 else None
-        if guess is not None and guess.l2 is not None:
-            group = self._sharing.read(self._index_directory(cpu, guess.l2), cpu, SHARED)
+        guess = self._indices.get(l3[0], {}).get("2") if l3 else None
+        if guess is not None:
+            group = self._sharing.read(self._index_directory(cpu, guess), cpu, SHARED)
             # If it is the whole L3 group, this CPU numbers its caches differently, or shares them all.
             if group is not None and (group != l3 or l3 == self._core_of.get(cpu)):
                 return group
-        index = self._layout(cpu).l2
+        index = self._indices_of(cpu).get("2")
         return None if index is None else self._claim(cpu, index)
 
     def _claim(self, cpu: int, index: int) -> CPUs:
@@ -186,25 +175,16 @@ class CacheReader:
         # Itanium kernels list private caches with share masks of zeros.
         return group or self._core_of.get(cpu) or (cpu,)
 
-    def _layout(self, cpu: int) -> _Layout:
-        layout = self._layouts.get(cpu)
-        if layout is None:
-            layout = self._layouts[cpu] = self._read_layout(cpu)
-        return layout
-
-    def _read_layout(self, cpu: int) -> _Layout:
-        l2: int | None = None
-        l3: int | None = None
-        read = self._tree.read
-        for index in self._tree.numbered(f"{CPU_DIRECTORY}/cpu{cpu}/cache", "index"):
-            directory = self._index_directory(cpu, index)
-            level = read(directory + "/level")
-            if level in ("2", "3") and read(directory + "/type") != "Instruction":
-                if level == "2":
-                    l2 = index
-                else:
-                    l3 = index
-        return _Layout(l2, l3)
+    def _indices_of(self, cpu: int) -> dict[str, int]:
+        if cpu not in self._indices:
+            indices: dict[str, int] = {}
+            self._indices[cpu] = indices
+            for index in self._tree.numbered(f"{CPU_DIRECTORY}/cpu{cpu}/cache", "index"):
+                directory = self._index_directory(cpu, index)
+                level = self._tree.read(directory + "/level")
+                if level in ("2", "3") and self._tree.read(directory + "/type") != "Instruction":
+                    indices[level] = index
+        return self._indices[cpu]
 
     def _index_directory(self, cpu: int, index: int) -> str:
         return f"{CPU_DIRECTORY}/cpu{cpu}/cache/index{index}"
@@ -355,12 +335,13 @@ def _attributes(trait: _Traits, kinds: list[_Traits]) -> tuple[tuple[str, str], 
     if trait.monitor and differs("monitor"):
         names = ("IntelLowPower", "IntelAtom", "IntelCore")
         attributes.append(("CoreType", names[trait.monitor - 1]))
-    if trait.max_khz and differs("max_khz"):
-        attributes.append(("FrequencyMaxMHz", str(trait.max_khz // 1000)))
-    if trait.base_khz and differs("base_khz"):
-        attributes.append(("FrequencyBaseMHz", str(trait.base_khz // 1000)))
-    if trait.capacity and differs("capacity"):
-        attributes.append(("LinuxCapacity", str(trait.capacity)))
+    for name, field, divisor in (
+        ("FrequencyMaxMHz", "max_khz", 1000),
+        ("FrequencyBaseMHz", "base_khz", 1000),
+        ("LinuxCapacity", "capacity", 1),
+    ):
+        if (value := getattr(trait, field)) and differs(field):
+            attributes.append((name, str(value // divisor)))
     if trait.midr and differs("midr"):
         fields = (
             ("CPUImplementer", 24, 0xFF, "0x{:02x}"),

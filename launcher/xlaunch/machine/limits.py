@@ -230,16 +230,20 @@ def read_limits(root: str, topology: Topology) -> Limits:
     narrowed_by: list[str] = []
     narrowed_via: list[str] = []
 
-    for limit in _cpu_limits(tree, groups, live=is_live(root)):
-        inside = frozenset(limit.cpus)
+    for kind, cpus, group in _cpu_limits(tree, groups, live=is_live(root)):
+        inside = frozenset(cpus)
         rest = tuple(cpu for cpu in allowed if cpu in inside)
         if rest and len(rest) < len(allowed):
             allowed = rest
-            where = f" ({_describe(limit.group)})" if limit.group else ""
-            narrowed_by.append(f"{limit.kind} {format_cpu_list(limit.cpus)}{where}")
-            narrowed_via.append(_mount_of(limit.group) if limit.group else limit.kind)
+            where = f" ({_describe(group)})" if group else ""
+            narrowed_by.append(f"{kind} {format_cpu_list(cpus)}{where}")
+            narrowed_via.append(_mount_of(group) if group else kind)
 
-    quotas = _cpu_quotas(tree, groups)
+    quotas = [
+        (quota, _describe(group))
+        for group in groups.all_enclosing("cpu")
+        if (quota := read_cpu_quota(tree, group)) is not None
+    ]
     if is_live(root):
         quotas += _slurm_quota(topology, allowed)
     quota, quota_source = _tightest(quotas)
@@ -257,24 +261,18 @@ def read_limits(root: str, topology: Topology) -> Limits:
     )
 
 
-class _CPULimit(NamedTuple):
-    """A set of CPUs that confines this process."""
-
-    kind: str
-    cpus: CPUs
-    group: ControlGroup | None
-    """The control group that sets it."""
-
-
-def _cpu_limits(tree: Tree, groups: ControlGroups, *, live: bool) -> list[_CPULimit]:
-    limits = [
-        _CPULimit("cpuset", *found)
+def _cpu_limits(
+    tree: Tree, groups: ControlGroups, *, live: bool
+) -> list[tuple[str, CPUs, ControlGroup | None]]:
+    """The sets of CPUs that confine this process: kind, CPUs, and the group that sets it."""
+    limits: list[tuple[str, CPUs, ControlGroup | None]] = [
+        ("cpuset", *found)
         for levels in groups.enclosing("cpuset")
         if (found := _cpuset(tree, levels, CPUSET_CPUS))
     ]
     mask = tuple(sorted(os.sched_getaffinity(0))) if live else _status_list(tree, "Cpus_allowed")
     if mask:
-        limits.append(_CPULimit("affinity mask", mask, None))
+        limits.append(("affinity mask", mask, None))
     return limits
 
 
@@ -322,12 +320,6 @@ def _status_list(tree: Tree, name: str) -> CPUs:
     """A list of ``/proc/self/status``; old kernels have the mask only."""
     fields = parse_fields(tree.read("/proc/self/status") or "")
     return parse_list(fields.get(name + "_list", "")) or parse_mask(fields.get(name, "0"))
-
-
-def _cpu_quotas(tree: Tree, groups: ControlGroups) -> list[tuple[float, str]]:
-    """The CPU quotas of all levels, in CPUs, each with its group."""
-    quotas = [(read_cpu_quota(tree, group), group) for group in groups.all_enclosing("cpu")]
-    return [(quota, _describe(group)) for quota, group in quotas if quota is not None]
 
 
 def read_cpu_quota(tree: Tree, group: ControlGroup) -> float | None:

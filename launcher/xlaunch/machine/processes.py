@@ -126,7 +126,10 @@ def ancestor_without(variable: str) -> int | None:
     while pid and (status := read_process(pid)) is not None:
         found = initial_environment(pid)
         if not found:
-            return pid if _is_of_other_user(pid) else None
+            try:
+                return pid if os.stat(f"/proc/{pid}").st_uid != os.geteuid() else None
+            except OSError:
+                return None
         if variable not in found:
             return pid
         pid = status.parent
@@ -157,13 +160,6 @@ def migrations(pid: int, thread: int) -> int | None:
     text = read_file(f"/proc/{pid}/task/{thread}/sched")
     _, found, rest = (text or b"").partition(b"nr_migrations")
     return int(rest.split(b"\n", 1)[0].strip(b" :")) if found else None
-
-
-def _is_of_other_user(pid: int) -> bool:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid != os.geteuid()
-    except OSError:
-        return False
 
 
 def _children_by_scan(pid: int) -> list[int]:

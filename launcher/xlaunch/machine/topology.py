@@ -53,26 +53,26 @@ class Topology(NamedTuple):
     architecture: str
     """Machine name of uname (``x86_64``, ``aarch64``), or ``unknown``."""
     online_cpus: CPUs
-    offline_cpus: CPUs
-    packages: tuple[Package, ...]
+    offline_cpus: CPUs = ()
+    packages: tuple[Package, ...] = ()
     """Covers every online CPU."""
-    dies: tuple[CPUs, ...]
+    dies: tuple[CPUs, ...] = ()
     """Only if some package has several dies; then covers every online CPU."""
-    clusters: tuple[CPUs, ...]
+    clusters: tuple[CPUs, ...] = ()
     """Only when the kernel's clusters are neither the cores nor the packages."""
-    numa_nodes: tuple[NumaNode, ...]
+    numa_nodes: tuple[NumaNode, ...] = ()
     """In the order of their ids; empty when the kernel shows none."""
-    l3_groups: tuple[CPUs, ...]
+    l3_groups: tuple[CPUs, ...] = ()
     """CPUs that share one L3 cache; empty when the kernel lists no L3."""
-    l2_groups: tuple[CPUs, ...]
+    l2_groups: tuple[CPUs, ...] = ()
     """Only when some L2 cache is not exactly one core's."""
-    cores: tuple[CPUs, ...]
+    cores: tuple[CPUs, ...] = ()
     """SMT siblings of each physical core; every CPU its own core when the siblings are not known."""
-    cores_known: bool
+    cores_known: bool = False
     """False if the kernel does not show which CPUs share a core."""
-    core_kinds: tuple[CoreKind, ...]
+    core_kinds: tuple[CoreKind, ...] = ()
     """Only when there is more than one kind; the slowest first."""
-    isolated_cpus: CPUs
+    isolated_cpus: CPUs = ()
     """The kernel's `isolated` list (isolcpus=)."""
 
 
@@ -85,19 +85,19 @@ class Limits(NamedTuple):
 
     allowed_cpus: CPUs
     """Online CPUs inside both the affinity mask and every enclosing cpuset. Never empty."""
-    allowed_nodes: tuple[int, ...]
+    allowed_nodes: tuple[int, ...] = ()
     """Ids of the NUMA nodes whose memory may be used, among `Topology.numa_nodes`."""
-    narrowed_by: tuple[str, ...]
+    narrowed_by: tuple[str, ...] = ()
     """Why the allowed CPUs are fewer than the online ones; empty if all are allowed.
 
     **Ex.:** ``("cpuset 0-7 (cgroup v2 /sys/fs/cgroup/job)", "affinity mask 0-3")``."""
-    cpu_quota: float | None
+    cpu_quota: float | None = None
     """The tightest enclosing CPU quota, in CPUs; None without one."""
-    cpu_quota_source: str | None
+    cpu_quota_source: str | None = None
     """Its control group, or `SLURM_COUNT`."""
-    memory_limit_bytes: int | None
+    memory_limit_bytes: int | None = None
     """The tightest enclosing cgroup memory limit; None without one."""
-    memory_limit_source: str | None
+    memory_limit_source: str | None = None
     memory_total_bytes: int | None = None
     """MemTotal of the machine; None if unknown. The sum over nodes may be less: hot-plugged memory."""
     narrowed_via: tuple[str, ...] = ()

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS, bound_devices
 from xlaunch.machine.processes import pid_namespace
 from xlaunch.machine.tree import Tree
 from xlaunch.report.device_use import Device, Reading
@@ -146,7 +148,6 @@ def torch_name(index: int, uuid: str, visible: str | None) -> str | None:
 
 TORCH_NAMES = {"i915": "xpu", "xe": "xpu", "amdgpu": "cuda"}
 """torch's name for the devices of each driver; that of amdgpu is ROCm's."""
-MAKERS = {"i915": "Intel", "xe": "Intel", "amdgpu": "AMD"}
 
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 """Units of sizes in fdinfo."""
@@ -178,34 +179,31 @@ class DrmCounters:
         self._tree = Tree(root)
         self._addresses: list[str] = []
         self._paths: list[str] = []
-        found: list[Device] = []
-        counts: dict[str, int] = {}
-        for driver, name in TORCH_NAMES.items():
-            directory = f"/sys/bus/pci/drivers/{driver}"
-            for address in sorted(self._tree.names(directory)):
-                path = f"{directory}/{address}"
-                if ":" not in address or not self._tree.has_directory(path):
-                    continue
-                index = counts.get(name, 0)
-                counts[name] = index + 1
-                self._addresses.append(address)
-                self._paths.append(path)
-                device = str(self._tree.read(f"{path}/device")).removeprefix("0x")
-                model = self._tree.read(f"{path}/product_name")
-                found.append(
-                    Device(
-                        name=f"{name}:{index}",
-                        model=model or f"{MAKERS[driver]} GPU {device}, {driver}",
-                        source="sysfs and fdinfo",
-                        memory_total_bytes=self._tree.read_int(f"{path}/mem_info_vram_total"),
-                        memory_before_bytes=self._tree.read_int(f"{path}/mem_info_vram_used") or 0,
-                    )
-                )
-        self.devices = tuple(found)
-        self.others: list[set[int]] = [set() for _ in found]
+        devices: list[Device] = []
+        counts: Counter[str] = Counter()
+        bound = list(bound_devices(self._tree))
+        for driver, address in [it for name in TORCH_NAMES for it in bound if it[0] == name]:
+            path, name = f"{DRIVERS}/{driver}/{address}", TORCH_NAMES[driver]
+            if not self._tree.has_directory(path):
+                continue
+            self._addresses.append(address)
+            self._paths.append(path)
+            number = str(self._tree.read(f"{path}/device")).removeprefix("0x")
+            model = self._tree.read(f"{path}/product_name")
+            device = Device(
+                name=f"{name}:{counts[name]}",
+                model=model or f"{PCI_DRIVERS[driver].value} GPU {number}, {driver}",
+                source="sysfs and fdinfo",
+                memory_total_bytes=self._tree.read_int(f"{path}/mem_info_vram_total"),
+                memory_before_bytes=self._tree.read_int(f"{path}/mem_info_vram_used") or 0,
+            )
+            counts[name] += 1
+            devices.append(device)
+        self.devices = tuple(devices)
+        self.others: list[set[int]] = [set() for _ in devices]
         """PIDs of other processes seen on each device."""
         self._before: dict[tuple[str, str], Client] = {}
-        self._energy: list[int | None] = [None] * len(found)
+        self._energy: list[int | None] = [None] * len(devices)
 
     def read(self, own: Collection[int], passed_s: float) -> list[Reading]:
         """A reading of each device. `own`: PIDs of the program; `passed_s`: since the last call."""

@@ -11,10 +11,12 @@ from xlaunch.doctor.checks.findings import Check, Facts, Finding, is_live, ok, s
 from xlaunch.machine.gpus import (
     CLASSES,
     DEVICES,
+    DRIVERS,
     PCI_DRIVERS,
     SYCL,
     VARIABLES,
     VENDORS,
+    bound_devices,
     read_driver_version,
     read_gpus,
     usable_gpus,
@@ -36,26 +38,21 @@ WITHOUT_GPUS = re.compile(
 
 def show_driver(facts: Facts) -> Iterator[Finding]:
     """GPUs on the bus, by the driver that has them."""
-    bound = {
-        address: vendor
-        for driver, vendor in PCI_DRIVERS
-        for address in facts.tree.names(f"/sys/bus/pci/drivers/{driver}")
-        if ":" in address
-    }
+    bound = {address: PCI_DRIVERS[driver] for driver, address in bound_devices(facts.tree)}
     taken = set(bound)
     for driver in GUESTS:
-        taken.update(facts.tree.names(f"/sys/bus/pci/drivers/{driver}"))
+        taken.update(facts.tree.names(f"{DRIVERS}/{driver}"))
     # A captured tree without drivers says nothing about them.
-    drivers = facts.live or bool(facts.tree.names("/sys/bus/pci/drivers"))
+    drivers = facts.live or bool(facts.tree.names(DRIVERS))
     for address in sorted(facts.tree.names(DEVICES)):
         kind = facts.tree.read(f"{DEVICES}/{address}/class") or ""
         vendor = VENDORS.get(facts.tree.read(f"{DEVICES}/{address}/vendor") or "")
         if vendor is None or not kind.startswith(CLASSES) or address in taken or not drivers:
             continue
         # A driver that is loaded may serve other GPUs.
-        own = [driver for driver, maker in PCI_DRIVERS if maker is vendor]
-        loaded = [it for it in own if facts.tree.names(f"/sys/bus/pci/drivers/{it}")]
-        bind = [f"echo {address} | sudo tee /sys/bus/pci/drivers/{it}/bind" for it in loaded]
+        own = [driver for driver, maker in PCI_DRIVERS.items() if maker is vendor]
+        loaded = [it for it in own if facts.tree.names(f"{DRIVERS}/{it}")]
+        bind = [f"echo {address} | sudo tee {DRIVERS}/{it}/bind" for it in loaded]
         yield warning(
             f"{address}: a GPU of {vendor.value} that no driver of its vendor has",
             "no program can use it, and torch finds no device",
@@ -70,19 +67,15 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
 def show_nodes(facts: Facts) -> Iterator[Finding]:
     """Whether this user may open the device nodes."""
     tree = facts.tree
+    drivers = {driver for driver, _ in bound_devices(tree)}
     nodes = []
-    if any(":" in name for name in tree.names("/sys/bus/pci/drivers/nvidia")):
+    if "nvidia" in drivers:
         numbered = [f"/dev/nvidia{n}" for n in tree.numbered("/dev", "nvidia")]
         nodes += ["/dev/nvidiactl", *(numbered or ["/dev/nvidia0"])]
-    if any(
-        ":" in name
-        for driver in ("amdgpu", "i915", "xe")
-        for name in tree.names(f"/sys/bus/pci/drivers/{driver}")
-    ):
-        nodes += [f"/dev/dri/renderD{n}" for n in tree.numbered("/dev/dri", "renderD")] or [
-            "/dev/dri"
-        ]
-    if any(":" in name for name in tree.names("/sys/bus/pci/drivers/amdgpu")):
+    if drivers - {"nvidia"}:
+        render = [f"/dev/dri/renderD{n}" for n in tree.numbered("/dev/dri", "renderD")]
+        nodes += render or ["/dev/dri"]
+    if "amdgpu" in drivers:
         nodes.append("/dev/kfd")
     missing = [node for node in nodes if not os.path.exists(node)]
     closed = [

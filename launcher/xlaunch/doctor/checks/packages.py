@@ -24,7 +24,13 @@ from xlaunch.doctor.checks.findings import (
     warning,
 )
 from xlaunch.environment.python_environment import find_installed, site_directories
-from xlaunch.machine.gpus import read_driver_version, read_gpus
+from xlaunch.machine.gpus import (
+    DRIVERS,
+    PCI_DRIVERS,
+    bound_devices,
+    read_driver_version,
+    read_gpus,
+)
 from xlaunch.machine.topology import Vendor
 from xlaunch.machine.tree import read_file
 
@@ -99,20 +105,13 @@ def _install(vendor: Vendor, version: str) -> str:
 
 def _is_large(facts: Facts, vendor: Vendor) -> bool:
     """Whether a vendor has a GPU here that is not part of a processor."""
-    tree = facts.tree
     if vendor is Vendor.NVIDIA:
         return True
+    own = [place for place in bound_devices(facts.tree) if PCI_DRIVERS[place[0]] is vendor]
     if vendor is Vendor.INTEL:  # the processor's own is always at this address
-        addresses = [
-            *tree.names("/sys/bus/pci/drivers/i915"),
-            *tree.names("/sys/bus/pci/drivers/xe"),
-        ]
-        return any(":" in name and name != "0000:00:02.0" for name in addresses)
-    directory = "/sys/bus/pci/drivers/amdgpu"
-    return any(
-        (tree.read_int(f"{directory}/{name}/mem_info_vram_total") or 0) >= LARGE_BYTES
-        for name in tree.names(directory)
-    )
+        return any(address != "0000:00:02.0" for _, address in own)
+    files = [f"{DRIVERS}/{driver}/{address}/mem_info_vram_total" for driver, address in own]
+    return any((facts.tree.read_int(file) or 0) >= LARGE_BYTES for file in files)
 
 
 def _read_torch(facts: Facts) -> dict[str, str | None] | None:
