@@ -139,8 +139,8 @@ def without_ipexruns_words(arguments: Sequence[str]) -> tuple[str, ...]:
 
 def is_old(name: str) -> bool:
     """Whether this is an option of the old launchers, or one with underscores: ``--log_dir``."""
-    plain = name.lstrip("-").replace("_", "-")
-    return plain in OLD or ("_" in name and plain in _TODAY)
+    dashed = name.lstrip("-").replace("_", "-")
+    return dashed in OLD or ("_" in name and dashed in _TODAY)
 
 
 def in_todays_words(arguments: Sequence[str], command: str) -> Translation:

@@ -30,7 +30,7 @@ BINDING = ("bind-numa-node", "skip-cross-node-cores")
 """Old options by which no instance straddles NUMA nodes."""
 
 
-class Pool(NamedTuple):
+class AllowedCores(NamedTuple):
     """The cores that the options allow."""
 
     node_sizes: tuple[int, ...]
@@ -44,16 +44,16 @@ class Pool(NamedTuple):
         return sum(self.node_sizes)
 
 
-def pool_of(layout: LayoutRequest, machine: Machine) -> Pool:
+def allowed_cores(layout: LayoutRequest, machine: Machine) -> AllowedCores:
     """The cores of a request that names CPUs, nodes, kinds of core and reserved cores."""
     one_core_each = plan(layout._replace(instances=MAX, ncores=1, smt=True), machine)
     instances = one_core_each.instances
     if not one_core_each.bound:
         cores = whole_cores(machine.topology, one_core_each.allowed_cpus)
-        return Pool((len(instances),), tuple(map(len, cores)), bound=False)
+        return AllowedCores((len(instances),), tuple(map(len, cores)), bound=False)
     sizes = Counter([instance.nodes for instance in instances])
     widths = tuple([len(instance.cpus) for instance in instances])
-    return Pool(tuple(sizes.values()), widths, bound=True)
+    return AllowedCores(tuple(sizes.values()), widths, bound=True)
 
 
 def _value(options: Mapping[str, str | None], name: str) -> Any:
@@ -95,29 +95,29 @@ def settle_layout(
         mode = _value(given, "rank-mode") or RankMode.AUTO
         request, machine = share_here(Request(layout=layout), machine, os.environ, mode)
         layout = request.layout
-    pool = pool_of(layout, machine)
-    if "core-list" in old and max(pool.widths) > 1:
+    cores = allowed_cores(layout, machine)
+    if "core-list" in old and max(cores.widths) > 1:
         options["smt"] = None  # run_cpu used every CPU of its list, siblings too
     if "smt" in options and (cpus := _number(options, "ncores")) is not None:
-        options["ncores"] = _cores_of_cpus(cpus, pool)
+        options["ncores"] = _cores_of_cpus(cpus, cores)
     if "core-list" in old:
-        _run_what_the_list_holds(options, pool, notes)
+        _run_what_the_list_holds(options, cores, notes)
     if spreads and "mode" not in given:
-        _refuse_to_spread(given, pool, binds)
+        _refuse_to_spread(given, cores, binds)
     if binds:
         ranks = _number(given, "nproc-per-node")
         if ranks is None and ("nnodes" in given or "distributed" in old):
-            ranks = len(pool.node_sizes)
-        if ranks is not None and pool.bound:
+            ranks = len(cores.node_sizes)
+        if ranks is not None and cores.bound:
             _refuse_straddling_ranks(binds[0], ranks, layout, machine)
         else:
-            _keep_within_nodes(options, today, binds[0], pool, notes)
+            _keep_within_nodes(options, today, binds[0], cores, notes)
 
 
-def _cores_of_cpus(cpus: int, pool: Pool) -> str:
+def _cores_of_cpus(cpus: int, cores: AllowedCores) -> str:
     """With logical cores, the old launchers counted CPUs: 8 of them are 4 cores of 2 siblings."""
-    width = max(pool.widths)
-    if min(pool.widths) < width:
+    width = max(cores.widths)
+    if min(cores.widths) < width:
         raise UsageError(
             f"--ncores-per-instance {cpus} with logical cores: of some cores the list has one CPU, of others"
             f" {width}; name all CPUs of each core, or one"
@@ -130,26 +130,28 @@ def _cores_of_cpus(cpus: int, pool: Pool) -> str:
     return str(cpus // width)
 
 
-def _run_what_the_list_holds(options: Options, pool: Pool, notes: list[str]) -> None:
+def _run_what_the_list_holds(options: Options, cores: AllowedCores, notes: list[str]) -> None:
     """run_cpu ran as many instances as its list of cores held, whatever number was asked for."""
     count, size = _number(options, "instances"), _number(options, "ncores")
-    if count is None or size is None or not 0 < pool.size // size < count:
+    if count is None or size is None or not 0 < cores.size // size < count:
         return
-    options["instances"] = str(pool.size // size)
+    options["instances"] = str(cores.size // size)
     notes.append(
-        f"the list holds {counted(pool.size // size, 'instance')} of {counted(size, 'core')}, not {count}; "
+        f"the list holds {counted(cores.size // size, 'instance')} of {counted(size, 'core')}, not {count}; "
         "run_cpu ran as many"
     )
 
 
-def _refuse_to_spread(given: Mapping[str, str | None], pool: Pool, binds: list[str]) -> None:
+def _refuse_to_spread(
+    given: Mapping[str, str | None], cores: AllowedCores, binds: list[str]
+) -> None:
     """Refuse ``--ncores-per-instance -1`` where it meant instances of several sizes."""
     count = _number(given, "instances") or 1
-    cpus = sum(pool.widths) if "smt" in given else pool.size
-    if count == 1 or count > pool.size:
+    cpus = sum(cores.widths) if "smt" in given else cores.size
+    if count == 1 or count > cores.size:
         return
-    size = _largest_within(pool.node_sizes, count) if binds else pool.size // count
-    if size * count == pool.size:
+    size = _largest_within(cores.node_sizes, count) if binds else cores.size // count
+    if size * count == cores.size:
         return
     raise UsageError(
         f"--ncores-per-instance -1 spreads {cpus} cores over {count} instances of several sizes, and those of"
@@ -161,15 +163,15 @@ def _keep_within_nodes(
     options: Options,
     today: Mapping[str, str | None],
     option: str,
-    pool: Pool,
+    cores: AllowedCores,
     notes: list[str],
 ) -> None:
     """Choose count and size so that no instance straddles NUMA nodes, or say what would fit."""
     given = {**today, **options}
-    if not pool.bound:
+    if not cores.bound:
         notes.append(f"--{option} has no effect: under a CPU quota instances are bound to no CPUs")
         return
-    if len(pool.node_sizes) < 2 or given.get("mode") == "throughput":
+    if len(cores.node_sizes) < 2 or given.get("mode") == "throughput":
         return
     if "gpus-per-instance" in given:
         raise UsageError(
@@ -178,12 +180,12 @@ def _keep_within_nodes(
     count = _number(given, "instances")
     size = LATENCY_CORES if given.get("mode") == "latency" else _number(given, "ncores")
     if size is None:
-        size = _largest_within(pool.node_sizes, count or 1)
+        size = _largest_within(cores.node_sizes, count or 1)
         # One core each never straddles, and of too many instances the planner says what would fit.
         if size and _value(given, "instances") is not MAX:
             count = count or 1
             options |= {"instances": str(count), "ncores": str(size)}
-            idle = f"{pool.size - count * size} of {counted(pool.size, 'core')} idle"
+            idle = f"{cores.size - count * size} of {counted(cores.size, 'core')} idle"
             notes.append(
                 f"one instance lies within one NUMA node (--{option}): {idle}; --mode throughput runs one on each"
                 if count == 1
@@ -191,28 +193,28 @@ def _keep_within_nodes(
                 f" (--{option}): {idle}"
             )
         return
-    slots = sum(cores // size for cores in pool.node_sizes)
+    slots = sum(node_size // size for node_size in cores.node_sizes)
     if not slots or (count or 0) > slots:
         fits = [f"{counted(slots, 'instance')} of {counted(size, 'core')}"] if slots else []
-        if count is not None and (fitting := _largest_within(pool.node_sizes, count)):
+        if count is not None and (fitting := _largest_within(cores.node_sizes, count)):
             fits.append(
                 f"{count} of {fitting}" if fits else f"{count} of {counted(fitting, 'core')}"
             )
         if not fits:
-            fits.append(f"instances of {counted(max(pool.node_sizes), 'core')}")
+            fits.append(f"instances of {counted(max(cores.node_sizes), 'core')}")
         raise UsageError(
             f"{counted(count or 1, 'instance')} x {counted(size, 'core')} within NUMA nodes (--{option}) of"
-            f" {', '.join(map(str, pool.node_sizes))} cores: at most {', or '.join(fits)}"
+            f" {', '.join(map(str, cores.node_sizes))} cores: at most {', or '.join(fits)}"
         )
     if count is not None:
         return
-    if slots == pool.size // size:
+    if slots == cores.size // size:
         return  # as many as without nodes, so that the planner finds a place for each within one
     options.pop("mode", None)
     options |= {"instances": str(slots), "ncores": str(size)}
     notes.append(
         f"{counted(slots, 'instance')}, so that none straddles NUMA nodes (--{option}):"
-        f" {counted(pool.size - slots * size, 'core')} idle"
+        f" {counted(cores.size - slots * size, 'core')} idle"
     )
 
 
