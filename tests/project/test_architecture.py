@@ -47,7 +47,11 @@ def check_order(told: list[str], calls: Iterable[str]) -> None:
     assert told == sorted(told, key=position.__getitem__)
 
 
-def test_a_launch_goes_the_way_that_is_told(tmp_path: Path) -> None:
+def test_a_launch_goes_the_way_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     told = steps("A launch")
     program = tmp_path / "x.py"
     program.write_text("")

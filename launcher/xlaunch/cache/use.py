@@ -137,36 +137,34 @@ def cache_settings(
         if is_free or users_own == directories[row.name].path:
             used.append(row.name)
     seed = seed_directory(environment)
-    sources = [base] if seed is None else [base, seed]
-    cold = {
-        name
-        for name, key in keys.items()
-        if all(store.is_empty(store.directory_of(source, key).path) for source in sources)
-    }
+    warmth = {name: _warmth(keys[name], base, seed) for name in used}
+    places = [directories[name] for name in used]
     try:
-        refusal = hardware.why_unknown or _refusal(
-            base, [directories[name] for name in used], None if asked else environment
-        )
-        if make and refusal is None:
-            for name in used:
-                prepare(base, keys[name], seed)
+        refusal = hardware.why_unknown or _refusal(base, places, None if asked else environment)
+        for name in used if make and refusal is None else ():
+            prepare(base, keys[name], seed)
     except OSError as error:
         refusal = f"{error.filename or base}: {error.strerror}"
     if refusal is not None:
         if asked is not None:
             raise UsageError(f"--cache-dir {asked}: {refusal}")
         return CacheSettings(headers, warnings=(f"{_STAY}: {refusal}", *warnings))
-    caches = {
-        name: UsedCache(directories[name], "cold" if name in cold else "used") for name in used
-    }
+    option = None if asked is None else f"--cache-dir {asked}"
     variables = [*headers]
     for row in rows:
-        reason = _REASONS[caches[row.name].warmth if row.name in caches else ""]
-        option = None if asked is None else f"--cache-dir {asked}"
+        reason = _REASONS[warmth.get(row.name, "")]
         path = directories[row.name].path
         variables += [Variable(row.variable, path, reason, option), *row.switches]
     variables += _profile_of(program) if everything else []
-    return CacheSettings(tuple(variables), tuple(caches.values()), base, warnings)
+    caches = tuple(map(UsedCache, places, warmth.values()))
+    return CacheSettings(tuple(variables), caches, base, warnings)
+
+
+def _warmth(key: Key, base: str, seed: str | None) -> str:
+    """See `UsedCache.warmth`; code of the seed counts."""
+    sources = [base] if seed is None else [base, seed]
+    is_cold = all(store.is_empty(store.directory_of(source, key).path) for source in sources)
+    return "cold" if is_cold else "used"
 
 
 def _refusal(
