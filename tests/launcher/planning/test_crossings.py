@@ -130,3 +130,17 @@ def test_instances_of_an_irregular_machine_cross_once_too_often_at_the_most(
     first = next((i for i in range(len(found)) if found[i] != fewest[i]), None)
     assert first is None or found[first] == fewest[first] + 1
     assert scattered == found
+
+
+def test_cores_are_in_the_order_of_the_tree() -> None:
+    """Packages whose CPUs are numbered in turn; of a package, cores of other launches come last."""
+    topology = make_machine(packages=(4, 4)).topology
+    first, second = topology.packages
+    in_turn = (first._replace(cpus=(0, 2, 4, 6)), second._replace(cpus=(1, 3, 5, 7)))
+    topology = topology._replace(packages=in_turn)
+
+    def order(*taken: int) -> list[int]:
+        return [core.cpus[0] for core in locate_cores(topology, topology.cores, taken)]
+
+    assert order() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert order(0, 5) == [2, 4, 6, 0, 1, 3, 7, 5]

@@ -32,6 +32,8 @@ PHONE = LAPTOP._replace(topology=LAPTOP.topology._replace(architecture="aarch64"
 IRREGULAR = make_machine(packages=(7,), nodes=(4, 3), l3=(1, 3, 3))
 SMALL_NODES = make_machine(packages=(4, 4, 4), nodes=(2,) * 6)
 LARGE_NODES = make_machine(packages=(4,) * 4, nodes=(8, 8))
+SMALL_PACKAGES = make_machine(packages=(2,) * 40, nodes=(4,) * 20)
+UNEVEN_NODES = make_machine(packages=(11,), nodes=(3, 2, 1, 2, 3))
 APART = make_machine(packages=(4,), smt=2)
 ADJACENT = make_machine(packages=(4,), smt=2, adjacent_siblings=True)
 HALF_ALLOWED = make_machine(
@@ -134,6 +136,10 @@ PLACES = [
     # Three left-overs are worse than cutting in order.
     (SMALL_NODES, "--instances 4 --ncores 3", "0-2 3-5 6-8 9-11"),
     (LARGE_NODES, "--instances 2 --ncores 6", "0-5 8-13"),
+    # Cutting in order has to be better, not as good: the first nodes are taken.
+    (SMALL_PACKAGES, "--instances 2 --ncores 7", "0-6 8-14"),
+    # Of equally good places the first one that was tried.
+    (UNEVEN_NODES, "--ncores 7", "0-2,5,8-10"),
     (LARGE_NODES, "--instances 4", "0-3 4-7 8-11 12-15"),
     # Without L3, other shared parts count.
     (make_machine(packages=(9,), dies=(3, 3, 3)), "--instances 3 --ncores 2", "0-1 3-4 6-7"),
@@ -209,6 +215,10 @@ PLANS: list[tuple[Machine, str, dict[str, object]]] = [
     (FOUR_SOCKETS, "--instances 5 --ncores 4", {
         "touched": [(1, 1, 1), (2, 2, 2), *[(1, 1, 1)] * 3],
         "warnings": ("instance 1 spans NUMA nodes 0-1: --ncores 3 would not",),
+    }),
+    # Neither 6 cores fit twice, nor is there a need to go down to 4.
+    (make_machine(packages=(14,), nodes=(9, 5)), "--instances 2 --ncores 7", {
+        "warnings": ("instance 1 spans NUMA nodes 0-1: --ncores 5 would not",),
     }),
     (FOUR_SOCKETS, "--instances 3 --ncores 8", {"touched": [(2, 2, 2)] * 3}),
     # Of too many nodes to try: the largest, and the smallest that suffices.
@@ -333,6 +343,8 @@ REFUSED: list[tuple[Machine, str | LayoutRequest, str]] = [
      "--cpus 8-9 and --numa-nodes 0 have no CPU in common"),
     (TWO_SOCKETS, "--instances 2 --instance-index 0,2-4",
      "--instance-index 2-4: the plan has instances 0-1"),
+    (FOUR, "--instances 2 --ncores 4", "2 instances x 4 cores need 8 cores and 4 are allowed: at most "
+     "1 instance of 4 cores, or 2 of 2; or --oversubscribe"),
     (CONFINED, "--cpus 2-5",
      "--cpus 2-5: CPUs 4-5 are not allowed by cpuset 0-3 (cgroup v2 /job); allowed: 0-3"),
     (CONFINED, "--cpus 3,8,9", "--cpus 3,8-9: CPUs 8-9 are offline; allowed: 0-3"),

@@ -10,7 +10,9 @@ import sys
 import pytest
 from tests.launcher.planning.shapes import make_machine
 
+from xlaunch.machine.topology import CPUs
 from xlaunch.planning import LayoutRequest, MemoryPolicy, Place, plan
+from xlaunch.planning.drawing import numbers
 from xlaunch.planning.rendering import COLUMNS, numactl_line, plan_to_dict, render_plan
 
 TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
@@ -80,6 +82,14 @@ def test_a_plan_as_json() -> None:
         "gpus": [],
     }
     assert {"subject", "value", "reason"} == set(read["decisions"][0])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "expected"),
+    [((0, 1, 2), "0-2"), ((0, 2, 4, 6), "0-6:2"), ((0, 4), "0,4"), ((0, 1, 4), "0-1,4")],
+)
+def test_evenly_spaced_cpus_have_a_step(cpus: CPUs, expected: str) -> None:
+    assert numbers(cpus) == expected
 
 
 def test_planning_imports_nothing_slow() -> None:

@@ -99,6 +99,8 @@ LINES = [
      "--mem-policy bind", "error: --mem-policy bind: instance 0 runs on NUMA nodes 0-1, which have "
      "no memory that may be used; nodes with memory: 2; choose another --mem-policy, or --numa-nodes"),
     (ONE, "", "memory: none - no NUMA nodes to choose from: nothing to set"),
+    (TWO._replace(topology=TWO.topology._replace(cores_known=False)), "",
+     "cores: 2 - core siblings are not known: each CPU is a core"),
     (flat_machine(2, "darwin"), "",
      "binding: no - this system has no CPU masks: threads go anywhere"),
     (ONE_EFFICIENCY_CORE, "",
