@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.machine import read_machine
+from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import plan
 from xtune.errors import ObjectiveError, StudyError
@@ -19,7 +20,7 @@ from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
 from xtune.launches.services import cores_kept_free, require_command, require_service
 from xtune.launches.summaries import kind_in
-from xtune.launches.suspension import Suspended, suspend, suspendable
+from xtune.launches.suspension import repeated
 from xtune.request import DEFAULT_BUDGET, SearchRequest
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer, require_baseline
@@ -130,26 +131,7 @@ def prepare(
             f"{count} times the work; give a --metric, or --work shared if they divide it"
         )
     one_instance = metric == WALL and not asked.work_shared
-    if known is not None:
-        made = MadeSpace(known.space)
-    else:
-        own = parse_parameters(asked.param, request, asked.commands)
-        if asked.conf_file is not None:
-            made = hypertune_space(asked.conf_file, request, machine, own, asked.when)
-        else:
-            offers = Offers()
-            if not asked.only_params:
-                offers = read_offers(request, os.environ, machine, read_processor())
-            made = make_space(
-                request,
-                machine,
-                offers,
-                own=own,
-                when=asked.when,
-                one_instance=one_instance,
-                allow_numerics=asked.allow_numerics,
-                only_parameters=asked.only_params,
-            )
+    made = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
     made.space.require_choice()
     resolver = Resolver(made.space, request, os.environ, machine)
     resolver.command(BARE)  # raises if the program is missing
@@ -182,7 +164,10 @@ def prepare(
         found = _kept_objective(Subject(*identities, made.space, unknown), kept())
         if found is None:
             runner = runner_for(unknown)
-            probe = _probed(runner, asked.timeout_s, observer or Observer())
+            observer = observer or Observer()
+            turn = HostTurn(runtime_directory(os.environ), observer.waiting)
+            limits = Limits(limit_s=asked.timeout_s)
+            probe = repeated(lambda: runner.measure(BARE, limits), turn, observer.resumed)
             require_baseline(probe, unknown)
             told = [one.objective for one in runner.announcements if metric in (MARK, one.metric)]
             found = (told or [unknown])[0]._replace(requirements=requirements)
@@ -200,18 +185,6 @@ def prepare(
     runner = runner_for(objective)
     measurer = runner if function is None else FunctionMeasurer(function, resolver, objective)
     return SearchTask(asked, subject, made, resolver, measurer, probe)
-
-
-def _probed(runner: Runner, timeout_s: float | None, observer: Observer) -> Launch:
-    """A launch of the bare command, made anew if Ctrl-Z ends it."""
-    turn = HostTurn(runtime_directory(os.environ), observer.waiting)
-    while True:
-        try:
-            with turn(), suspendable():
-                return runner.measure(BARE, Limits(limit_s=timeout_s))
-        except Suspended:
-            suspend()
-            observer.resumed()
 
 
 def _notes(asked: SearchRequest, subject: Subject, resolver: Resolver) -> Iterator[str]:
@@ -268,3 +241,23 @@ def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | No
         ):
             return objective
     return None
+
+
+def _make_space(asked: SearchRequest, machine: Machine, one_instance: bool) -> MadeSpace:
+    request = asked.request
+    own = parse_parameters(asked.param, request, asked.commands)
+    if asked.conf_file is not None:
+        return hypertune_space(asked.conf_file, request, machine, own, asked.when)
+    offers = Offers()
+    if not asked.only_params:
+        offers = read_offers(request, os.environ, machine, read_processor())
+    return make_space(
+        request,
+        machine,
+        offers,
+        own=own,
+        when=asked.when,
+        one_instance=one_instance,
+        allow_numerics=asked.allow_numerics,
+        only_parameters=asked.only_params,
+    )

@@ -26,7 +26,7 @@ from xtune.launches.measurements import Reader
 from xtune.launches.meters import MemoryWatch
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.services import load_of
-from xtune.launches.watching import Watched
+from xtune.launches.watching import EndedRun
 from xtune.space.parameters import BARE, Configuration
 
 TUNED = Configuration({"allocator": "tcmalloc"})
@@ -66,7 +66,7 @@ def launched(
     )  # fmt: skip
     if not case.is_service:
         report = run_of(printed, speed, reader.metrics)
-        return reader.measured(launch, report, Watched(0.0, (), None, ""), "", ())
+        return reader.measured(launch, EndedRun(report, MemoryWatch()))
     spent = InstanceReport(
         0, 1, (3,), (3,), (), 0, None, 5.0, 5.0 * printed.busy, printed.busy, 1 << 20, 0, 0, 0
     )  # fmt: skip
@@ -74,7 +74,7 @@ def launched(
     load = load_of(
         ["\n".join([text for _, text in printed.pieces(speed)])], [ended], spent.cpus_asked
     )
-    return reader.measured_load(launch, load, ended, MemoryWatch(), ())
+    return reader.measured_load(launch, load, EndedRun(ended, MemoryWatch()))
 
 
 class Played(NamedTuple):

@@ -34,7 +34,7 @@ from xtune.evidence.verdicts import ClaimRule
 from xtune.launches.launch import WALL, Launch, Objective, Outcome
 from xtune.launches.runner import Runner
 from xtune.launches.summaries import compared, kind_in, with_unit
-from xtune.launches.suspension import Suspended, suspend, suspendable
+from xtune.launches.suspension import repeated
 from xtune.preparation import goal_of
 from xtune.search.workers import HostTurn, runtime_directory
 from xtune.show.result_text import describe_interval
@@ -161,21 +161,15 @@ def _compare(
 
 def _pair(measures: Sequence[Callable[[], Launch]], order: Sequence[int]) -> Pair:
     """A launch of each command, both anew if Ctrl-Z ended one."""
-    while True:
-        try:
-            with suspendable():
-                found = {at: measures[at]() for at in order}
-        except Suspended:
-            suspend()
-            continue
-        units = [{name: unit for name, unit in found[at].units if unit} for at in range(2)]
-        if units[0].keys() != units[1].keys():
-            unit = next(iter((units[0] or units[1]).values()))
-            raise ObjectiveError(
-                f"one of the commands prints its metric in {unit}, and the other without a unit;"
-                " have both print the unit"
-            )
-        return found[0], found[1]
+    launches = repeated(lambda: {at: measures[at]() for at in order})
+    units = [{name: unit for name, unit in launches[at].units if unit} for at in range(2)]
+    if units[0].keys() != units[1].keys():
+        unit = next(iter((units[0] or units[1]).values()))
+        raise ObjectiveError(
+            f"one of the commands prints its metric in {unit}, and the other without a unit;"
+            " have both print the unit"
+        )
+    return launches[0], launches[1]
 
 
 def _show_progress(comparison: Comparison, pair_s: float) -> None:

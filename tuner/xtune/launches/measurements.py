@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 
-from xlaunch.errors import WarningKind, kind_of
 from xlaunch.metrics.metric_lines import MetricKind, parse_metric
 from xlaunch.report import Report
 from xlaunch.text import number
@@ -21,6 +21,7 @@ from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
 from xtune.launches.requirements import RESOURCES, check, describe_seen, metrics_to_read
 from xtune.launches.services import Load
 from xtune.launches.summaries import (
+    ALWAYS,
     Summary,
     Window,
     comparable,
@@ -31,7 +32,7 @@ from xtune.launches.summaries import (
     unit_in,
     window_of,
 )
-from xtune.launches.watching import Watched, describe_unseen, failure_of
+from xtune.launches.watching import EndedRun, Watched, describe_unseen, failure_of
 from xtune.space.parameters import BARE
 
 ERRORS_NOT_SEEN = (
@@ -74,27 +75,51 @@ class Reader:
         """Compare with the values of earlier launches of the study, whatever units are printed."""
         self.printed = {**self.printed, **printed_units(launches, self.metrics)}
 
-    def announced(self, watched: Watched) -> Announced:
-        announced = read_announcements(watched.lines, watched.began)
+    def read(
+        self, launch: Launch, run: EndedRun, limit_s: float | None = None, until_s: float = math.inf
+    ) -> Launch:
+        """The measurement of a launch that has ended or was ended.
+
+        limit_s
+            The limit at which a program that still runs is measured by its values so far, if any;
+            `until_s`: the same, since the launch began.
+        """
+        is_timeout = run.watched.ended_as is Outcome.TIMED_OUT and limit_s is not None
+        if is_timeout and limit_s is not None:
+            served = self._served(launch, run, limit_s, until_s)
+            if served is not None:
+                return served
+        failure = failure_of(run)
+        if failure is None:
+            return self.measured(launch, run)
+        outcome, reason = failure
+        if is_timeout and self.objective.metric == WALL:
+            reason += "; a program that does not end needs a --metric that it prints while running"
+        elif is_timeout:
+            reason += f"; it had too few steady values of {self.objective.metric!r} by then: increase --timeout"
+        return launch._replace(
+            outcome=outcome,
+            series=(*series_of(run.report), *self._announced(run).series),
+            stderr_tail="" if outcome is Outcome.CUT else run.said,
+            notes=(reason, *run.notes),
+        )
+
+    def _announced(self, run: EndedRun) -> Announced:
+        announced = read_announcements(run.watched.lines, run.watched.began)
         self.announcements = announced.announcements
         return announced
 
-    def served(
-        self,
-        launch: Launch,
-        report: Report,
-        watched: Watched,
-        until_s: float,
-        limit_s: float,
+    def _served(
+        self, launch: Launch, run: EndedRun, limit_s: float, until_s: float
     ) -> Launch | None:
         """The measurement of a launch that was stopped while running; None if it is not enough.
 
         Every instance must have enough steady values of the objective's metric while all were running.
         """
         window = Window(until_s=until_s)
-        served = self.measured(launch, report, watched, "", (), window)
+        served = self.measured(launch, run._replace(said="", notes=()), window)
         name = self._metric_name(self.announcements)
-        for total in report.metrics:
+        for total in run.report.metrics:
             if total.name == name:
                 window = window_of(total).within(window)
         seen = [one for one in served.series if one.metric == name and window.of(one).values]
@@ -103,20 +128,12 @@ class Reader:
         if (
             served.outcome is not Outcome.MEASURED
             or served.steadiness in (Steadiness.TOO_FEW, Steadiness.NOT_STEADY)
-            or len({one.instance for one in seen}) < len(report.instances)
+            or len({one.instance for one in seen}) < len(run.report.instances)
         ):
             return None
         limit = number(limit_s)
         note = f"it was still running after {limit} s: measured until then and stopped"
         return served._replace(notes=(note, *served.notes))
-
-    def describe_unserved(self) -> str:
-        """Why a program that was still running could not be measured."""
-        if self.objective.metric == WALL:
-            return "a program that does not end needs a --metric that it prints while running"
-        return (
-            f"it had too few steady values of {self.objective.metric!r} by then: increase --timeout"
-        )
 
     def _metric_name(self, announcements: Sequence[Announcement]) -> str:
         """The name of the objective's metric in series."""
@@ -124,30 +141,20 @@ class Reader:
         name = objective.metric if objective.metric == WALL else name_of(objective.metric)
         return announcements[0].metric if name == MARK and announcements else name
 
-    def measured(
-        self,
-        launch: Launch,
-        report: Report,
-        watched: Watched,
-        said: str,
-        known: Sequence[str],
-        window: Window | None = None,
-    ) -> Launch:
+    def measured(self, launch: Launch, run: EndedRun, window: Window = ALWAYS) -> Launch:
         """The measurement of a launch that succeeded. `window`: when values count."""
-        announced = self.announced(watched)
+        announced, report = self._announced(run), run.report
         series = (*series_of(report), *announced.series)
-        summaries = summaries_of_run(report, announced, self.objective, window or Window())
+        summaries = summaries_of_run(report, announced, self.objective, window)
         name = self._metric_name(announced.announcements)
-        launch = launch._replace(series=series, stderr_tail=said)
+        launch = launch._replace(series=series, stderr_tail=run.said)
         lines = [
             f"{total.name}: {total.not_finite}" for total in report.metrics if total.not_finite
         ]
         lines += [announced.not_finite] if announced.not_finite else []
         if lines:
-            return launch._replace(outcome=Outcome.NOT_FINITE, notes=(*lines[:1], *known))
-        # Replaced by a note for each metric.
-        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
-        unseen = describe_unseen(self.objective.metric, report)
+            return launch._replace(outcome=Outcome.NOT_FINITE, notes=(*lines[:1], *run.notes))
+        notes, unseen = run.other_notes, describe_unseen(self.objective.metric, report)
         return self._concluded(launch, summaries, name, [*notes, *announced.notes], unseen)
 
     def _concluded(
@@ -234,7 +241,8 @@ class Reader:
         if load.problem:
             return Tried(False, load.problem)
         unmeasured = Launch(BARE, "", Outcome.NOT_STARTED, None, 0.0)
-        launch = self.measured_load(unmeasured, load, Report(0, "", 0.0, 0, (), (), ()), memory, ())
+        unreported = EndedRun(Report(0, "", 0.0, 0, (), (), ()), memory)
+        launch = self.measured_load(unmeasured, load, unreported)
         if launch.value is None:
             return Tried(False, launch.notes[0])
         seen = dict(launch.requirements)
@@ -246,22 +254,15 @@ class Reader:
             shown.append(f"{bound.quantity} {told}")
         return Tried(all(bound.holds(value) for bound, value in values), ", ".join(shown))
 
-    def measured_load(
-        self,
-        launch: Launch,
-        load: Load,
-        report: Report,
-        memory: MemoryWatch,
-        known: Sequence[str],
-    ) -> Launch:
+    def measured_load(self, launch: Launch, load: Load, run: EndedRun) -> Launch:
         """The measurement of a service by what its generators printed."""
-        notes = [text for text in known if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+        notes = run.other_notes
         if not load.service_ended:
             launch = launch._replace(exit_code=None)
         if load.problem:
             outcome, reason = load.outcome, load.problem
-            unwatched = Watched(0.0, (), None, "")
-            if load.service_ended and (ended := failure_of(report, unwatched, memory, load.said)):
+            run = run._replace(watched=Watched(), said=load.said)
+            if load.service_ended and (ended := failure_of(run)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
             return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
         required = {one.quantity for one in self.objective.requirements}

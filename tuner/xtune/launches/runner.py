@@ -9,7 +9,6 @@ xlaunch supervises each launch as usual and delivers printed and reported values
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import subprocess
@@ -29,7 +28,7 @@ from xlaunch.report import Report
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK, Announcement
 from xtune.launches.highest_load import LoadRange, load_at_limit
-from xtune.launches.launch import NO_LIMITS, WALL, Launch, Limits, Objective, Outcome
+from xtune.launches.launch import NO_LIMITS, WALL, Launch, Limits, Objective
 from xtune.launches.measurements import Reader, rate_in
 from xtune.launches.meters import CpuWait, EnergyMeter, MemoryWatch
 from xtune.launches.services import (
@@ -44,19 +43,8 @@ from xtune.launches.services import (
     free_ports,
     run_command,
 )
-from xtune.launches.summaries import (
-    kind_in,
-    name_of,
-    series_of,
-)
-from xtune.launches.watching import (
-    Race,
-    Tail,
-    Watched,
-    failure_of,
-    secondary_of,
-    watch,
-)
+from xtune.launches.summaries import kind_in, name_of
+from xtune.launches.watching import EndedRun, LaunchWatch, Race, Tail, secondary_of
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.user_parameters import replace
@@ -270,7 +258,8 @@ class Runner:
                     load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()
                     limit_s = None
-                watched = watch(run, (tail, printed), meter, limit_s=limit_s, race=race)
+                watch = LaunchWatch(run, (tail, printed), meter, limit_s, race)
+                watched = watch.until_the_end()
                 joules = meter.joules()
                 try:
                     report = run.report()
@@ -293,10 +282,12 @@ class Runner:
             exit_code=report.exit_code if report.instances else None,
             shared_cpus=tuple(shared),
         )
+        ended = EndedRun(report, memory, watched, said, notes)
         if load is not None:
-            return self._reader.measured_load(launch, load, report, memory, notes)
-        until_s = math.inf if limit_s is None else started + limit_s - watched.began
-        return self._read(launch, report, watched, memory, said, notes, limit_s, until_s)
+            return self._reader.measured_load(launch, load, ended)
+        if limit_s is None or limit_s != self.timeout_s:
+            return self._reader.read(launch, ended)
+        return self._reader.read(launch, ended, limit_s, started + limit_s - watched.began)
 
     def _under_load(
         self, test: LoadTest, service: Service, configuration: Configuration, memory: MemoryWatch
@@ -317,32 +308,3 @@ class Runner:
         if load.level is not None:
             self._highest[configuration] = load.level[1]
         return load
-
-    def _read(
-        self,
-        launch: Launch,
-        report: Report,
-        watched: Watched,
-        memory: MemoryWatch,
-        said: str,
-        notes: tuple[str, ...],
-        limit_s: float | None,
-        until_s: float,
-    ) -> Launch:
-        """The measurement of a launch that has ended or was ended. `until_s`: its time limit."""
-        failure = failure_of(report, watched, memory, said)
-        is_timeout = watched.ended_as is Outcome.TIMED_OUT and limit_s == self.timeout_s
-        if is_timeout and limit_s is not None:
-            served = self._reader.served(launch, report, watched, until_s, limit_s)
-            if served is not None:
-                return served
-        if failure is None:
-            return self._reader.measured(launch, report, watched, said, notes)
-        outcome, reason = failure
-        if is_timeout:
-            reason += f"; {self._reader.describe_unserved()}"
-        series = (*series_of(report), *self._reader.announced(watched).series)
-        said = "" if outcome is Outcome.CUT else said
-        return launch._replace(
-            outcome=outcome, series=series, stderr_tail=said, notes=(reason, *notes)
-        )

@@ -135,6 +135,9 @@ class Window(NamedTuple):
         return series._replace(times_s=tuple(times), values=tuple(values))
 
 
+ALWAYS = Window()
+
+
 def name_of(text: str) -> str:
     """The name of a metric as written. Raises `UsageError` if it is invalid."""
     return text if text.startswith(MARK) else parse_metric(text).name
@@ -148,7 +151,7 @@ def kind_in(text: str) -> MetricKind:
 def window_of(total: MetricTotal) -> Window:
     """The time in which all instances were running, as reported by xlaunch."""
     if total.window_from_s is None:
-        return Window()
+        return ALWAYS
     after_s = total.window_from_s
     return Window(after_s, math.inf if total.window_s is None else after_s + total.window_s)
 
@@ -201,7 +204,7 @@ def summarise(
     *,
     kind: MetricKind | None = None,
     unit: str | None = None,
-    window: Window | None = None,
+    window: Window = ALWAYS,
     larger_is_better: bool | None = None,
     known: Sequence[str] = (),
 ) -> Summary | None:
@@ -210,14 +213,13 @@ def summarise(
     kind, unit
         None: from the metric's name.
     window
-        When all instances were running; None: always.
+        When all instances were running.
     larger_is_better
         None: from the kind of metric.
     known
         Earlier notes, which come first.
     """
     kind, printed_in = kind or kind_of(metric), unit or ""
-    window = window or Window()
     if larger_is_better is None and kind is not MetricKind.VALUE:
         larger_is_better = kind is MetricKind.RATE
     inside = {one.instance: window.of(one) for one in series}

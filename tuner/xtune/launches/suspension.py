@@ -7,10 +7,14 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
+from typing import TypeVar
 
 from xlaunch.machine.processes import has_job_control
+
+Answer = TypeVar("Answer")
 
 
 class Suspended(BaseException):
@@ -38,6 +42,21 @@ def suspendable() -> Iterator[None]:
 def _take(number: int, frame: FrameType | None) -> None:
     if has_job_control(os.getpid()):
         raise Suspended
+
+
+def repeated(
+    make: Callable[[], Answer],
+    turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    resumed: Callable[[], None] = lambda: None,
+) -> Answer:
+    """The result of `make`, called in a `turn`; called again, after `resumed`, if Ctrl-Z has ended it."""
+    while True:
+        try:
+            with turn(), suspendable():
+                return make()
+        except Suspended:
+            suspend()
+            resumed()
 
 
 def suspend() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from xlaunch.errors import WarningKind, kind_of
 from xlaunch.metrics.live import LiveLine, LiveStart, LiveValue
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.report import Report
@@ -173,29 +174,19 @@ class Race(NamedTuple):
 class Watched(NamedTuple):
     """Observations of a running launch."""
 
-    began: float
+    began: float = 0.0
     """Start of its first instance, on the clock of `time.monotonic()`."""
-    lines: tuple[LiveLine, ...]
+    lines: tuple[LiveLine, ...] = ()
     """Marked lines, and the ones after them."""
-    ended_as: Outcome | None
+    ended_as: Outcome | None = None
     """`TIMED_OUT` or `CUT` if the tuner ended it."""
-    reason: str
-
-
-def watch(
-    run: RunningLaunch,
-    tails: Sequence[Tail],
-    meter: EnergyMeter,
-    *,
-    limit_s: float | None = None,
-    race: Race | None = None,
-) -> Watched:
-    """Wait for the end of all processes. Reads `tails` and samples `meter` meanwhile."""
-    return _Watch(run, tails, meter, limit_s, race).until_the_end()
+    reason: str = ""
 
 
 @dataclass(eq=False)
-class _Watch:
+class LaunchWatch:
+    """Watches a running launch. Reads `tails` and samples `meter` meanwhile."""
+
     run: RunningLaunch
     tails: Sequence[Tail]
     meter: EnergyMeter
@@ -217,6 +208,7 @@ class _Watch:
         self._sample_at = self._started + MAX_PAUSE_S
 
     def until_the_end(self) -> Watched:
+        """Wait for the end of all processes."""
         while not self.run.wait(0):
             # select.select fails for descriptors from 1,024 on.
             poll = select.poll()
@@ -338,12 +330,28 @@ def _total(values: Iterable[Number | None]) -> Number | None:
     return sum(known[1:], known[0]) if known and len(known) == len(found) else None
 
 
-def failure_of(
-    report: Report, watched: Watched, memory: MemoryWatch, said: str
-) -> tuple[Outcome, str] | None:
+class EndedRun(NamedTuple):
+    """What is known of a launch that has ended."""
+
+    report: Report
+    memory: MemoryWatch
+    watched: Watched = Watched()
+    said: str = ""
+    """The last lines of its standard error."""
+    notes: tuple[str, ...] = ()
+    """xlaunch's warnings."""
+
+    @property
+    def other_notes(self) -> list[str]:
+        """Those not about metrics that were not seen: these get a note of xtune's."""
+        return [text for text in self.notes if kind_of(text) is not WarningKind.UNSEEN_METRIC]
+
+
+def failure_of(run: EndedRun) -> tuple[Outcome, str] | None:
     """The outcome of a failed launch, and why; None if it succeeded."""
-    if watched.ended_as is not None:
-        return watched.ended_as, watched.reason
+    report, said = run.report, run.said
+    if run.watched.ended_as is not None:
+        return run.watched.ended_as, run.watched.reason
     # An instance that the system had no process for is not in the report.
     if sum(one.started for one in report.instances) < report.count:
         last = (said.splitlines() or ["it printed nothing"])[-1]
@@ -353,7 +361,7 @@ def failure_of(
     if KILLER in report.reason:
         return Outcome.OUT_OF_MEMORY, report.reason
     killed = any(one.signal == "SIGKILL" or one.exit_code == KILLED for one in report.instances)
-    why = memory.explain(killed=killed, stderr=said)
+    why = run.memory.explain(killed=killed, stderr=said)
     if why is not None:
         return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"
     return Outcome.CRASHED, report.reason
