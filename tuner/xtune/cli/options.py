@@ -8,18 +8,16 @@ from typing import Any
 
 import click
 
-from xlaunch.errors import UsageError
 from xlaunch.options.commands import (
     CONTEXT,
     Command,
     GroupedCommand,
-    ParamType,
     Parsed,
     click_option,
     with_options,
     with_program,
 )
-from xlaunch.options.definitions import METRIC, POSITIVE_DURATION, WHOLE_NUMBER
+from xlaunch.options.definitions import METRIC, POSITIVE_DURATION, WHOLE_NUMBER, OptionKind
 from xtune.request import (
     DEFAULT_BUDGET,
     EACH,
@@ -33,27 +31,13 @@ from xtune.request import (
 )
 
 
-class Percentage(ParamType):
-    """A percentage with its sign. **Ex.:** ``1%``, ``0.5%``."""
-
-    name = "N%"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, float):
-            return value
-        try:
-            return parse_percentage(value)
-        except UsageError as error:
-            return self.fail(str(error), param, ctx)
-
-
 def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any:
     return click.option(*names.split(), metavar=metavar, help=help_text, **more)
 
 
 MIN_EFFECT = _option(
     "--min-effect", None, f"Smallest gain that counts. Default: {MIN_EFFECT_TEXT}.",
-    type=Percentage(), default=MIN_EFFECT_TEXT,
+    type=Parsed(OptionKind("N%", parse_percentage)), default=MIN_EFFECT_TEXT,
 )  # fmt: skip
 PREPARE = _option("--prepare", "COMMAND", "Command to run before each launch.")
 
