@@ -16,13 +16,13 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import MAX, Mode, Request, plan
 from xtune.errors import SpaceError
 from xtune.space.launch_options import ALL_CORES, BY_NODE, parse_layout, with_option
-from xtune.space.machine_space import find_layouts
+from xtune.space.machine_space import counts_of, find_layouts
 
 ANY = Request()
 
 
 def texts(machine: Machine, request: Request = ANY, *, one: bool = False) -> str:
-    return " ".join(layout.text for layout in find_layouts(machine, request, one_instance=one))
+    return " ".join(find_layouts(machine, request, one_instance=one))
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,15 @@ def test_what_the_user_keeps_back_is_not_shared_out() -> None:
     machine = make_machine(packages=(8,), l3=(4, 4))
     assert texts(machine, Request.of(reserve_cores=4)) == "1xall 1x1 1x2 2x1 2x2 4x1"
     assert texts(machine, Request.of(cpus=(2, 3))) == "1xall 1x1 2x1"
-    whole, *_ = find_layouts(machine, Request.of(reserve_cores=1), one_instance=False)
-    assert (whole.text, whole.instances, whole.ncores) == (ALL_CORES, 1, 7)
+    layouts = find_layouts(machine, Request.of(reserve_cores=1), one_instance=False)
+    (text, whole), *_ = layouts.items()
+    assert (text, whole.count, whole.instances[0].ncores) == (ALL_CORES, 1, 7)
 
 
 def test_instances_that_would_have_no_memory_are_left_out() -> None:
     machine = make_machine(packages=(64,), l3=(64,))
     poor = machine._replace(limits=machine.limits._replace(memory_limit_bytes=2 * GIB))
-    most = max(layout.instances for layout in find_layouts(poor, Request(), one_instance=False))
+    most = max(plan.count for plan in find_layouts(poor, Request(), one_instance=False).values())
     assert most == 8
 
 
@@ -95,12 +96,13 @@ def test_layouts_of_a_captured_machine_fit_and_differ(name: str) -> None:
     machine = read_capture(name)
     layouts = find_layouts(machine, Request(), one_instance=False)
     whole = plan(Request().layout, machine)
-    assert layouts[0].text == ALL_CORES
+    assert next(iter(layouts)) == ALL_CORES
+    instances, ncores = counts_of(layouts.values())
     places = []
-    for layout in layouts:
-        made = plan(with_option(Request(), "layout", layout.text).layout, machine)
-        assert made.count == layout.instances
-        assert min(instance.ncores for instance in made.instances) == layout.ncores
+    for at, layout in enumerate(layouts):
+        made = plan(with_option(Request(), "layout", layout).layout, machine)
+        assert made.count == instances.values[at]
+        assert min(instance.ncores for instance in made.instances) == ncores.values[at]
         places.append(sorted((i.cpus, i.ncores, i.threads) for i in made.instances))
     assert (
         plan(with_option(Request(), "layout", ALL_CORES).layout, machine).instances

@@ -28,7 +28,6 @@ from xtune.errors import SpaceError
 from xtune.space.launch_options import (
     ALL_CORES,
     ALLOCATOR,
-    INSTANCES,
     LAYOUT,
     MEMORY,
     OMP,
@@ -37,8 +36,7 @@ from xtune.space.launch_options import (
     Layout,
     with_option,
 )
-from xtune.space.launch_options import NCORES as CORES
-from xtune.space.machine_space import MadeSpace
+from xtune.space.machine_space import MadeSpace, counts_of
 from xtune.space.parameters import Parameter, Value, Where
 from xtune.space.spaces import Derived, Space
 
@@ -180,16 +178,11 @@ def hypertune_space(
     """
     settings = read_settings(path)
     parameters, notes = parameters_of(settings, request, machine)
-    derived = []
+    derived: list[Derived] = []
     for parameter in parameters:
         if parameter.name == LAYOUT:
-            plans = [
-                plan(with_option(request, LAYOUT, text).layout, machine)
-                for text in parameter.values
-            ]
-            counts = tuple([made.count for made in plans])
-            cores = tuple([min(i.ncores for i in made.instances) for made in plans])
-            derived = [Derived(INSTANCES, LAYOUT, counts), Derived(CORES, LAYOUT, cores)]
+            requests = [with_option(request, LAYOUT, text) for text in parameter.values]
+            derived = counts_of(plan(one.layout, machine) for one in requests)
     if settings.output_dir is not None:
         notes += (
             f"output_dir {settings.output_dir!r} of {path} is not used: launches are kept in the"

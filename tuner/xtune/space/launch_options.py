@@ -52,10 +52,16 @@ WAITING_VARIABLES = frozenset(
 )
 """A user who set one of these has chosen how threads wait."""
 
+_WORDED: dict[str, type[Place | MemoryPolicy | HugePages]] = {
+    PLACE: Place,
+    MEMORY: MemoryPolicy,
+    THP: HugePages,
+}
+
 WORDS = frozenset(
     [ALL_CORES, BY_NODE, *ALLOCATORS, "auto", *RUNTIMES]
     + [f"{name}+{way}" for name, ways in WAITING.items() for way in ways]
-    + [member.value for words in (Place, MemoryPolicy, HugePages) for member in words]
+    + [member.value for words in _WORDED.values() for member in words]
 )
 """Every word that conditions may compare a launch parameter with, available here or not."""
 
@@ -92,23 +98,17 @@ def with_option(request: Request, name: str, value: Value) -> Request:
     """`request` with one of `OPTIONS` set to `value`. Raises `SpaceError` for an invalid value."""
     if name == SMT and isinstance(value, bool):
         return request.replace(smt=value)
-    try:
-        if name == LAYOUT:
-            return _with_layout(request, str(value))
-        if name == OMP:
-            return _with_openmp(request, str(value))
-        if name == PLACE:
-            return request.replace(place=Place(value))
-        if name == MEMORY:
-            return request.replace(mem_policy=MemoryPolicy(value))
-        if name == THP:
-            return request.replace(thp=HugePages(value))
-    except ValueError as error:
-        if isinstance(error, SpaceError):
-            raise
-        raise SpaceError(f"{name}={value}: there is no such value") from None
+    if name == LAYOUT:
+        return _with_layout(request, str(value))
+    if name == OMP:
+        return _with_openmp(request, str(value))
     if name == ALLOCATOR:
         return request.replace(allocator=str(value))
+    if name in _WORDED:
+        try:
+            return request.replace(**{OPTION_KEYS.get(name, name): _WORDED[name](value)})
+        except ValueError:
+            raise SpaceError(f"{name}={value}: there is no such value") from None
     raise SpaceError(f"{name}={value!r}: xtune searches no such option of xlaunch")
 
 

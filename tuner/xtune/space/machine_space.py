@@ -47,22 +47,10 @@ MIN_SHARE_BYTES = 256 << 20
 """Minimum memory for each instance: about that of a Python that has imported torch."""
 
 
-class Candidate(NamedTuple):
-    """One value of the parameter `layout`."""
+def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> dict[str, Plan]:
+    """The layouts to try with their plans, xlaunch's default first; no two give the same placement.
 
-    text: str
-    """**Ex.:** ``4x8``, `ALL_CORES`, `BY_NODE`."""
-    instances: int
-    ncores: int
-    """Cores of each instance; of the smallest if they differ."""
-
-
-def find_layouts(
-    machine: Machine, request: Request, *, one_instance: bool
-) -> tuple[Candidate, ...]:
-    """The layouts to try, xlaunch's default first; no two give the same placement.
-
-    Sizes double within an L3 cache, then by whole caches, nodes and packages. For each size there is one
+    **Ex.:** ``4x8``, `ALL_CORES`, `BY_NODE`. Sizes double within an L3 cache, then by whole caches, nodes and packages. For each size there is one
     instance, as many as fit, and half as many: programs limited by caches or memory run better when
     fewer share them. So 512 cores have about thirty layouts, not 100,000.
 
@@ -70,24 +58,29 @@ def find_layouts(
     because several instances cannot be compared with one. Raises `UsageError` if nothing can be
     planned.
     """
-    whole = plan(with_option(request, "layout", ALL_CORES).layout, machine)
+    whole = plan(with_option(request, LAYOUT, ALL_CORES).layout, machine)
     pool = whole_cores(machine.topology, whole.allowed_cpus)
     budget = _budget(whole, len(pool), request)
-    found = {_places(whole): Candidate(ALL_CORES, 1, whole.instances[0].ncores)}
-    for layout in _pairs(machine, pool, budget, one_instance=one_instance):
-        text = str(layout)
+    by_place = {_places(whole): (ALL_CORES, whole)}
+    pairs = _pairs(machine, pool, budget, one_instance=one_instance)
+    for text in [*map(str, pairs), *([] if one_instance else [BY_NODE])]:
         try:
-            made = plan(with_option(request, "layout", text).layout, machine)
+            made = plan(with_option(request, LAYOUT, text).layout, machine)
         except UsageError:
             continue
         if not _starves(made):
-            found.setdefault(_places(made), Candidate(text, *layout))
-    if not one_instance:
-        made = plan(with_option(request, "layout", BY_NODE).layout, machine)
-        smallest = min(instance.ncores for instance in made.instances)
-        if not _starves(made):
-            found.setdefault(_places(made), Candidate(BY_NODE, made.count, smallest))
-    return tuple(found.values())
+            by_place.setdefault(_places(made), (text, made))
+    return dict(by_place.values())
+
+
+def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[Derived]:
+    """The values that conditions may use of a parameter's plans.
+
+    The cores are those of the smallest instance.
+    """
+    pairs = [(made.count, min(one.ncores for one in made.instances)) for made in plans]
+    instances, ncores = zip(*pairs, strict=True)
+    return [Derived(INSTANCES, parameter, instances), Derived(NCORES, parameter, ncores)]
 
 
 def _places(made: Plan) -> tuple[object, ...]:
@@ -235,9 +228,7 @@ def make_space(
         left_out += offers.left_out
     names = {parameter.name for parameter in launch}
     if LAYOUT not in names:
-        whole = plan(request.layout, machine)
-        derived.append(Derived(INSTANCES, "", (whole.count,)))
-        derived.append(Derived(NCORES, "", (min(i.ncores for i in whole.instances),)))
+        derived += counts_of([plan(request.layout, machine)], "")
     fixed: dict[str, Value] = {
         SMT: request.layout.smt,
         PLACE: request.layout.place.value,
@@ -281,16 +272,15 @@ def _placement(
         left_out.append(LeftOut(LAYOUT, f"given: {', '.join(asked)}"))
     else:
         found = find_layouts(machine, request, one_instance=one_instance)
-        requests = [with_option(request, LAYOUT, one.text) for one in found]
+        requests = [with_option(request, LAYOUT, text) for text in found]
         if one_instance:
             reason = "wall time cannot compare them with one, unless they divide the work"
             left_out.append(LeftOut(f"{LAYOUT}: several instances", reason))
         if len(found) == 1:
             left_out.append(LeftOut(LAYOUT, "there is one core to use"))
         else:
-            texts, instances, ncores = zip(*found, strict=True)
-            derived += [Derived(INSTANCES, LAYOUT, instances), Derived(NCORES, LAYOUT, ncores)]
-            yield Parameter(LAYOUT, texts, texts[0], Where.OPTION, reason=REASONS[LAYOUT])
+            derived += counts_of(found.values())
+            yield Parameter(LAYOUT, tuple(found), ALL_CORES, Where.OPTION, reason=REASONS[LAYOUT])
 
     def moves(one: Request, other: Request) -> bool:
         return plan(one.layout, machine).instances != plan(other.layout, machine).instances

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.environment import Environment, prepare_environment
@@ -93,21 +93,14 @@ class Resolver:
 
         Raises `SpaceError` for a name or value that is not in the space.
         """
-        if configuration == BARE:
-            complete = self.space.complete({})
-        else:
-            complete = self.space.complete(configuration)
-        by_place = {where: list[str]() for where in Where}
-        for parameter in self.space.parameters:
-            by_place[parameter.where].append(parameter.name)
-        words = {name: complete[name] for name in by_place[Where.PROGRAM]}
-        request = fill(self.original, words)
+        request = fill(self.original, self.own_values(configuration))
         if configuration == BARE:
             return request
-        for name in by_place[Where.OPTION]:
-            request = with_option(request, name, complete[name])
-        for name in by_place[Where.VARIABLE]:
-            request = with_variable(request, name, complete[name])
+        complete = self.space.complete(configuration)
+        for where, change in ((Where.OPTION, with_option), (Where.VARIABLE, with_variable)):
+            for one in self.space.parameters:
+                if one.where is where:
+                    request = change(request, one.name, complete[one.name])
         return request
 
     def own_values(self, configuration: Configuration) -> dict[str, Value]:
@@ -181,11 +174,22 @@ class Resolver:
     def preset(self, configuration: Configuration, *, use: str = "best.toml") -> str:
         """The text of a preset file named `use`, for ``xlaunch --preset best.toml PROGRAM``.
 
-        It does not hold the program and its arguments: see `command`. Raises `SpaceError` for a
-        configuration that is not in the space, `UsageError` for a value that TOML cannot hold.
+        It does not hold the program and its arguments: see `command`. The options of searched
+        parameters are written even at their defaults, so that no other option file changes what was
+        measured. Raises `SpaceError` for a configuration that is not in the space, `UsageError` for a
+        value that TOML cannot hold.
         """
-        searched = [p.name for p in self.space.parameters if p.where is Where.OPTION]
-        return preset_of(self.request(configuration), searched, use=use)
+        request = self.request(configuration)
+        values = {option.key: value for option, value in _changed(request)}
+        for name in [p.name for p in self.space.parameters if p.where is Where.OPTION]:
+            if name == LAYOUT:
+                fields: tuple[str, ...] = (
+                    ("mode",) if request.layout.mode else ("instances", "ncores")
+                )
+            else:
+                fields = (OPTION_KEYS.get(name, name),) if name in OPTIONS else ()
+            values |= {field: request.options()[field] for field in fields}
+        return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
 
     def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
         try:
@@ -311,27 +315,6 @@ def command_of(request: Request, *, preset: str | None = None) -> list[str]:
     program = list(request.program.words)
     ambiguous = program[:1] and (program[0] in RESERVED or program[0].startswith("-"))
     return [*words, *(["--"] if ambiguous else []), *program]
-
-
-def preset_of(request: Request, searched: Collection[str], *, use: str) -> str:
-    """The text of a preset with the options of `request`, for ``xlaunch --preset FILE PROGRAM``.
-
-    searched
-        Names of searched parameters: their options are written even at their defaults, so that no
-        other option file changes what was measured.
-    use
-        The name of the file, for its first line.
-
-    Raises `UsageError` for a value that TOML cannot hold.
-    """
-    values = {option.key: value for option, value in _changed(request)}
-    for name in searched:
-        if name == LAYOUT:
-            fields: tuple[str, ...] = ("mode",) if request.layout.mode else ("instances", "ncores")
-        else:
-            fields = (OPTION_KEYS.get(name, name),) if name in OPTIONS else ()
-        values |= {field: request.options()[field] for field in fields}
-    return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
 
 
 def _changed(request: Request) -> Iterator[tuple[Option, Any]]:

@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xtune.errors import SpaceError
@@ -28,43 +28,8 @@ Choices = tuple[int, ...]
 """The position of each parameter's value."""
 
 
-class ValueCheck(NamedTuple):
-    """A condition on the values of some parameters."""
-
-    positions: tuple[int, ...]
-    """The parameters that it depends on, ascending; at least one."""
-    admits: Callable[[Sequence[int]], bool]
-    """Called with at least the choices up to the last of `positions`."""
-
-
-def admitted(sizes: Sequence[int], checks: Sequence[ValueCheck]) -> Iterator[Choices]:
-    """Yield the choices that every check admits, the last parameter changing fastest.
-
-    Raises `SpaceError` after too many checks.
-    """
-    due = [[c.admits for c in checks if c.positions[-1] == at] for at in range(len(sizes))]
-    made = 0
-
-    def complete(choices: list[int]) -> Iterator[Choices]:
-        nonlocal made
-        at = len(choices)
-        if at == len(sizes):
-            yield tuple(choices)
-            return
-        made += len(due[at]) * sizes[at]
-        if made > MAX_CHECKS:
-            raise SpaceError(
-                "the conditions combine too many parameters to be solved; leave out a --when, or give"
-                " parameters fewer values"
-            )
-        for choice in range(sizes[at]):
-            choices.append(choice)
-            if all(admits(choices) for admits in due[at]):
-                yield from complete(choices)
-            choices.pop()
-
-    return complete([])
-
+Check = tuple[tuple[int, ...], Condition]
+"""A condition, and the positions of the parameters that it depends on, ascending; at least one."""
 
 SCHEMA_VERSION = 1
 """Of `Space.to_plain`: increased when a key changes its meaning or is removed."""
@@ -117,15 +82,15 @@ class Space:
         names |= {one.name: one.values for one in self.derived}
         self.conditions = tuple([parse_condition(text, names, words) for text in conditions])
         self._sizes = [len(p.values) for p in self.parameters]
-        checks = [self._check_of(condition) for condition in self.conditions]
-        self._checks = [check for check in checks if check.positions]
+        checks = [(self._asked(condition), condition) for condition in self.conditions]
+        self._checks = [check for check in checks if check[0]]
         for condition in self.conditions:
             if not self._possible(condition):
                 raise SpaceError(f"--when {condition.text!r}: no configuration meets it")
         self._members: tuple[Choices, ...] = ()
         """With conditions: all configurations, or the first ones if there are too many to count."""
         if self._checks:
-            found = itertools.islice(admitted(self._sizes, self._checks), MAX_COUNTED + 1)
+            found = itertools.islice(self._admitted(self._checks), MAX_COUNTED + 1)
             self._members = tuple(found)
         self.is_counted = len(self._members) <= MAX_COUNTED
         """Whether `size` is exact."""
@@ -184,7 +149,7 @@ class Space:
         )
 
     def __iter__(self) -> Iterator[Configuration]:
-        for choices in admitted(self._sizes, self._checks):
+        for choices in self._admitted(self._checks):
             yield self._configuration(choices)
 
     def __contains__(self, configuration: object) -> bool:
@@ -322,20 +287,44 @@ class Space:
         names = {sources.get(name, name) for name in condition.names} - {""}
         return tuple(sorted([self._positions[name] for name in names]))
 
-    def _check_of(self, condition: Condition) -> ValueCheck:
-        return ValueCheck(
-            self._asked(condition), lambda choices: condition.holds(self._values(choices))
-        )
-
     def _admits(self, choices: Choices) -> bool:
-        return all(check.admits(choices) for check in self._checks)
+        return all(condition.holds(self._values(choices)) for _, condition in self._checks)
+
+    def _admitted(self, checks: Sequence[Check]) -> Iterator[Choices]:
+        """Yield the choices that every check admits, the last parameter changing fastest.
+
+        Raises `SpaceError` after too many checks.
+        """
+        sizes = self._sizes
+        due = [[check for places, check in checks if places[-1] == at] for at in range(len(sizes))]
+        made = 0
+
+        def complete(choices: list[int]) -> Iterator[Choices]:
+            nonlocal made
+            at = len(choices)
+            if at == len(sizes):
+                yield tuple(choices)
+                return
+            made += len(due[at]) * sizes[at]
+            if made > MAX_CHECKS:
+                raise SpaceError(
+                    "the conditions combine too many parameters to be solved; leave out a --when, or"
+                    " give parameters fewer values"
+                )
+            for choice in range(sizes[at]):
+                choices.append(choice)
+                if all(condition.holds(self._values(choices)) for condition in due[at]):
+                    yield from complete(choices)
+                choices.pop()
+
+        return complete([])
 
     def _possible(self, condition: Condition) -> bool:
         """Whether a condition can hold by itself."""
-        check = self._check_of(condition)
-        if not check.positions:
+        places = self._asked(condition)
+        if not places:
             return condition.holds(self._values(()))
-        return next(admitted(self._sizes, [check]), None) is not None
+        return next(self._admitted([(places, condition)]), None) is not None
 
 
 def _coordinates(
