@@ -207,7 +207,7 @@ def _print(comparison: Comparison, commands: Sequence[str], objective: Objective
     click.echo(_sentence(comparison, objective))
     if told := describe_differences(shown):
         click.echo(told)
-    caution = disturbance_of(comparison.pairs).caution
+    caution = disturbance_of(comparison.pairs)
     if caution:
         click.echo(f"whether the commands themselves differ is {caution}")
 

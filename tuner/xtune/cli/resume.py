@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from xlaunch.errors import UsageError
@@ -13,27 +15,17 @@ from xtune.cli.options import OUTPUT, RESUMING
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
 @click.argument("study", required=False)
 @with_options(RESUMING, OUTPUT)
-def command(
-    *,
-    study: str | None,
-    storage: str | None,
-    budget: str | None,
-    save_preset: str | None,
-    force: bool,
-    as_json: bool,
-    verbose: bool,
-    quiet: bool,
-) -> int:
+def command(*, study: str | None, storage: str | None, budget: str | None, **output: Any) -> int:
     """Continue STUDY, or the latest one.
 
     Its options are those that it was begun with. The budget is for new launches. Default: the budget
     that the study was begun with.
     """
-    if quiet and verbose:
+    if output["quiet"] and output["verbose"]:
         raise UsageError("--quiet contradicts --verbose; drop one")
 
     from xtune.cli.output_files import preset_path
-    from xtune.cli.searching import Shown, announce, run_search
+    from xtune.cli.searching import Shown, run_search
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
     from xtune.search.budget import parse_budget
@@ -41,14 +33,11 @@ def command(
 
     if budget is not None:
         parse_budget(budget)
-    save_preset = preset_path(save_preset, force=force)
+    output["save_preset"] = preset_path(output["save_preset"], force=output["force"])
+    shown = Shown(**output)
     stored = find_stored(open_named(storage), study)
     stored.study.require_current()
-    enter(stored.directory, quiet=quiet)
+    enter(stored.directory, quiet=shown.quiet)
     asked = stored.asked._replace(budget=budget or stored.asked.budget, storage=storage)
-    task = prepare(asked, known=stored.study.subject, show_output=verbose)
-    if not quiet:
-        announce(task, verbose=verbose)
-    return run_search(
-        resumed(task, stored.study), Shown(save_preset, as_json, verbose, quiet, force)
-    )
+    task = prepare(asked, known=stored.study.subject, show_output=shown.verbose)
+    return run_search(resumed(task, stored.study), shown)

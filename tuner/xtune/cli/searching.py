@@ -107,7 +107,7 @@ class Signals:
             raise Interruption
 
 
-def announce(task: SearchTask, *, verbose: bool = False) -> None:
+def _announce(task: SearchTask, *, verbose: bool) -> None:
     """Print the objective and the space; with the reasons for what is left out if `verbose`."""
     say(f"objective: {aim(task.objective)}")
     for line in describe_space(task.space, task.made.left_out, verbose=verbose):
@@ -118,6 +118,8 @@ def announce(task: SearchTask, *, verbose: bool = False) -> None:
 
 def run_search(begun: Begun, shown: Shown) -> int:
     """Search and print the verdict; return the exit code."""
+    if not shown.quiet:
+        _announce(begun.task, verbose=shown.verbose)
     with Signals() as signals:
         with _screen(begun.task, shown) as screen:
             found = search(begun, screen, say=silent if shown.quiet else say, check=signals.check)

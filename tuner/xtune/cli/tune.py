@@ -48,7 +48,7 @@ def command(
     )
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.searching import Beginning, Shown, announce, run_search
+    from xtune.cli.searching import Beginning, Shown, run_search
     from xtune.preparation import silent
     from xtune.search.events import Observer
     from xtune.searches import begin
@@ -60,8 +60,6 @@ def command(
         asked, context.obj, observer=observer, say=silent if quiet else say, show_output=verbose
     )
     context.call_on_close(begun.study.storage.close)
-    if not quiet:
-        announce(begun.task, verbose=verbose)
     return run_search(begun, Shown(save_preset, as_json, verbose, quiet, force))
 
 
