@@ -12,7 +12,6 @@ from xlaunch.machine.topology import Machine
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import plan
 from xtune.errors import ObjectiveError, StudyError
-from xtune.evidence.readings import SecondGoal
 from xtune.launches.announcements import MARK
 from xtune.launches.functions import Function, FunctionMeasurer
 from xtune.launches.launch import WALL, Goal, Launch, Limits, Objective
@@ -199,12 +198,12 @@ def _notes(asked: SearchRequest, subject: Subject, resolver: Resolver) -> Iterat
         yield NO_FRONT.format(metric=asked.metrics[1])
 
 
-def second_goal(asked: SearchRequest) -> SecondGoal | None:
-    """The second goal; None without a second --metric, or if that is only recorded."""
+def second_goal(asked: SearchRequest) -> Objective | None:
+    """The objective of the second --metric; None without a second --metric, or if that is only recorded."""
     if len(asked.metrics) < 2:
         return None
     try:
-        return SecondGoal(asked.metrics[1], goal_of(asked.metrics[1], asked.goals[1:2]))
+        return Objective(asked.metrics[1], goal_of(asked.metrics[1], asked.goals[1:2]))
     except ObjectiveError:
         return None  # neither a rate nor a time, and without --goal
 

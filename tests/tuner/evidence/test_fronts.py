@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tuner.evidence.contenders import RATE, launch
 
-from xtune.evidence.readings import Point, SecondGoal, front_of
-from xtune.launches.launch import Goal, Launch
+from xtune.evidence.readings import Point, front_of
+from xtune.launches.launch import Goal, Launch, Objective
 from xtune.space.parameters import Configuration
 
-WAIT = SecondGoal("wait", Goal.MINIMIZE)
+WAIT = Objective("wait", Goal.MINIMIZE)
 
 
 def launches(rows: list[tuple[float, float]]) -> list[Launch]:

@@ -100,7 +100,7 @@ def played(case: Case, seed: int) -> Played:
         ],
         strict=False,
     )
-    return Played(final.verdict(in_full=False), bool(disturbance_of(pairs).caution))
+    return Played(final.verdict(in_full=False), bool(disturbance_of(pairs)))
 
 
 def is_wrong(case: Case, verdict: Verdict, is_in_doubt: bool) -> bool:

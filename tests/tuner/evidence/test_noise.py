@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from xtune.evidence.noise import (
-    Disturbance,
     disturbance_of,
     noise_cautions,
     outliers,
@@ -83,10 +82,9 @@ def waiting(*shares: float | None) -> list[Launch]:
 
 def test_pairs_in_which_one_waited_longer_are_disturbed() -> None:
     found = disturbance_of(itertools.pairwise(waiting(0.0, 0.3, 0.05, 0.06, None, 0.9)))
-    assert found == Disturbance(disturbed=2, pairs=3)
-    assert found.caution.startswith("not known: in 2 of 3 pairs of launches one waited much longer")
+    assert found.startswith("not known: in 2 of 3 pairs of launches one waited much longer")
 
 
 @pytest.mark.parametrize("shares", [(), (0.5,), (0.5, 0.5, 0.55), (0.0, 0.9, 0.9), (None, None)])
 def test_where_most_pairs_waited_alike_nothing_is_said(shares: tuple[float | None, ...]) -> None:
-    assert disturbance_of(itertools.pairwise(waiting(*shares))).caution == ""
+    assert disturbance_of(itertools.pairwise(waiting(*shares))) == ""

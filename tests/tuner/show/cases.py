@@ -12,7 +12,6 @@ from typing import NamedTuple
 from tests.tuner.search.scripted import RATE, SMALL, gain
 from tests.tuner.show.pages import Element, findings, read_page
 
-from xtune.evidence.readings import SecondGoal
 from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome, Series
 from xtune.show.results import SearchResult
 from xtune.space.parameters import BARE, Configuration
@@ -54,7 +53,7 @@ def slow(configuration: Configuration) -> float:
     return 0.0 if configuration == BARE else gain(configuration) - 1.5
 
 
-ACCURACY = SecondGoal("accuracy", Goal.MAXIMIZE)
+ACCURACY = Objective("accuracy", Goal.MAXIMIZE)
 
 CASES: dict[str, Callable[[], SearchResult]] = {
     "gain": lambda: findings(60),

@@ -15,7 +15,6 @@ from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
 
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
-from xtune.evidence.readings import SecondGoal
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.search.budget import Budget
 from xtune.search.strategy import Strategy
@@ -45,7 +44,7 @@ def findings(
     noise: float = 0.01,
     outcomes: Callable[[Configuration], Outcome] = lambda _: Outcome.MEASURED,
     change: Callable[[Launch], Launch] = lambda launch: launch,
-    second: SecondGoal | None = None,
+    second: Objective | None = None,
     program: tuple[str, ...] = (sys.executable, "-c", "pass", "{batch}"),
     study: str = "made up",
 ) -> SearchResult:

@@ -15,9 +15,9 @@ from xtune.show.words import (
     counted,
     duration,
     launches,
+    objective_quantity,
     percent,
     period,
-    quantity_of,
     ratios,
     size,
     spans,
@@ -63,9 +63,12 @@ def test_amounts(value: float, metric: str, text: str) -> None:
 
 
 def test_axes_name_metric_unit_and_goal() -> None:
-    axes = [quantity_of(one, Goal.MINIMIZE).axis for one in (WALL, "images/s", "latency_ms")]
+    axes = [
+        objective_quantity(Objective(one, Goal.MINIMIZE)).axis
+        for one in (WALL, "images/s", "latency_ms")
+    ]
     assert axes == ["wall time (s)", "images/s", "latency_ms"]
-    quantity = quantity_of("@hypertune latency (ms)", Goal.MINIMIZE)
+    quantity = objective_quantity(Objective("@hypertune latency (ms)", Goal.MINIMIZE))
     assert (quantity.axis, quantity.better) == ("latency (ms)", "less is better")
     assert quantity.of(None) == NOTHING
 

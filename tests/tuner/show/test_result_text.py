@@ -11,7 +11,6 @@ from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 
 from xlaunch.planning import Request
 from xtune.evidence.ratios import RatioInterval
-from xtune.evidence.readings import SecondGoal
 from xtune.evidence.verdicts import Contender, MoreBudget, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
@@ -261,7 +260,7 @@ def test_warnings_come_with_the_result() -> None:
     assert list(result_lines(concluded(NO_GAIN, launches)))[-3] == f"  warning: {told}"
 
 
-SECOND = SecondGoal("latency", Goal.MINIMIZE)
+SECOND = Objective("latency", Goal.MINIMIZE)
 
 
 @pytest.mark.parametrize(

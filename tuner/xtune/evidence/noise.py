@@ -107,29 +107,20 @@ MAX_WAIT_DIFFERENCE = 0.1
 """A pair of launches is disturbed if one waited longer for other programs by more than this share."""
 
 
-class Disturbance(NamedTuple):
-    """The pairs of launches in which the scheduler may have made the difference."""
-
-    disturbed: int
-    pairs: int
-
-    @property
-    def caution(self) -> str:
-        """What to say in place of effects if most pairs are disturbed; else empty."""
-        if 2 * self.disturbed <= self.pairs:
-            return ""
-        return (
-            f"not known: in {self.disturbed} of {counted(self.pairs, 'pair')} of launches one waited"
-            f" much longer (by over {MAX_WAIT_DIFFERENCE:.0%} of the time) for CPUs that other programs"
-            " used; end these, or give CPUs of their own by --cpus"
-        )
-
-
-def disturbance_of(pairs: Iterable[tuple[Launch, Launch]]) -> Disturbance:
-    """Count the disturbed pairs among those whose waiting is known."""
+def disturbance_of(pairs: Iterable[tuple[Launch, Launch]]) -> str:
+    """What to say in place of effects if the scheduler may have made the difference in most pairs of
+    launches whose waiting is known; else empty.
+    """
     waits = [(one.secondary.waited, other.secondary.waited) for one, other in pairs]
     known = [abs(a - b) for a, b in waits if a is not None and b is not None]
-    return Disturbance(sum(one > MAX_WAIT_DIFFERENCE for one in known), len(known))
+    disturbed = sum(one > MAX_WAIT_DIFFERENCE for one in known)
+    if 2 * disturbed <= len(known):
+        return ""
+    return (
+        f"not known: in {disturbed} of {counted(len(known), 'pair')} of launches one waited"
+        f" much longer (by over {MAX_WAIT_DIFFERENCE:.0%} of the time) for CPUs that other programs"
+        " used; end these, or give CPUs of their own by --cpus"
+    )
 
 
 MIN_CONTROLS = 5

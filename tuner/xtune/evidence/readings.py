@@ -19,7 +19,7 @@ import numpy as np
 
 from xlaunch.text import counted
 from xtune.evidence.ratios import student_quantile
-from xtune.launches.launch import WALL, Goal, Launch, Objective, Outcome
+from xtune.launches.launch import WALL, Launch, Objective, Outcome
 from xtune.launches.summaries import compared, name_of
 from xtune.space.parameters import Configuration, Parameter, Value
 
@@ -138,20 +138,6 @@ def importance_of(
     return found._replace(settings=tuple(settings), explained=explained)
 
 
-class SecondGoal(NamedTuple):
-    """A second goal besides the objective."""
-
-    metric: str
-    """As for xlaunch's --metric, or `WALL`."""
-    goal: Goal
-
-    def of(self, launch: Launch) -> float | None:
-        """The value of a launch."""
-        if self.metric == WALL:
-            return launch.secondary.wall_s
-        return dict(launch.metrics).get(name_of(self.metric))
-
-
 class Point(NamedTuple):
     """A configuration's medians of both goals."""
 
@@ -163,18 +149,20 @@ class Point(NamedTuple):
 
 
 def front_of(
-    launches: Sequence[Launch], objective: Objective, second: SecondGoal
+    launches: Sequence[Launch], objective: Objective, second: Objective
 ) -> tuple[Point, ...]:
     """Every configuration that has both values, the bare command too, the best by the objective first."""
+    name = None if second.metric == WALL else name_of(second.metric)
     rows: dict[Configuration, list[tuple[float, float]]] = {}
     for launch in launches:
-        mine, theirs = launch.value, second.of(launch)
+        mine, theirs = launch.value, dict(launch.metrics).get(name or "")
+        theirs = launch.secondary.wall_s if name is None else theirs
         if objective.is_feasible(launch) and mine is not None and theirs is not None:
             rows.setdefault(launch.configuration, []).append((mine, theirs))
     points = [
         Point(one, *map(statistics.median, zip(*both, strict=True))) for one, both in rows.items()
     ]
-    ways = (objective.sign, 1.0 if second.goal is Goal.MAXIMIZE else -1.0)
+    ways = objective.sign, second.sign
     points.sort(key=lambda one: -ways[0] * one.first)
     gains = [(ways[0] * one.first, ways[1] * one.other) for one in points]
     return tuple(

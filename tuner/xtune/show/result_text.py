@@ -215,7 +215,7 @@ def _mattered(result: SearchResult) -> Iterator[str]:
     neighbours = itertools.pairwise(result.launches)
     caution = disturbance_of(
         [(one, other) for one, other in neighbours if one.configuration != other.configuration]
-    ).caution
+    )
     if caution:
         yield f"  what mattered: {caution}"
         return

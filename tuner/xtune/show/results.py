@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
 from xtune.evidence.finals import FinalPlan
-from xtune.evidence.readings import Importance, Point, SecondGoal, front_of, importance_of
+from xtune.evidence.readings import Importance, Point, front_of, importance_of
 from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared, with_unit
@@ -70,7 +70,7 @@ class SearchResult(NamedTuple):
     favourite: Favourite | None
     records: tuple[Record, ...]
     """Launches that have ended, also those of earlier searches of the study."""
-    second: SecondGoal | None = None
+    second: Objective | None = None
     """The second --metric, if it has a goal."""
     storage: str | None = None
     """--storage; None: the default storage."""
@@ -95,10 +95,8 @@ class SearchResult(NamedTuple):
 
     @property
     def other_objective(self) -> Objective | None:
-        """The second goal as an objective."""
-        if self.second is None:
-            return None
-        return with_unit(Objective(self.second.metric, self.second.goal), self.launches)
+        """The second goal with its unit."""
+        return None if self.second is None else with_unit(self.second, self.launches)
 
     @property
     def launches(self) -> tuple[Launch, ...]:

@@ -62,7 +62,7 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
     failed = [note for one in made for note in one.notes if note.startswith("--cleanup ")]
     if failed:
         yield Warned("cleanup", f"after {launches(len(failed))} of {len(made):,}: {failed[-1]}")
-    caution = disturbance_of(final_pairs(records)).caution
+    caution = disturbance_of(final_pairs(records))
     if caution:
         yield Warned("waiting", f"whether the settings made the difference is {caution}")
     hosts: dict[str, list[Control]] = {}

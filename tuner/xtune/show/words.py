@@ -62,14 +62,12 @@ class Quantity(NamedTuple):
         return f"{number(value)} {self.unit or f'({self.name})'}"
 
 
-def quantity_of(metric: str, goal: Goal, unit: str = "") -> Quantity:
-    """The quantity that a metric measures.
+def objective_quantity(objective: Objective) -> Quantity:
+    """The quantity that an objective's metric measures.
 
     **Ex.:** the unit is ``s`` for ``wall``, ``ms`` for ``step_ms``, ``images/s`` for itself.
-
-    unit
-        See `Objective.unit`.
     """
+    metric, goal, unit = objective.metric, objective.goal, objective.unit
     if metric == WALL:
         return Quantity("wall time", "s", goal)
     name = name_of(metric)
@@ -79,10 +77,6 @@ def quantity_of(metric: str, goal: Goal, unit: str = "") -> Quantity:
     if metric.startswith(MARK):
         name = metric.removeprefix(MARK).strip() or "announced value"
     return Quantity(name, named or unit, goal, is_scaled=named is None and bool(unit))
-
-
-def objective_quantity(objective: Objective) -> Quantity:
-    return quantity_of(objective.metric, objective.goal, objective.unit)
 
 
 def amount(value: float, objective: Objective) -> str:
