@@ -36,7 +36,7 @@ from xtune.launches.runner import Runner
 from xtune.launches.summaries import compared, kind_in, with_unit
 from xtune.launches.suspension import repeated
 from xtune.preparation import goal_of
-from xtune.search.workers import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn
 from xtune.show.result_text import describe_interval
 from xtune.show.screens import WAITING
 from xtune.show.words import (
@@ -108,7 +108,7 @@ def _measure_of(
     runner = Runner(resolver, objective, work_shared=True, prepare=prepare)
 
     def measure() -> Launch:
-        runner.learn(first)
+        runner.reader.learn(first)
         launch = runner.measure(configuration)
         if launch.outcome is Outcome.NO_METRIC:
             raise MetricNotSeenError(f"{text!r}: {launch.notes[0]}")
@@ -133,7 +133,7 @@ def _compare(
         if not quiet:
             say(WAITING.format(holder=holder))
 
-    turn = HostTurn(runtime_directory(os.environ), waiting)
+    turn = HostTurn(waiting)
     comparison = Comparison(objective, planned=runs or USUAL_RUNS, rule=rule)
     is_shown = not quiet and sys.stderr.isatty()
     try:

@@ -8,8 +8,11 @@ import os
 import click
 
 from xlaunch.errors import XLaunchError
+from xlaunch.files import write_output
 from xlaunch.options.commands import CONTEXT, with_options
 from xtune.cli.options import REPORTING
+
+KIB = 1 << 10
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})
@@ -26,12 +29,11 @@ def command(
 ) -> int:
     """Print the verdict of STUDY, or of the latest one, so far. Nothing is launched."""
     from xtune.cli import say
-    from xtune.cli.output_files import check_page, preset_path, write_best, write_page
-    from xtune.cli.searching import print_result
+    from xtune.cli.searching import preset_path, print_result, write_best
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
     from xtune.searches import recall
-    from xtune.show.page import require_libraries
+    from xtune.show.page import PAGE, check_page, render_page, require_libraries
 
     if html is not None:
         check_page(html, force=force)
@@ -54,6 +56,8 @@ def command(
         if why:
             say(f"note: {why}")
     if html is not None:
-        write_page(html, result, stored, force=force)
+        text = render_page(result._replace(directory=stored.directory))
+        write_output(html, text, option="--html", kind=PAGE, force=force)
+        say(f"page: {html} ({len(text.encode()) / KIB:.0f} KiB)")
     print_result(result, as_json=as_json)
     return 0

@@ -24,8 +24,7 @@ def command(*, study: str | None, storage: str | None, budget: str | None, **out
     if output["quiet"] and output["verbose"]:
         raise UsageError("--quiet contradicts --verbose; drop one")
 
-    from xtune.cli.output_files import preset_path
-    from xtune.cli.searching import Shown, run_search
+    from xtune.cli.searching import Shown, preset_path, run_search
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
     from xtune.search.budget import parse_budget

@@ -18,9 +18,9 @@ import click
 
 from xlaunch.console import terminal_width
 from xlaunch.errors import UsageError
+from xlaunch.options.presets import check_preset_path, write_preset
 from xlaunch.text import folded
 from xtune.cli import EXIT_INTERRUPTED, say
-from xtune.cli.output_files import write_best
 from xtune.errors import StorageError
 from xtune.preparation import SearchTask, silent
 from xtune.search.events import Ended, Observer
@@ -29,6 +29,7 @@ from xtune.show.result_text import result_lines
 from xtune.show.results import SearchResult
 from xtune.show.screens import RESUMED, WAITING, PlainScreen
 from xtune.show.words import aim, describe_space
+from xtune.space.parameters import BARE
 
 COMMAND_LINE = re.compile(r"(run it|to try it|preset): |: xtune re(port|sume)\b")
 """What precedes the commands of a verdict."""
@@ -139,6 +140,46 @@ def run_search(begun: Begun, shown: Shown) -> int:
     if found.ended is Ended.INTERRUPTED:
         return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
     return 0
+
+
+def preset_path(path: str | None, *, force: bool) -> str | None:
+    """The absolute path of --save-preset. Raises `UsageError` unless a preset can be written there."""
+    if path is None:
+        return None
+    check_preset_path(path, force=force)
+    return os.path.abspath(path)
+
+
+FREE_NAMES = ("best.toml", *(f"best-{number}.toml" for number in range(2, 1000)))
+
+
+def write_best(
+    result: SearchResult, wanted: str | None, *, force: bool = False
+) -> tuple[str | None, str]:
+    """Write the winner's preset; return its path, or None and the reason.
+
+    wanted
+        The user's file; None: the first free of best.toml, best-2.toml, ..., unless the preset
+        would set nothing.
+    force
+        The user's file may be another than an earlier preset, but none that the program uses.
+
+    Raises `UsageError` if the user's file cannot be written.
+    """
+    best = result.verdict.best
+    if best == BARE:
+        return None, "" if wanted is None else f"{wanted} is not written: the bare command is kept"
+    path = wanted or next(name for name in FREE_NAMES if not os.path.lexists(name))
+    text = result.resolver.preset(best, use=path)
+    if wanted is None and not any(line and line[0] != "#" for line in text.splitlines()):
+        return None, ""  # only arguments of the program change
+    try:
+        write_preset(path, text, force=force, program=result.resolver.program.argv)
+    except UsageError as error:
+        if wanted is not None:
+            raise
+        return None, f"no preset is written: {error}"
+    return path, ""
 
 
 def print_result(result: SearchResult, *, as_json: bool) -> None:

@@ -45,12 +45,12 @@ def find_stored(storage: Storage, name: str | None) -> StoredStudy:
     return StoredStudy(study, parse_search(arguments), arguments, options["folder"])
 
 
-def open_named(text: str | None, *, create: bool = False) -> Storage:
+def open_named(text: str | None) -> Storage:
     """The storage that --storage names; see `open_storage`.
 
     It is closed at the end of the command that is running. Raises `StorageError`.
     """
-    storage = open_storage(text, create=create)
+    storage = open_storage(text, create=False)
     command = click.get_current_context(silent=True)
     if command is not None:
         command.call_on_close(storage.close)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from xlaunch.errors import UsageError, XLaunchError
+from xlaunch.files import OutputKind, check_output
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
@@ -55,6 +56,36 @@ def require_libraries() -> None:
         import_module("jinja2")
     except ImportError as error:
         raise UsageError(f"the page needs Jinja2 ({error}): pip install Jinja2") from None
+
+
+SUFFIXES = (".html", ".htm")
+
+PAGE = OutputKind(
+    "a page that xtune wrote", lambda head: b'<meta name="generator" content="xtune">' in head
+)
+
+
+def check_page(path: str, *, force: bool = False) -> None:
+    """Raise `UsageError` unless a page can be written there and replaces no file but a page of xtune's.
+
+    `force`: or any other file.
+    """
+    what = f"--html {path!r}"
+    if path == "-":
+        raise UsageError(
+            f"{what}: a page goes to a file, not to standard output; write --html report.html"
+        )
+    # Without FILE, the study's name is taken for it, and that often starts with a script's name.
+    if not path.endswith(SUFFIXES):
+        raise UsageError(f"{what}: the name of a page ends in .html; write --html report.html")
+    directory = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(directory):
+        raise UsageError(f"{what}: the directory {directory} does not exist; create it first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError(f"{what}: {directory} is not writable")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UsageError(f"{what} exists and is not a regular file; choose another name")
+    check_output(path, PAGE, option="--html", force=force)
 
 
 def render_page(result: SearchResult) -> str:
