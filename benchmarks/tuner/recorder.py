@@ -31,7 +31,7 @@ from benchmarks.tuner.recorded import (
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
 from xtune.preparation import SearchTask, prepare
-from xtune.search.workers import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -56,7 +56,7 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
     order = launch_order(plans, options)
     with _opened(path, header, plans, order) as (stream, done):
         say(f"{len(plans) - 1} plans, {len(order)} launches, {done} of them made already")
-        turn = HostTurn(runtime_directory(os.environ), lambda holder: say(f"waiting for {holder}"))
+        turn = HostTurn(lambda holder: say(f"waiting for {holder}"))
         walls: list[float] = []
         for number in range(done, len(order)):
             with turn():
@@ -69,16 +69,12 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
             os.fsync(stream.fileno())
             walls.append(launch.secondary.wall_s)
             left_s = (len(order) - number - 1) * statistics.fmean(walls)
-            changed = task.space.changes(launch.configuration) if number_of(plan) else "bare"
+            is_bare = launch.configuration == BARE
+            changed = "bare" if is_bare else task.space.changes(launch.configuration)
             shown = launch.outcome.value if launch.value is None else f"{launch.value:g}"
             say(
                 f"{number + 1} of {len(order)}: {changed or 'default'}: {shown}; {left_s:.0f} s left"
             )
-
-
-def number_of(plan: RecordedPlan) -> int:
-    """0 for the bare command's plan, 1 for others."""
-    return int(plan.configurations[0] != BARE)
 
 
 def launch_order(plans: Sequence[RecordedPlan], options: Options) -> list[tuple[int, RecordedPlan]]:

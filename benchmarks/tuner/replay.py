@@ -37,7 +37,7 @@ from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
 from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Limits, Outcome, Secondary
 from xtune.search.budget import Budget
-from xtune.search.events import Allowance, Measurer, SearchOutcome
+from xtune.search.events import Allowance, SearchOutcome
 from xtune.search.records import NextLaunch, Rating, Record, ScoreScale, Stage
 from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
@@ -206,7 +206,9 @@ def _in_order(recording: Recording) -> list[float]:
     return [next(left[plan_hash]) for plan_hash in plans if plan_hash in left]
 
 
-def search(recording: Recording, launches: int, seed: int, measurer: Measurer) -> SearchOutcome:
+def search(
+    recording: Recording, launches: int, seed: int, measurer: RecordedMeasurer
+) -> SearchOutcome:
     """One of our searches."""
     space, objective = recording.header.space, recording.header.objective
     strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)

@@ -24,7 +24,7 @@ from xtune.request import DEFAULT_BUDGET, SearchRequest
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer, require_baseline
 from xtune.search.study import Subject
-from xtune.search.workers import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn
 from xtune.space.hypertune import hypertune_space
 from xtune.space.identities import (
     identify_machine,
@@ -164,11 +164,13 @@ def prepare(
         if found is None:
             runner = runner_for(unknown)
             observer = observer or Observer()
-            turn = HostTurn(runtime_directory(os.environ), observer.waiting)
+            turn = HostTurn(observer.waiting)
             limits = Limits(limit_s=asked.timeout_s)
             probe = repeated(lambda: runner.measure(BARE, limits), turn, observer.resumed)
             require_baseline(probe, unknown)
-            told = [one.objective for one in runner.announcements if metric in (MARK, one.metric)]
+            told = [
+                one.objective for one in runner.reader.announcements if metric in (MARK, one.metric)
+            ]
             found = (told or [unknown])[0]._replace(requirements=requirements)
         objective = found
     else:

@@ -34,7 +34,7 @@ from xtune.search.storage import open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn
 from xtune.show.results import SearchResult
 from xtune.show.words import launches, settings
 from xtune.space.identities import identify_program, installed
@@ -113,7 +113,7 @@ def _metric_printed(asked: SearchRequest) -> str:
     resolver.command(BARE)  # raises if the program is missing
     runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
     runner.reads_output = True
-    with HostTurn(runtime_directory(os.environ))():
+    with HostTurn()():
         require_baseline(runner.measure(BARE, Limits(limit_s=asked.timeout_s)), objective)
     return runner.printed_rate or WALL
 
@@ -140,11 +140,13 @@ def search(
         if task.probe is not None:
             _keep_probe(runner, store, task.probe)
         runner.reads_output = task.objective.metric == WALL and not task.asked.metrics
-        runner.learn([record.launch for record in store.records() if record.launch is not None])
+        runner.reader.learn(
+            [record.launch for record in store.records() if record.launch is not None]
+        )
         runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, task.resolver.plan_hash, store.host, first)
-    host_turn = HostTurn(runtime_directory(os.environ), observer.waiting)
+    host_turn = HostTurn(observer.waiting)
 
     @contextlib.contextmanager
     def turn() -> Iterator[None]:

@@ -11,16 +11,18 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.tuner.cli.commands import RATE, XTUNE, Desk
 from tests.tuner.conftest import Needs
 
+from xlaunch.files import runtime_directory
 from xtune.launches.launch import Launch
 from xtune.launches.runner import Runner
 from xtune.launches.suspension import Suspended
-from xtune.search.workers import HostTurn, runtime_directory
+from xtune.search.workers import HostTurn
 
 KEYS = ["verdict", "gain", "interval", "compared_by", "best", "baseline", "launches", "noise"]
 KEYS += ["smallest_gain", "command"]
@@ -251,7 +253,7 @@ def test_the_launch_that_tells_what_is_measured_is_made_again_after_ctrl_z(
 @pytest.mark.long
 def test_the_launch_that_tells_what_is_measured_waits_for_its_turn(desk: Desk) -> None:
     desk.write("tuned.py", "open('launches', 'a')\nprint(\"@hypertune {'name': 'x'}\")\nprint(1)\n")
-    turn = HostTurn(runtime_directory(desk.environment))
+    turn = HostTurn(directory=Path(runtime_directory("xtune", desk.environment)))
     with contextlib.ExitStack() as held:
         held.enter_context(turn())
         process = held.enter_context(

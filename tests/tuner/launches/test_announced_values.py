@@ -57,7 +57,7 @@ def test_script_is_measured_as_it_is(make_runner: MakeRunner, script: tuple[str,
         runner = make_runner("", "@hypertune", Goal.MINIMIZE, program=script)
         launch = runner.measure(configuration)
         assert launch.outcome is Outcome.MEASURED, launch
-        latency, throughput = runner.announcements
+        latency, throughput = runner.reader.announcements
         assert latency == Announcement("latency (ms)")
         assert throughput == Announcement("throughput", higher_is_better=True)
         assert launch.value is not None  # the first that was announced

@@ -211,7 +211,7 @@ def test_configuration_that_cannot_be_carried_out_says_why(
     assert_unmeasured(launch, Outcome.NOT_STARTED)
     assert said in launch.notes[0]
     assert launch.plan_hash == ""
-    assert runner.plan_hash(configuration) is None
+    assert runner.resolver.plan_hash(configuration) is None
     assert not os.path.exists("ran")
 
 

@@ -56,7 +56,7 @@ def test_every_raw_value_is_kept(make_runner: MakeRunner):
     assert launch.value == 9  # the first value is never counted
     assert dict(launch.metrics) == {"loss": 1.0}  # its last tenth
     assert (launch.steadiness, launch.exit_code) == (Steadiness.TOO_FEW, 0)
-    assert launch.plan_hash == runner.plan_hash(DEFAULT)
+    assert launch.plan_hash == runner.resolver.plan_hash(DEFAULT)
 
 
 def test_warm_up_is_dropped_and_said(make_runner: MakeRunner):
@@ -195,8 +195,8 @@ def test_bare_command_is_left_as_it_is(make_runner: MakeRunner, tmp_path: Path):
     assert added == watched
     assert own.items() <= told["env"].items()
     assert told["cpus"] == sorted(os.sched_getaffinity(0))
-    assert launch.plan_hash == runner.plan_hash(BARE)
-    assert launch.plan_hash != runner.plan_hash(DEFAULT)
+    assert launch.plan_hash == runner.resolver.plan_hash(BARE)
+    assert launch.plan_hash != runner.resolver.plan_hash(DEFAULT)
 
 
 def test_launch_has_neither_terminal_nor_input(make_runner: MakeRunner):

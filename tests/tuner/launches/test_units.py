@@ -105,11 +105,11 @@ def test_the_study_s_first_launch_decides_after_resuming(launched, make_runner, 
     runner = make_runner(
         "for line in open('printed'): tell(line.strip())", "step time", Goal.MINIMIZE
     )
-    runner.learn([kept])
+    runner.reader.learn([kept])
     (resumed,) = launched(["step time: 25"], runner=runner)
     assert resumed.value == pytest.approx(0.025)
     # Launches of older versions do not tell their unit: nothing is compared with them silently.
-    runner.learn([kept._replace(units=())])
+    runner.reader.learn([kept._replace(units=())])
     (refused,) = launched(["step time: 25 ms"], runner=runner)
     assert refused.outcome is Outcome.NO_METRIC
 

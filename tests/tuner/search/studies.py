@@ -71,7 +71,9 @@ def search(
     measurer = ScriptedMeasurer(noise=0.03, seed=seed, on_launch=on_launch)
     strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host, seed=seed)
     budget = Budget(launches=launches)
-    found = Search(SPACE, strategy, measurer, store, RATE, budget, turn=HostTurn(locks)).run()
+    found = Search(
+        SPACE, strategy, measurer, store, RATE, budget, turn=HostTurn(directory=locks)
+    ).run()
     store.update_results(is_last=True)
     return found
 

@@ -93,7 +93,7 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
         told.append(holder)
         raise EnoughError
 
-    first, second = HostTurn(tmp_path), HostTurn(tmp_path, waiting)
+    first, second = HostTurn(directory=tmp_path), HostTurn(waiting, tmp_path)
     with first(), pytest.raises(EnoughError), second():
         pass
     assert told == [f"PID {os.getpid()}"]

@@ -15,6 +15,7 @@ is claimed.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -171,21 +172,18 @@ class Final:
         """Every finalist is out."""
         return self._ended == NO_FINALIST
 
-    @property
-    def is_open_block(self) -> bool:
-        """Whether some launch of the next block was made."""
-        return any(block == self.blocks for block, _ in self._made)
+    def next(self, left: float = math.inf) -> FinalLaunch | None:
+        """The next launch, the same until it is recorded; None if the final is over.
 
-    @property
-    def block_launches(self) -> int:
-        """Launches that the next block still needs."""
-        return len(self._missing())
-
-    def next(self) -> FinalLaunch | None:
-        """The next launch, the same until it is recorded; None if the final is over."""
+        left
+            The launches that may be made: None, too, if another block beyond the plan does not fit.
+        """
         if self.is_over:
             return None
-        candidate = self._missing()[0]
+        candidate, *others = self._missing()
+        is_begun = any(block == self.blocks for block, _ in self._made)
+        if not is_begun and self.blocks >= self.plan.planned and left < 1 + len(others):
+            return None
         return FinalLaunch(self.blocks, candidate, self.plan.configurations[candidate])
 
     def record(self, asked: FinalLaunch, launch: Launch) -> None:

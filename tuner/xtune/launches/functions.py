@@ -74,12 +74,12 @@ class FunctionMeasurer:
     def now_s(self) -> float:
         return time.monotonic()
 
-    def plan_hash(self, configuration: Configuration) -> str | None:
-        """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
-        return self.resolver.plan_hash(configuration)
-
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
-        """See `Measurer`; a call is never cut. Raises `ObjectiveError` for a result of another type."""
+        """See `Measurer`; a call is never cut.
+
+        Raises `ObjectiveError` for a result of another type, `SpaceError` for a configuration that is not
+        in the space.
+        """
         launch = Launch.not_started(configuration, self.resolver.plan_hash(configuration))
         started = time.monotonic()
         try:

@@ -13,7 +13,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
 from xtune.errors import SpaceError
-from xtune.launches.announcements import MARK, Announcement
+from xtune.launches.announcements import MARK
 from xtune.launches.highest_load import LoadRange, load_at_limit
 from xtune.launches.launch import NO_LIMITS, WALL, Launch, Limits, Objective
 from xtune.launches.measurements import Reader, rate_in
@@ -111,7 +111,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         is_service = self.service is not None
-        self._reader = Reader(self.objective, self.metrics, is_service=is_service)
+        self.reader = Reader(self.objective, self.metrics, is_service=is_service)
         self._highest: dict[Configuration, int] = {}
         """The last of each configuration."""
         self._kept_free: CPUs = ()
@@ -122,25 +122,12 @@ class Runner:
         self._earlier_s = 0.0
         """Time of launches that `take_over` added."""
 
-    @property
-    def announcements(self) -> tuple[Announcement, ...]:
-        """The announcements of the last launch."""
-        return self._reader.announcements
-
     def now_s(self) -> float:
         return time.monotonic() + self._earlier_s
-
-    def plan_hash(self, configuration: Configuration) -> str | None:
-        """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
-        return self.resolver.plan_hash(configuration)
 
     def take_over(self, launch: Launch) -> None:
         """Use `launch`, made just before, as the next launch of the bare command; its time counts."""
         self._next_bare = launch
-
-    def learn(self, launches: Iterable[Launch]) -> None:
-        """Compare with the values of earlier launches of the study, whatever units are printed."""
-        self._reader.learn(launches)
 
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
@@ -148,7 +135,7 @@ class Runner:
         if made is not None and configuration == BARE:
             self._earlier_s += made.secondary.wall_s
             return made
-        self._reader.announcements = ()
+        self.reader.announcements = ()
         launch = Launch.not_started(configuration, self.resolver.plan_hash(configuration))
         problem, values = "", self.resolver.own_values(configuration)
         try:
@@ -190,7 +177,7 @@ class Runner:
 
     def _watched(self, run: RunRequest) -> RunRequest:
         """`run` with the options for observing and ending it."""
-        metrics = self._reader.metrics
+        metrics = self.reader.metrics
         if self.service is not None:  # its output is read for a line only
             metrics = ("ready",) if self.service.awaited_line else ()
         return run._replace(
@@ -214,7 +201,7 @@ class Runner:
         if objective.metric == WALL:
             return Race(cut_at, objective.goal, None, MetricKind.TIME, count)
         kind, name = kind_in(objective.metric), name_of(objective.metric)
-        return Race(cut_at, objective.goal, name, kind, count, self._reader.printed)
+        return Race(cut_at, objective.goal, name, kind, count, self.reader.printed)
 
     def _run(
         self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
@@ -226,7 +213,7 @@ class Runner:
         load: Load | None = None
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
-            mark = MARK if MARK in self._reader.metrics else None
+            mark = MARK if MARK in self.reader.metrics else None
             with confined(cpus_of_bare(command.plan, self.resolver.machine, self._kept_free)):
                 run = xlaunch.start(
                     command.plan,
@@ -284,10 +271,10 @@ class Runner:
         )
         ended = EndedRun(report, memory, watched, said, notes)
         if load is not None:
-            return self._reader.measured_load(launch, load, ended)
+            return self.reader.measured_load(launch, load, ended)
         if limit_s is None or limit_s != self.timeout_s:
-            return self._reader.read(launch, ended)
-        return self._reader.read(launch, ended, limit_s, started + limit_s - watched.began)
+            return self.reader.read(launch, ended)
+        return self.reader.read(launch, ended, limit_s, started + limit_s - watched.began)
 
     def _under_load(
         self, test: LoadTest, service: Service, configuration: Configuration, memory: MemoryWatch
@@ -300,7 +287,7 @@ class Runner:
             return test.generate(service.measure)
         load = load_at_limit(
             lambda level: test.generate(loads.fill(service.measure, level)),
-            lambda load: self._reader.tried(load, memory),
+            lambda load: self.reader.tried(load, memory),
             loads,
             start=self._highest.get(configuration),
             tell=self.load_tried,

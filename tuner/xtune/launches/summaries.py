@@ -332,17 +332,13 @@ def in_seconds(value: float, unit: str) -> float:
     return value * SECONDS_AFTER_NUMBER[unit]
 
 
-class Comparable(NamedTuple):
-    """How the printed values of a time become comparable with those of other launches of a study."""
+def comparable(
+    metric: str, kind: MetricKind, unit: str | None, first: str | None
+) -> tuple[float, str | None]:
+    """The factor that makes printed values comparable with those of other launches of a study, and the
+    unit of the products; None: as printed.
 
-    factor: float
-    """To multiply them by."""
-    unit: str | None
-    """Of the products; None: as printed."""
-
-
-def comparable(metric: str, kind: MetricKind, unit: str | None, first: str | None) -> Comparable:
-    """Convert a time to the unit in its name, else to seconds; anything else to the unit that was
+    It converts a time to the unit in its name, else to seconds; anything else to the unit that was
     printed first.
 
     metric
@@ -365,15 +361,15 @@ def comparable(metric: str, kind: MetricKind, unit: str | None, first: str | Non
         )
     unit = unit or named or first
     if not unit:
-        return Comparable(1.0, None)
+        return 1.0, None
     target = named or "s"
-    return Comparable(SECONDS_AFTER_NUMBER[unit] / SECONDS_PER_UNIT[target], target)
+    return SECONDS_AFTER_NUMBER[unit] / SECONDS_PER_UNIT[target], target
 
 
-def _in_first_unit(metric: str, unit: str, first: str | None) -> Comparable:
+def _in_first_unit(metric: str, unit: str, first: str | None) -> tuple[float, str | None]:
     """The same for rates and values. Where % is left out, 0.93 may be 93 %."""
     if first is None or unit == first or (not unit and first != "%"):
-        return Comparable(1.0, first or unit or None)
+        return 1.0, first or unit or None
     factor = conversion(unit, first) if first else None
     if factor is None:
         printed, before = (f"in {one}" if one else "without a unit" for one in (unit, first))
@@ -381,7 +377,7 @@ def _in_first_unit(metric: str, unit: str, first: str | None) -> Comparable:
             f"{metric!r} was printed {printed}, and before {before}: they cannot be compared; print the"
             " same unit always"
         )
-    return Comparable(factor, first)
+    return factor, first
 
 
 def printed_units(launches: Iterable[Launch], metrics: Iterable[str]) -> dict[str, str]:

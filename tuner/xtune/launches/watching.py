@@ -292,7 +292,7 @@ class LaunchWatch:
         value = one.value
         try:
             first = race.printed.get(one.metric)
-            value *= comparable(one.metric, race.kind, one.unit, first).factor
+            value *= comparable(one.metric, race.kind, one.unit, first)[0]
         except ObjectiveError:  # which the launch fails with in the end
             return
         times, values = self._values.setdefault(one.instance, ([], []))

@@ -183,13 +183,6 @@ class Observer:
 class Measurer(Protocol):
     """Starts the workload once under a configuration and returns the result."""
 
-    def plan_hash(self, configuration: Configuration) -> str | None:
-        """Hash of a configuration's plan on this machine; None if it cannot be carried out.
-
-        Configurations with equal hashes are measured as one.
-        """
-        ...
-
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """Make one launch. Failures of the workload do not raise.
 

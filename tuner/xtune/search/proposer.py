@@ -103,7 +103,7 @@ class Proposer:
     """Proposes what to launch next; its answers follow from the ratings and the seed."""
 
     def __init__(self, space: Space, plan_hash: PlanHash, seed: int = 0) -> None:
-        """`plan_hash`: see `Measurer.plan_hash`."""
+        """`plan_hash`: see `Resolver.plan_hash`."""
         self._space = space
         self._plan_hash = plan_hash
         self._seed = seed

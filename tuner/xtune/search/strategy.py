@@ -61,7 +61,7 @@ class Strategy:
     ) -> None:
         """
         plan_hash
-            See `Measurer.plan_hash`.
+            See `Resolver.plan_hash`.
         host
             The host of this worker; each host has its own controls.
         """
@@ -214,11 +214,8 @@ class Strategy:
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
-        launch = final.next()
+        launch = final.next(left)
         if launch is None:
-            return None
-        is_begun = final.is_open_block or final.blocks < final.plan.planned
-        if not is_begun and left < final.block_launches:
             return None
         details = {
             "attempt": final.plan.attempt,

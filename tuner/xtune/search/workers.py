@@ -13,7 +13,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -76,18 +76,13 @@ class Watch:
         return now_s - self._seen[number][1] >= self.lease_s
 
 
-def runtime_directory(environment: Mapping[str, str]) -> Path:
-    """Make the user's private directory for locks on this host. Raises XLaunchError."""
-    return Path(files.runtime_directory("xtune", environment))
-
-
 class HostTurn(NamedTuple):
     """A context manager factory for launches; the context excludes other launches on this host."""
 
-    directory: Path
-    """See `runtime_directory`."""
     waiting: Callable[[str], None] = lambda _: None
     """Called with the holder's name before waiting."""
+    directory: Path | None = None
+    """Of the lock; None: the user's private directory for locks on this host."""
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -96,7 +91,8 @@ class HostTurn(NamedTuple):
                 files.read_record(descriptor).decode(errors="replace") or "another process"
             )
 
-        with files.locked(str(self.directory / "launching.lock"), waiting=report) as descriptor:
+        directory = self.directory or files.runtime_directory("xtune", os.environ)
+        with files.locked(f"{directory}/launching.lock", waiting=report) as descriptor:
             # The last holder's name stays until it is overwritten, so a waiting process reads a name.
             files.write_record(descriptor, f"PID {os.getpid()}".encode())
             yield

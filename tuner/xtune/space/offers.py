@@ -247,20 +247,18 @@ def _look_at(request: Request, environment: Mapping[str, str]) -> _Program:
     return _Program(
         torch=program.installed.has("torch"),
         runtime=program_runtime(program.prefix, program.interpreter),
-        compiles=any(_names_compile(word) for word in _scripts(request)),
+        compiles=_compiles(request),
     )
 
 
-def _scripts(request: Request) -> list[str]:
-    """The script among the program's words."""
-    if request.program.module:
-        return []
-    return [word for word in request.program.words if word.endswith(PYTHON_SUFFIXES[:2])][:1]
-
-
-def _names_compile(path: str) -> bool:
+def _compiles(request: Request) -> bool:
+    """Whether the script among the program's words names a call that compiles."""
+    words = () if request.program.module else request.program.words
+    script = next((word for word in words if word.endswith(PYTHON_SUFFIXES[:2])), None)
+    if script is None:
+        return False
     try:
-        with open_input(path) as stream:
+        with open_input(script) as stream:
             text = stream.read(MAX_SCRIPT_BYTES).decode(errors="replace")
     except (OSError, ValueError):
         return False
