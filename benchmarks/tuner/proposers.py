@@ -113,48 +113,32 @@ class OptunaProposer:
         self._plan_hash = plan_hash
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._distributions = _distributions(space)
-        self._asked: tuple[optuna.Trial, Configuration] | None = None
-        self._told = 0
+        self._asked: optuna.Trial | None = None
+        """The trial of the launch that is rated last."""
         self._worst: float | None = None
 
     def propose(self, ratings: Sequence[Rating]) -> Configuration | None:
-        for rating in ratings[self._told :]:
-            self._tell(rating)
-        self._told = len(ratings)
+        if self._asked is not None:
+            score = ratings[-1].score
+            value = None if score is None else score - CUT_MARGIN * ratings[-1].is_cut
+            self._finish(self._asked, value)
+            self._asked = None
         for _ in range(MAX_ASKED):
             trial = self._study.ask(self._distributions)
             configuration = _from_internal(self._space, trial.params)
             plan_hash = self._plan_hash(configuration) if configuration in self._space else None
             if plan_hash is not None:
-                self._asked = trial, configuration
+                self._asked = trial
                 return configuration
             self._finish(trial, None)
         return None
-
-    def _tell(self, rating: Rating) -> None:
-        import optuna
-
-        value = None if rating.score is None else rating.score - CUT_MARGIN * rating.is_cut
-        if value is not None:
-            self._worst = value if self._worst is None else min(self._worst, value)
-        if self._asked is not None and self._asked[1] == rating.configuration:
-            self._finish(self._asked[0], value)
-            self._asked = None
-            return
-        told = value if value is not None else self._worst
-        if told is not None:
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    params=_to_internal(self._space, rating.configuration),
-                    distributions=self._distributions,
-                    value=told,
-                )
-            )
 
     def _finish(self, trial: optuna.Trial, value: float | None) -> None:
         """Tell a value; of a failure the worst one seen, once there is one."""
         import optuna
 
+        if value is not None:
+            self._worst = value if self._worst is None else min(self._worst, value)
         told = value if value is not None else self._worst
         if told is None:
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -164,11 +148,7 @@ class OptunaProposer:
 
 def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
     """Ordered values as their ranks, anything else as it is."""
-    from optuna.distributions import (
-        BaseDistribution,
-        CategoricalDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
     found: dict[str, BaseDistribution] = {}
     for parameter in space.parameters:
@@ -186,10 +166,3 @@ def _from_internal(space: Space, params: dict[str, Any]) -> Configuration:
             for p in space.parameters
         }
     )
-
-
-def _to_internal(space: Space, configuration: Configuration) -> dict[str, Any]:
-    return {
-        p.name: p.values.index(configuration[p.name]) if p.ordered else configuration[p.name]
-        for p in space.parameters
-    }

@@ -196,20 +196,18 @@ def test_a_grid_goes_through_the_space_in_order_and_ends() -> None:
     assert [one["smt"] for one in found] == [False] * 3 + [True] * 3
 
 
-def test_a_sampler_is_told_of_all_launches_and_of_a_failure_as_the_worst() -> None:
+def test_a_sampler_is_told_of_a_failure_as_the_worst() -> None:
     proposer = sampler("tpe")(SPACE, repr)
     assert isinstance(proposer, OptunaProposer)
-    known = [Rating(one, repr(one), gain(one)) for one in list(SPACE)[::7]]
     told: list[Rating] = []
-    for further in (known, []):
+    for score in (None, 0.5, 0.2, 0.3, None):
         chosen = proposer.propose(told)
         assert chosen is not None
-        told += [Rating(chosen, repr(chosen), None), *further]
+        told.append(Rating(chosen, repr(chosen), score))
     proposer.propose(told)
     first, *values = [trial.value for trial in proposer._study.trials[:-1]]
     assert first is None, "nothing was worse"
-    scores = [gain(one.configuration) for one in known]
-    assert sorted(values) == sorted([*scores, min(scores)])
+    assert values == [0.5, 0.2, 0.3, 0.2]
 
 
 def test_the_pool_of_a_space_of_millions_stays_small_and_finds_its_way() -> None:
