@@ -26,12 +26,7 @@ from xtune.search.events import Observer, require_baseline
 from xtune.search.study import Subject
 from xtune.search.workers import HostTurn
 from xtune.space.hypertune import hypertune_space
-from xtune.space.identities import (
-    identify_machine,
-    identify_program,
-    measured_by,
-    read_processor,
-)
+from xtune.space.identities import identify_machine, identify_program, measured_by, read_processor
 from xtune.space.launch_options import INSTANCES
 from xtune.space.machine_space import MadeSpace, make_space
 from xtune.space.offers import Offers, read_offers

@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import NamedTuple
 
-from xlaunch.machine.limits import ControlGroups
+from xlaunch.machine.limits import ControlGroups, read_counters
 from xlaunch.machine.processes import TICKS_PER_SECOND
-from xlaunch.machine.tree import Tree, number
+from xlaunch.machine.tree import Tree
 
 POWERCAP = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
@@ -24,9 +23,6 @@ again."""
 
 MAX_PAUSE_S = 60.0
 """Maximum time between samples: at 4 kW, a counter of 2^32 units of 61 microjoules wraps after 65 s."""
-
-KILLS, FULL = "kills", "full"
-"""Kills by the kernel's out-of-memory killer; how often a control group reached its limit."""
 
 _WORDS = re.compile(
     r"\bMemoryError\b|\bstd::bad_alloc\b|\bcan(?:no|')t allocate memory\b|\bout of memory\b"
@@ -117,35 +113,15 @@ class CpuWait:
         return time.monotonic(), int(some[1]) / 1e6, sum(busy) / TICKS_PER_SECOND
 
 
-class _Counter(NamedTuple):
-    kind: str
-    """`KILLS` or `FULL`."""
-    path: str
-    name: str
-    """The name at the beginning of its line; empty: the file is one number."""
-
-
 class MemoryWatch:
     """Watches the counters of the system, and of every enclosing control group, from its creation on."""
 
     def __init__(self, root: str = "/") -> None:
         """`root`: root of the file tree to read."""
         self._tree = Tree(root)
-        self._counters = [_Counter(KILLS, "/proc/vmstat", "oom_kill")]
-        for levels in ControlGroups(self._tree).enclosing("memory"):
-            for group in levels:
-                if group.version == 2:
-                    path = f"{group.directory}/memory.events"
-                    self._counters += [
-                        _Counter(KILLS, path, "oom_kill"),
-                        _Counter(FULL, path, "max"),
-                    ]
-                else:
-                    oom, full = (
-                        f"{group.directory}/memory.{name}" for name in ("oom_control", "failcnt")
-                    )
-                    self._counters += [_Counter(KILLS, oom, "oom_kill"), _Counter(FULL, full, "")]
-        self._before = [self._count(one) for one in self._counters]
+        hierarchies = ControlGroups(self._tree).enclosing("memory")
+        self._groups = [group for levels in hierarchies for group in levels]
+        self._before = self._counts()
 
     def explain(self, *, killed: bool, stderr: str) -> str | None:
         """Why a failed launch seems to have lacked memory; None without evidence.
@@ -156,7 +132,11 @@ class MemoryWatch:
             The end of its standard error.
         """
         said = _WORDS.search(stderr)
-        kills, full = self._moved(KILLS), self._moved(FULL)
+        # The largest increases: one event is counted in many places.
+        kills, full = (
+            max([now - then for now, then in zip(*counts, strict=True)], default=0)
+            for counts in zip(self._counts(), self._before, strict=True)
+        )
         if kills > 0 and (killed or said):
             return f"the kernel's out-of-memory killer ran {_times(kills)} meanwhile"
         if killed and full > 0:
@@ -166,20 +146,18 @@ class MemoryWatch:
             return f"it printed {line.strip()[:200]!r}"
         return None
 
-    def _moved(self, kind: str) -> int:
-        """The largest increase; one event is counted in many places."""
-        pairs = zip(self._counters, self._before, strict=True)
-        moved = [self._count(one) - before for one, before in pairs if one.kind == kind]
-        return max(moved, default=0)
-
-    def _count(self, counter: _Counter) -> int:
-        if not counter.name:
-            return self._tree.read_int(counter.path) or 0
-        for line in (self._tree.read(counter.path) or "").splitlines():
-            key, _, value = line.partition(" ")
-            if key == counter.name:
-                return number(value) or 0
-        return 0
+    def _counts(self) -> tuple[list[int], list[int]]:
+        """Kills by the kernel's out-of-memory killer, and how often a control group reached its limit."""
+        kills, full = [read_counters(self._tree, "/proc/vmstat").get("oom_kill", 0)], []
+        for group in self._groups:
+            if group.version == 2:
+                events = read_counters(self._tree, group.file("memory", "events"))
+                full.append(events.get("max", 0))
+            else:
+                events = read_counters(self._tree, group.file("memory", "oom_control"))
+                full.append(self._tree.read_int(group.file("memory", "failcnt")) or 0)
+            kills.append(events.get("oom_kill", 0))
+        return kills, full
 
 
 def _times(count: int) -> str:

@@ -18,13 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from xlaunch.metrics.collector import (
-    MIN_FOR_P99,
-    MetricTotal,
-    durations,
-    last_tenth,
-    percentile,
-)
+from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, last_tenth, percentile
 from xlaunch.metrics.metric_lines import (
     SECONDS_AFTER_NUMBER,
     SECONDS_PER_UNIT,

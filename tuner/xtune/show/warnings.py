@@ -9,13 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from xlaunch.text import number
-from xtune.evidence.noise import (
-    Control,
-    disturbance_of,
-    drift_of,
-    noise_cautions,
-    pooled_spread,
-)
+from xtune.evidence.noise import Control, disturbance_of, drift_of, noise_cautions, pooled_spread
 from xtune.evidence.verdicts import Contender, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Steadiness
 from xtune.search.events import Ended

@@ -25,14 +25,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages
 from xtune.space.identities import Processor
-from xtune.space.launch_options import (
-    ACTIVE,
-    ALLOCATOR,
-    OMP,
-    PASSIVE,
-    THP,
-    WAITING_VARIABLES,
-)
+from xtune.space.launch_options import ACTIVE, ALLOCATOR, OMP, PASSIVE, THP, WAITING_VARIABLES
 from xtune.space.parameters import Configuration, Parameter, Where
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
