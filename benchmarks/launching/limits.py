@@ -39,8 +39,7 @@ from benchmarks.harness.measurement import (
 from benchmarks.harness.quota import QuotaGroup, make_group
 from benchmarks.harness.turns import ROOT, environment
 from benchmarks.launching.startup import xlaunch_command
-from xtune.launches.generators import summaries_of
-from xtune.launches.requests import requests_of
+from xtune.launches.generators import requests_of, summaries_of
 
 SIDES = ("python", "xlaunch")
 CONNECTIONS = 16

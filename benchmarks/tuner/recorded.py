@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TextIO
 from xlaunch.errors import UsageError
 from xtune.launches.launch import NO_LIMITS, Launch, Limits, Objective, Outcome, Secondary
 from xtune.search.encoding import Plain, encode_launch
+from xtune.search.records import NextLaunch, Record
 from xtune.space.parameters import BARE, Configuration, Parameter
 from xtune.space.plain_values import from_plain, to_plain
 from xtune.space.spaces import Space
@@ -183,6 +184,35 @@ def _ended(launch: Launch, outcome: Outcome, wall_s: float) -> Launch:
     return launch._replace(
         outcome=outcome, value=None, secondary=Secondary(wall_s), series=(), requirements=()
     )
+
+
+class MemoryStore:
+    """Records of one worker, kept in memory: and gone with it."""
+
+    host = "here"
+
+    def __init__(self) -> None:
+        self._records: dict[int, Record] = {}
+        self._made = 0
+
+    def records(self) -> Sequence[Record]:
+        return tuple(self._records.values())
+
+    def claim(self, step: NextLaunch) -> int | None:
+        if any(record.step.key == step.key for record in self._records.values()):
+            return None
+        self._made += 1
+        self._records[self._made] = Record(self._made, step, self.host, None)
+        return self._made
+
+    def finish(self, number: int, launch: Launch) -> bool:
+        if number not in self._records:
+            return False
+        self._records[number] = self._records[number]._replace(launch=launch)
+        return True
+
+    def abandon(self, number: int, reason: str) -> None:
+        self._records.pop(number, None)
 
 
 def write_header(stream: TextIO, header: Header, plans: Iterable[RecordedPlan]) -> None:

@@ -30,9 +30,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.tuner.memory import MemoryStore
 from benchmarks.tuner.proposers import GridProposer, OptunaProposer, Proposer, RandomProposer
-from benchmarks.tuner.recorded import RecordedLaunch, RecordedMeasurer, Recording, read_recording
+from benchmarks.tuner.recorded import (
+    MemoryStore,
+    RecordedLaunch,
+    RecordedMeasurer,
+    Recording,
+    read_recording,
+)
 from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
 from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.launch import Launch, Limits, Outcome, Secondary

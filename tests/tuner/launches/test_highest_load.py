@@ -11,7 +11,6 @@ from xlaunch.errors import UsageError
 from xtune.launches.highest_load import (
     TOLERANCE,
     LoadRange,
-    Tried,
     highest,
     load_at_limit,
     parse_load,
@@ -52,8 +51,8 @@ def generated(level: int) -> Load:
 def judged(limit: int, *, saturated_from: int = 1000):
     """Loads up to `limit` hold."""
 
-    def judge(load: Load) -> Tried:
-        return Tried(int(load.outputs[0]) <= limit, "x")
+    def judge(load: Load) -> tuple[bool, str]:
+        return int(load.outputs[0]) <= limit, "x"
 
     def generate(level: int) -> Load:
         is_saturated = level >= saturated_from

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from xtune.launches.requests import GENERATORS, Requests, requests_of
+from xtune.launches.generators import GENERATORS, Requests, requests_of
 
 OUTPUTS: dict[str, tuple[str, Requests]] = {
     "wrk 4.1": (

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.tuner.memory import MemoryStore
+from benchmarks.tuner.recorded import MemoryStore
 from tests.tiers import quick_first
 from tests.tuner.search.scripted import (
     BEST,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
-from benchmarks.tuner.memory import MemoryStore
+from benchmarks.tuner.recorded import MemoryStore
 from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer, gain
 
 from xlaunch.machine import read_machine

@@ -180,7 +180,9 @@ def judge(
         # Do not advise a bare command that breaks requirements.
         is_none = is_none and _is_no_gain(leader, rule) and broken <= 1
         kind = VerdictKind.NO_GAIN if is_none else VerdictKind.INCONCLUSIVE
-        reason = _no_gain_reason(leader, rule) if is_none else _open_reason(leader)
+        reason = _open_reason(leader)
+        if is_none:
+            reason = f"{_where(leader)}; gains below {100 * rule.min_effect:g} % do not matter"
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
             reason += f"; the bare command broke requirements in {broken} of {measured} launches"
@@ -293,10 +295,6 @@ def _gain_reason(winner: Contender, first: Contender) -> str:
             " clearly better and changes more or takes more memory"
         )
     return text
-
-
-def _no_gain_reason(leader: Contender, rule: ClaimRule) -> str:
-    return f"{_where(leader)}; gains below {100 * rule.min_effect:g} % do not matter"
 
 
 def _open_reason(leader: Contender) -> str:

@@ -93,21 +93,13 @@ def highest(holds: Callable[[int], bool], loads: LoadRange, start: int | None) -
     return good if good >= loads.low else None
 
 
-class Tried(NamedTuple):
-    """Whether a load is within the requirements."""
-
-    holds: bool
-    text: str
-    """What was measured."""
-
-
 class _EndedError(Exception):
     """The service ended, or the time of the launch is over."""
 
 
 def load_at_limit(
     generate: Callable[[int], Load],
-    judge: Callable[[Load], Tried],
+    judge: Callable[[Load], tuple[bool, str]],
     loads: LoadRange,
     *,
     start: int | None,
@@ -119,6 +111,8 @@ def load_at_limit(
 
     generate
         Puts the service under a load.
+    judge
+        Whether a load is within the requirements, and what was measured.
     tell
         Is told each load that was tried.
     """
@@ -126,12 +120,12 @@ def load_at_limit(
 
     def holds(level: int) -> bool:
         load = generate(level)
-        found = judge(load)
-        tried[level] = found.holds, load
-        tell(f"{loads.name}={level}: {found.text}: {'holds' if found.holds else 'too much'}")
+        is_met, measured = judge(load)
+        tried[level] = is_met, load
+        tell(f"{loads.name}={level}: {measured}: {'holds' if is_met else 'too much'}")
         if load.service_ended or load.outcome is Outcome.TIMED_OUT:
             raise _EndedError
-        return found.holds
+        return is_met
 
     try:
         level = highest(holds, loads, start)

@@ -13,11 +13,17 @@ from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
-from xtune.launches.generators import LATENCY, summaries_of, summary_of_share
-from xtune.launches.highest_load import LOAD, Tried
+from xtune.launches.generators import (
+    ERRORS,
+    GENERATORS,
+    LATENCY,
+    REJECTED,
+    summaries_of,
+    summary_of_share,
+)
+from xtune.launches.highest_load import LOAD
 from xtune.launches.launch import WALL, Launch, Objective, Outcome, Series, Steadiness
 from xtune.launches.meters import MemoryWatch
-from xtune.launches.requests import ERRORS, GENERATORS, REJECTED
 from xtune.launches.requirements import RESOURCES, check, describe_seen, metrics_to_read
 from xtune.launches.services import Load
 from xtune.launches.summaries import (
@@ -236,15 +242,17 @@ class Reader:
         ]
         return launch._replace(series=tuple(series)), found
 
-    def tried(self, load: Load, memory: MemoryWatch) -> Tried:
-        """Whether a load of several is within the requirements that its generators can tell."""
+    def tried(self, load: Load, memory: MemoryWatch) -> tuple[bool, str]:
+        """Whether a load of several is within the requirements that its generators can tell, and what
+        was measured.
+        """
         if load.problem:
-            return Tried(False, load.problem)
+            return False, load.problem
         unmeasured = Launch(BARE, "", Outcome.NOT_STARTED, None, 0.0)
         unreported = EndedRun(Report(0, "", 0.0, 0, (), (), ()), memory)
         launch = self.measured_load(unmeasured, load, unreported)
         if launch.value is None:
-            return Tried(False, launch.notes[0])
+            return False, launch.notes[0]
         seen = dict(launch.requirements)
         bounds = [it for it in self.objective.requirements if it.quantity not in RESOURCES]
         values = [(it, seen.get(it.text)) for it in bounds]
@@ -252,7 +260,7 @@ class Reader:
         for bound, value in values:
             told = "not printed" if value is None else describe_seen(bound, value)
             shown.append(f"{bound.quantity} {told}")
-        return Tried(all(bound.holds(value) for bound, value in values), ", ".join(shown))
+        return all(bound.holds(value) for bound, value in values), ", ".join(shown)
 
     def measured_load(self, launch: Launch, load: Load, run: EndedRun) -> Launch:
         """The measurement of a service by what its generators printed."""

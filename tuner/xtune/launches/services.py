@@ -55,9 +55,9 @@ from xlaunch.report import Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.supervision.probes import EXEC, Probe, target_of
 from xlaunch.text import number
+from xtune.launches.generators import Requests, requests_of
 from xtune.launches.launch import Outcome
 from xtune.launches.meters import EnergyMeter
-from xtune.launches.requests import Requests, requests_of
 from xtune.launches.watching import Tail
 from xtune.space.parameters import Value
 from xtune.space.user_parameters import replace

@@ -19,6 +19,7 @@ from importlib import metadata
 from typing import NamedTuple
 
 from xlaunch.environment.program import Program
+from xlaunch.machine.sysfs import parse_cpuinfo
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.machine.tree import Tree
 from xlaunch.planning import Request
@@ -67,8 +68,7 @@ def read_processor(root: str = "/") -> Processor:
     features: set[str] = set()
     common: dict[str, str] = {}
     for block in re.split(r"\n\s*\n", text):
-        lines = [line.partition(":") for line in block.splitlines() if ":" in line]
-        values = {name.strip(): value.strip() for name, _, value in lines}
+        values = parse_cpuinfo(block)
         for name, known in _VECTOR_FEATURES.items():
             words = values.get(name, "").split()
             features |= {word for word in words if known.fullmatch(word)}

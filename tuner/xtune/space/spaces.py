@@ -223,13 +223,17 @@ class Space:
         """A point for each value of a parameter, whose distances measure similarity.
 
         An ordered parameter is placed by its rank, one with derived numbers (a layout) by their
-        logarithms; coordinates go from 0 to 1. None for any other, whose values are equally unlike.
+        logarithms, so that twice and half the instances are equally far away; coordinates go from 0 to 1.
+        None for any other, whose values are equally unlike.
         """
         parameter = self.parameter(name)
-        points = _coordinates(parameter, self.derived)
+        numbers = [one.values for one in self.derived if one.parameter == name]
+        axes: list[list[float]] = []
         if parameter.ordered:
-            points = tuple([(float(rank),) for rank in range(len(parameter.values))])
-        axes = [axis for axis in zip(*points or (), strict=True) if min(axis) < max(axis)]
+            axes = [[float(rank) for rank in range(len(parameter.values))]]
+        elif all(isinstance(n, int | float) and n > 0 for axis in numbers for n in axis):
+            axes = [[math.log2(float(n)) for n in axis] for axis in numbers]
+        axes = [axis for axis in axes if min(axis) < max(axis)]
         scaled = [[(n - min(axis)) / (max(axis) - min(axis)) for n in axis] for axis in axes]
         return tuple(zip(*scaled, strict=True)) or None
 
@@ -325,16 +329,3 @@ class Space:
         if not places:
             return condition.holds(self._values(()))
         return next(self._admitted([(places, condition)]), None) is not None
-
-
-def _coordinates(
-    parameter: Parameter, derived: Sequence[Derived]
-) -> tuple[tuple[float, ...], ...] | None:
-    """For each value of a parameter, the logarithms of what is derived from it, or None.
-
-    So twice and half the instances are equally far away.
-    """
-    axes = [one.values for one in derived if one.parameter == parameter.name]
-    if not axes or not all(isinstance(n, int | float) and n > 0 for axis in axes for n in axis):
-        return None
-    return tuple([tuple([math.log2(float(n)) for n in point]) for point in zip(*axes, strict=True)])
