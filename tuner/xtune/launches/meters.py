@@ -119,8 +119,7 @@ class MemoryWatch:
     def __init__(self, root: str = "/") -> None:
         """`root`: root of the file tree to read."""
         self._tree = Tree(root)
-        hierarchies = ControlGroups(self._tree).enclosing("memory")
-        self._groups = [group for levels in hierarchies for group in levels]
+        self._groups = ControlGroups(self._tree).all_enclosing("memory")
         self._before = self._counts()
 
     def explain(self, *, killed: bool, stderr: str) -> str | None:
@@ -150,13 +149,10 @@ class MemoryWatch:
         """Kills by the kernel's out-of-memory killer, and how often a control group reached its limit."""
         kills, full = [read_counters(self._tree, "/proc/vmstat").get("oom_kill", 0)], []
         for group in self._groups:
-            if group.version == 2:
-                events = read_counters(self._tree, group.file("memory", "events"))
-                full.append(events.get("max", 0))
-            else:
-                events = read_counters(self._tree, group.file("memory", "oom_control"))
-                full.append(self._tree.read_int(group.file("memory", "failcnt")) or 0)
+            events = read_counters(self._tree, group.file("memory", "events"))
+            failures = self._tree.read_int(group.file("memory", "failcnt"))
             kills.append(events.get("oom_kill", 0))
+            full.append((failures if group.version == 1 else events.get("max")) or 0)
         return kills, full
 
 

@@ -19,9 +19,8 @@ from importlib import metadata
 from typing import NamedTuple
 
 from xlaunch.environment.program import Program
-from xlaunch.machine.sysfs import parse_cpuinfo
 from xlaunch.machine.topology import CPUs, Machine, Topology
-from xlaunch.machine.tree import Tree
+from xlaunch.machine.tree import Tree, parse_fields
 from xlaunch.planning import Request
 
 _IDENTITY = (
@@ -68,7 +67,7 @@ def read_processor(root: str = "/") -> Processor:
     features: set[str] = set()
     common: dict[str, str] = {}
     for block in re.split(r"\n\s*\n", text):
-        values = parse_cpuinfo(block)
+        values = parse_fields(block)
         for name, known in _VECTOR_FEATURES.items():
             words = values.get(name, "").split()
             features |= {word for word in words if known.fullmatch(word)}
