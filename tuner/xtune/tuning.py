@@ -75,7 +75,7 @@ def next_step(
     # every finalist failed and there is room for others.
     final = strategy.final(records)
     if final is not None:
-        made = final_records(records)
+        made = [record for _, record in final_records(records)]
         if _is_under_way(made):
             return None
         step = strategy.final_step(final, allowance.left)
@@ -259,14 +259,11 @@ class Search:
 
     def _is_of_others(self, step: NextLaunch) -> bool:
         """Whether a launch belongs to a final that another machine runs."""
-        if step.stage is not Stage.FINAL or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
+        if step.details is None or self._idle_looks >= LOOKS_BEFORE_TAKING_OVER:
             return False
-        made = [
-            one
-            for one in final_records(self._records)
-            if one.step.details["plan"] == step.details["plan"]
-        ]
-        return bool(made) and made[-1].host != self.store.host
+        rows = final_records(self._records)
+        hosts = [record.host for details, record in rows if details.plan == step.details.plan]
+        return bool(hosts) and hosts[-1] != self.store.host
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """Call the store, and try again for a while if the storage cannot be reached."""

@@ -117,7 +117,7 @@ def test_a_search_goes_on_where_every_finalist_failed() -> None:
     measurer = ScriptedMeasurer(noise=0.02, outcomes=end)
     result = search(measurer, Budget(launches=60), space=SMALL)
     finals = [one.step for one in result.records if one.step.stage is Stage.FINAL]
-    attempts = {one.details["attempt"] for one in finals}
+    attempts = {one.details.attempt for one in finals}
     assert attempts == {0, 1}
     assert result.verdict.kind is VerdictKind.GAIN
     assert result.verdict.best == SMALL.complete({"allocator": "jemalloc"})

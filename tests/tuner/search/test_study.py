@@ -22,9 +22,10 @@ from xtune.evidence.finals import Finalist, FinalPlan
 from xtune.evidence.verdicts import Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Series
 from xtune.search.budget import Budget
-from xtune.search.encoding import PIECE, encode_final_plan
+from xtune.search.encoding import PIECE
 from xtune.search.events import SearchOutcome
 from xtune.search.records import (
+    FinalDetails,
     NextLaunch,
     Provenance,
     Record,
@@ -215,7 +216,9 @@ def test_winners_of_other_studies_of_the_program_are_known(storage: Storage) -> 
 )
 def test_every_raw_sample_is_kept(storage: Storage, seen: Launch) -> None:
     store = store_of(storage)
-    made = step(details={"block": 3}, origin="a preset", cut_at=0.5)
+    plan = FinalPlan(BARE, (Finalist(SPACE.default),))
+    details = FinalDetails(0, 3, 1, plan, ("a", "b"))
+    made = step(stage=Stage.FINAL, details=details, origin="a preset", cut_at=0.5)
     number = store.claim(made)
     assert store.records() == (Record(number, made, store.host, None),)
     assert store.finish(number, seen)
@@ -292,9 +295,7 @@ def test_a_damaged_launch_is_left_out(
     storage: Storage, damage: Callable[[Any], None], said: str
 ) -> None:
     plan = FinalPlan(BARE, (Finalist(SPACE.default),))
-    details = {
-        "attempt": 0, "block": 0, "candidate": 1, "plan": encode_final_plan(plan), "plans": ["a"],
-    }  # fmt: skip
+    details = FinalDetails(0, 0, 1, plan, ("a",))
     store = store_of(storage)
     series = Series(0, "items/s", (0.1, 0.2), (1.5, float("nan")))
     for number in range(2):

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from tests.tuner.show.made_up import FOUR, launch, recorded
 
+from xtune.evidence.finals import FinalPlan
 from xtune.launches.launch import Goal, Objective, Secondary
-from xtune.search.records import Record, Stage
+from xtune.search.records import FinalDetails, Record, Stage
 from xtune.show.warnings import launch_warnings
 from xtune.space.parameters import BARE
 
@@ -45,7 +46,7 @@ def test_a_final_in_which_the_bare_command_waited_for_others() -> None:
             launch(one, 100.0, secondary=Secondary(1.0, waited=share))
             for one, share in waits.items()
         )
-        final = {"attempt": 0, "block": number}
+        final = FinalDetails(0, number, 0, FinalPlan(BARE, ()), ())
         return [
             one._replace(step=one.step._replace(stage=Stage.FINAL, details=final)) for one in made
         ]

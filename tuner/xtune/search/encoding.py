@@ -16,9 +16,8 @@ import math
 import textwrap
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from xtune.evidence.finals import FinalPlan
 from xtune.launches.launch import Launch
 from xtune.search.records import NextLaunch, Stage
 from xtune.space.parameters import BARE, Configuration
@@ -38,21 +37,13 @@ DAMAGE = (LookupError, TypeError, ValueError, AttributeError, zlib.error)
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
-class FinalDetails(NamedTuple):
-    """The details of a launch of a final."""
-
-    attempt: int
-    block: int
-    candidate: int
-    plans: tuple[str, ...]
-    plan: FinalPlan
-
-
 def check_details(step: NextLaunch) -> tuple[Configuration, ...]:
     """The configurations of a step, those of its final too. Raises one of `DAMAGE`."""
-    if step.stage is not Stage.FINAL:
+    final = step.details
+    if final is None:
+        if step.stage is Stage.FINAL:
+            raise KeyError("details")
         return (step.configuration,)
-    final = from_plain(FinalDetails, step.details)
     if final.candidate not in range(len(final.plan.configurations)):
         raise ValueError(f"candidate is {final.candidate}")
     return (step.configuration, *final.plan.configurations)
@@ -93,11 +84,6 @@ def encode_launch(launch: Launch, *, series: bool = True) -> Plain:
     return {"configuration": configuration, "plan": plan_hash, **_filled(plain)}
 
 
-def encode_final_plan(plan: FinalPlan) -> Plain:
-    plain: Plain = to_plain(plan)
-    return plain | {"finalists": [[*one.values()] for one in plain["finalists"]]}
-
-
 def write_value(write: Callable[[str, Any], object], name: str, value: Any) -> None:
     """Write a plain value as an attribute.
 
@@ -132,6 +118,9 @@ def encode_claim(step: NextLaunch) -> Plain:
     """The attributes of a launch that begins; its configuration is in the trial's parameters."""
     plain: Plain = to_plain(step)
     del plain["configuration"]
+    if step.details is not None:  # finalists are lists, without the names of their fields
+        plan = plain["details"]["plan"]
+        plan["finalists"] = [[*one.values()] for one in plan["finalists"]]
     return _filled(plain)
 
 
@@ -183,6 +172,7 @@ def read_compressed_trial(attributes: Mapping[str, Any]) -> Plain:
     """The attributes of a trial of format 3 as this format has them."""
     claim = attributes[f"{PREFIX}claim"]
     plain: Plain = claim | claim["step"]
+    plain["details"] = plain["details"] or None
     if Configuration(plain["configuration"]) == BARE:
         plain["bare"] = True
     if f"{PREFIX}launch#0" in attributes:

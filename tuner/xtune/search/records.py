@@ -13,8 +13,9 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from xtune.evidence.finals import FinalPlan
 from xtune.evidence.noise import PooledSpread, pooled_spread
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared
@@ -107,6 +108,17 @@ class Stage(enum.Enum):
     """The finalists and the bare command, interleaved."""
 
 
+class FinalDetails(NamedTuple):
+    """The place of a launch in a final, which can be continued from it."""
+
+    attempt: int
+    block: int
+    candidate: int
+    plan: FinalPlan
+    plans: tuple[str, ...]
+    """The hashes of all candidates' plans."""
+
+
 class NextLaunch(NamedTuple):
     """A launch to make."""
 
@@ -119,8 +131,8 @@ class NextLaunch(NamedTuple):
     """Where the configuration came from. **Ex.:** ``xlaunch``, ``preset throughput``."""
     cut_at: float | None = None
     """The launch is ended early once it cannot reach this value."""
-    details: Mapping[str, Any] = {}
-    """Further data needed to continue the search, as plain values."""
+    details: FinalDetails | None = None
+    """Of a launch of a final."""
 
 
 class Record(NamedTuple):

@@ -16,12 +16,10 @@ from xtune.launches.launch import Objective, Outcome
 from xtune.launches.summaries import compared
 from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
-from xtune.search.encoding import encode_final_plan
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
-from xtune.search.records import NextLaunch, Record, ScoreScale, Stage
+from xtune.search.records import FinalDetails, NextLaunch, Record, ScoreScale, Stage
 from xtune.space.parameters import BARE, Configuration
-from xtune.space.plain_values import from_plain
 from xtune.space.spaces import Space
 
 CONTROL_EVERY = 11
@@ -204,27 +202,22 @@ class Strategy:
         if not made:
             return None
         launches = {
-            (one.step.details["block"], one.step.details["candidate"]): one.launch
-            for one in made
-            if one.launch is not None
+            (details.block, details.candidate): record.launch
+            for details, record in made
+            if record.launch is not None
         }
-        plan = from_plain(FinalPlan, made[0].step.details["plan"])
         launched = [one.launch for one in records if one.launch is not None]
-        return Final(plan, compared(self._objective, launched), launches)
+        return Final(made[0][0].plan, compared(self._objective, launched), launches)
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
         launch = final.next(left)
         if launch is None:
             return None
-        details = {
-            "attempt": final.plan.attempt,
-            "block": launch.block,
-            "candidate": launch.candidate,
-            "plan": encode_final_plan(final.plan),
-            "plans": [self._hash(one) for one in final.plan.configurations],
-        }
-        key = f"final {final.plan.attempt} {launch.block} {launch.candidate}"
+        plans = tuple([self._hash(one) for one in final.plan.configurations])
+        attempt = final.plan.attempt
+        details = FinalDetails(attempt, launch.block, launch.candidate, final.plan, plans)
+        key = f"final {attempt} {launch.block} {launch.candidate}"
         return self._step(Stage.FINAL, launch.configuration, key)._replace(details=details)
 
     def first_of_final(self, records: Sequence[Record], size: FinalSize) -> NextLaunch | None:
@@ -233,7 +226,7 @@ class Strategy:
         if not finalists:
             return None
         earlier = final_records(records)
-        attempt = earlier[-1].step.details["attempt"] + 1 if earlier else 0
+        attempt = earlier[-1][0].attempt + 1 if earlier else 0
         plan = FinalPlan(
             BARE,
             tuple([Finalist(one, len(self._space.changes(one))) for one in finalists]),
@@ -372,15 +365,13 @@ class Strategy:
         return plan_hash
 
 
-def final_records(records: Sequence[Record]) -> list[Record]:
+def final_records(records: Sequence[Record]) -> list[tuple[FinalDetails, Record]]:
     """The launches of the last final: those of its attempt and plan, started in the same way."""
-    found = [record for record in records if record.step.stage is Stage.FINAL]
-    last = max(found, key=lambda one: (one.step.details["attempt"], one.number), default=None)
-    return [] if last is None else [one for one in found if _final_of(one) == _final_of(last)]
-
-
-def _final_of(record: Record) -> tuple[object, ...]:
-    return record.step.details["plan"], record.step.details["plans"]
+    rows = [(one.step.details, one) for one in records if one.step.details is not None]
+    if not rows:
+        return []
+    last, _ = max(rows, key=lambda row: (row[0].attempt, row[1].number))
+    return [row for row in rows if (row[0].plan, row[0].plans) == (last.plan, last.plans)]
 
 
 def _without_checks(records: Sequence[Record]) -> list[Record]:

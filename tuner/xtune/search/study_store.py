@@ -27,7 +27,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from xtune.errors import StorageError
-from xtune.evidence.finals import FinalPlan
 from xtune.launches.launch import Launch
 from xtune.search.encoding import (
     DAMAGE,
@@ -43,7 +42,7 @@ from xtune.search.encoding import (
     read_values,
     write_value,
 )
-from xtune.search.records import NextLaunch, Provenance, Record, Stage
+from xtune.search.records import NextLaunch, Provenance, Record
 from xtune.search.results_study import (
     constraint_attributes,
     constraints_of,
@@ -179,13 +178,13 @@ class StudyStore:
         if plan_hash is None:
             return lambda step: True
         finals = {
-            tuple(map(plan_hash, from_plain(FinalPlan, record.step.details["plan"]).configurations))
+            tuple(map(plan_hash, record.step.details.plan.configurations))
             for record in records
-            if record.step.stage is Stage.FINAL
+            if record.step.details is not None
         }
         return lambda step: (
             step.plan_hash == plan_hash(step.configuration)
-            and (step.stage is not Stage.FINAL or tuple(step.details["plans"]) in finals)
+            and (step.details is None or step.details.plans in finals)
         )
 
     def _trials(self) -> Iterator[FrozenTrial]:
@@ -316,7 +315,7 @@ class StudyStore:
 
 def _place(step: NextLaunch) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
-    return (step.key, step.plan_hash, *step.details.get("plans", ()))
+    return (step.key, step.plan_hash, *(() if step.details is None else step.details.plans))
 
 
 def _had_no_ratio(trial: FrozenTrial, launch: Launch) -> bool:

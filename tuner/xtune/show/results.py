@@ -17,12 +17,11 @@ from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared, with_unit
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.events import Ended, Favourite, Resolution
-from xtune.search.records import Record, ScoreScale, Stage
+from xtune.search.records import Record, ScoreScale
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
 from xtune.show.words import launches as counted_launches
 from xtune.space.parameters import BARE, Configuration, Value, Where
-from xtune.space.plain_values import from_plain
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
@@ -246,10 +245,8 @@ class SearchResult(NamedTuple):
     @property
     def final_plan(self) -> FinalPlan | None:
         """The plan of the last final; None before the first."""
-        for record in reversed(self.records):
-            if record.step.stage is Stage.FINAL and "plan" in record.step.details:
-                return from_plain(FinalPlan, record.step.details["plan"])
-        return None
+        details = [one.step.details for one in self.records if one.step.details is not None]
+        return details[-1].plan if details else None
 
     @property
     def ablations(self) -> tuple[Ablation, ...]:

@@ -85,9 +85,9 @@ def final_pairs(records: Sequence[Record]) -> Iterator[tuple[Launch, Launch]]:
     """The launches of the bare command and of each finalist in the same block of a final."""
     blocks: dict[tuple[int, int], list[Launch]] = {}
     for record in records:
-        if record.step.stage is Stage.FINAL and record.launch is not None:
-            key = record.step.details["attempt"], record.step.details["block"]
-            blocks.setdefault(key, []).append(record.launch)
+        details = record.step.details
+        if details is not None and record.launch is not None:
+            blocks.setdefault((details.attempt, details.block), []).append(record.launch)
     for block in blocks.values():
         for bare in (one for one in block if one.configuration == BARE):
             yield from ((bare, one) for one in block if one.configuration != BARE)

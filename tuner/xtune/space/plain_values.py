@@ -72,7 +72,9 @@ def _checked(kind: Any, value: Any) -> Any:
                 continue
     elif kind is Any or type(value) in _SCALARS.get(kind, {kind}):
         return value
-    elif hasattr(kind, "_fields") and isinstance(value, Mapping | list):
+    elif hasattr(kind, "_fields") and (
+        isinstance(value, Mapping) or (isinstance(value, list) and len(value) == len(kind._fields))
+    ):
         return from_plain(kind, value)
     elif kind is Configuration:
         return Configuration(_checked(Mapping[str, Value], value))
