@@ -301,5 +301,7 @@ def read_records(store: StudyStore, say: Say) -> Sequence[Record]:
     """The records of a study that count; reports those that cannot be read."""
     records = store.records()
     for number, damage in sorted(store.damaged.items()):
-        say(f"warning: trial {number} of study {store.name!r} is damaged and left out: {damage}")
+        say(
+            f"warning: trial {number} of study {store.study.name!r} is damaged and left out: {damage}"
+        )
     return records

@@ -30,7 +30,7 @@ def test_the_spread_is_that_of_all_repeated_launches() -> None:
     pooled = pooled_spread([*groups, [5.0]])
     assert pooled.spread == pytest.approx(0.04, rel=0.07)
     assert pooled.degrees == 400
-    assert pooled_spread([[1.0], [2.0]]) is None
+    assert pooled_spread([[1.0], [2.0]]) == (0.0, 0)
 
 
 def test_outliers_are_named_and_nothing_is_changed() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.binomial import binomial_lower_bound, binomial_upper_bound
 
 from xlaunch.errors import UsageError
+from xtune.errors import ObjectiveError
 from xtune.evidence.ratios import (
-    NoRatioError,
     log_ratio,
     ratio_interval,
     sign_flip_probability,
@@ -92,7 +92,7 @@ def test_a_ratio_above_1_is_better_for_either_goal() -> None:
 @pytest.mark.parametrize("value", [0.0, -3.0, math.nan, math.inf])
 def test_a_value_without_a_ratio_is_a_users_error_in_one_line(value: float) -> None:
     for pair in ((value, 1.0), (1.0, value)):
-        with pytest.raises(NoRatioError, match="need values above 0") as caught:
+        with pytest.raises(ObjectiveError, match="need values above 0") as caught:
             log_ratio(*pair, Objective("x/s", Goal.MAXIMIZE))
         assert "\n" not in str(caught.value)
         assert isinstance(caught.value, UsageError)

@@ -39,8 +39,8 @@ class PooledSpread(NamedTuple):
     """Launches beyond the first of each configuration."""
 
 
-def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
-    """The pooled spread between launches of the same configuration; None if none has two.
+def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread:
+    """The pooled spread between launches of the same configuration; 0 if none has two.
 
     groups
         The levels of the launches of each configuration: see `Objective.level`.
@@ -50,7 +50,7 @@ def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread | None:
         if len(group) > 1:
             squares += (len(group) - 1) * statistics.variance(group)
             degrees += len(group) - 1
-    return PooledSpread(math.sqrt(squares / degrees), degrees) if degrees else None
+    return PooledSpread(math.sqrt(squares / max(degrees, 1)), degrees)
 
 
 def outliers(values: Sequence[float]) -> tuple[int, ...]:

@@ -39,10 +39,6 @@ MAX_FLIPS = 1 << 16
 """Number of random sign flips for more than 16 pairs; for fewer pairs all are counted."""
 
 
-class NoRatioError(ObjectiveError):
-    """A measured value without a ratio: zero, negative, or not a number."""
-
-
 class RatioInterval(NamedTuple):
     """Candidate to baseline: 1.05 is 5 % better. **Ex.:** ``1.052 [1.031, 1.074], 12 pairs``."""
 
@@ -78,14 +74,14 @@ class RatioInterval(NamedTuple):
 def log_ratio(candidate: float | None, baseline: float | None, objective: Objective) -> float:
     """The logarithm of how many times better the candidate's value is than the baseline's.
 
-    For differences, their multiple of the objective's step. Raises `NoRatioError` for a value that has no
+    For differences, their multiple of the objective's step. Raises `ObjectiveError` for a value that has no
     level.
     """
     levels = []
     for value in (candidate, baseline):
         level = objective.level(value)
         if level is None:
-            raise NoRatioError(
+            raise ObjectiveError(
                 f"a measured value is {value}, and ratios need values above 0: let a launch do more work, or"
                 " choose another metric"
             )

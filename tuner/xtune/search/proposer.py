@@ -108,7 +108,8 @@ class Proposer:
         self._plan_hash = plan_hash
         self._seed = seed
         self._hashes: dict[Configuration, str | None] = {}
-        self._owners: dict[str, Configuration] = {}
+        self.owners: dict[str, Configuration] = {}
+        """The configurations that represent the known plans."""
         self._parameters = [p for p in space.parameters if len(p.values) > 1]
         self._alike = [_similarities(space, p.name) for p in self._parameters]
         self._pool = self._make_pool(random.Random(f"{seed} pool"))  # noqa: S311 - no secret
@@ -117,10 +118,6 @@ class Proposer:
     def plans(self) -> int | None:
         """The number of different plans; None if the space is too large to resolve."""
         return len(self._pool) if self._space.size <= MAX_RESOLVED else None
-
-    def owner(self, plan_hash: str) -> Configuration | None:
-        """The configuration that represents a plan, if known."""
-        return self._owners.get(plan_hash)
 
     def resolve(self, configuration: Configuration) -> str | None:
         """The hash of the plan; None if it cannot be carried out."""
@@ -257,8 +254,8 @@ class Proposer:
         # The configuration with the fewest changes represents its plan.
         for one in sorted(members, key=lambda one: len(space.changes(one))):
             if (plan_hash := self.resolve(one)) is not None:
-                self._owners.setdefault(plan_hash, one)
-        owners = set(self._owners.values())
+                self.owners.setdefault(plan_hash, one)
+        owners = set(self.owners.values())
         return tuple([one for one in members if one in owners])
 
 

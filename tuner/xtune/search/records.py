@@ -230,7 +230,7 @@ class ScoreScale:
             found = self.score_of(record)
             if found is not None and record.launch and record.launch.outcome is not Outcome.CUT:
                 groups.setdefault((record.host, record.step.plan_hash), []).append(found)
-        return pooled_spread(groups.values()) or PooledSpread(0.0, 0)
+        return pooled_spread(groups.values())
 
     def score_of(self, record: Record) -> float | None:
         """The score of a record; for a cut launch, the score it missed; None for a failure."""

@@ -355,7 +355,7 @@ class Strategy:
             complete = self._space.complete(seed.configuration)
             plan_hash = self._proposer.resolve(complete) if complete in self._space else None
             if plan_hash is not None:
-                owner = self._proposer.owner(plan_hash) or complete
+                owner = self._proposer.owners.get(plan_hash, complete)
                 found.setdefault(plan_hash, Seed(seed.origin, owner))
         return list(found.values())
 

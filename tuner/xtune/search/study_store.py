@@ -97,11 +97,6 @@ class StudyStore:
         self._token = os.urandom(8).hex()
 
     @property
-    def name(self) -> str:
-        """The name of the study."""
-        return self.study.name
-
-    @property
     def host(self) -> str:
         return self.worker.host
 

@@ -161,8 +161,8 @@ def _search_and_final(result: SearchResult, leader: Contender) -> Iterator[Warne
     groups: dict[Configuration, list[Launch]] = {}
     for launch in result.launches:
         groups.setdefault(launch.configuration, []).append(launch)
-    spread = pooled_spread(map(result.levels, groups.values()))
-    noise = 0.0 if spread is None else spread.spread * math.sqrt(1 / len(mine) + 1 / len(bare))
+    spread = pooled_spread(map(result.levels, groups.values())).spread
+    noise = spread * math.sqrt(1 / len(mine) + 1 / len(bare))
     slack = math.exp(2.0 * noise)
     if interval.low / slack <= seen <= interval.high * slack:
         return

@@ -171,9 +171,6 @@ class Space:
         more = "" if self.is_counted else "more than "
         return f"Space({inside}: {more}{self.size} configurations)"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Space.from_plain, (self.to_plain(),)
-
     def complete(self, configuration: Mapping[str, Value]) -> Configuration:
         """The configuration with defaults for the parameters that it does not name.
 
