@@ -135,10 +135,6 @@ class RecordedMeasurer:
         self._random = random.Random(f"{seed} {recording.header.name}")
         self._left: dict[str, list[Launch]] = {}
         self._now_s = 0.0
-        self.launches = 0
-
-    def plan_hash(self, configuration: Configuration) -> str | None:
-        return self.recording.plan_hash(configuration)
 
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """One of the recorded launches. Raises KeyError where the configuration was not recorded."""
@@ -146,12 +142,11 @@ class RecordedMeasurer:
         if plan_hash is None:
             raise KeyError(f"{configuration!r} could not be carried out when this was recorded")
         launch = self.draw(plan_hash)._replace(configuration=configuration, began_s=self._now_s)
-        if limits.limit_s is not None:
-            launch = self._limited(launch, limits.limit_s)
+        if limits.limit_s is not None and launch.secondary.wall_s > limits.limit_s:
+            launch = _ended(launch, Outcome.TIMED_OUT, limits.limit_s)
         if limits.cut_at is not None:
             launch = self._cut(launch, limits.cut_at)
         self._now_s += launch.secondary.wall_s
-        self.launches += 1
         return launch
 
     def now_s(self) -> float:
@@ -164,11 +159,6 @@ class RecordedMeasurer:
             left = self._left[plan_hash] = list(self.recording.by_plan[plan_hash])
             self._random.shuffle(left)
         return left.pop()
-
-    def _limited(self, launch: Launch, limit_s: float) -> Launch:
-        if launch.secondary.wall_s <= limit_s:
-            return launch
-        return _ended(launch, Outcome.TIMED_OUT, limit_s)
 
     def _cut(self, launch: Launch, cut_at: float) -> Launch:
         objective = self.recording.header.objective

@@ -216,7 +216,7 @@ def search(
 ) -> SearchOutcome:
     """One of our searches."""
     space, objective = recording.header.space, recording.header.objective
-    strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
+    strategy = Strategy(space, recording.plan_hash, objective, host="here", seed=seed)
     budget = Budget(launches=launches)
     return Search(space, strategy, measurer, MemoryStore(), objective, budget).run()
 
@@ -240,7 +240,7 @@ def search_curve(source: Source, budgets: Sequence[int], seed: int) -> Curve:
     measurer = measurer_of_run(source, seed)
     recording = measurer.recording
     space, objective = recording.header.space, recording.header.objective
-    strategy = Strategy(space, measurer.plan_hash, objective, host="here", seed=seed)
+    strategy = Strategy(space, recording.plan_hash, objective, host="here", seed=seed)
     records: list[Record] = []
     chosen = [BARE]
     total = BEFORE_FINAL * max(budgets)
@@ -259,14 +259,14 @@ def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) ->
     measurer = measurer_of_run(source, seed)
     recording = measurer.recording
     objective = recording.header.objective
-    proposer = PROPOSERS[name](recording, measurer, seed)
+    proposer = PROPOSERS[name](recording, seed)
     ratings: list[Rating] = []
     best, best_score = None, -math.inf
     chosen = [BARE]
     for number in range(max(budgets)):
         configuration = proposer.propose(ratings)
         if configuration is not None:
-            plan_hash = measurer.plan_hash(configuration) or ""
+            plan_hash = recording.plan_hash(configuration) or ""
             step = NextLaunch(Stage.SEARCH, configuration, plan_hash, str(number))
             record = Record(number, step, "here", measurer.measure(configuration))
             (rating,) = ScoreScale([record], objective).ratings
@@ -277,23 +277,23 @@ def plain_curve(source: Source, budgets: Sequence[int], seed: int, name: str) ->
     return Curve(seed, tuple(share(recording, chosen[budget]) for budget in budgets))
 
 
-def _grid(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+def _grid(recording: Recording, seed: int) -> Proposer:
     """Which parameter changes fastest is drawn, for no grid is the grid."""
     names = [parameter.name for parameter in recording.header.space.parameters]
     random.Random(f"{seed} grid").shuffle(names)
-    return GridProposer(recording.header.space, measurer.plan_hash, names)
+    return GridProposer(recording.header.space, recording.plan_hash, names)
 
 
-def _hypertune(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+def _hypertune(recording: Recording, seed: int) -> Proposer:
     """The space in its order, equal plans as often as they come."""
-    return GridProposer(recording.header.space, measurer.plan_hash, skip_equal=False)
+    return GridProposer(recording.header.space, recording.plan_hash, skip_equal=False)
 
 
-def _random(recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
-    return RandomProposer(recording.header.space, measurer.plan_hash, seed)
+def _random(recording: Recording, seed: int) -> Proposer:
+    return RandomProposer(recording.header.space, recording.plan_hash, seed)
 
 
-def _sampler(name: str, recording: Recording, measurer: RecordedMeasurer, seed: int) -> Proposer:
+def _sampler(name: str, recording: Recording, seed: int) -> Proposer:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -305,10 +305,10 @@ def _sampler(name: str, recording: Recording, measurer: RecordedMeasurer, seed: 
         sampler: optuna.samplers.BaseSampler = optuna.samplers.GPSampler(seed=seed)
     else:
         sampler = optuna.samplers.TPESampler(seed=seed)
-    return OptunaProposer(recording.header.space, measurer.plan_hash, sampler)
+    return OptunaProposer(recording.header.space, recording.plan_hash, sampler)
 
 
-PROPOSERS: dict[str, Callable[[Recording, RecordedMeasurer, int], Proposer]] = {
+PROPOSERS: dict[str, Callable[[Recording, int], Proposer]] = {
     "random": _random,
     "grid": _grid,
     "tpe": partial(_sampler, "tpe"),
