@@ -8,13 +8,14 @@ a study, and results of other machines are never mixed in.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from typing import NamedTuple
 
@@ -291,19 +292,9 @@ def _size(size: int | None) -> str:
 
 OURS = ("optuna", "numpy")
 THEIRS = (
-    "torch",
-    "torchvision",
-    "transformers",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "tensorflow",
-    "jax",
-    "onnxruntime",
-    "openvino",
-    "intel-openmp",
-    "mkl",
-)
+    "torch", "torchvision", "transformers", "numpy", "scipy", "scikit-learn", "tensorflow", "jax", "onnxruntime",
+    "openvino", "intel-openmp", "mkl",
+)  # fmt: skip
 """Packages whose versions may affect a program's speed; listed if the program has them."""
 
 TUNER, PROGRAM, SYSTEM = "tuner", "program", "system"
@@ -317,45 +308,23 @@ Installed = Mapping[str, Mapping[str, str]]
 
 def installed(program: Program | None) -> Installed:
     """The versions now; None: those of the program are not known."""
-    return {
-        TUNER: dict(_own_versions()),
-        PROGRAM: dict(_program_versions(program)),
-        SYSTEM: dict(_system_versions()),
-    }
-
-
-def _own_versions() -> Iterator[tuple[str, str]]:
-    """Versions of the tuner and its libraries."""
     import xtune
 
-    yield "xtune", xtune.__version__
-    yield "Python", platform.python_version()
+    own = {"xtune": xtune.__version__, "Python": platform.python_version()}
     for name in OURS:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-
-
-def _system_versions() -> Iterator[tuple[str, str]]:
-    """Versions of kernel, distribution and C library."""
-    yield "kernel", f"{platform.system()} {platform.release()}"
-    try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            own[name] = metadata.version(name)
+    system = {"kernel": f"{platform.system()} {platform.release()}"}
+    with contextlib.suppress(OSError):
         release = platform.freedesktop_os_release()
-        yield "distribution", release.get("PRETTY_NAME", release.get("NAME", "unknown"))
-    except OSError:
-        pass
-    library = " ".join(platform.libc_ver()).strip()
-    if library:
-        yield "C library", library
-
-
-def _program_versions(program: Program | None) -> Iterator[tuple[str, str]]:
-    """Versions of the program's interpreter and of its packages; empty without an interpreter."""
-    if program is None or program.interpreter is None:
-        return
-    if program.installed.python is not None:
-        yield "Python", ".".join(map(str, program.installed.python))
-    yield INTERPRETER, program.interpreter
-    packages = program.installed.packages or {}
-    yield from [(name, packages[name]) for name in THEIRS if name in packages]
+        system["distribution"] = release.get("PRETTY_NAME", release.get("NAME", "unknown"))
+    if library := " ".join(platform.libc_ver()).strip():
+        system["C library"] = library
+    theirs: dict[str, str] = {}
+    if program is not None and program.interpreter is not None:
+        if program.installed.python is not None:
+            theirs["Python"] = ".".join(map(str, program.installed.python))
+        theirs[INTERPRETER] = program.interpreter
+        packages = program.installed.packages or {}
+        theirs |= {name: packages[name] for name in THEIRS if name in packages}
+    return {TUNER: own, PROGRAM: theirs, SYSTEM: system}
