@@ -159,7 +159,7 @@ def prepare(
         if found is None:
             runner = runner_for(unknown)
             observer = observer or Observer()
-            turn = HostTurn(observer.waiting)
+            turn = HostTurn(observer.waiting).__call__
             limits = Limits(limit_s=asked.timeout_s)
             probe = repeated(lambda: runner.measure(BARE, limits), turn, observer.resumed)
             require_baseline(probe, unknown)
