@@ -98,15 +98,6 @@ class Offers(NamedTuple):
     left_out: tuple[LeftOut, ...] = ()
 
 
-class _Program(NamedTuple):
-    """Facts about the program, found without running it."""
-
-    torch: bool
-    runtime: str | None
-    """The OpenMP runtime that its torch is linked to."""
-    compiles: bool
-
-
 def read_offers(
     request: Request, environment: Mapping[str, str], machine: Machine, processor: Processor
 ) -> Offers:
@@ -117,7 +108,8 @@ def read_offers(
     """
     inherited = split_inherited(environment).users_own
     given = {**inherited, **dict(request.program.env)}
-    program = _look_at(request, inherited)
+    program = resolve_program(request.program, inherited)
+    has_torch = program.prefix is not None and program.installed.has("torch")
     left_out: list[LeftOut] = []
     # Parameters in --env are still {name} here, which does not affect finding libraries.
     bare = Resolver(Space([]), request, environment, machine)
@@ -154,17 +146,22 @@ def read_offers(
     runtimes: tuple[str, ...] = ("auto",)
     if request.program.omp == "auto":
         waits = _waiting(given, quota=whole.cpu_quota, left_out=left_out)
-        runtimes = kept(OMP, _runtimes(program, waits))
+        runtimes = kept(OMP, _runtimes(program_runtime(program.prefix, program.interpreter), waits))
     huge_pages: tuple[str, ...] = ("auto",)
     if request.program.thp is HugePages.AUTO:
         mode = system_mode()
-        huge_pages = huge_pages_to_try(mode, torch=program.torch)
+        huge_pages = huge_pages_to_try(mode, torch=has_torch)
         if len(huge_pages) > 1:
             huge_pages = kept(THP, huge_pages)
         else:
             reason = f"the system's mode of transparent huge pages is {mode.value}"
             left_out.append(LeftOut(THP, reason))
-    switches = tuple(_switches(program, processor, given, left_out))
+    met = {
+        "torch": has_torch,
+        "compile": has_torch and _compiles(request),
+        "bf16": has_torch and processor.has_fast_bf16,
+    }
+    switches = tuple(_switches(met, given, left_out))
     return Offers(allocators, runtimes, huge_pages, switches, tuple(left_out))
 
 
@@ -184,7 +181,7 @@ def _waiting(
     return (ACTIVE, PASSIVE)
 
 
-def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
+def _runtimes(own: str | None, waits: tuple[str, ...]) -> Iterator[str]:
     """The program's own runtime and the others, each with its default waiting and with spinning.
 
     Passive waiting is tried with one runtime only: the kernel wakes the threads then, so all
@@ -193,7 +190,7 @@ def _runtimes(program: _Program, waits: tuple[str, ...]) -> Iterator[str]:
     yield "auto"
     yield from [f"auto+{way}" for way in waits]
     for name in reversed(OPENMP):
-        if name != program.runtime:
+        if name != own:
             yield name
             yield from [f"{name}+{way}" for way in waits if way == ACTIVE]
 
@@ -210,13 +207,9 @@ def huge_pages_to_try(mode: SystemMode, *, torch: bool) -> tuple[str, ...]:
 
 
 def _switches(
-    program: _Program, processor: Processor, given: Mapping[str, str], left_out: list[LeftOut]
+    met: Mapping[str, bool], given: Mapping[str, str], left_out: list[LeftOut]
 ) -> Iterator[Switch]:
-    met = {
-        "torch": program.torch,
-        "compile": program.torch and program.compiles,
-        "bf16": program.torch and processor.has_fast_bf16,
-    }
+    """The switches whose needs are met."""
     lacks = {
         "torch": "there is no torch in the program's environment",
         "compile": "the script itself calls no torch.compile",
@@ -231,17 +224,6 @@ def _switches(
             left_out.append(LeftOut(switch.name, lacks[need]))
         else:
             yield switch
-
-
-def _look_at(request: Request, environment: Mapping[str, str]) -> _Program:
-    program = resolve_program(request.program, environment)
-    if program.prefix is None:
-        return _Program(torch=False, runtime=None, compiles=False)
-    return _Program(
-        torch=program.installed.has("torch"),
-        runtime=program_runtime(program.prefix, program.interpreter),
-        compiles=_compiles(request),
-    )
 
 
 def _compiles(request: Request) -> bool:
