@@ -6,10 +6,6 @@
 #include "xkernels/library.h"
 #include "xkernels/weights.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Values over the root of their mean square, or less their mean and over their standard deviation;
  * then times the weight and plus the bias, if there is one. Without a weight they stay. */
 typedef struct xk_decode_norm {
@@ -80,9 +76,5 @@ typedef struct xk_decode {
  * their caches differ. Returns 0 or a code that is common to all operators, and XK_INVALID_INDEX
  * for a token that is not in the vocabulary. */
 XK_API int32_t xk_decode_step(const xk_decode* step);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_DECODE_H */

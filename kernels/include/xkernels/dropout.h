@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Writes `count` values to `output`, which may be `input`: each value of `input` is multiplied by 0
  * with `probability` (0 to 1), and by 1 / (1 - probability) otherwise, in fp32, and rounded once.
  * Values are dense and of `type`, XK_FLOAT32, XK_BFLOAT16 or XK_FLOAT16; pointers are aligned to
@@ -25,9 +21,5 @@ extern "C" {
  * is at most 2^40. Returns 0 or a code that is common to all operators. */
 XK_API int32_t xk_dropout(const void* input, int64_t count, int32_t type, double probability,
                           uint64_t key, uint64_t stream, void* output);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_DROPOUT_H */

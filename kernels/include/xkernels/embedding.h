@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* How the rows of a bag are reduced to one. An empty bag gives zeros. */
 #define XK_BAG_SUM 0
 #define XK_BAG_MEAN 1
@@ -90,9 +86,5 @@ XK_API int32_t xk_bags_factor_gradients(const xk_bags* bags, xk_bag_problem* pro
 XK_API int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weight_decay,
                            xk_bag_problem* problem);
 XK_API int32_t xk_bags_adagrad(const xk_bags* bags, double lr, double eps, xk_bag_problem* problem);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_EMBEDDING_H */

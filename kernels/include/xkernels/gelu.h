@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Writes to `output` the GELU of `count` values of `input`, the value times the probability that a
  * normal variable is below it (Hendrycks and Gimpel, arXiv 1606.08415); with `gradient`, which may
  * be NULL, the gradient times the derivative. If `by_tanh` is not 0, the probability is the paper's
@@ -23,9 +19,5 @@ extern "C" {
  * is at most 2^40. Returns 0 or a code that is common to all operators. */
 XK_API int32_t xk_gelu(const void* input, const void* gradient, int64_t count, int32_t type,
                        int32_t by_tanh, void* output);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_GELU_H */

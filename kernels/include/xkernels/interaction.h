@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Both functions take `count` inputs x_0, x_1, ... of (batch, features) values each. Row b of input
  * i begins at element b * strides[i] of inputs[i] and is dense. Values are of `type`, XK_FLOAT32,
  * XK_BFLOAT16 or XK_FLOAT16; pointers are aligned to one value and may be NULL if there are none.
@@ -32,9 +28,5 @@ XK_API int32_t xk_interaction(const void* const* inputs, const int64_t* strides,
 XK_API int32_t xk_interaction_backward(const void* const* inputs, const int64_t* strides,
                                        int64_t count, int64_t batch, int64_t features, int32_t type,
                                        const void* gradient, void* const* gradients);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_INTERACTION_H */

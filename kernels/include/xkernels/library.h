@@ -6,13 +6,16 @@
 #include <stdint.h>
 
 #if defined(__GNUC__)
-#define XK_API __attribute__((visibility("default")))
+#define XK_VISIBLE __attribute__((visibility("default")))
 #else
-#define XK_API
+#define XK_VISIBLE
 #endif
 
+/* Begins the declaration of each function. */
 #ifdef __cplusplus
-extern "C" {
+#define XK_API extern "C" XK_VISIBLE
+#else
+#define XK_API XK_VISIBLE
 #endif
 
 /* The version of this interface. Callers compare it with xk_abi_version() first. */
@@ -70,9 +73,5 @@ XK_API const char* xk_isa_name(void);
 /* Returns the names of the instruction sets that this CPU supports, worst first, with a comma
  * between two. */
 XK_API const char* xk_isa_supported(void);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_LIBRARY_H */

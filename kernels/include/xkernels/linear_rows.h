@@ -6,10 +6,6 @@
 #include "xkernels/library.h"
 #include "xkernels/weights.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Writes (rows, outputs) values to `output`, dense: input . weights^T + bias.
  *
  * `input` is (rows, inputs); row r begins at element r * stride and is dense. `weights` are
@@ -27,9 +23,5 @@ extern "C" {
 XK_API int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t value_type,
                               const xk_weights* weights, const void* bias, int32_t bias_type,
                               int64_t inputs, int64_t outputs, void* output);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_LINEAR_ROWS_H */

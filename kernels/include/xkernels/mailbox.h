@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* ---- A mailbox: notifies one worker of work from any number of submitters ----
  *
  * It counts items; the items themselves are in a queue of the caller's, which is filled before
@@ -87,9 +83,5 @@ typedef struct {
 } xk_python;
 
 XK_API const void* xk_mailbox_python_methods(const xk_python* python);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_MAILBOX_H */

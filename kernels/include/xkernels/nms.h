@@ -6,10 +6,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Sets kept[i] to 1 for each box that no better box suppresses, otherwise to 0.
  *
  * `boxes` are x1, y1, x2, y2 each, in fp32, or in fp64 if `in_fp64`. `order` has the number of
@@ -24,9 +20,5 @@ extern "C" {
  * `order` that is no box's; or a code that is common to all operators. */
 XK_API int32_t xk_nms(const void* boxes, int32_t in_fp64, int64_t count, const int64_t* order,
                       const int64_t* starts, int64_t groups, double threshold, uint8_t* kept);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_NMS_H */

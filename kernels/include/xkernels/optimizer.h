@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* How weights are stored.
  *
  * XK_WEIGHTS_FLOAT32: as fp32.
@@ -85,9 +81,5 @@ XK_API int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, doubl
 XK_API int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double dampening,
                        double weight_decay, int32_t nesterov, double trust, double eps,
                        int32_t adaptive);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_OPTIMIZER_H */

@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* The images, regions and options of one call. Images are of shape (images, channels, height,
  * width) and the pooled regions of shape (boxes, channels, output_height, output_width). Both are
  * dense, in this order of dimensions or, with channels_last, with the channels innermost. */
@@ -52,9 +48,5 @@ XK_API int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, c
  * gradients of the pooled regions give. */
 XK_API int32_t xk_roi_align_backward(const xk_roi_align_task* task, const void* gradients,
                                      const float* boxes, float* sums);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_ROI_ALIGN_H */

@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* One thread of an OpenMP team, as seen from inside a parallel region. */
 typedef struct xk_team_member {
   int32_t openmp_id; /* omp_get_thread_num(): 0 is the calling thread */
@@ -83,9 +79,5 @@ XK_API int32_t xk_team_pin(const int32_t* cpus, int32_t count);
  * Returns the number n of CPUs in it and writes the first min(n, capacity); XK_INVALID_ARGUMENT; or
  * XK_REFUSED (errno is ESRCH if this process has no such thread). */
 XK_API int32_t xk_thread_cpus(int32_t thread_id, int32_t* cpus, int32_t capacity);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_TEAM_H */

@@ -5,10 +5,6 @@
 
 #include "xkernels/library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Types of packed weights. Each row is divided into groups of XK_WEIGHT_GROUP inputs, the last one
  * padded with zeros. A weight is an integer of 8 or 4 bits in two's complement, times the scale of
  * its group in bf16.
@@ -40,9 +36,5 @@ XK_API int32_t xk_pack_weights(const void* values, int32_t value_type, int64_t i
  * nearest. Otherwise like xk_pack_weights. */
 XK_API int32_t xk_unpack_weights(const xk_weights* weights, int64_t inputs, int64_t outputs,
                                  int32_t value_type, void* output);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif /* XKERNELS_WEIGHTS_H */
