@@ -46,7 +46,7 @@ const Kernels& kernels_on();
 
 // Those of the instruction set in use; nullptr without one.
 template <typename Kernels>
-const Kernels* kernels() {
+const Kernels* kernels_in_use() {
 #define XK_CASE(suffix, name, argument) \
   case Isa::suffix:                     \
     return &kernels_on<Kernels, Isa::suffix>();
@@ -62,7 +62,7 @@ const Kernels* kernels() {
 // functions.
 template <typename Kernels>
 int32_t checked(int32_t problem) {
-  return problem == 0 && kernels<Kernels>() == nullptr ? XK_NO_ISA : problem;
+  return problem == 0 && kernels_in_use<Kernels>() == nullptr ? XK_NO_ISA : problem;
 }
 
 }  // namespace xkernels

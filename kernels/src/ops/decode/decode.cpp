@@ -11,13 +11,7 @@
 
 namespace {
 
-using xkernels::Cutter;
-using xkernels::DecodeKernels;
-using xkernels::DecodeScratch;
-using xkernels::DecodeState;
-using xkernels::is_value_type;
-using xkernels::padded_size;
-using xkernels::usable;
+using namespace xkernels;
 
 constexpr int64_t kMaxSize = 1 << 24;
 constexpr int64_t kMaxBatch = 1 << 12;
@@ -33,7 +27,7 @@ bool is_norm(const xk_decode_norm& norm, int width) {
 }
 
 int32_t layer_problem(const xk_decode& of, const xk_decode_layer& layer) {
-  const int weight = xkernels::width_of(of.weight_type), norm = xkernels::width_of(of.norm_type);
+  const int weight = width_of(of.weight_type), norm = width_of(of.norm_type);
   if (layer.position < 0 || layer.position > of.positions || layer.window < 0 || layer.rotary < 0 ||
       layer.batch_stride < 0 || layer.head_stride < (layer.position + 1) * of.head_dim)
     return XK_INVALID_SIZE;
@@ -48,13 +42,13 @@ int32_t layer_problem(const xk_decode& of, const xk_decode_layer& layer) {
     const bool optional =
         one == &layer.gate || (joined && (one == &layer.key || one == &layer.value));
     if (optional && one->values == nullptr) continue;
-    if (const int32_t problem = xkernels::weights_problem(*one)) return problem;
+    if (const int32_t problem = weights_problem(*one)) return problem;
   }
   for (const void* one : {layer.query_bias, layer.key_bias, layer.value_bias, layer.output_bias,
                           layer.gate_bias, layer.up_bias, layer.down_bias}) {
     if (!is_optional(one, weight)) return XK_INVALID_POINTER;
   }
-  const int cached = xkernels::width_of(of.cache_type);
+  const int cached = width_of(of.cache_type);
   return usable(layer.keys, cached) && usable(layer.values, cached) ? 0 : XK_INVALID_POINTER;
 }
 
@@ -71,14 +65,14 @@ int32_t problem_of(const xk_decode& of) {
       of.rotary_size % 2 != 0 || of.rotary_size > of.head_dim || !is_size(of.intermediate) ||
       !is_size(of.vocabulary) || of.positions < 0 || of.positions > kMaxSize || of.threads < 0)
     return XK_INVALID_SIZE;
-  const int weight = xkernels::width_of(of.weight_type);
+  const int weight = width_of(of.weight_type);
   if (of.layers == nullptr || !usable(of.embedding, weight) || !is_optional(of.head_bias, weight) ||
-      !is_norm(of.norm, xkernels::width_of(of.norm_type)) || !is_optional(of.addends, 4) ||
+      !is_norm(of.norm, width_of(of.norm_type)) || !is_optional(of.addends, 4) ||
       !usable(of.tokens, 8) || !usable(of.cosines, 4, of.rotary_size) ||
       !usable(of.sines, 4, of.rotary_size) || !usable(of.starts, 8) ||
-      !usable(of.logits, xkernels::width_of(of.logits_type)))
+      !usable(of.logits, width_of(of.logits_type)))
     return XK_INVALID_POINTER;
-  if (const int32_t problem = xkernels::weights_problem(of.head)) return problem;
+  if (const int32_t problem = weights_problem(of.head)) return problem;
   for (int64_t at = 0; at < of.layer_count; ++at) {
     if (const int32_t problem = layer_problem(of, of.layers[at])) return problem;
   }
@@ -95,7 +89,7 @@ int32_t problem_of(const xk_decode& of) {
 int32_t xk_decode_step(const xk_decode* step) {
   if (step == nullptr) return XK_INVALID_POINTER;
   const xk_decode& of = *step;
-  const int32_t problem = xkernels::checked<DecodeKernels>(problem_of(of));
+  const int32_t problem = checked<DecodeKernels>(problem_of(of));
   if (problem != 0) return problem;
 
   const auto rows = [&](int64_t size) { return of.batch * padded_size(size); };
@@ -109,7 +103,7 @@ int32_t xk_decode_step(const xk_decode* step) {
   };
   int64_t inputs = 0;  // the most of a linear with packed weights
   const auto add_inputs = [&](const xk_weights& weights, int64_t size) {
-    if (xkernels::is_packed_type(weights.type) && size > inputs) inputs = size;
+    if (is_packed_type(weights.type) && size > inputs) inputs = size;
   };
   add_inputs(of.head, of.hidden);
   for (int64_t at = 0; at < of.layer_count; ++at) {
@@ -124,18 +118,17 @@ int32_t xk_decode_step(const xk_decode* step) {
     return DecodeScratch{cutter.take<float>(rows(of.hidden)),
                          cutter.take<float>(padded_size(of.head_dim)),
                          cutter.take<float>(padded_size(of.positions + 1)),
-                         {cutter.take<int16_t>(of.batch * xkernels::integer_size(inputs)),
-                          cutter.take<float>(of.batch * xkernels::scale_size(inputs))}};
+                         {cutter.take<int16_t>(of.batch * integer_size(inputs)),
+                          cutter.take<float>(of.batch * scale_size(inputs))}};
   };
-  const xkernels::ThreadMemory shared(1, cut_state);
+  const ThreadMemory shared(1, cut_state);
   const int64_t team = omp_get_max_threads();
-  const xkernels::ThreadMemory own(of.threads > 0 && of.threads < team ? of.threads : team,
-                                   cut_scratch);
+  const ThreadMemory own(of.threads > 0 && of.threads < team ? of.threads : team, cut_scratch);
   if (!shared.allocated() || !own.allocated()) return XK_REFUSED;
-  const DecodeKernels* kernels = xkernels::kernels<DecodeKernels>();
+  const DecodeKernels* kernels = kernels_in_use<DecodeKernels>();
   const DecodeState state = shared.of_thread(0);
-  xkernels::Barrier within, last;
-  xkernels::run_on_team(true, [&](int64_t thread, int64_t threads) {
+  Barrier within, last;
+  run_on_team(true, [&](int64_t thread, int64_t threads) {
     const int64_t working = of.threads > 0 && of.threads < threads ? of.threads : threads;
     if (thread < working) kernels->step(of, state, own.of_thread(thread), &within, thread, working);
     if (working < threads) last.wait(threads);  // the others sleep until the end

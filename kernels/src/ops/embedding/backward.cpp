@@ -8,12 +8,7 @@
 
 namespace {
 
-using xkernels::BagNeeds;
-using xkernels::EmbeddingKernels;
-using xkernels::Grouping;
-using xkernels::kColumns;
-using xkernels::Part;
-using xkernels::Table;
+using namespace xkernels;
 
 // Rows to write are prefetched so many entries before.
 constexpr int64_t kEntriesAhead = 6;
@@ -42,7 +37,7 @@ class Rows {
         kernels_(kernels),
         part_(part),
         table_(bags, part.table),
-        width_(xkernels::width_of(bags.value_type)) {}
+        width_(width_of(bags.value_type)) {}
 
   template <typename Fetch, typename Visit>
   void visit(int64_t first_number, const Fetch& fetch, const Visit& visit_row) const {
@@ -135,7 +130,7 @@ int32_t visit_rows(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem,
   const int32_t result = check_bags(bags, needs, problem);
   if (result != 0) return result;
   Grouping grouping;
-  xkernels::Buffer<int64_t> first_numbers;
+  Buffer<int64_t> first_numbers;
   if (!grouping.make(*bags) || !first_numbers.allocate(grouping.part_count())) return XK_REFUSED;
   for (int64_t number = 0; number < bags->count; ++number) {
     bags->tables[number].gradient_row_count = 0;
@@ -145,30 +140,29 @@ int32_t visit_rows(const xk_bags* bags, BagNeeds needs, xk_bag_problem* problem,
     first_numbers[number] = bags->tables[part.table].gradient_row_count;
     bags->tables[part.table].gradient_row_count += part.row_count;
   }
-  const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
-  xkernels::run_tasks(grouping.part_count(), xkernels::is_large(*bags),
-                      [&](int64_t number, int64_t) {
-                        const Rows rows(*bags, grouping, kernels, grouping.part(number));
-                        rows.visit(first_numbers[number], fetch, visit);
-                      });
+  const EmbeddingKernels& kernels = *kernels_in_use<EmbeddingKernels>();
+  run_tasks(grouping.part_count(), is_large(*bags), [&](int64_t number, int64_t) {
+    const Rows rows(*bags, grouping, kernels, grouping.part(number));
+    rows.visit(first_numbers[number], fetch, visit);
+  });
   return 0;
 }
 
 // Stores the gradient of a row as row `to` of a table's gradients.
 void store_gradient(const NamedRow& named, int64_t to, int32_t type) {
   const xk_bag_table& t = named.table.fields;
-  char* gradients = static_cast<char*>(t.gradients) + named.column * xkernels::width_of(type);
-  xkernels::kernels<EmbeddingKernels>()->store(named.gradient, 1, named.columns, type,
-                                               gradients + to * named.table.row_bytes);
+  char* gradients = static_cast<char*>(t.gradients) + named.column * width_of(type);
+  kernels_in_use<EmbeddingKernels>()->store(named.gradient, 1, named.columns, type,
+                                            gradients + to * named.table.row_bytes);
 }
 
 // Some columns of a row as a chunk of the optimizers' kernels.
-xkernels::Chunk chunk_of(const NamedRow& named, int32_t type) {
+Chunk chunk_of(const NamedRow& named, int32_t type) {
   const xk_bag_table& t = named.table.fields;
   const int64_t first = named.row * t.dim + named.column;
   const bool split = type == XK_BFLOAT16;
-  xkernels::Chunk chunk = {};
-  chunk.weight = static_cast<char*>(t.weights) + first * xkernels::width_of(type);
+  Chunk chunk = {};
+  chunk.weight = static_cast<char*>(t.weights) + first * width_of(type);
   chunk.remainder = split ? t.remainders + first : nullptr;
   chunk.gradient = named.gradient;
   chunk.first = t.state == nullptr ? nullptr : t.state + first;
@@ -186,13 +180,13 @@ int32_t update(const xk_bags* bags, bool has_state, xk_bag_problem* problem, con
   needs.state = has_state;
   const auto fetch = [=](const Table& table, int64_t row, int64_t column, int columns) {
     const xk_bag_table& t = table.fields;
-    const int width = xkernels::width_of(bags->value_type);
+    const int width = width_of(bags->value_type);
     fetch_for_writing(t.weights, table, row, column, columns, width);
     if (width == 2) fetch_for_writing(t.remainders, table, row, column, columns, 2);
     if (has_state) fetch_for_writing(t.state, table, row, column, columns, 4);
   };
   return visit_rows(bags, needs, problem, fetch, [&](const NamedRow& named) {
-    act(*xkernels::kernels<xkernels::OptimizerKernels>(), chunk_of(named, bags->value_type));
+    act(*kernels_in_use<OptimizerKernels>(), chunk_of(named, bags->value_type));
   });
 }
 
@@ -219,23 +213,15 @@ int32_t xk_bags_sparse_gradients(const xk_bags* bags, xk_bag_problem* problem) {
 
 int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weight_decay,
                     xk_bag_problem* problem) {
-  const xkernels::Sgd sgd = {xkernels::fp32(lr),
-                             xkernels::fp32(momentum),
-                             1.0F,
-                             xkernels::fp32(weight_decay),
-                             1.0F,
-                             false,
-                             false};
-  return update(bags, momentum != 0, problem,
-                [&](const xkernels::OptimizerKernels& kernels, const xkernels::Chunk& chunk) {
-                  kernels.sgd(chunk, sgd);
-                });
+  const Sgd sgd = {fp32(lr), fp32(momentum), 1.0F, fp32(weight_decay), 1.0F, false, false};
+  return update(
+      bags, momentum != 0, problem,
+      [&](const OptimizerKernels& kernels, const Chunk& chunk) { kernels.sgd(chunk, sgd); });
 }
 
 int32_t xk_bags_adagrad(const xk_bags* bags, double lr, double eps, xk_bag_problem* problem) {
-  const xkernels::Adagrad adagrad = {xkernels::fp32(lr), 0.0F, xkernels::fp32(eps)};
-  return update(bags, true, problem,
-                [&](const xkernels::OptimizerKernels& kernels, const xkernels::Chunk& chunk) {
-                  kernels.adagrad(chunk, adagrad);
-                });
+  const Adagrad adagrad = {fp32(lr), 0.0F, fp32(eps)};
+  return update(bags, true, problem, [&](const OptimizerKernels& kernels, const Chunk& chunk) {
+    kernels.adagrad(chunk, adagrad);
+  });
 }

@@ -5,10 +5,7 @@
 
 namespace {
 
-using xkernels::BagNeeds;
-using xkernels::EmbeddingKernels;
-using xkernels::kColumns;
-using xkernels::Table;
+using namespace xkernels;
 
 // More tasks than threads: a thread that starts late or is slow gets fewer.
 constexpr int kTasksPerThread = 8;
@@ -33,9 +30,9 @@ void visit_bags(const xk_bags& bags, const Visit& visit) {
     const Table table(bags, number);
     total += cost_before(table, table.fields.bags);
   }
-  const bool parallel = total >= xkernels::kBagGrain;
+  const bool parallel = total >= kBagGrain;
   const int64_t tasks = parallel ? int64_t{omp_get_max_threads()} * kTasksPerThread : 1;
-  xkernels::run_tasks(tasks, parallel, [&](int64_t task, int64_t) {
+  run_tasks(tasks, parallel, [&](int64_t task, int64_t) {
     const int64_t share = total / tasks + 1;
     const int64_t begin = task * share, end = begin + share;
     int64_t before = 0;
@@ -59,7 +56,7 @@ class Reduction {
         mode_(bags.mode),
         type_(bags.value_type),
         index_type_(bags.index_type),
-        width_(xkernels::width_of(bags.value_type)),
+        width_(width_of(bags.value_type)),
         column_(column),
         columns_(columns_from(table, column)) {}
 
@@ -76,7 +73,7 @@ class Reduction {
   }
 
  private:
-  xkernels::NamedRows rows(int64_t begin, int64_t end) const {
+  NamedRows rows(int64_t begin, int64_t end) const {
     const xk_bag_table& t = table_.fields;
     const char* start = static_cast<const char*>(t.weights) + column_ * width_;
     return {start,
@@ -135,7 +132,7 @@ void factor_gradients(const xk_bags& bags, const Table& table, const EmbeddingKe
                       int64_t first, int64_t last) {
   const xk_bag_table& t = table.fields;
   const int32_t type = bags.value_type;
-  const int width = xkernels::width_of(type);
+  const int width = width_of(type);
   const char* weights = static_cast<const char*>(t.weights);
   const int64_t stop = table.begin(last);
   for (int64_t bag = first, at = table.begin(first); bag < last; ++bag) {
@@ -143,8 +140,8 @@ void factor_gradients(const xk_bags& bags, const Table& table, const EmbeddingKe
     const char* other = static_cast<const char*>(t.output) + bag * table.row_bytes;
     for (; at < end; ++at) {
       const char* row = weights + table.row(at) * table.row_bytes;
-      if (at + xkernels::kAhead < stop) {
-        const char* later = weights + table.row(at + xkernels::kAhead) * table.row_bytes;
+      if (at + kAhead < stop) {
+        const char* later = weights + table.row(at + kAhead) * table.row_bytes;
         for (int64_t byte = 0; byte < table.row_bytes; byte += 64) __builtin_prefetch(later + byte);
       }
       float sum = 0;
@@ -164,7 +161,7 @@ int32_t xk_bags_forward(const xk_bags* bags, xk_bag_problem* problem) {
   needs.weights = needs.output = true;
   const int32_t result = check_bags(bags, needs, problem);
   if (result != 0) return result;
-  const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
+  const EmbeddingKernels& kernels = *kernels_in_use<EmbeddingKernels>();
   visit_bags(*bags, [&](const Table& table, int64_t first, int64_t last) {
     for (int64_t column = 0; column < table.fields.dim; column += kColumns) {
       Reduction(*bags, table, kernels, column).reduce(first, last);
@@ -178,8 +175,8 @@ int32_t xk_bags_factor_gradients(const xk_bags* bags, xk_bag_problem* problem) {
   needs.weights = needs.output = needs.gradients = needs.factors = true;
   const int32_t result = check_bags(bags, needs, problem);
   if (result != 0) return result;
-  const EmbeddingKernels& kernels = *xkernels::kernels<EmbeddingKernels>();
-  const int width = xkernels::width_of(bags->value_type);
+  const EmbeddingKernels& kernels = *kernels_in_use<EmbeddingKernels>();
+  const int width = width_of(bags->value_type);
   visit_bags(*bags, [&](const Table& table, int64_t first, int64_t last) {
     factor_gradients(*bags, table, kernels, first, last);
   });

@@ -6,9 +6,7 @@
 
 namespace {
 
-using xkernels::Gelu;
-using xkernels::GeluKernels;
-using xkernels::usable;
+using namespace xkernels;
 
 // Fewer values run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 1 << 15;
@@ -21,7 +19,7 @@ constexpr int64_t kMaxCount = 1LL << 40;
 int32_t problem_of(const Gelu& of, int64_t count) {
   if (of.type < XK_FLOAT32 || of.type > XK_FLOAT16) return XK_INVALID_TYPE;
   if (count < 0 || count > kMaxCount) return XK_INVALID_SIZE;
-  const int width = xkernels::width_of(of.type);
+  const int width = width_of(of.type);
   const bool all = usable(of.input, width, count) && usable(of.output, width, count) &&
                    (of.gradient == nullptr || usable(of.gradient, width, count));
   return all ? 0 : XK_INVALID_POINTER;
@@ -32,12 +30,12 @@ int32_t problem_of(const Gelu& of, int64_t count) {
 int32_t xk_gelu(const void* input, const void* gradient, int64_t count, int32_t type,
                 int32_t by_tanh, void* output) {
   const Gelu of = {input, gradient, output, type, by_tanh != 0};
-  const int32_t problem = xkernels::checked<GeluKernels>(problem_of(of, count));
+  const int32_t problem = checked<GeluKernels>(problem_of(of, count));
   if (problem != 0) return problem;
-  const GeluKernels* kernels = xkernels::kernels<GeluKernels>();
-  const int64_t blocks = xkernels::divide_up(count, kBlock);
-  xkernels::run_on_team(count >= kGrain, [&](int64_t thread, int64_t threads) {
-    const xkernels::Share share = xkernels::share_of(blocks, thread, threads);
+  const GeluKernels* kernels = kernels_in_use<GeluKernels>();
+  const int64_t blocks = divide_up(count, kBlock);
+  run_on_team(count >= kGrain, [&](int64_t thread, int64_t threads) {
+    const Share share = share_of(blocks, thread, threads);
     const int64_t end = share.end * kBlock;
     kernels->run(of, share.begin * kBlock, end < count ? end : count);
   });

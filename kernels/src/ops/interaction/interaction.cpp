@@ -6,11 +6,7 @@
 
 namespace {
 
-using xkernels::Cutter;
-using xkernels::Interaction;
-using xkernels::InteractionKernels;
-using xkernels::InteractionScratch;
-using xkernels::usable;
+using namespace xkernels;
 
 // Batches of fewer multiplications run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 1 << 18;
@@ -22,7 +18,7 @@ constexpr int64_t kMaxSize = 1LL << 40;      // of the batch and a stride
 bool all_usable(const void* const* pointers, int64_t count, int32_t type) {
   if (pointers == nullptr) return false;
   for (int64_t i = 0; i < count; ++i) {
-    if (!usable(pointers[i], xkernels::width_of(type))) return false;
+    if (!usable(pointers[i], width_of(type))) return false;
   }
   return true;
 }
@@ -46,20 +42,20 @@ int32_t visit_batch(const Interaction& of, int64_t batch, const Visit& visit) {
   const int64_t work = of.count * (of.count + 1) / 2 * (of.features + 1);
   const bool alone = batch < kGrain && batch * work < kGrain;
   const auto cut = [&](Cutter& cutter) {
-    const int64_t features = xkernels::round_up(of.features, xkernels::kInteractionPadding);
-    const int64_t count = xkernels::round_up(of.count, xkernels::kInteractionPadding);
+    const int64_t features = round_up(of.features, kInteractionPadding);
+    const int64_t count = round_up(of.count, kInteractionPadding);
     return InteractionScratch{
         cutter.take<const float*>(count),
         cutter.take<float>(of.count * features),
         cutter.take<float>(count * count),
-        cutter.take<float>(xkernels::kInteractionRows * features),
+        cutter.take<float>(kInteractionRows * features),
         cutter.take<float>(features),
-        cutter.take<float>(of.count * (of.count - 1) / 2 + 2 * xkernels::kInteractionPadding)};
+        cutter.take<float>(of.count * (of.count - 1) / 2 + 2 * kInteractionPadding)};
   };
-  const xkernels::ThreadMemory memory(alone ? 1 : omp_get_max_threads(), cut);
+  const ThreadMemory memory(alone ? 1 : omp_get_max_threads(), cut);
   if (!memory.allocated()) return XK_REFUSED;
-  xkernels::run_on_team(!alone, [&](int64_t thread, int64_t threads) {
-    const xkernels::Share share = xkernels::share_of(batch, thread, threads);
+  run_on_team(!alone, [&](int64_t thread, int64_t threads) {
+    const Share share = share_of(batch, thread, threads);
     visit(memory.of_thread(thread), share.begin, share.end);
   });
   return 0;
@@ -70,11 +66,11 @@ int32_t visit_batch(const Interaction& of, int64_t batch, const Visit& visit) {
 int32_t xk_interaction(const void* const* inputs, const int64_t* strides, int64_t count,
                        int64_t batch, int64_t features, int32_t type, void* output) {
   const Interaction of = {inputs, strides, count, features, type};
-  const int32_t problem = xkernels::checked<InteractionKernels>(problem_of(of, batch));
+  const int32_t problem = checked<InteractionKernels>(problem_of(of, batch));
   if (problem != 0) return problem;
   const bool empty = batch == 0 || (features == 0 && count == 1);
-  if (!empty && !usable(output, xkernels::width_of(type))) return XK_INVALID_POINTER;
-  const InteractionKernels* kernels = xkernels::kernels<InteractionKernels>();
+  if (!empty && !usable(output, width_of(type))) return XK_INVALID_POINTER;
+  const InteractionKernels* kernels = kernels_in_use<InteractionKernels>();
   return visit_batch(of, batch, [=](const InteractionScratch& scratch, int64_t begin, int64_t end) {
     kernels->forward(of, scratch, begin, end, output);
   });
@@ -84,13 +80,12 @@ int32_t xk_interaction_backward(const void* const* inputs, const int64_t* stride
                                 int64_t batch, int64_t features, int32_t type, const void* gradient,
                                 void* const* gradients) {
   const Interaction of = {inputs, strides, count, features, type};
-  const int32_t problem = xkernels::checked<InteractionKernels>(problem_of(of, batch));
+  const int32_t problem = checked<InteractionKernels>(problem_of(of, batch));
   if (problem != 0) return problem;
   const bool empty = batch == 0 || features == 0;
-  if (!empty &&
-      (!usable(gradient, xkernels::width_of(type)) || !all_usable(gradients, count, type)))
+  if (!empty && (!usable(gradient, width_of(type)) || !all_usable(gradients, count, type)))
     return XK_INVALID_POINTER;
-  const InteractionKernels* kernels = xkernels::kernels<InteractionKernels>();
+  const InteractionKernels* kernels = kernels_in_use<InteractionKernels>();
   if (features == 0) return 0;
   return visit_batch(of, batch, [=](const InteractionScratch& scratch, int64_t begin, int64_t end) {
     kernels->backward(of, scratch, begin, end, gradient, gradients);

@@ -8,11 +8,7 @@
 
 namespace {
 
-using xkernels::Boxes;
-using xkernels::Buffer;
-using xkernels::NmsKernels;
-using xkernels::Suppress;
-using xkernels::usable;
+using namespace xkernels;
 
 // Groups with fewer boxes are decided by one thread, and so are few of them together: waking a team
 // takes longer.
@@ -100,8 +96,8 @@ void decide_together(Suppress<Number> suppress, const Sorted<Number>& sorted, Nu
   for (int64_t block = begin; block < end; block += kBlock) {
     const int64_t next = block + kBlock < end ? block + kBlock : end;
     apply(suppress, sorted, threshold, block, next, block, next);
-    xkernels::run_on_team(end - next >= kGrain, [&](int64_t thread, int64_t threads) {
-      const auto share = xkernels::share_of(end - next, thread, threads);
+    run_on_team(end - next >= kGrain, [&](int64_t thread, int64_t threads) {
+      const auto share = share_of(end - next, thread, threads);
       apply(suppress, sorted, threshold, block, next, next + share.begin, next + share.end);
     });
   }
@@ -123,7 +119,7 @@ int32_t run(Suppress<Number> suppress, const void* boxes, int64_t count, const i
       decide_together(suppress, sorted, threshold, starts[group], starts[group + 1]);
     }
   }
-  xkernels::run_tasks(groups, !alone, [&](int64_t group, int64_t) {
+  run_tasks(groups, !alone, [&](int64_t group, int64_t) {
     if (large(group)) return;
     apply(suppress, sorted, threshold, starts[group], starts[group + 1], starts[group],
           starts[group + 1]);
@@ -137,9 +133,9 @@ int32_t run(Suppress<Number> suppress, const void* boxes, int64_t count, const i
 int32_t xk_nms(const void* boxes, int32_t in_fp64, int64_t count, const int64_t* order,
                const int64_t* starts, int64_t groups, double threshold, uint8_t* kept) {
   const int32_t problem =
-      xkernels::checked<NmsKernels>(problem_of(boxes, in_fp64, count, order, starts, groups, kept));
+      checked<NmsKernels>(problem_of(boxes, in_fp64, count, order, starts, groups, kept));
   if (problem != 0) return problem;
-  const NmsKernels* kernels = xkernels::kernels<NmsKernels>();
+  const NmsKernels* kernels = kernels_in_use<NmsKernels>();
   if (count == 0) return 0;
   return in_fp64 ? run(kernels->in_fp64, boxes, count, order, starts, groups, threshold, kept)
                  : run(kernels->in_fp32, boxes, count, order, starts, groups, threshold, kept);

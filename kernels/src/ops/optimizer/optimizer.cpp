@@ -6,17 +6,11 @@
 
 namespace {
 
-using xkernels::Buffer;
-using xkernels::Chunk;
-using xkernels::fp32;
-using xkernels::OptimizerKernels;
-using xkernels::SquaredNorms;
-using xkernels::usable;
-using xkernels::width_of;
+using namespace xkernels;
 
 // A chunk is run by one thread. Sums over a tensor are added chunk by chunk, so this number is part
 // of the result.
-constexpr int64_t kChunkSize = 32 * xkernels::kBlockSize;
+constexpr int64_t kChunkSize = 32 * kBlockSize;
 
 // Steps of fewer elements run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 32768;
@@ -80,7 +74,7 @@ Chunk chunk_of(const xk_tensors& t, Needs needs, int64_t entry, int64_t start) {
   chunk.first = needs.first ? advance(t.first[entry], state) : nullptr;
   chunk.second = needs.second ? advance(t.second[entry], state) : nullptr;
   chunk.count = left < kChunkSize ? left : kChunkSize;
-  chunk.first_block = start / xkernels::kBlockSize;
+  chunk.first_block = start / kBlockSize;
   // The kernels mix it with the number of each block.
   chunk.key = t.seed + 0x9e3779b97f4a7c15u * (static_cast<uint64_t>(entry) + 1);
   chunk.weight_format = t.weight_format;
@@ -98,9 +92,9 @@ void visit_share(const xk_tensors& t, Needs needs, int64_t begin, int64_t end, c
   int64_t number = 0;
   for (int64_t entry = 0; entry < t.count && before < end; ++entry) {
     const int64_t size = t.sizes[entry];
-    const int64_t chunks = xkernels::divide_up(size, kChunkSize);
+    const int64_t chunks = divide_up(size, kChunkSize);
     if (before + size > begin) {
-      const int64_t skipped = begin <= before ? 0 : xkernels::divide_up(begin - before, kChunkSize);
+      const int64_t skipped = begin <= before ? 0 : divide_up(begin - before, kChunkSize);
       for (int64_t at = skipped; at < chunks && before + at * kChunkSize < end; ++at) {
         visit(entry, number + at, chunk_of(t, needs, entry, at * kChunkSize));
       }
@@ -116,8 +110,8 @@ template <typename Visit>
 void visit_all(const xk_tensors& t, Needs needs, const Visit& visit) {
   int64_t total = 0;
   for (int64_t entry = 0; entry < t.count; ++entry) total += t.sizes[entry];
-  xkernels::run_on_team(total >= kGrain, [&](int64_t thread, int64_t threads) {
-    const xkernels::Share share = xkernels::share_of(total, thread, threads);
+  run_on_team(total >= kGrain, [&](int64_t thread, int64_t threads) {
+    const Share share = share_of(total, thread, threads);
     visit_share(t, needs, share.begin, share.end, visit);
   });
 }
@@ -149,7 +143,7 @@ class Norms {
   explicit Norms(const xk_tensors& t) : tensors_(t) {
     int64_t chunks = 0;
     for (int64_t entry = 0; entry < t.count; ++entry) {
-      chunks += xkernels::divide_up(t.sizes[entry], kChunkSize);
+      chunks += divide_up(t.sizes[entry], kChunkSize);
     }
     allocated_ = chunks_.allocate_zeros(chunks) && rates_.allocate_zeros(t.count);
   }
@@ -190,15 +184,14 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
                 double weight_decay, int32_t nesterov, double trust, double eps, int32_t adaptive) {
   const bool remembers = momentum != 0;
   const Needs needs = {remembers, false, false, remembers};
-  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
+  const int32_t problem = checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
-  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
+  const OptimizerKernels* kernels = kernels_in_use<OptimizerKernels>();
   const xk_tensors& t = *tensors;
-  const xkernels::Sgd shared = {
-      fp32(lr),      fp32(momentum), fp32(1 - dampening), fp32(weight_decay), 1.0F,
-      nesterov != 0, false};
+  const Sgd shared = {fp32(lr),      fp32(momentum), fp32(1 - dampening), fp32(weight_decay), 1.0F,
+                      nesterov != 0, false};
   const auto update = [&](int64_t entry, const Chunk& chunk, double scale) {
-    xkernels::Sgd sgd = shared;
+    Sgd sgd = shared;
     sgd.gradient_scale = fp32(scale);
     sgd.fresh = remembers && t.fresh[entry] != 0;
     kernels->sgd(chunk, sgd);
@@ -226,9 +219,9 @@ int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double da
 int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double weight_decay,
                    double eps) {
   const Needs needs = {true, false, true, false};
-  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
+  const int32_t problem = checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
-  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
+  const OptimizerKernels* kernels = kernels_in_use<OptimizerKernels>();
   const xk_tensors& t = *tensors;
   count_steps(t);
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
@@ -241,22 +234,22 @@ int32_t xk_adagrad(const xk_tensors* tensors, double lr, double lr_decay, double
 int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
                 double weight_decay, int32_t decoupled) {
   const Needs needs = {true, true, true, false};
-  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
+  const int32_t problem = checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
-  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
+  const OptimizerKernels* kernels = kernels_in_use<OptimizerKernels>();
   const xk_tensors& t = *tensors;
   count_steps(t);
   visit_all(t, needs, [&](int64_t entry, int64_t, const Chunk& chunk) {
     const double correction1 = 1 - power(beta1, *t.steps[entry]);
     const double correction2 = 1 - power(beta2, *t.steps[entry]);
-    const xkernels::Adam adam = {fp32(lr / correction1),
-                                 fp32(beta2),
-                                 fp32(1 - beta1),
-                                 fp32(1 - beta2),
-                                 fp32(1 / __builtin_sqrt(correction2)),
-                                 fp32(eps),
-                                 decoupled ? 0.0F : fp32(weight_decay),
-                                 decoupled ? fp32(1 - lr * weight_decay) : 1.0F};
+    const Adam adam = {fp32(lr / correction1),
+                       fp32(beta2),
+                       fp32(1 - beta1),
+                       fp32(1 - beta2),
+                       fp32(1 / __builtin_sqrt(correction2)),
+                       fp32(eps),
+                       decoupled ? 0.0F : fp32(weight_decay),
+                       decoupled ? fp32(1 - lr * weight_decay) : 1.0F};
     kernels->adam(chunk, adam);
   });
   return 0;
@@ -265,21 +258,21 @@ int32_t xk_adam(const xk_tensors* tensors, double lr, double beta1, double beta2
 int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, double beta2, double eps,
                 double weight_decay, int32_t adaptive) {
   const Needs needs = {true, true, true, false};
-  const int32_t problem = xkernels::checked<OptimizerKernels>(problem_of(tensors, needs));
+  const int32_t problem = checked<OptimizerKernels>(problem_of(tensors, needs));
   if (problem != 0) return problem;
-  const OptimizerKernels* kernels = xkernels::kernels<OptimizerKernels>();
+  const OptimizerKernels* kernels = kernels_in_use<OptimizerKernels>();
   const xk_tensors& t = *tensors;
   Norms norms(t);
   if (!norms.allocated()) return XK_REFUSED;
   count_steps(t);
   const auto numbers_of = [&](int64_t entry) {
-    return xkernels::Lamb{fp32(beta2),
-                          fp32(1 - beta1),
-                          fp32(1 - beta2),
-                          fp32(1 / (1 - power(beta1, *t.steps[entry]))),
-                          fp32(1 / (1 - power(beta2, *t.steps[entry]))),
-                          fp32(eps),
-                          fp32(weight_decay)};
+    return Lamb{fp32(beta2),
+                fp32(1 - beta1),
+                fp32(1 - beta2),
+                fp32(1 / (1 - power(beta1, *t.steps[entry]))),
+                fp32(1 / (1 - power(beta2, *t.steps[entry]))),
+                fp32(eps),
+                fp32(weight_decay)};
   };
   visit_all(t, needs, [&](int64_t entry, int64_t number, const Chunk& chunk) {
     norms.set(number, kernels->lamb_moments(chunk, numbers_of(entry)));

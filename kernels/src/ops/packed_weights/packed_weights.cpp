@@ -7,10 +7,7 @@
 
 namespace {
 
-using xkernels::group_count;
-using xkernels::kGroup;
-using xkernels::PackedWeightsKernels;
-using xkernels::usable;
+using namespace xkernels;
 
 constexpr int64_t kMaxSize = INT32_MAX;
 constexpr int64_t kGrain = 1 << 16;
@@ -26,8 +23,8 @@ bool are_sizes(int64_t inputs, int64_t outputs) {
 
 template <typename Work>
 void for_each_row(int64_t inputs, int64_t outputs, const Work& work) {
-  xkernels::run_on_team(inputs * outputs >= kGrain, [&](int64_t thread, int64_t threads) {
-    const xkernels::Share share = xkernels::share_of(outputs, thread, threads);
+  run_on_team(inputs * outputs >= kGrain, [&](int64_t thread, int64_t threads) {
+    const Share share = share_of(outputs, thread, threads);
     for (int64_t row = share.begin; row < share.end; ++row) work(row);
   });
 }
@@ -38,17 +35,17 @@ int32_t xk_pack_weights(const void* values, int32_t value_type, int64_t inputs, 
                         int32_t type, void* packed, void* scales) {
   int32_t problem = 0;
   const bool known = value_type >= XK_FLOAT32 && value_type <= XK_FLOAT16;
-  const int64_t width = xkernels::width_of(value_type);
-  if (!known || !xkernels::is_packed_type(type))
+  const int64_t width = width_of(value_type);
+  if (!known || !is_packed_type(type))
     problem = XK_INVALID_TYPE;
   else if (!are_sizes(inputs, outputs))
     problem = XK_INVALID_SIZE;
   else if (!usable(values, width, inputs * outputs) || !usable(packed, 2, inputs * outputs) ||
            !usable(scales, 2, inputs * outputs))
     problem = XK_INVALID_POINTER;
-  problem = xkernels::checked<PackedWeightsKernels>(problem);
+  problem = checked<PackedWeightsKernels>(problem);
   if (problem != 0 || inputs == 0) return problem;
-  const PackedWeightsKernels* kernels = xkernels::kernels<PackedWeightsKernels>();
+  const PackedWeightsKernels* kernels = kernels_in_use<PackedWeightsKernels>();
   for_each_row(inputs, outputs, [&](int64_t row) {
     kernels->pack(static_cast<const char*>(values) + row * inputs * width, value_type, inputs, type,
                   static_cast<uint8_t*>(packed) + row * row_bytes(type, inputs),
@@ -60,20 +57,20 @@ int32_t xk_pack_weights(const void* values, int32_t value_type, int64_t inputs, 
 int32_t xk_unpack_weights(const xk_weights* weights, int64_t inputs, int64_t outputs,
                           int32_t value_type, void* output) {
   int32_t problem = 0;
-  const int64_t width = xkernels::width_of(value_type);
+  const int64_t width = width_of(value_type);
   if (weights == nullptr)
     problem = XK_INVALID_POINTER;
-  else if (!xkernels::is_value_type(value_type) || !xkernels::is_packed_type(weights->type))
+  else if (!is_value_type(value_type) || !is_packed_type(weights->type))
     problem = XK_INVALID_TYPE;
   else if (!are_sizes(inputs, outputs))
     problem = XK_INVALID_SIZE;
   else if (inputs > 0 && outputs > 0 && usable(output, width))
-    problem = xkernels::weights_problem(*weights);
+    problem = weights_problem(*weights);
   else if (inputs > 0 && outputs > 0)
     problem = XK_INVALID_POINTER;
-  problem = xkernels::checked<PackedWeightsKernels>(problem);
+  problem = checked<PackedWeightsKernels>(problem);
   if (problem != 0 || inputs == 0) return problem;
-  const PackedWeightsKernels* kernels = xkernels::kernels<PackedWeightsKernels>();
+  const PackedWeightsKernels* kernels = kernels_in_use<PackedWeightsKernels>();
   for_each_row(inputs, outputs, [&](int64_t row) {
     kernels->unpack(
         static_cast<const uint8_t*>(weights->values) + row * row_bytes(weights->type, inputs),

@@ -7,14 +7,7 @@
 
 namespace {
 
-using xkernels::Cutter;
-using xkernels::divide_up;
-using xkernels::RoiAxis;
-using xkernels::RoiKernels;
-using xkernels::RoiPart;
-using xkernels::RoiScratch;
-using xkernels::RoiShare;
-using xkernels::usable;
+using namespace xkernels;
 
 // Tasks of fewer pooled values run on the calling thread: waking a team takes longer.
 constexpr int64_t kGrain = 4096;
@@ -79,7 +72,7 @@ int32_t problem_of(const xk_roi_align_task* given, const void* values, const flo
   if (sizes.pixels < 0 || sizes.bins < 0) return XK_INVALID_SIZE;
   if (task.boxes == 0) return 0;
   if (task.height == 0 || task.width == 0) return XK_NO_PIXELS;
-  const int width = xkernels::width_of(task.type);
+  const int width = width_of(task.type);
   if (!usable(boxes, 4) || !usable(values, values_in_fp32 ? 4 : width, task.channels) ||
       !usable(bins, width, task.channels)) {
     return XK_INVALID_POINTER;
@@ -118,8 +111,7 @@ Division divide(const xk_roi_align_task& task, int64_t threads) {
     by.size = divide_up(by.divisible, smaller(divide_up(wanted, by.box_parts), by.divisible));
     by.parts = divide_up(by.divisible, by.size);
   } else {
-    const int64_t fitting =
-        kChannelBytes / (task.height * task.width * xkernels::width_of(task.type));
+    const int64_t fitting = kChannelBytes / (task.height * task.width * width_of(task.type));
     const int64_t most = fitting < kMinPooledChannels ? kMinPooledChannels : fitting;
     by.divisible = task.channels;
     by.size = smaller(divide_up(task.channels, smaller(wanted, task.channels)), most);
@@ -140,13 +132,12 @@ int32_t visit_parts(const xk_roi_align_task& task, int64_t values, int64_t threa
     return RoiScratch{
         cut_axis(cutter, task.output_height, entries(task, task.output_height, task.height)),
         cut_axis(cutter, task.output_width, entries(task, task.output_width, task.width)),
-        cutter.take<float>(task.width),
-        cutter.take<float>(task.output_width + xkernels::kRoiMaxLanes)};
+        cutter.take<float>(task.width), cutter.take<float>(task.output_width + kRoiMaxLanes)};
   };
-  const xkernels::ThreadMemory memory(alone ? 1 : threads, cut);
+  const ThreadMemory memory(alone ? 1 : threads, cut);
   if (!memory.allocated()) return XK_REFUSED;
-  xkernels::run_tasks(parts, !alone,
-                      [&](int64_t part, int64_t thread) { visit(memory.of_thread(thread), part); });
+  run_tasks(parts, !alone,
+            [&](int64_t part, int64_t thread) { visit(memory.of_thread(thread), part); });
   return 0;
 }
 
@@ -154,10 +145,9 @@ int32_t visit_parts(const xk_roi_align_task& task, int64_t values, int64_t threa
 
 int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const float* boxes,
                      void* output) {
-  const int32_t problem =
-      xkernels::checked<RoiKernels>(problem_of(task, images, boxes, output, false));
+  const int32_t problem = checked<RoiKernels>(problem_of(task, images, boxes, output, false));
   if (problem != 0) return problem;
-  const RoiKernels* kernels = xkernels::kernels<RoiKernels>();
+  const RoiKernels* kernels = kernels_in_use<RoiKernels>();
   const int64_t values = sizes_of(*task).bins;
   if (values == 0) return 0;
   const int64_t threads = omp_get_max_threads();
@@ -174,10 +164,9 @@ int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, const fl
 
 int32_t xk_roi_align_backward(const xk_roi_align_task* task, const void* gradients,
                               const float* boxes, float* sums) {
-  const int32_t problem =
-      xkernels::checked<RoiKernels>(problem_of(task, sums, boxes, gradients, true));
+  const int32_t problem = checked<RoiKernels>(problem_of(task, sums, boxes, gradients, true));
   if (problem != 0) return problem;
-  const RoiKernels* kernels = xkernels::kernels<RoiKernels>();
+  const RoiKernels* kernels = kernels_in_use<RoiKernels>();
   const int64_t values = sizes_of(*task).bins;
   if (values == 0) return 0;
   // A thread owns channels of an image, and where these are few, rows: so nothing is added by two
