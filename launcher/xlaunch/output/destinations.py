@@ -110,10 +110,13 @@ class JsonLines:
     def feed(self, data: bytes) -> bytes:
         """The whole lines that `data` completes."""
         *lines, self._pending = (self._pending + data).split(b"\n")
+        pieces = []
+        for line in lines:
+            pieces += [line[at : at + LINE_CAP] for at in range(0, len(line) or 1, LINE_CAP)]
         while len(self._pending) >= LINE_CAP:
-            lines.append(self._pending[:LINE_CAP])
+            pieces.append(self._pending[:LINE_CAP])
             self._pending = self._pending[LINE_CAP:]
-        return b"".join(map(self._formatted, lines))
+        return b"".join(map(self._formatted, pieces))
 
     def finish(self) -> bytes:
         """The remaining bytes, as a whole line."""
@@ -252,7 +255,7 @@ def prepare_log_directory(directory: str, indices: Iterable[int]) -> None:
             )
 
 
-def open_logs(directory: str, index: int, *, new: bool = True) -> tuple[int, int]:
+def open_logs(directory: str, index: int, *, new: bool) -> tuple[int, int]:
     """Open an instance's two files for appending, and lock them while a process has them open.
 
     `new`: create them; those of the previous run are renamed to end in `.1`. Raises OSError, also if
@@ -293,7 +296,7 @@ def _is_in_use(path: str) -> bool:
 class LogFile:
     """A log file that the launcher writes, because it formats, limits or shows the output."""
 
-    def __init__(self, descriptor: int, path: str, max_bytes: int | None = None) -> None:
+    def __init__(self, descriptor: int, path: str, max_bytes: int | None) -> None:
         """`max_bytes`: beyond it the file is moved to ``path.1``, after a whole line."""
         self._descriptor: int | None = descriptor
         self._path = path

@@ -78,6 +78,8 @@ def test_lines_are_cut_and_joined_over_chunks():
     assert [len(line) for line in lines_of(objects(long), 3, "err")] == [LINE_CAP] * 2
     assert lines_of(objects(lines.finish().decode()), 3, "err") == ["x"]
     assert lines.finish() == b""
+    whole = lines.feed(b"x" * LINE_CAP + b"yz\n" + b"x" * LINE_CAP + b"\n").decode()
+    assert [line[-2:] for line in lines_of(objects(whole), 3, "err")] == ["xx", "yz", "xx"]
 
 
 @pytest.mark.parametrize("options", [(), ("--tee",), ("--log-format", "json")])
