@@ -193,7 +193,7 @@ def run_plan(
         return keep(job)
 
 
-def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program] = ()) -> None:
+def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program]) -> None:
     """Raise `UsageError`, before anything starts, when `plan` cannot run `programs` or write its files here.
 
     The directory for logs is made, and only when nothing else is wrong. A report may lie in it.

@@ -32,7 +32,7 @@ def save_preset(path: str, values: Mapping[str, Any]) -> None:
     write_preset(path, preset_text(values, use=path), force=force, program=program)
 
 
-def write_preset(path: str, text: str, *, force: bool = False, program: Sequence[str] = ()) -> None:
+def write_preset(path: str, text: str, *, force: bool, program: Sequence[str]) -> None:
     """Write the text of a preset. Raises `UsageError`; for `force` and `program` see `check_preset_path`."""
     check_preset_path(path, force=force, program=program)
     write_output(path, text, option=OPTION)
@@ -62,7 +62,7 @@ def comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, WIDTH, break_long_words=False)]
 
 
-def check_preset_path(path: str, *, force: bool = False, program: Sequence[str] = ()) -> None:
+def check_preset_path(path: str, *, force: bool, program: Sequence[str] = ()) -> None:
     """Raise `UsageError` unless a preset can be written to `path`, replacing at most one that we wrote.
 
     `force`: or any other file, but none that the words of the `program` name.

@@ -58,7 +58,7 @@ class Size(NamedTuple):
     """Of its boxes."""
 
 
-def draw_svg(machine: Machine, plan: Plan | None = None) -> str:
+def draw_svg(machine: Machine, plan: Plan | None) -> str:
     """The machine as an SVG document, with the place of each instance of `plan`."""
     return _Picture(machine, plan).document()
 
