@@ -235,8 +235,6 @@ def _has_strides(shape: torch.Size, strides: tuple[int, ...], expected: dict[int
 
 def _may_be_dense(shape: torch.Size, expected: dict[int, int]) -> bool:
     """Whether a tensor without gaps, contiguous or channels-last, has the expected strides."""
-    formats = [torch.contiguous_format, CHANNELS_LAST.get(len(shape))]
-    dense = [
-        torch.empty(shape, device="meta", memory_format=it) for it in formats if it is not None
-    ]
+    formats = (torch.contiguous_format, CHANNELS_LAST.get(len(shape), torch.contiguous_format))
+    dense = [torch.empty(shape, device="meta", memory_format=layout) for layout in formats]
     return any(_has_strides(shape, tensor.stride(), expected) for tensor in dense)

@@ -144,8 +144,8 @@ class TorchRunner:
         from torch._inductor.package.package import load_package
 
         # torch._inductor.aoti_load_package, the public function, has no parameter for the number.
-        known = inspect.signature(load_package).parameters
-        many: dict[str, Any] = {"num_runners": runners} if "num_runners" in known else {}
+        parameters = inspect.signature(load_package).parameters
+        many: dict[str, Any] = {"num_runners": runners} if "num_runners" in parameters else {}
         self._path = path
         try:
             self._package: Any = load_package(path, model, **many)

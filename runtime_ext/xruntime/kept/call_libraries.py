@@ -475,7 +475,7 @@ def _versions(leaves: list[Any]) -> list[int]:
 
 def _code_tensors(call: FlatCall, copies: list[Any]) -> list[torch.Tensor]:
     """The tensors that code takes for a call, on memory that the call does not write to."""
-    given = [it for it in call.leaves if isinstance(it, torch.Tensor)]
-    copied = [it for it in copies if isinstance(it, torch.Tensor)]
+    given = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    copied = [leaf for leaf in copies if isinstance(leaf, torch.Tensor)]
     pairs = zip(call.tensors, given, copied, strict=True)
     return [copy if tensor is leaf else tensor for tensor, leaf, copy in pairs]

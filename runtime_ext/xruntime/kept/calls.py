@@ -196,7 +196,7 @@ class ServedSizes:
         ranges: Mapping[str, tuple[int, int | None]],
         conditions: Sequence[str],
     ) -> None:
-        self.dims = tuple([tuple(one) for one in dims])
+        self.dims = tuple([tuple(sizes) for sizes in dims])
         self.ranges = dict(ranges)
         self.conditions = tuple(conditions)
         try:
@@ -205,7 +205,7 @@ class ServedSizes:
             raise ValueError(f"{error.text!r} is no expression") from error
         names_in_scope = {*_SCOPE, *self.ranges}
         for text in conditions:
-            names = {it.id for it in ast.walk(ast.parse(text)) if isinstance(it, ast.Name)}
+            names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
             if not names <= names_in_scope:
                 raise ValueError(
                     f"{text!r} names {min(names - names_in_scope)!r}, which is unknown"
@@ -259,8 +259,8 @@ class Nest:
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
-        self.has_numbers = any(isinstance(it, (int, float, complex)) for it in self._leaves)
-        self.has_texts = any(isinstance(it, (str, bytes, torch.Size)) for it in self._leaves)
+        self.has_numbers = any(isinstance(leaf, (int, float, complex)) for leaf in self._leaves)
+        self.has_texts = any(isinstance(leaf, (str, bytes, torch.Size)) for leaf in self._leaves)
         kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
         self.refusal = f"it returns a {kinds[0].__qualname__}" if kinds else None
         """Why compiled code cannot return it; None if it can."""

@@ -238,7 +238,7 @@ class _Facts:
         self.follow(value)
         self.follow(type(value))
         # Methods of C classes have a name, and no module.
-        is_named = all(hasattr(value, it) for it in ("__qualname__", "__module__"))
+        is_named = all(hasattr(value, attribute) for attribute in ("__qualname__", "__module__"))
         kind = value if callable(value) and is_named else type(value)
         self._lines.append(f"{name}: {kind.__module__}.{kind.__qualname__}")
         if depth == MAX_DEPTH or not self._is_new(value):
@@ -284,7 +284,7 @@ class _Facts:
         if not _LOOKUPS.isdisjoint(words):
             words |= texts
         package = function.__globals__.get("__package__") or ""
-        imported = [sys.modules.get(it) for word in words for it in (word, f"{package}.{word}")]
+        imported = [sys.modules.get(name) for word in words for name in (word, f"{package}.{word}")]
         self._add_variables(function.__globals__, imported, words)
 
     def _add_variables(

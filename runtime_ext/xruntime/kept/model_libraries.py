@@ -139,7 +139,8 @@ def own_memory_problem(first: Any, second: Any) -> str | None:
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The memory of plain tensors; others, such as sparse and quantized ones, have none of their own."""
     plain = [tensor for tensor in tensors if type(tensor) in (torch.Tensor, nn.Parameter)]
-    return {it.data_ptr() for it in plain if it.layout is torch.strided and it.numel()}
+    dense = [tensor for tensor in plain if tensor.layout is torch.strided]
+    return {tensor.data_ptr() for tensor in dense if tensor.numel()}
 
 
 class Policy(enum.Enum):

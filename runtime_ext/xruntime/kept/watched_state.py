@@ -75,14 +75,15 @@ class WatchedState:
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
         self._contents = _Contents(self._holders)
         self._classes = list(map(type, self._modules))
-        self._plain = [it.tensor for it in self._tensors if _is_plain(it.tensor)]
+        tensors = [watched.tensor for watched in self._tensors]
+        self._plain = list(filter(_is_plain, tensors))
         self._addresses = list(map(_ADDRESS, self._plain))
         self._sizes = list(map(_SIZE, self._plain))
-        self._counted = [it.tensor for it in self._tensors if not it.tensor.is_inference()]
+        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._counted))
         # Storages stay in memory while their words are read.
-        self._storages = [it.untyped_storage() for it in self._plain]
-        self._words = [word for it in self._plain for word in sampled_words(it)]
+        self._storages = [tensor.untyped_storage() for tensor in self._plain]
+        self._words = [word for tensor in self._plain for word in sampled_words(tensor)]
         self._sampled = list(map(_VALUE, self._words))
 
     def _walk(self, module: Any, max_values: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -148,7 +149,7 @@ class WatchedState:
 
     def new_tensor(self, module: torch.nn.Module) -> str | None:
         """Return the name of a floating-point tensor that the module holds now and did not hold then."""
-        earlier = {id(it.tensor) for it in self._tensors}
+        earlier = {id(watched.tensor) for watched in self._tensors}
         for watched in WatchedState(module)._tensors:  # noqa: SLF001 - of this class
             if id(watched.tensor) not in earlier and watched.tensor.is_floating_point():
                 return watched.name
@@ -171,15 +172,17 @@ class _Contents:
     """What many containers hold, compared at once: all of it is looked at before each call."""
 
     def __init__(self, holders: list[Holder]) -> None:
-        dicts = [it for it in holders if it.keys]
-        plain = [it for it in holders if it.keys is None and it.size >= 0]
-        self._others = [it for it in holders if it.size < 0]
-        self._dicts = [it.container for it in dicts]
+        dicts = [holder for holder in holders if holder.keys]
+        plain = [holder for holder in holders if holder.keys is None and holder.size >= 0]
+        self._others = [holder for holder in holders if holder.size < 0]
+        self._dicts = [holder.container for holder in dicts]
         # Twice the first key, because a getter of one returns no tuple.
-        self._getters = [operator.itemgetter(it.keys[0], *it.keys) for it in dicts if it.keys]
-        self._plain = [it.container for it in plain]
-        self._sized = [it.container for it in (*dicts, *plain)]
-        self._sizes = [it.size for it in (*dicts, *plain)]
+        self._getters = [
+            operator.itemgetter(holder.keys[0], *holder.keys) for holder in dicts if holder.keys
+        ]
+        self._plain = [holder.container for holder in plain]
+        self._sized = [holder.container for holder in (*dicts, *plain)]
+        self._sizes = [holder.size for holder in (*dicts, *plain)]
         self._held = list(self._values())
 
     def _values(self) -> Iterator[Any]:
@@ -194,7 +197,7 @@ class _Contents:
             same = all(map(operator.is_, self._values(), self._held))
         except (KeyError, RuntimeError):  # another thread adds something at the moment
             return False
-        return same and all(it.is_same() for it in self._others)
+        return same and all(holder.is_same() for holder in self._others)
 
 
 class _Tensor(NamedTuple):

@@ -244,7 +244,7 @@ def _check_bits(request: OptimizeRequest) -> None:
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise OptimizationError(
-            f"{name}={value!r}: allowed are {', '.join(repr(one) for one in allowed)}"
+            f"{name}={value!r}: allowed are {', '.join(repr(choice) for choice in allowed)}"
         )
 
 

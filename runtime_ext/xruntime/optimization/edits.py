@@ -26,7 +26,7 @@ def subclass(base: type[nn.Module], kind: type[nn.Module], **attributes: Any) ->
         "__doc__": kind.__doc__,
         **attributes,
     }
-    return types.new_class(kind.__name__, (base, kind), {}, lambda made: made.update(space))
+    return types.new_class(kind.__name__, (base, kind), {}, lambda body: body.update(space))
 
 
 class Replaced(nn.Module):

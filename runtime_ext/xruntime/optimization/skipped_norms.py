@@ -61,7 +61,7 @@ def folded_weights(model: nn.Module) -> WatchedState | None:
     for norm in modules.values():
         if isinstance(norm, FoldedNorm):
             name, layer, _, _ = norm._xruntime_folded  # noqa: SLF001 - ours
-            weights |= {it: vars(modules[it])["_parameters"] for it in (name, layer)}
+            weights |= {part: vars(modules[part])["_parameters"] for part in (name, layer)}
             weights[f"{name}'s buffers"] = vars(norm)["_buffers"]
     return WatchedState(weights) if weights else None
 

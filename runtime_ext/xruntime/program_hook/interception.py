@@ -237,10 +237,9 @@ class Interception:
         with contextlib.suppress(Exception):
             vars(module)[STEP_ATTRIBUTE] = DecodeStep(module, kind, report, report)
             step = "each token is one native call; "
-        dtypes = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
         line = (
             f"{'generates' if generates(module) else 'called by generate()'}: {step}linears of 1 to 3 rows run by native code, in"
-            f" {', '.join(sorted(dtypes))} as the program loads it; nothing is compiled"
+            f" {_dtypes_of(module)} as the program loads it; nothing is compiled"
         )
         if (kind, line) not in self._refusals:
             self._refusals.add((kind, line))
@@ -298,12 +297,9 @@ class Interception:
             code.report = partial(self._report, type(module).__name__)
             steps = tuple([step for step in steps if step.name != "graph"])
         applied = [step.name for step in steps if step.outcome is PassOutcome.APPLIED]
-        others = [
-            f"{it.name} ({it.reason})" for it in steps if it.outcome is not PassOutcome.APPLIED
-        ]
-        used = {str(it.dtype).removeprefix("torch.") for it in module.parameters()}
+        others = [f"{step.name} ({step.reason})" for step in steps if step.name not in applied]
         ours = "precision" in applied and not state.fp32
-        chosen = self._precision[1] if ours else ", ".join(sorted(used))
+        chosen = self._precision[1] if ours else _dtypes_of(module)
         graph = "" if code is None else f" graph: {code.describe()};"
         self._say(
             f"{type(module).__name__}: optimized in {elapsed_s:.1f} s: {chosen}; {', '.join(applied)};"
@@ -367,6 +363,12 @@ class Interception:
     def _turn_off(self) -> None:
         """Switch off in a forked child, which lacks the threads of the parent's torch."""
         self.active = False
+
+
+def _dtypes_of(module: torch.nn.Module) -> str:
+    """The dtypes of its weights, in words."""
+    dtypes = {str(parameter.dtype) for parameter in module.parameters()}
+    return ", ".join(sorted(dtypes)).replace("torch.", "")
 
 
 def _has_no_hooks(module: torch.nn.Module) -> bool:

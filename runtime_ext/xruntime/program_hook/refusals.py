@@ -110,9 +110,11 @@ def caller_refusal() -> Refusal | None:
     while frame.f_back is not None:
         frame = frame.f_back
         name = frame.f_globals.get("__name__", "")
-        compiler = next((it for it in COMPILERS if f"{name}.".startswith(f"{it}.")), None)
-        if compiler is not None and not name.startswith("xruntime.program_hook"):
-            return Refusal(f"the program uses {compiler}", final=True)
+        if name.startswith("xruntime.program_hook"):
+            continue
+        for compiler in COMPILERS:
+            if f"{name}.".startswith(f"{compiler}."):
+                return Refusal(f"the program uses {compiler}", final=True)
     return None
 
 

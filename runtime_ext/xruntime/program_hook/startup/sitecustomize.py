@@ -30,8 +30,8 @@ class _AfterTorch:
         """Only to look for torch (`importlib.util.find_spec`) starts nothing."""
         if name != "torch":
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (it.find_spec(name, path, target) for it in others if hasattr(it, "find_spec"))
+        finders = [it for it in sys.meta_path if it is not self and hasattr(it, "find_spec")]
+        specs = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             self._follow(spec.loader)
