@@ -103,10 +103,6 @@ class Edits:
         setattr(module, name, value)
         self._undo.append(functools.partial(delattr, module, name))
 
-    def add_forward_hook(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        """Have `hook` called after each call of a module."""
-        self._undo.append(module.register_forward_hook(hook).remove)
-
     def replace_parameter(self, old: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
         """Put a new Parameter of this value wherever `old` is, so that tied weights stay tied."""
         new = nn.Parameter(value, requires_grad=old.requires_grad)

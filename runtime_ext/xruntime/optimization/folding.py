@@ -59,7 +59,8 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
             _fold_pair(run, first, norm)
             watched = isinstance(order, CallRecording)
             if watched:
-                run.edits.add_forward_hook(first, AwaitNorm(names[norm]))
+                hook = first.register_forward_hook(AwaitNorm(names[norm]))
+                run.edits.add_undo(hook.remove)
                 run.runner.norms_may_be_skipped = True
             dimensions = 2 if type(first) is nn.Linear else None
             run.edits.replace_class(norm, FoldedNorm)

@@ -54,11 +54,6 @@ class Modes(NamedTuple):
             return current_autocast()
         return None if self.dtype is torch.float32 else Autocast(self.dtype, cache=True)
 
-    def grad_mode(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for calls, which torch.compile can trace."""
-        off = self.no_grad and torch.is_grad_enabled()
-        return torch.no_grad() if off else contextlib.nullcontext()
-
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for calls, which torch.compile can trace."""
         return contextlib.nullcontext() if self.dtype is None else under_autocast(self.autocast())
@@ -146,14 +141,16 @@ class CallRunner:
                     f"{change} after optimize(), which folded a batch norm into these weights: change the original"
                     " module and optimize it again, or optimize with passes={'conv_bn': False, 'linear_bn': False}"
                 )
-        modes = self.modes._replace(no_grad=False) if gradients else self.modes
-        watch = refusing_skipped_norms if self.norms_may_be_skipped else contextlib.nullcontext
-        with modes.grad_mode(), modes.precision(), watch():
+        no_context = contextlib.nullcontext
+        grad_off = self.modes.no_grad and not gradients and torch.is_grad_enabled()
+        grad_mode = torch.no_grad if grad_off else no_context
+        watch = refusing_skipped_norms if self.norms_may_be_skipped else no_context
+        with grad_mode(), self.modes.precision(), watch():
             if self.step is None or torch.compiler.is_compiling():
                 outputs = self.kind.forward(model, *args, **kwargs)
             else:
                 outputs = self.step(functools.partial(self.kind.forward, model), args, kwargs)
-        return modes.result(outputs)
+        return self.modes.result(outputs)
 
     def warn(self, which: str, reason: str) -> None:
         """Warn once that some calls are slow, and why: ``"calls"``, ``"n was changed"``."""
