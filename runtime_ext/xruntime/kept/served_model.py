@@ -82,11 +82,6 @@ class ServedModel(CalledModel):
         """Whether there is code for some calls."""
         return any(kind.libraries for kind in self.kinds)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the first code is being compiled."""
-        return not self.compiled and any(kind.compiling for kind in self.kinds)
-
     def after_fork(self) -> None:
         """Make new locks in a forked child, which has none of the parent's threads.
 
@@ -106,7 +101,8 @@ def report_unfinished(line: str) -> None:
     """Report a line for each model whose first code is being compiled, if it would be kept."""
     if open_store().temporary is None:
         for served in list(_all):
-            if served.waits and served.report is not None:
+            waits = not served.compiled and any(kind.compiling for kind in served.kinds)
+            if waits and served.report is not None:
                 served.report(line)
 
 
