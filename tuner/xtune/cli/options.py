@@ -96,7 +96,7 @@ SPENDING = [
 
 STORAGE = _option("--storage", "FILE|URL", "File or URL. Default: ~/.local/state/xtune/studies.db.")
 STUDY = [STORAGE, _option("--study", "NAME", "Name of the study. Default: from program and space.")]
-FORCE = _option("--force", None, "Let a file that is written replace any other.", is_flag=True)
+FORCE = _option("--force", None, "Let files that xtune writes replace any other.", is_flag=True)
 AS_JSON = _option("--json as_json", None, "Print the verdict as JSON.", is_flag=True)
 
 OUTPUT = [
