@@ -157,23 +157,23 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def pooled(raw: dict[Source, dict[str, list[Curve]]]) -> dict[str, list[Curve]]:
     """The strategies that every source has, all seeds of all sources."""
-    names = [name for name in STRATEGIES if all(name in found for found in raw.values())]
+    names = [name for name in STRATEGIES if all(name in by_name for by_name in raw.values())]
     return {
         name: [
             curve._replace(seed=f"{source} {curve.seed}")
-            for source, found in raw.items()
-            for curve in found[name]
+            for source, by_name in raw.items()
+            for curve in by_name[name]
         ]
         for name in names
     }
 
 
-def print_shares(found: dict[str, list[Curve]], budgets: list[int]) -> None:
+def print_shares(by_name: dict[str, list[Curve]], budgets: list[int]) -> None:
     """A row a strategy, a column a budget."""
     header = ["% of the best after launches", *map(str, budgets)]
     rows = [
         [f"{name} ({len(curves)} runs)", *map(share, replaying.by_budget(curves))]
-        for name, curves in found.items()
+        for name, curves in by_name.items()
     ]
     print_table(header, rows)
 
@@ -183,20 +183,20 @@ def share(summary: Summary) -> str:
 
 
 def print_comparison(
-    source: Source, found: dict[str, list[Curve]], budgets: list[int]
+    source: Source, by_name: dict[str, list[Curve]], budgets: list[int]
 ) -> list[str]:
     """By how much ours is ahead of each other, and what that means for the goals."""
     lines = []
-    for ours in (name for name in (OURS, SEARCH) if name in found):
-        others = [name for name in found if name not in (OURS, SEARCH)]
-        ahead = {name: replaying.ahead(found[ours], found[name]) for name in others}
+    for ours in (name for name in (OURS, SEARCH) if name in by_name):
+        others = [name for name in by_name if name not in (OURS, SEARCH)]
+        ahead = {name: replaying.ahead(by_name[ours], by_name[name]) for name in others}
         if ahead:
             print_table(
                 [f"{ours} ahead of, points", *map(str, budgets)],
                 [[name, *map(share, summaries)] for name, summaries in ahead.items()],
             )
         if source != "all":
-            lines.append(reach_line(source, ours, found[ours], budgets))
+            lines.append(reach_line(source, ours, by_name[ours], budgets))
         if ahead:
             lines += comparison_lines(f"{source}: {ours}", ahead, budgets)
     print("\n".join(lines))

@@ -47,16 +47,16 @@ class RandomProposer:
 
     def propose(self, ratings: Sequence[Rating]) -> Configuration | None:
         self._seen |= {rating.plan_hash for rating in ratings}
-        found = None
+        possible = None
         for _ in range(MAX_ASKED):
             configuration = self._space.random(self._random)
             plan_hash = self._plan_hash(configuration)
             if plan_hash is None:
                 continue
-            found = configuration
+            possible = configuration
             if plan_hash not in self._seen:
                 break
-        return found
+        return possible
 
 
 class GridProposer:
@@ -150,13 +150,13 @@ def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribut
     """Ordered values as their ranks, anything else as it is."""
     from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-    found: dict[str, BaseDistribution] = {}
+    distributions: dict[str, BaseDistribution] = {}
     for parameter in space.parameters:
         if parameter.ordered:
-            found[parameter.name] = IntDistribution(0, len(parameter.values) - 1)
+            distributions[parameter.name] = IntDistribution(0, len(parameter.values) - 1)
         else:
-            found[parameter.name] = CategoricalDistribution(parameter.values)
-    return found
+            distributions[parameter.name] = CategoricalDistribution(parameter.values)
+    return distributions
 
 
 def _from_internal(space: Space, params: dict[str, Any]) -> Configuration:

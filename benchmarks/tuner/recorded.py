@@ -85,10 +85,10 @@ class Recording:
     @cached_property
     def by_plan(self) -> Mapping[str, tuple[Launch, ...]]:
         """The launches of each plan, in the order launched."""
-        found: dict[str, list[Launch]] = {}
+        launches_of: dict[str, list[Launch]] = {}
         for recorded in self.launches:
-            found.setdefault(recorded.launch.plan_hash, []).append(recorded.launch)
-        return {plan_hash: tuple(launches) for plan_hash, launches in found.items()}
+            launches_of.setdefault(recorded.launch.plan_hash, []).append(recorded.launch)
+        return {plan_hash: tuple(launches) for plan_hash, launches in launches_of.items()}
 
     @cached_property
     def truth(self) -> Mapping[str, float]:

@@ -115,12 +115,12 @@ def _plans(task: SearchTask) -> list[RecordedPlan]:
 
     The last one, without a hash, has the configurations that cannot be planned.
     """
-    found: dict[str | None, list[Configuration]] = {}
+    by_hash: dict[str | None, list[Configuration]] = {}
     by_changes = sorted(task.space, key=lambda one: len(task.space.changes(one)))
     for configuration in by_changes:
-        found.setdefault(task.resolver.plan_hash(configuration), []).append(configuration)
-    impossible = found.pop(None, [])
-    plans = [RecordedPlan(plan_hash, tuple(members)) for plan_hash, members in found.items()]
+        by_hash.setdefault(task.resolver.plan_hash(configuration), []).append(configuration)
+    impossible = by_hash.pop(None, [])
+    plans = [RecordedPlan(plan_hash, tuple(members)) for plan_hash, members in by_hash.items()]
     plans.insert(0, RecordedPlan(task.resolver.plan_hash(BARE), (BARE,)))
     return [*plans, RecordedPlan(None, tuple(impossible))] if impossible else plans
 

@@ -101,7 +101,7 @@ def levelled(recording: Recording) -> Recording:
         if launch.plan_hash in means:
             (log,) = _logs([launch])
             deviations.setdefault(number, []).append(log - means[launch.plan_hash])
-    levels = {number: math.exp(statistics.fmean(found)) for number, found in deviations.items()}
+    levels = {number: math.exp(statistics.fmean(logs)) for number, logs in deviations.items()}
 
     def at_level(one: RecordedLaunch) -> RecordedLaunch:
         value = one.launch.value
@@ -171,13 +171,13 @@ def _noise(source: Source, number: int) -> Noise:
 
 def noise_of(recording: Recording) -> Noise:
     """Stretched, for a mean of few launches follows each of them; none where there is only one."""
-    found = {}
+    noise = {}
     for plan_hash in recording.truth:
         logs = _logs(recording.by_plan[plan_hash])
         mean, count = statistics.fmean(logs), len(logs)
         stretch = math.sqrt(count / max(1, count - 1))
-        found[plan_hash] = [(log - mean) * stretch for log in logs]
-    return found
+        noise[plan_hash] = [(log - mean) * stretch for log in logs]
+    return noise
 
 
 def share(recording: Recording, configuration: Configuration) -> float:
@@ -206,7 +206,7 @@ class NullMeasurer(RecordedMeasurer):
 def _in_order(recording: Recording) -> list[float]:
     """The noise of each recorded launch, but of those that are the only ones of their plan."""
     noise = noise_of(recording)
-    left = {plan_hash: iter(found) for plan_hash, found in noise.items() if len(found) > 1}
+    left = {plan_hash: iter(logs) for plan_hash, logs in noise.items() if len(logs) > 1}
     plans = [recorded.launch.plan_hash for recorded in recording.launches]
     return [next(left[plan_hash]) for plan_hash in plans if plan_hash in left]
 

@@ -155,8 +155,8 @@ def prepare(
         objective = known.objective
     elif metric.startswith(MARK) and not asked.goals and function is None:
         unknown = Objective(metric, Goal.MINIMIZE, requirements)
-        found = _kept_objective(Subject(*identities, made.space, unknown), kept())
-        if found is None:
+        announced = _kept_objective(Subject(*identities, made.space, unknown), kept())
+        if announced is None:
             runner = runner_for(unknown)
             observer = observer or Observer()
             turn = HostTurn(observer.waiting).__call__
@@ -166,8 +166,8 @@ def prepare(
             told = [
                 one.objective for one in runner.reader.announcements if metric in (MARK, one.metric)
             ]
-            found = (told or [unknown])[0]._replace(requirements=requirements)
-        objective = found
+            announced = (told or [unknown])[0]._replace(requirements=requirements)
+        objective = announced
     else:
         objective = Objective(metric, goal_of(metric, asked.goals[:1]), requirements)
     subject = Subject(*identities, made.space, objective)

@@ -161,7 +161,7 @@ def search(
                 observer.edited()
             yield
 
-    found = Search(
+    outcome = Search(
         task.space,
         strategy,
         task.runner,
@@ -174,7 +174,7 @@ def search(
     ).run()
     with contextlib.suppress(StorageError):  # `conclude` reports it
         store.update_results(is_last=True)
-    return found
+    return outcome
 
 
 def open_store(task: SearchTask, study: Study, say: Say) -> StudyStore:
@@ -236,36 +236,36 @@ def recall(task: SearchTask, study: Study, say: Say) -> SearchResult:
     favourite = strategy.favourite(records)
     resolution = strategy.resolution(records, Allowance(0.0, 0.0))
     ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
-    found = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
-    return _result(task, study, found)
+    outcome = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
+    return _result(task, study, outcome)
 
 
-def conclude(begun: Begun, found: SearchOutcome, say: Say = silent) -> SearchResult:
+def conclude(begun: Begun, outcome: SearchOutcome, say: Say = silent) -> SearchResult:
     """The result of a search; it is also stored in the study if that can be reached."""
     study = begun.study
     try:
-        study.keep_note("ended", found.ended.value)
-        if not _earlier(study, found.verdict):
-            study.keep_verdict(found.verdict)
+        study.keep_note("ended", outcome.ended.value)
+        if not _earlier(study, outcome.verdict):
+            study.keep_verdict(outcome.verdict)
     except StorageError as error:
-        if found.ended is not Ended.STORAGE:  # which is reported
+        if outcome.ended is not Ended.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
-    return _result(begun.task, study, found)
+    return _result(begun.task, study, outcome)
 
 
-def _result(task: SearchTask, study: Study, found: SearchOutcome) -> SearchResult:
+def _result(task: SearchTask, study: Study, outcome: SearchOutcome) -> SearchResult:
     return SearchResult(
         study.name,
         task.subject,
         task.resolver,
-        found.verdict,
-        found.favourite,
-        tuple([record for record in found.records if record.launch is not None]),
+        outcome.verdict,
+        outcome.favourite,
+        tuple([record for record in outcome.records if record.launch is not None]),
         second=second_goal(task.asked),
         storage=task.asked.storage,
-        earlier=_earlier(study, found.verdict),
-        resolution=found.resolution,
-        ended=found.ended,
+        earlier=_earlier(study, outcome.verdict),
+        resolution=outcome.resolution,
+        ended=outcome.ended,
     )
 
 

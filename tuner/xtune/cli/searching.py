@@ -123,9 +123,9 @@ def run_search(begun: Begun, shown: Shown) -> int:
         _announce(begun.task, verbose=shown.verbose)
     with Signals() as signals:
         with _screen(begun.task, shown) as screen:
-            found = search(begun, screen, say=silent if shown.quiet else say, check=signals.check)
+            outcome = search(begun, screen, say=silent if shown.quiet else say, check=signals.check)
             signals.search_ended()
-        result = conclude(begun, found, say)
+        result = conclude(begun, outcome, say)
         try:
             path, why = write_best(result, shown.save_preset, force=shown.force)
         except UsageError:
@@ -134,10 +134,10 @@ def run_search(begun: Begun, shown: Shown) -> int:
         print_result(result._replace(preset=path), as_json=shown.as_json)
         if why and not shown.quiet:
             say(f"note: {why}")
-    if found.ended is Ended.STORAGE:
-        say(f"error: {found.trouble}")
+    if outcome.ended is Ended.STORAGE:
+        say(f"error: {outcome.trouble}")
         return StorageError.exit_code
-    if found.ended is Ended.INTERRUPTED:
+    if outcome.ended is Ended.INTERRUPTED:
         return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
     return 0
 

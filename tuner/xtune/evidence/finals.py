@@ -323,20 +323,20 @@ class Final:
         active = [n for n in range(len(self.plan.configurations)) if self._is_in(n)]
         rows = [*self._blocks, {n: self._made[self.blocks, n] for n in active if self._has(n)}]
         walls_s = {n: [row[n].secondary.wall_s for row in rows if n in row] for n in active}
-        means_s = {n: statistics.fmean(found) if found else 0.0 for n, found in walls_s.items()}
+        means_s = {n: statistics.fmean(walls) if walls else 0.0 for n, walls in walls_s.items()}
         launches = blocks * len(active) - len(rows[-1])
         seconds = blocks * sum(means_s.values()) - sum(means_s[n] for n in rows[-1])
         return MoreBudget(blocks, launches, max(0.0, seconds))
 
     def _contenders(self) -> dict[int, Contender]:
         """The finalists by number, with their results in the complete blocks."""
-        found = {}
+        contenders = {}
         for number, finalist in enumerate(self.plan.finalists, start=1):
             mine = [block[number] for block in self._blocks if number in block]
             peaks = [one.secondary.peak_rss_bytes for one in mine]
             known = [peak for peak in peaks if peak is not None]
             dropped, interval = self._dropped.get(number, ("", None))
-            found[number] = Contender(
+            contenders[number] = Contender(
                 configuration=finalist.configuration,
                 changes=finalist.changes,
                 log_ratios=tuple([self._log_ratio(block, number) for block in self._blocks]),
@@ -348,7 +348,7 @@ class Final:
                 step=self._objective.step,
                 seed=self.plan.seed,
             )
-        return found
+        return contenders
 
     def _log_ratio(self, block: dict[int, Launch], number: int) -> float | None:
         own, other = block.get(number), block.get(BASELINE)

@@ -223,13 +223,13 @@ class Reader:
 
         Raises `ObjectiveError` for a unit that cannot be compared.
         """
-        found, factors = dict(summaries), dict[str, float]()
+        converted, factors = dict(summaries), dict[str, float]()
         for name, summary in summaries.items():
             is_time = summary.kind is MetricKind.TIME
             unit = summary.unit if is_time else summary.printed_in
             first = self.printed.get(name)
             factors[name], unit = comparable(name, summary.kind, unit, first)
-            found[name] = summary.times(factors[name], unit if is_time else None)
+            converted[name] = summary.times(factors[name], unit if is_time else None)
             if unit_in(name) is None or not is_time:
                 self.printed.setdefault(name, summary.printed_in)
             if summary.printed_in if not is_time else unit_in(name) is None:
@@ -240,7 +240,7 @@ class Reader:
             )
             for one in launch.series
         ]
-        return launch._replace(series=tuple(series)), found
+        return launch._replace(series=tuple(series)), converted
 
     def tried(self, load: Load, memory: MemoryWatch) -> tuple[bool, str]:
         """Whether a load of several is within the requirements that its generators can tell, and what

@@ -42,14 +42,14 @@ class Provenance(NamedTuple):
 
     def differences(self, other: Provenance) -> tuple[str, ...]:
         """The differences to `other`. **Ex.:** ``torch 2.11.0 (now 2.13.0)``."""
-        found = ["the program as it was before an edit"] if self.content != other.content else []
+        texts = ["the program as it was before an edit"] if self.content != other.content else []
         for group in (PROGRAM, SYSTEM, TUNER):
             ours, theirs = self.installed.get(group, {}), other.installed.get(group, {})
             for name in COMPARED_OF_TUNER if group == TUNER else {**ours, **theirs}:
                 before, now = ours.get(name, "none"), theirs.get(name, "none")
                 if before != now and name != INTERPRETER:
-                    found.append(f"{name} {before} (now {now})")
-        return tuple(found)
+                    texts.append(f"{name} {before} (now {now})")
+        return tuple(texts)
 
 
 def digests(variables: Mapping[str, str]) -> dict[str, str]:
@@ -84,11 +84,11 @@ def shown_records(records: Sequence[Record]) -> tuple[Record, ...]:
 
 def changed_variables(records: Sequence[Record], now: Provenance) -> tuple[list[str], bool]:
     """Names of the variables that differ from those of these launches, and whether all have one."""
-    found = [
+    names = [
         {name for name in {**then, **now.variables} if then.get(name) != now.variables.get(name)}
         for then in (record.made.variables for record in records)
     ]
-    return sorted(set().union(*found)), all(found)
+    return sorted(set().union(*names)), all(names)
 
 
 class Stage(enum.Enum):
@@ -227,9 +227,9 @@ class ScoreScale:
         """The spread of scores between launches of one plan."""
         groups: dict[tuple[str, str], list[float]] = {}
         for record in self._records:
-            found = self.score_of(record)
-            if found is not None and record.launch and record.launch.outcome is not Outcome.CUT:
-                groups.setdefault((record.host, record.step.plan_hash), []).append(found)
+            score = self.score_of(record)
+            if score is not None and record.launch and record.launch.outcome is not Outcome.CUT:
+                groups.setdefault((record.host, record.step.plan_hash), []).append(score)
         return pooled_spread(groups.values())
 
     def score_of(self, record: Record) -> float | None:
@@ -250,7 +250,7 @@ class ScoreScale:
             level = self.objective.level(record.launch.value)
             if record.launch.outcome is Outcome.MEASURED and level is not None:
                 scores.setdefault(record.host, []).append(level)
-        levels = {host: sum(found) / len(found) for host, found in scores.items()}
+        levels = {host: sum(own) / len(own) for host, own in scores.items()}
         centre = sum(levels.values()) / len(levels) if levels else 0.0
         return {host: level - centre for host, level in levels.items()}
 

@@ -169,8 +169,8 @@ class Strategy:
         return next(iter(self._favourites(scale, 1)), None)
 
     def _without(self, best: Configuration) -> list[tuple[str, Configuration]]:
-        found = without_each(self._space, best)[:MAX_CHECKS]
-        return [(f"the best without its {name}", one) for name, one in found]
+        ablations = without_each(self._space, best)[:MAX_CHECKS]
+        return [(f"the best without its {name}", one) for name, one in ablations]
 
     def _lean(self, records: Sequence[Record], best: Configuration) -> Configuration:
         """The best without the changes whose loss was within the noise; the best if that was slower."""
@@ -281,18 +281,20 @@ class Strategy:
         # What failed in most of its launches of finals is not tried in another one.
         finals = [record for record in records if record.step.stage is Stage.FINAL]
         out = failed_plans(ScoreScale(finals, self._objective).ratings)
-        found = self._favourites(scale, count + len(out))
-        found = [one for one in found if self._hash(one) not in out][:count]
-        if not found:
+        favourites = self._favourites(scale, count + len(out))
+        favourites = [one for one in favourites if self._hash(one) not in out][:count]
+        if not favourites:
             return []
-        means, deviations = self._belief(scale).of(found)
+        means, deviations = self._belief(scale).of(favourites)
         reach = FINALIST_DEVIATIONS * (deviations**2 + deviations[0] ** 2) ** 0.5
         near = [
-            one for one, is_near in zip(found, means >= means[0] - reach, strict=True) if is_near
+            one
+            for one, is_near in zip(favourites, means >= means[0] - reach, strict=True)
+            if is_near
         ]
         best = self._clear_best(records)
         is_out = best is None or self._hash(best) in out
-        lean = found[0] if best is None or is_out else self._lean(records, best)
+        lean = favourites[0] if best is None or is_out else self._lean(records, best)
         launched = {record.step.plan_hash for record in records}
         if self._hash(lean) == self._hash(near[0]) or (count == 1 and self._hash(lean) in launched):
             near = [lean, *near[1:]]
@@ -308,14 +310,14 @@ class Strategy:
     def favourite(self, records: Sequence[Record]) -> Favourite | None:
         """The configuration that is probably best so far; None before anything was measured."""
         scale = ScoreScale(records, self._objective)
-        found = self._favourites(scale, 2)
-        if not found:
+        favourites = self._favourites(scale, 2)
+        if not favourites:
             return None
-        mean = float(self._belief(scale).of(found)[0][0])
+        mean = float(self._belief(scale).of(favourites)[0][0])
         ratio = None if scale.bare is None else math.exp(mean - scale.bare)
         objective = scale.objective
-        second = found[1] if len(found) > 1 else None
-        return Favourite(found[0], objective.value_at(mean), ratio, second, objective.step)
+        second = favourites[1] if len(favourites) > 1 else None
+        return Favourite(favourites[0], objective.value_at(mean), ratio, second, objective.step)
 
     def resolution(self, records: Sequence[Record], allowance: Allowance) -> Resolution | None:
         """The gains that the search can show; None before a plan was repeated, or without a final."""
@@ -324,10 +326,10 @@ class Strategy:
         if final is not None:
             size = FinalSize(len(final.plan.finalists), max(final.plan.planned, final.blocks))
         else:
-            found = final_size(allowance.total, allowance.earlier)
-            if found is None:
+            planned = final_size(allowance.total, allowance.earlier)
+            if planned is None:
                 return None
-            size = found
+            size = planned
         if not degrees:
             return None
         # The worst case: no finalist drops out, and the final gets no more than its share.
@@ -350,14 +352,14 @@ class Strategy:
 
     def _distinct(self, seeds: Sequence[Seed]) -> list[Seed]:
         """The seeds that can be carried out, each plan once."""
-        found: dict[str, Seed] = {}
+        by_hash: dict[str, Seed] = {}
         for seed in seeds:
             complete = self._space.complete(seed.configuration)
             plan_hash = self._proposer.resolve(complete) if complete in self._space else None
             if plan_hash is not None:
                 owner = self._proposer.owners.get(plan_hash, complete)
-                found.setdefault(plan_hash, Seed(seed.origin, owner))
-        return list(found.values())
+                by_hash.setdefault(plan_hash, Seed(seed.origin, owner))
+        return list(by_hash.values())
 
     def _hash(self, configuration: Configuration) -> str:
         plan_hash = self._proposer.resolve(configuration)

@@ -143,19 +143,19 @@ class SearchResult(NamedTuple):
             return None
         error, pairs = math.inf, 1
         if leader is not None and interval is not None:
-            found = Lead(leader, None, interval.estimate)
+            lead = Lead(leader, None, interval.estimate)
             error, pairs = interval.error, interval.pairs
         elif favourite is not None:
             configuration, ratio = favourite.configuration, favourite.ratio
-            found = Lead(configuration, favourite.value, ratio)
+            lead = Lead(configuration, favourite.value, ratio)
             pairs = max(1, min(len(self.values(configuration)), len(self.values(BARE))))
         else:
             return None
         if math.isinf(error) and self.resolution is not None:
             error = self.resolution.spread * math.sqrt(2.0 / pairs)
-        if math.isinf(error) or not found.ratio:
-            return found
-        return found._replace(is_promising=math.log(found.ratio) > PROMISING_ERRORS * error)
+        if math.isinf(error) or not lead.ratio:
+            return lead
+        return lead._replace(is_promising=math.log(lead.ratio) > PROMISING_ERRORS * error)
 
     # What was seen.
 
@@ -169,12 +169,12 @@ class SearchResult(NamedTuple):
 
     def levels(self, launches: Iterable[Launch]) -> list[float]:
         """What these launches are compared by: see `Objective.level`."""
-        found = [self.objective.level(one.value) for one in launches]
-        return [level for level in found if level is not None]
+        levels = [self.objective.level(one.value) for one in launches]
+        return [level for level in levels if level is not None]
 
     def median(self, configuration: Configuration) -> float | None:
-        found = self.values(configuration)
-        return statistics.median(found) if found else None
+        values = self.values(configuration)
+        return statistics.median(values) if values else None
 
     @property
     def medians(self) -> dict[Configuration, float]:
@@ -208,14 +208,14 @@ class SearchResult(NamedTuple):
     def best_so_far(self) -> list[float | None]:
         """After each launch, the best value that met all requirements; None before the first."""
         best: float | None = None
-        found: list[float | None] = []
+        bests: list[float | None] = []
         for launch in self.launches:
             value = launch.value
             if value is not None and self.objective.is_feasible(launch):
                 better = best is None or self.objective.sign * (value - best) > 0
                 best = value if better else best
-            found.append(best)
-        return found
+            bests.append(best)
+        return bests
 
     @property
     def contestants(self) -> dict[Configuration, str]:

@@ -241,12 +241,12 @@ def _layouts(
         for ninstances in counts[NINSTANCES]
         for ncores in counts[NCORES]
     ]
-    found = [
+    texts = [
         _layout(request, machine, ninstances, ncores, everywhere=everywhere)
         for everywhere, ninstances, ncores in pairs
         if (ninstances or 1) * (ncores or 1) <= cores
     ]
-    fitting = [text for text in found if text is not None]
+    fitting = [text for text in texts if text is not None]
     if not fitting:
         names = f"{NINSTANCES} and {NCORES}"
         raise SpaceError(f"none of the {len(pairs)} pairs of {names} fits {cores} cores")

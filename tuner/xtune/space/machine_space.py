@@ -271,16 +271,16 @@ def _placement(
     if asked:
         left_out.append(LeftOut(LAYOUT, f"given: {', '.join(asked)}"))
     else:
-        found = find_layouts(machine, request, one_instance=one_instance)
-        requests = [with_option(request, LAYOUT, text) for text in found]
+        layouts = find_layouts(machine, request, one_instance=one_instance)
+        requests = [with_option(request, LAYOUT, text) for text in layouts]
         if one_instance:
             reason = "wall time cannot compare them with one, unless they divide the work"
             left_out.append(LeftOut(f"{LAYOUT}: several instances", reason))
-        if len(found) == 1:
+        if len(layouts) == 1:
             left_out.append(LeftOut(LAYOUT, "there is one core to use"))
         else:
-            derived += counts_of(found.values())
-            yield Parameter(LAYOUT, tuple(found), ALL_CORES, Where.OPTION, reason=REASONS[LAYOUT])
+            derived += counts_of(layouts.values())
+            yield Parameter(LAYOUT, tuple(layouts), ALL_CORES, Where.OPTION, reason=REASONS[LAYOUT])
 
     def moves(one: Request, other: Request) -> bool:
         return plan(one.layout, machine).instances != plan(other.layout, machine).instances

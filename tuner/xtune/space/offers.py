@@ -120,7 +120,7 @@ def read_offers(
         listed = tuple(values)
         space = Space([Parameter(name, listed, listed[0], Where.OPTION)])
         resolver = Resolver(space, request, environment, machine)
-        found: dict[str, str] = {}
+        by_hash: dict[str, str] = {}
         for value in listed:
             configuration = Configuration({name: value})
             try:
@@ -128,11 +128,11 @@ def read_offers(
             except XLaunchError as error:
                 left_out.append(LeftOut(f"{name}={value}", str(error)))
                 continue
-            if plan_hash in found:
-                reason = f"the same as {found[plan_hash]} here"
+            if plan_hash in by_hash:
+                reason = f"the same as {by_hash[plan_hash]} here"
                 left_out.append(LeftOut(f"{name}={value}", reason))
-            found.setdefault(plan_hash, value)
-        return tuple(found.values())
+            by_hash.setdefault(plan_hash, value)
+        return tuple(by_hash.values())
 
     allocators: tuple[str, ...] = ("auto",)
     users = prove_entries(given, prover_of(bare.program)).value

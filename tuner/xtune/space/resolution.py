@@ -153,8 +153,8 @@ class Resolver:
 
     def environment(self, configuration: Configuration) -> Environment:
         """The environment of the instances. Raises what `resolve` raises."""
-        found = self.resolve(configuration)
-        return self._prepare(found.plan, found.request)
+        resolved = self.resolve(configuration)
+        return self._prepare(resolved.plan, resolved.request)
 
     def command(self, configuration: Configuration, *, preset: str | None = None) -> list[str]:
         """The equivalent xlaunch command line; for `BARE` the program as it is executed.

@@ -90,8 +90,8 @@ class Space:
         self._members: tuple[Choices, ...] = ()
         """With conditions: all configurations, or the first ones if there are too many to count."""
         if self._checks:
-            found = itertools.islice(self._admitted(self._checks), MAX_COUNTED + 1)
-            self._members = tuple(found)
+            members = itertools.islice(self._admitted(self._checks), MAX_COUNTED + 1)
+            self._members = tuple(members)
         self.is_counted = len(self._members) <= MAX_COUNTED
         """Whether `size` is exact."""
         if self._checks and not self._members:
@@ -202,7 +202,7 @@ class Space:
         Raises `SpaceError` for a configuration that is not in the space.
         """
         choices = self._choices(configuration)
-        found: list[Configuration] = []
+        configurations: list[Configuration] = []
         for at, parameter in enumerate(self.parameters):
             others = [
                 (*choices[:at], choice, *choices[at + 1 :])
@@ -213,8 +213,8 @@ class Space:
             if parameter.ordered:
                 below = [one for one in others if one < choices]
                 others = [*below[-1:], *others[len(below) :][:1]]
-            found += map(self._configuration, others)
-        return tuple(found)
+            configurations += map(self._configuration, others)
+        return tuple(configurations)
 
     def places(self, name: str) -> tuple[tuple[float, ...], ...] | None:
         """A point for each value of a parameter, whose distances measure similarity.
