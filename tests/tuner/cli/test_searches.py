@@ -243,7 +243,7 @@ def test_the_launch_that_tells_what_is_measured_is_made_again_after_ctrl_z(
         return launch
 
     monkeypatch.setattr(Runner, "_run", press)
-    monkeypatch.setattr("xtune.preparation.suspend", lambda: None)
+    monkeypatch.setattr("xtune.launches.suspension.suspend", lambda: None)
     searched = ("--metric", "@hypertune", "--only-params", "--param", "n=1,2", "--budget", "2")
     done = desk.xtune(*searched, "tuned.py", "{n}")
     assert "the launch that Ctrl-Z ended does not count and is made again" in done.err
