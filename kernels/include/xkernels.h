@@ -5,8 +5,7 @@
  * Only plain C types, no torch and no Python, so that one build serves every version of both.
  * Every function may be called from any thread, throws nothing and keeps no pointer argument.
  */
-#ifndef XKERNELS_H
-#define XKERNELS_H
+#pragma once
 
 #include "xkernels/decode.h"
 #include "xkernels/dropout.h"
@@ -21,5 +20,3 @@
 #include "xkernels/roi_align.h"
 #include "xkernels/team.h"
 #include "xkernels/weights.h"
-
-#endif /* XKERNELS_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One decode step of a language model. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_DECODE_H
-#define XKERNELS_DECODE_H
+#pragma once
 
 #include "xkernels/library.h"
 #include "xkernels/weights.h"
@@ -76,5 +75,3 @@ typedef struct xk_decode {
  * their caches differ. Returns 0 or a code that is common to all operators, and XK_INVALID_INDEX
  * for a token that is not in the vocabulary. */
 XK_API int32_t xk_decode_step(const xk_decode* step);
-
-#endif /* XKERNELS_DECODE_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Dropout with a counter-based generator. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_DROPOUT_H
-#define XKERNELS_DROPOUT_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -21,5 +20,3 @@
  * is at most 2^40. Returns 0 or a code that is common to all operators. */
 XK_API int32_t xk_dropout(const void* input, int64_t count, int32_t type, double probability,
                           uint64_t key, uint64_t stream, void* output);
-
-#endif /* XKERNELS_DROPOUT_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Embedding bags of many tables in one call. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_EMBEDDING_H
-#define XKERNELS_EMBEDDING_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -86,5 +85,3 @@ XK_API int32_t xk_bags_factor_gradients(const xk_bags* bags, xk_bag_problem* pro
 XK_API int32_t xk_bags_sgd(const xk_bags* bags, double lr, double momentum, double weight_decay,
                            xk_bag_problem* problem);
 XK_API int32_t xk_bags_adagrad(const xk_bags* bags, double lr, double eps, xk_bag_problem* problem);
-
-#endif /* XKERNELS_EMBEDDING_H */

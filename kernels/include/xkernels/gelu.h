@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GELU and its derivative. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_GELU_H
-#define XKERNELS_GELU_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -19,5 +18,3 @@
  * is at most 2^40. Returns 0 or a code that is common to all operators. */
 XK_API int32_t xk_gelu(const void* input, const void* gradient, int64_t count, int32_t type,
                        int32_t by_tanh, void* output);
-
-#endif /* XKERNELS_GELU_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pairwise dot products of embedding vectors. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_INTERACTION_H
-#define XKERNELS_INTERACTION_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -28,5 +27,3 @@ XK_API int32_t xk_interaction(const void* const* inputs, const int64_t* strides,
 XK_API int32_t xk_interaction_backward(const void* const* inputs, const int64_t* strides,
                                        int64_t count, int64_t batch, int64_t features, int32_t type,
                                        const void* gradient, void* const* gradients);
-
-#endif /* XKERNELS_INTERACTION_H */

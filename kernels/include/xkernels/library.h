@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Version, error codes and instruction set of the library. */
-#ifndef XKERNELS_LIBRARY_H
-#define XKERNELS_LIBRARY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -73,5 +72,3 @@ XK_API const char* xk_isa_name(void);
 /* Returns the names of the instruction sets that this CPU supports, worst first, with a comma
  * between two. */
 XK_API const char* xk_isa_supported(void);
-
-#endif /* XKERNELS_LIBRARY_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Linear layers for few rows of activations. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_LINEAR_ROWS_H
-#define XKERNELS_LINEAR_ROWS_H
+#pragma once
 
 #include "xkernels/library.h"
 #include "xkernels/weights.h"
@@ -23,5 +22,3 @@
 XK_API int32_t xk_linear_rows(const void* input, int64_t rows, int64_t stride, int32_t value_type,
                               const xk_weights* weights, const void* bias, int32_t bias_type,
                               int64_t inputs, int64_t outputs, void* output);
-
-#endif /* XKERNELS_LINEAR_ROWS_H */

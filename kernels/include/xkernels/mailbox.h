@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A mailbox: notifies one worker of work. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_MAILBOX_H
-#define XKERNELS_MAILBOX_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -83,5 +82,3 @@ typedef struct {
 } xk_python;
 
 XK_API const void* xk_mailbox_python_methods(const xk_python* python);
-
-#endif /* XKERNELS_MAILBOX_H */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Suppression of boxes that overlap with better ones. xkernels.h has what holds for every
  * function. */
-#ifndef XKERNELS_NMS_H
-#define XKERNELS_NMS_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -20,5 +19,3 @@
  * `order` that is no box's; or a code that is common to all operators. */
 XK_API int32_t xk_nms(const void* boxes, int32_t in_fp64, int64_t count, const int64_t* order,
                       const int64_t* starts, int64_t groups, double threshold, uint8_t* kept);
-
-#endif /* XKERNELS_NMS_H */

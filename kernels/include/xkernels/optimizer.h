@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Optimizer steps over many tensors. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_OPTIMIZER_H
-#define XKERNELS_OPTIMIZER_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -81,5 +80,3 @@ XK_API int32_t xk_lamb(const xk_tensors* tensors, double lr, double beta1, doubl
 XK_API int32_t xk_lars(const xk_tensors* tensors, double lr, double momentum, double dampening,
                        double weight_decay, int32_t nesterov, double trust, double eps,
                        int32_t adaptive);
-
-#endif /* XKERNELS_OPTIMIZER_H */

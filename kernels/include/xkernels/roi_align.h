@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pooling of image regions. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_ROI_ALIGN_H
-#define XKERNELS_ROI_ALIGN_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -48,5 +47,3 @@ XK_API int32_t xk_roi_align(const xk_roi_align_task* task, const void* images, c
  * gradients of the pooled regions give. */
 XK_API int32_t xk_roi_align_backward(const xk_roi_align_task* task, const void* gradients,
                                      const float* boxes, float* sums);
-
-#endif /* XKERNELS_ROI_ALIGN_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calling thread's OpenMP team. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_TEAM_H
-#define XKERNELS_TEAM_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -79,5 +78,3 @@ XK_API int32_t xk_team_pin(const int32_t* cpus, int32_t count);
  * Returns the number n of CPUs in it and writes the first min(n, capacity); XK_INVALID_ARGUMENT; or
  * XK_REFUSED (errno is ESRCH if this process has no such thread). */
 XK_API int32_t xk_thread_cpus(int32_t thread_id, int32_t* cpus, int32_t capacity);
-
-#endif /* XKERNELS_TEAM_H */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights of linear layers, also in few bits. xkernels.h has what holds for every function. */
-#ifndef XKERNELS_WEIGHTS_H
-#define XKERNELS_WEIGHTS_H
+#pragma once
 
 #include "xkernels/library.h"
 
@@ -36,5 +35,3 @@ XK_API int32_t xk_pack_weights(const void* values, int32_t value_type, int64_t i
  * nearest. Otherwise like xk_pack_weights. */
 XK_API int32_t xk_unpack_weights(const xk_weights* weights, int64_t inputs, int64_t outputs,
                                  int32_t value_type, void* output);
-
-#endif /* XKERNELS_WEIGHTS_H */
