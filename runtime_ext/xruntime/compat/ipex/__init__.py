@@ -79,7 +79,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"{_HERE}.{name}")
     if name not in _PLACES:
-        missing(__name__, name)
+        missing(__name__)(name)
     value = getattr(importlib.import_module(_PLACES[name]), name)
     globals()[name] = value
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -116,10 +116,14 @@ def report(said: str, *, stacklevel: int = 2) -> None:
         warnings.warn(said, CompatibilityWarning, stacklevel=stacklevel + 1)
 
 
-def missing(module: str, name: str) -> NoReturn:
-    """Raise the AttributeError for a name that the module `module` of this package does not have."""
-    said = _said(f"{module}.{name}")
-    raise AttributeError(said or f"module {module!r} has no attribute {name!r}")
+def missing(module: str) -> Callable[[str], NoReturn]:
+    """Return the `__getattr__` of a module of this package, which raises the AttributeError for a name."""
+
+    def refuse(name: str) -> NoReturn:
+        said = _said(f"{module}.{name}")
+        raise AttributeError(said or f"module {module!r} has no attribute {name!r}")
+
+    return refuse
 
 
 class GoneFinder(MetaPathFinder):

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ipex.cpu`: the runtime extension."""
 
-from functools import partial
-
 from xruntime.compat.ipex.cpu import runtime
 from xruntime.compat.ipex.replacements import missing
 
 __all__ = ["runtime"]
 
-__getattr__ = partial(missing, __name__)
+__getattr__ = missing(__name__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import xruntime
@@ -126,4 +125,4 @@ class MultiStreamModule(_MultiStreamModule):
         self._search = None
 
 
-__getattr__ = partial(missing, __name__)
+__getattr__ = missing(__name__)

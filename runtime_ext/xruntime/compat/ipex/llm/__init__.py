@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -79,4 +78,4 @@ def optimize(
     return _optimize(model, dtype=low, inplace=inplace, weight_bits=quantization_config.bits)
 
 
-__getattr__ = partial(missing, __name__)
+__getattr__ = missing(__name__)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 
@@ -24,4 +24,4 @@ def interaction(*tensors: torch.Tensor) -> torch.Tensor:
     return nn.interaction(*tensors)
 
 
-__getattr__ = partial(missing, __name__)
+__getattr__ = missing(__name__)

@@ -13,8 +13,6 @@ torchao is imported by the first call.
 
 from __future__ import annotations
 
-from functools import partial
-
 from xruntime.compat.ipex.quantization.autotuning import autotune
 from xruntime.compat.ipex.quantization.conversion import convert, prepare
 from xruntime.compat.ipex.quantization.settings import (
@@ -46,4 +44,4 @@ __all__ = [
 ]
 
 
-__getattr__ = partial(missing, __name__)
+__getattr__ = missing(__name__)

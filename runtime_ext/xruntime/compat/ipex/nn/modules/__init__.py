@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -173,4 +172,4 @@ class MergedEmbeddingBagWithAdaGrad(_FromModules, native.MergedEmbeddingBagWithA
         super().__init__(lr=lr, eps=eps, **_arguments(embedding_specs))
 
 
-__getattr__ = partial(missing, __name__)
+__getattr__ = missing(__name__)
