@@ -44,27 +44,22 @@ __all__ = [
     "save",
 ]
 
-_MODULES = {
-    "Autotuned": "autotuning",
-    "TuningStep": "autotuning",
-    "autotune": "autotuning",
-    "Observed": "calibration",
-    "calibrate": "calibration",
-    "prepare": "calibration",
-    "convert": "conversion",
-    "load": "serialization",
-    "save": "serialization",
-    "QuantizedModule": "quantized_module",
+_NAMES_OF = {
+    "autotuning": ("Autotuned", "TuningStep", "autotune"),
+    "calibration": ("Observed", "calibrate", "prepare"),
+    "conversion": ("convert",),
+    "quantized_module": ("QuantizedModule",),
+    "serialization": ("load", "save"),
 }
-"""The module of each name, which is imported when the name is first used."""
+"""The modules of these names, which are imported when a name is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'xruntime.quantization' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"xruntime.quantization.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _NAMES_OF.items():
+        if name in names:
+            value = getattr(importlib.import_module(f"xruntime.quantization.{module}"), name)
+            return globals().setdefault(name, value)
+    raise AttributeError(f"module 'xruntime.quantization' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
