@@ -26,7 +26,7 @@ from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import join
 from xruntime.streams.splitting import count_items, even_sizes, split
-from xruntime.streams.stream_count import StreamCountSearch, StreamRate, counts_to_try
+from xruntime.streams.stream_count import StreamCountSearch, counts_to_try
 from xruntime.streams.stream_pool import QUEUE_LENGTH, Streams, ordered_results
 from xruntime.streams.whole_batch import (
     compare,
@@ -127,7 +127,8 @@ class MultiStreamModule(torch.nn.Module):
         self._search_lock = threading.RLock()
         """Held while a batch is measured."""
         self._search: StreamCountSearch | None = None
-        self._seen: tuple[StreamRate, ...] = ()
+        self._rates: dict[int, float] = {}
+        """Measured items per second, by the number of streams."""
         count = self._checked_count(num_streams)
         self._warn_of_the_gil(count)
         self._max_batch, self._check = max_batch, check
@@ -218,7 +219,7 @@ class MultiStreamModule(torch.nn.Module):
                 "  not compared with a whole batch, because there is no eager module: without a hint,"
                 " dimension 0 of every tensor is the batch"
             )
-        lines += [f"  rate with {m.streams}: {m.items_per_s:.1f} items/s" for m in self._seen]
+        lines += [f"  rate with {count}: {rate:.1f} items/s" for count, rate in self._rates.items()]
         if self._batching is not None:
             lines += [f"  {line}" for line in self._batching.described()]
         return "\n".join(lines)
@@ -330,7 +331,7 @@ class MultiStreamModule(torch.nn.Module):
         result = self._call(self._streams, args, kwargs)
         if count is not None:
             search.record(count, items, time.perf_counter() - began)
-            self._seen = search.measured
+            self._rates = search.measured
         if search.best is not None:
             self._use_streams(search.best)
             self._search = None

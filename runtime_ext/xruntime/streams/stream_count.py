@@ -4,20 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 VISITS = 3
 """Batches for each number; the first one, which warms up, does not count.
 
 This many batches in a row that are too small for the remaining numbers end the search."""
-
-
-class StreamRate(NamedTuple):
-    """The rate of a number of streams."""
-
-    streams: int
-    items_per_s: float
-    """The best of its batches: disturbances only slow a batch."""
 
 
 class StreamCountSearch:
@@ -45,6 +36,7 @@ class StreamCountSearch:
         """Record that a batch of `items` took `seconds` on `count` streams."""
         self._visits[count] += 1
         if self._visits[count] > 1:
+            # The best batch counts: disturbances only slow one.
             self._rates[count] = max(self._rates[count], items / seconds)
 
     @property
@@ -56,9 +48,9 @@ class StreamCountSearch:
         return max(self._rates, key=lambda count: self._rates[count])
 
     @property
-    def measured(self) -> tuple[StreamRate, ...]:
-        """The rates so far, in the order tried."""
-        return tuple(StreamRate(n, rate) for n, rate in self._rates.items() if rate)
+    def measured(self) -> dict[int, float]:
+        """Items per second of each number so far, in the order tried."""
+        return {count: rate for count, rate in self._rates.items() if rate}
 
 
 def counts_to_try(cores: int) -> tuple[int, ...]:
