@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import termios
@@ -210,7 +211,7 @@ class CtrlC:
         self._terminal = terminal
         self._grace_s = grace_s
         self._first: float | None = None
-        self.second_at: float | None = None
+        self.second_at = math.inf
         """Deadline at which a second Ctrl-C is confirmed, unless the program shows a prompt by then."""
 
     @property
@@ -230,13 +231,13 @@ class CtrlC:
         if not self._terminal.line_by_line:
             self._first = None
         elif first is not None and now - first <= self._grace_s:
-            self.second_at = self.second_at or now + PROMPT_S
+            self.second_at = min(self.second_at, now + PROMPT_S)
 
     def is_second(self, now: float) -> bool:
         """Whether the second Ctrl-C is confirmed now. True once."""
-        if self.second_at is None or now < self.second_at:
+        if now < self.second_at:
             return False
-        self.second_at = None
+        self.second_at = math.inf
         if self._terminal.line_by_line:
             return True
         self._first = None

@@ -142,39 +142,31 @@ class StateSocket(Part):
     """Answers `state` and `restart`."""
 
     def __init__(self, run: RunState, replacements: Replacements) -> None:
+        assert run.lease is not None
         self._run = run
         self._replacements = replacements
         self._document = StateDocument(run, replacements)
         self._connections: dict[int, _Connection] = {}
-        self._listener: socket.socket | None = None
-        self._path = ""
         self._listen_at = math.inf
         """When to listen again, after a time without descriptors."""
-        self._open()
-
-    def _open(self) -> None:
-        assert self._run.lease is not None
         directory = runtime_directory(DIRECTORY, os.environ)
         _remove_dead(directory)
-        name = f"{os.path.basename(self._run.lease.path)}{SUFFIX}"
-        path = os.path.join(directory, name)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._path = os.path.join(directory, f"{os.path.basename(run.lease.path)}{SUFFIX}")
+        self._listener = _new_socket()
         try:
-            with short_name(f"{path}.new") as short:
-                listener.bind(short)
+            with short_name(f"{self._path}.new") as short:
+                self._listener.bind(short)
                 os.chmod(short, 0o600)
-                listener.listen(MAX_CONNECTIONS)
-                os.rename(short, path)  # so nobody takes it for that of a run that was killed
+                self._listener.listen(MAX_CONNECTIONS)
+                os.rename(short, self._path)  # so nobody takes it for that of a run that was killed
         except OSError:
-            listener.close()
+            self._listener.close()
             raise
-        self._path, self._listener = path, listener
-        self._run.poll.register(listener.fileno(), select.POLLIN)
-        self._run.record(socket=path)
+        run.poll.register(self._listener.fileno(), select.POLLIN)
+        run.record(socket=self._path)
 
     def owns(self, descriptor: int) -> bool:
-        listens = self._listener is not None and descriptor == self._listener.fileno()
-        return listens or descriptor in self._connections
+        return descriptor == self._listener.fileno() or descriptor in self._connections
 
     def handle(self, descriptor: int) -> None:
         connection = self._connections.get(descriptor)
@@ -200,7 +192,7 @@ class StateSocket(Part):
         for descriptor, connection in list(self._connections.items()):
             if now >= connection.deadline:
                 self._close(descriptor)
-        if now >= self._listen_at and self._listener is not None:
+        if now >= self._listen_at:
             self._listen_at = math.inf
             self._run.poll.register(self._listener.fileno(), select.POLLIN)
         self._set_due()
@@ -208,16 +200,13 @@ class StateSocket(Part):
     def finish(self) -> None:
         for descriptor in list(self._connections):
             self._close(descriptor)
-        if self._listener is not None:
-            if self._listen_at == math.inf:
-                self._run.poll.unregister(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
+        if self._listen_at == math.inf:
+            self._run.poll.unregister(self._listener.fileno())
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
     def _accept(self) -> None:
-        assert self._listener is not None
         try:
             accepted, _ = self._listener.accept()
         except BlockingIOError:  # the caller is gone already
@@ -265,10 +254,14 @@ class StateSocket(Part):
         self.due = min([*deadlines, self._listen_at])
 
 
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+
 def _remove_dead(directory: str) -> None:
     """Remove the sockets of runs that were killed: nothing listens on them."""
     for name in [name for name in names_in(directory) if _NAME.fullmatch(name)]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        with _new_socket() as probe:
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError), short_name(path) as short:
                 try:

@@ -7,6 +7,7 @@ and the two destinations of output. Nothing in the loop blocks.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -85,8 +86,8 @@ class Supervisor:
         self._leftovers = Leftovers(plan.count, run.grace_s, self._run.helpers)
         self._last_signal: int = signal.SIGTERM
         self._ending_signal: int = signal.SIGTERM
-        self._grace_at: float | None = None
-        self._timeout_at: float | None = None
+        self._grace_at = self._timeout_at = math.inf
+        self._late_at = self._run.started + LATE_S
         self._flushing = False
         self._is_reaping = False
         """Whether more children may have ended than `_reap` has handled."""
@@ -101,7 +102,6 @@ class Supervisor:
         self._memory_kills = MemoryKills()
         self._replacements = Replacements(self._run)
         self._parts = make_parts(job, self._run, self._replacements)
-        self._late_at: float | None = self._run.started + LATE_S
         self.ended_by_ctrl_c = False
         """Whether Ctrl-C ended the instance, which had the terminal."""
 
@@ -127,7 +127,7 @@ class Supervisor:
         for part in parts:
             part.finish()
         self._terminal.take_back()
-        self._timeout_at = self._grace_at = self._late_at = None  # they were for the instances
+        self._timeout_at = self._grace_at = self._late_at = math.inf  # they were for the instances
         self._relay.hide_live()
         self.flush()
         if self.messages.report_lost_output() and self._reason is None:
@@ -218,8 +218,8 @@ class Supervisor:
         now = time.monotonic()
         if self._is_reaping:
             return 0.0
-        timers = (self._timeout_at, self._grace_at, self._ctrl_c.second_at, self._late_at)
-        deadlines = [at for at in timers if at is not None] + [part.due for part in self._parts]
+        deadlines = [self._timeout_at, self._grace_at, self._ctrl_c.second_at, self._late_at]
+        deadlines += [part.due for part in self._parts]
         if self._run.running:
             deadlines.append(self._run.sampler.due)
         if self._expects(Event.RESTART_DUE):
@@ -232,14 +232,14 @@ class Supervisor:
     def _check_clock(self) -> None:
         """Do everything that is due."""
         now = time.monotonic()
-        if self._timeout_at is not None and now >= self._timeout_at:
-            self._timeout_at = None
+        if now >= self._timeout_at:
+            self._timeout_at = math.inf
             self._fail(TIMED_OUT, f"timeout after {self._asked.timeout_s:g} s", Event.TIMEOUT)
-        if self._grace_at is not None and now >= self._grace_at:
-            self._grace_at = None
+        if now >= self._grace_at:
+            self._grace_at = math.inf
             self._handle(Event.GRACE_OVER)
-        if self._late_at is not None and now >= self._late_at:
-            self._late_at = None
+        if now >= self._late_at:
+            self._late_at = math.inf
             self._parts += make_late_parts(self._run, self._replacements)
         if self._ctrl_c.is_second(now):
             self._handle(Event.SECOND_CTRL_C)
@@ -315,7 +315,7 @@ class Supervisor:
         if event is Event.WINDOW:
             self._relay.resize_terminals()
         self._run.state = action.next
-        if action.start_grace and self._grace_at is None:
+        if action.start_grace and self._grace_at == math.inf:
             self._grace_at = time.monotonic() + self._asked.grace_s
         self._signal(action)
         if action.stop_keeper:
