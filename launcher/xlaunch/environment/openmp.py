@@ -219,11 +219,10 @@ def kmp_runtime(program: Program, environment: Mapping[str, str]) -> str | None:
     Preloaded by the user, linked to the executable or to torch, brought by a package for itself, or by MKL.
     """
     from xlaunch.environment.libraries import find_libraries, kind_of
-    from xlaunch.environment.preload import preloaded
+    from xlaunch.environment.preload import preloaded_of
 
-    for entry in preloaded(environment.get(PRELOAD)):
-        if kind_of(entry) in KMP:
-            return entry
+    for entry in preloaded_of(environment, KMP):
+        return entry
     for name in () if program.loads is None else program.loads.needed:
         if kind_of(name) in KMP:
             return name
@@ -245,17 +244,16 @@ def _runtime(
 ) -> tuple[OpenMPProfile, Library | None, tuple[str, ...]]:
     """The profile, the library to preload for it, and warnings."""
     from xlaunch.environment.libraries import OPENMP, kind_of
-    from xlaunch.environment.preload import preloaded, require_library
+    from xlaunch.environment.preload import preloaded_of, require_library
 
     kind = _kind_of_file(asked) if "/" in asked else PROFILES[asked].library
     profile = PROFILES[kind] if kind is not None else PROFILES[AUTO]
-    for entry in preloaded(environment.get(PRELOAD)):
-        present = kind_of(entry)
-        if present not in OPENMP or present is None:
-            continue
-        if present == kind and "/" not in asked:
-            return profile, None, ()
-        if "/" in asked and os.path.realpath(entry) == os.path.realpath(asked):
+    for entry in preloaded_of(environment, OPENMP):
+        present = str(kind_of(entry))
+        is_asked = present == kind
+        if "/" in asked:
+            is_asked = os.path.realpath(entry) == os.path.realpath(asked)
+        if is_asked:
             return profile, None, ()
         warning = (
             f"--omp {asked}: LD_PRELOAD names {entry} already, which is kept: two OpenMP "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.cache.store import why_unwritable
@@ -83,6 +83,13 @@ def preloaded(value: str | None) -> list[str]:
     return [entry for entry in re.split("[: ]", value or "") if entry]
 
 
+def preloaded_of(environment: Mapping[str, str], kinds: Collection[str]) -> list[str]:
+    """The entries of LD_PRELOAD that are libraries of these `kinds`."""
+    from xlaunch.environment.libraries import kind_of
+
+    return [entry for entry in preloaded(environment.get(PRELOAD)) if kind_of(entry) in kinds]
+
+
 def _same(entry: str, library: str) -> bool:
     if "/" in entry:
         return os.path.realpath(entry) == os.path.realpath(library)
@@ -147,12 +154,10 @@ def prover_of(program: Program) -> str | None:
 
 def other_allocator(environment: Mapping[str, str], library: str | None = None) -> str | None:
     """The allocator that LD_PRELOAD names already, unless it is `library`; None if there is none."""
-    from xlaunch.environment.libraries import ALLOCATORS, kind_of
+    from xlaunch.environment.libraries import ALLOCATORS
 
-    for entry in preloaded(environment.get(PRELOAD)):
-        if kind_of(entry) in ALLOCATORS and not (library and _same(entry, library)):
-            return entry
-    return None
+    entries = preloaded_of(environment, ALLOCATORS)
+    return next((it for it in entries if not (library and _same(it, library))), None)
 
 
 def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ from xlaunch.environment.libraries import (
     kind_of,
 )
 from xlaunch.environment.openmp import binding_variable, program_runtime
-from xlaunch.environment.preload import judge, other_allocator, preloaded, prove_entries
+from xlaunch.environment.preload import judge, other_allocator, preloaded_of, prove_entries
 from xlaunch.environment.program import resolve_program
 from xlaunch.errors import UsageError
 from xlaunch.planning.request import ProgramRequest
@@ -202,11 +202,7 @@ def show_two_runtimes(facts: Facts) -> Iterator[Finding]:
                 f"{facts.interpreter} -c 'import {name}'",
             )
     runtimes = [path for path in told["paths"] if kind_of(path) in OPENMP]
-    first = [
-        entry
-        for entry in preloaded(facts.environment.get("LD_PRELOAD"))
-        if kind_of(entry) in OPENMP
-    ]
+    first = preloaded_of(facts.environment, OPENMP)
     listed = ", ".join(runtimes) or "none"
     if len(runtimes) < 2:
         yield ok(f"{shown}: one OpenMP runtime at most: {listed}")
