@@ -112,9 +112,10 @@ def _levels(tree: Tree, mount: Mount, path: str) -> list[ControlGroup]:
     # The path may be outside the mounted part: begin where directories exist.
     while below and not tree.has_directory(f"{mount.directory}/{below}"):
         below = below.rpartition("/")[0]
-    directories = [f"{mount.directory}/{below}"] if below else []
-    while below := below.rpartition("/")[0]:
+    directories = []
+    while below:
         directories.append(f"{mount.directory}/{below}")
+        below = below.rpartition("/")[0]
     directories.append(mount.directory)
     return [
         ControlGroup(mount.version, directory, mount.prefixed, mount.directory)

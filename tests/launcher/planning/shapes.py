@@ -75,7 +75,6 @@ def make_machine(
         clusters=groups(clusters),
         numa_nodes=tuple(numa_nodes),
         l3_groups=groups(l3),
-        l2_groups=(),
         cores=tuple(sorted(cores)),
         cores_known=True,
         core_kinds=tuple(kinds),
@@ -89,8 +88,6 @@ def make_machine(
         narrowed_by=tuple(narrowed_by),
         cpu_quota=quota,
         cpu_quota_source=None if quota is None else "cgroup v2 /job",
-        memory_limit_bytes=None,
-        memory_limit_source=None,
     )
     return Machine("/captured", topology, limits)
 
