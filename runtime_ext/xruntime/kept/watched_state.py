@@ -68,6 +68,7 @@ class WatchedState:
         """Containers that were empty, such as the forward hooks of most layers."""
 
         self._modules: list[torch.nn.Module] = []
+        """But for `module`, which is not to live as long as this."""
         self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in _HOOKS}
         self._tensors: list[_Tensor] = []
         for name, tensor in self._walk(module, max_values):
@@ -96,7 +97,7 @@ class WatchedState:
             if isinstance(value, torch.Tensor):
                 yield name or ROOT, value
                 value = vars(value)
-            elif isinstance(value, torch.nn.Module):
+            elif isinstance(value, torch.nn.Module) and value is not module:
                 self._modules.append(value)
             held = parts_of(value)
             if held is None:

@@ -123,9 +123,10 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
 
-_explanations: WeakKeyDictionary[nn.Module, tuple[Explanation, OptimizedCode | None]] = (
-    WeakKeyDictionary()
-)
+_explanations: WeakKeyDictionary[nn.Module, Explanation] = WeakKeyDictionary()
+
+_CODE: Final = "_xruntime_code"
+"""Where a model's code is: it refers to the model, so that the table would keep every model."""
 
 
 def explain(model: nn.Module) -> Explanation:
@@ -133,7 +134,7 @@ def explain(model: nn.Module) -> Explanation:
 
     Raises OptimizationError for another module.
     """
-    explanation, code = _explanations.get(model, (None, None))
+    explanation, code = _explanations.get(model), vars(model).get(_CODE)
     if explanation is None:
         raise OptimizationError(
             f"this {type(model).__name__} was not returned by xruntime.optimize: explain() the module that"
@@ -158,12 +159,14 @@ def is_explained(model: nn.Module) -> bool:
 
 def is_for_training(model: nn.Module) -> bool:
     """Whether `optimize` returned this module together with an optimizer."""
-    steps = _explanations[model][0].steps if is_explained(model) else ()
+    steps = _explanations[model].steps if is_explained(model) else ()
     return any(step.name == "fused_optimizer" for step in steps)
 
 
 def remember(model: nn.Module, explanation: Explanation, code: OptimizedCode | None = None) -> None:
-    _explanations[model] = explanation, code
+    _explanations[model] = explanation
+    if code is not None:
+        vars(model)[_CODE] = code
 
 
 def _mib(size_bytes: int) -> str:

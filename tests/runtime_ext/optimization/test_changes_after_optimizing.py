@@ -9,12 +9,14 @@ import contextvars
 import ctypes
 import enum
 import functools
+import gc
 import os
 import random
 import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -316,6 +318,26 @@ def test_what_is_not_followed_is_not_compiled(
             torch.testing.assert_close(fast(values_of(1)), model(values_of(1))),
         )
     )
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@torch.no_grad()
+def test_a_model_that_nobody_holds_is_freed(
+    hooked: bool, exported_code: list[ExportedLibrary]
+) -> None:
+    model = made(Model, lambda _: 1.0)
+    interception = Interception("fp32", wait=True)
+    if hooked:
+        for number in range(3):
+            interception.outermost(model, (values_of(number),), {})
+    else:
+        model = optimize(model, sample_input=values_of(0), wait=True)
+    assert exported_code
+    exported_code.clear()
+    freed = weakref.ref(model)
+    del model
+    gc.collect()
+    assert freed() is None
 
 
 @torch.no_grad()
