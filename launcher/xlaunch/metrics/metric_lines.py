@@ -40,10 +40,15 @@ _NUMBER = (
     r"[-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[nN][aA][nN]|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?)"
 )
-# A number is not the beginning of a longer one or a word: 1.2k, 12,34, 3x, 1'234, 1:30, 1m 30s.
-_GROUPING = "'\u2019\u00a0\u202f"
-_NUMBER_ENDS = rf"(?!\w|[.,:{_GROUPING}][0-9])"
-_COMPOUND = r"(?!\s?h\w*,? [0-9]+\s?[ms]|\s?m(?:in\w*)?,? [0-9.]+\s?s)"
+# A number is not the beginning of a longer one or a word: 1.2k, 12,34, 3x, 1'234, 1 234, 1:30, 29-31, 1m 30s.
+_GROUPING = "'\u2019\u00a0\u2009\u202f"
+_NUMBER_ENDS = rf"(?!\w|[.,:{_GROUPING}-][0-9]|\.\.[0-9])"
+_SPACED = r"(?![0-9]{1,3}(?: [0-9]{3})+(?![0-9]))"
+_COMPOUND = (
+    r"(?!\s?d(?:ays?)?,? (?:and )?[0-9]|\s?h\w*,? (?:and )?[0-9]+\s?[ms]"
+    r"|\s?m(?:in\w*)?,? (?:and )?[0-9.]+\s?s|\s?s(?:ec\w*)?,? (?:and )?[0-9.]+\s?m(?:s|illis\w*)\b(?!/)"
+    r"|\s(?:thousand|million|billion))"
+)
 _PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 """After the numbers of rates. **Ex.:** ``1.2k items/s``, ``3.1Mit/s``."""
 _PREFIX = rf"(?:\s?[{''.join(_PREFIXES)}])?"
@@ -100,11 +105,15 @@ class Metric(NamedTuple):
     """In order of preference. The number is the first group."""
     named: bool
     """Whether it was given as a name, not as a regular expression."""
+    inverse: re.Pattern[str] | None = None
+    """Where the inverse of a rate is: tqdm prints 2.5it/s, and 1.25s/it below one it/s."""
 
     def read(self, line: str) -> Value | None:
         """Its value on `line`; None if there is none."""
         if self.named and self.name not in line:
-            return None
+            found = self.inverse.search(line) if self.inverse else None
+            inverse = _value(found[1], None) if found else None
+            return Value(1 / inverse.number, None) if inverse and inverse.number else None
         for pattern in self.patterns:
             found = pattern.search(line)
             if found is not None:
@@ -142,7 +151,9 @@ def parse_metric(text: str) -> Metric:
         raise UsageError(f"the metric {text!r} has no name; write for example 'sentences/s'")
     if not re.search(r"(?<!\\)\(", name):
         kind = kind or kind_of(name)
-        return Metric(name, kind, tuple(_patterns(name, kind)), named=True)
+        work, _, time = name.partition("/")
+        inverse = _before(f"{time}/{work}", _PREFIX) if "s" in (work, time) else None
+        return Metric(name, kind, tuple(_patterns(name, kind)), True, inverse)
     expression = name
     if found := _NAMED_EXPRESSION.fullmatch(name):
         name, expression = found.groups()
@@ -207,18 +218,20 @@ def unit_size(unit: str) -> tuple[float, str]:
 
 
 class LineSplitter:
-    """Splits a stream of bytes into lines of text; a carriage return ends a line too."""
+    """Splits a stream of bytes into lines of text; carriage returns and backspaces end a line, too."""
 
     def __init__(self) -> None:
         self._pending = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
         """The lines that `data` completes, without colours and line ends."""
-        *lines, rest = (self._pending + data).replace(b"\r", b"\n").split(b"\n")
+        *lines, rest = re.split(rb"[\n\r\b]", self._pending + data)
         # Only the beginning of a long line is searched.
         self._pending = rest[: 4 * MAX_LINE]
         for line in filter(None, lines):
-            text = line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE]
+            text = line[: 4 * MAX_LINE].decode(errors="replace")
+            if len(text) > MAX_LINE:  # a number is not to be cut
+                text = re.sub(r"[0-9.,]+\Z", "", text[:MAX_LINE])
             yield _COLOURS.sub("", text) if "\x1b" in text else text
 
     def finish(self) -> Iterator[str]:
@@ -232,16 +245,20 @@ def _patterns(name: str, kind: MetricKind) -> Iterator[re.Pattern[str]]:
     unit = _UNIT if kind is MetricKind.TIME else _OTHER
     quoted = re.escape(name)
     starts = r"(?<![\w/.-])" if re.match(r"\w", name) else ""
-    ends = r"(?![\w/])" if re.search(r"\w$", name) else ""
     prefix = _PREFIX if kind is MetricKind.RATE else ""
     shown = rf"{_NUMBER}(?:{prefix}(?!i?[Bb]))?"
-    number = rf"({shown}){_COMPOUND}(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
-    before = rf"(?<![\w.,+{_GROUPING}-])(?<![0-9]:)({_NUMBER}{prefix})\s*{quoted}{ends}"
-    behind = rf"{starts}{quoted}\s+{number}"
+    number = rf"{_SPACED}({shown}){_COMPOUND}(?:\s?(?:{unit})(?![\w])|{_NUMBER_ENDS})"
+    before, behind = _before(name, prefix), re.compile(rf"{starts}{quoted}\s+{number}")
     is_unit = "/" in name or name in SECONDS_PER_UNIT or name in ("fps", "qps", "rps", "tps", "%")
     yield re.compile(rf"{starts}{quoted}[\"']?\s*[:=]\s*[\"']?{number}")
-    for pattern in (before, behind) if is_unit else (behind, before):
-        yield re.compile(pattern)
+    yield from (before, behind) if is_unit else (behind, before)
+
+
+def _before(name: str, prefix: str) -> re.Pattern[str]:
+    """Where the number before a name is. tqdm has a space behind the slash of some."""
+    ends = r"(?![\w/])" if re.search(r"\w$", name) else ""
+    quoted = re.escape(name).replace("/", r"/\s?")
+    return re.compile(rf"(?<![\w.,+{_GROUPING}-])(?<![0-9]:)({_NUMBER}{prefix})\s*{quoted}{ends}")
 
 
 def _value(text: str, unit: str | None) -> Value | None:

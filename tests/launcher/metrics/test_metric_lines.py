@@ -123,7 +123,10 @@ def test_unit_of_other_numbers(metric: str, line: str, value: Value):
     [
         ("latency", "latency: 1:30"), ("latency", "latency: 00:01:30"), ("latency", "latency: 1m 30s"),
         ("latency", "latency: 1 h, 2 min"), ("latency", "latency: 1h 30 m"), ("latency", "latency: 1m30s"),
+        ("latency", "latency: 2 min and 3 s"), ("latency", "latency: 1s 500ms"), ("latency", "latency: 1 day, 2:03:04"),
         ("items/s", "1'234.5 items/s"), ("items/s", "items/s: 1\u202f234"), ("items/s", "1\u00a0234 items/s"),
+        ("items/s", "1\u2009234 items/s"), ("items/s", "items/s: 1 234.5"), ("items/s", "items/s: 29-31"),
+        ("throughput", "throughput: 1.2 million items/s"),
     ],
 )  # fmt: skip
 def test_a_part_of_a_number_is_not_read(metric: str, line: str):
@@ -142,6 +145,18 @@ def test_numbers_that_are_not_finite(metric: str, line: str):
     value = number_on(metric, line)
     assert value is not None
     assert not math.isfinite(value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "line", "number"),
+    [
+        ("it/s", "10/100 [00:10<01:39, 1.25s/it]", 0.8), ("s/it", "10/100 [00:04<00:36, 2.50it/s]", 0.4),
+        ("images/s", "1.25s/ images", 0.8), ("s/it", "1.25kit/s", 0.0008), ("it/s", "0.00s/it", None),
+        ("it/s", "1.25s/item", None), ("it/s", "2.50it/s, 1.25s/it", 2.5),
+    ],
+)  # fmt: skip
+def test_a_rate_may_be_printed_as_its_inverse(metric: str, line: str, number: float | None):
+    assert number_on(metric, line) == number
 
 
 def test_millions_are_no_minutes():
@@ -281,6 +296,15 @@ def lines_of(chunks: list[bytes]) -> list[str]:
 
 def test_lines_end_at_newlines_and_updates():
     assert lines_of([b"a\nb\r\nc\rd", b"e\n\n", b"last"]) == ["a", "b", "c", "de", "last"]
+    assert lines_of([b"loss 0.5\b\b\b0.4"]) == ["loss 0.5", "0.4"]
+
+
+def test_a_long_line_ends_before_a_number_that_would_be_cut():
+    long = b" " * (MAX_LINE - len("loss: 0.2"))
+    (line,) = lines_of([long + b"loss: 0.25"])
+    assert number_on("loss", line) is None
+    (line,) = lines_of([long[1:] + b"loss: 0.25"])
+    assert number_on("loss", line) == 0.25
 
 
 def test_colours_are_no_part_of_a_line():

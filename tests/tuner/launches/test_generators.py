@@ -102,6 +102,12 @@ def test_percentiles_with_a_name() -> None:
     )
 
 
+@pytest.mark.parametrize("number", ["12,5", "1.234,5", "1 234.5", "12-15"])
+def test_a_part_of_a_number_is_not_read(number: str) -> None:
+    output = f"Requests/sec: {number}\n  99%  {number}ms\nP99 TTFT (ms): {number}\n"
+    assert summaries_of([output], ["requests/sec"]) == {}
+
+
 def test_what_is_not_printed_is_missing() -> None:
     assert read("Requests/sec: many\n", "requests/sec", "latency") == {}
     assert read("Transfer/sec:  831.93KBX\n", "transfer/sec") == {}

@@ -44,7 +44,8 @@ ENDED_BY_ITSELF = "aborted due to deadline"
 ERRORS, REJECTED = "errors", "rejected"
 """Names of the shares in requirements. **Ex.:** ``--require 'errors<=1%'``."""
 
-_NUMBER = r"([-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
+# Not the beginning of a longer number: 12,5 or 1 234.
+_NUMBER = r"([-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(?![.,-]?[0-9]| [0-9]{3})"
 _UNIT = "|".join(sorted(SECONDS_AFTER_NUMBER, key=len, reverse=True))
 _PERCENT = r"([0-9]{1,2}(?:\.[0-9]+)?)"
 _PERCENTILE = re.compile(rf"\s*{_PERCENT}%+\s+(?:in\s+)?{_NUMBER}\s?({_UNIT})\s*")
