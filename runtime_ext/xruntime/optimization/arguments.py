@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -132,6 +133,10 @@ def _check_model(model: nn.Module) -> None:
     if is_explained(model):
         raise OptimizationError(
             f"this {name} is optimized already: give optimize() the original module"
+        )
+    if isinstance(inspect.getattr_static(type(model), "forward"), (staticmethod, classmethod)):
+        raise OptimizationError(
+            f"forward of this {name} is a static method or one of the class: make it a method of the module"
         )
     for path, part in model.named_modules():
         if isinstance(part, OptimizedModule):

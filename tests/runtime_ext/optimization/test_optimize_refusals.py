@@ -117,6 +117,12 @@ def test_models() -> None:
     assert torch.equal(drawn, Chance()(torch.zeros(3)))
 
 
+def test_a_forward_that_is_no_method_of_the_module() -> None:
+    for kind in (staticmethod, classmethod):
+        model = type("Small", (nn.Linear,), {"forward": kind(lambda *values: values[-1])})(2, 2)
+        refused(OptimizationError, "make it a method of the module", model.eval())
+
+
 @pytest.mark.long
 def test_parts_that_are_optimized_or_have_no_weights_yet() -> None:
     inner = optimize(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), passes={"dropout": False})
