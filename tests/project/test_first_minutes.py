@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.launcher.supervision.services import free_ports
 from tests.project.test_code_blocks import shell
 from tests.project.test_readme import TEXT
 
@@ -93,19 +93,6 @@ def test_serve(tmp_path: Path) -> None:
         finally:
             service.send_signal(signal.SIGTERM)
         assert service.wait(60) != 0  # it was ended
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` successive ports that nothing listens on."""
-    for first in range(18000, 30000, count):
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as free:
-                    free.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no ports are free")
 
 
 def answer(url: str) -> bytes:

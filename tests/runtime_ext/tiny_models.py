@@ -34,6 +34,19 @@ class Images(nn.Module):
         return self.head(features.mean((2, 3)))
 
 
+class Counting(nn.Linear):
+    """Counts its calls in a buffer, which code with constants would not."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(values)
+
+
 class Layer(nn.Module):
     """One layer of a transformer: attention under a mask, a feed-forward part, two norms."""
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.runtime_ext.interpreters import python
 from tests.runtime_ext.stream_threads import call_in_thread, call_in_threads
-from tests.runtime_ext.tiny_models import Holding, Layer, Scaled, eager
+from tests.runtime_ext.tiny_models import Counting, Holding, Layer, Scaled, eager
 from torch import Tensor, nn
 
 from xruntime.errors import CompilationError
@@ -178,19 +178,6 @@ def test_keywords_nests_and_sizes_that_vary_are_kept(store: Path) -> None:
             ):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         assert len(entries(store)) == 1
-
-
-class Counting(nn.Linear):
-    """Counts its calls in a buffer, which code with constants would not."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 3)
-        self.register_buffer("calls", torch.zeros(()))
-        self.eval()
-
-    def forward(self, values: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(values)
 
 
 class Overwriting(nn.Linear):

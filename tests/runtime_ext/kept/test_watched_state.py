@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.runtime_ext.optimization.random_models import Slotted, closure
 from torch import nn
 
 from xruntime.kept.watched_state import WatchedState
@@ -28,19 +29,12 @@ class Net(nn.Module):
         self.steps = [{"t": 1.0}]
         self.fixed = ({"t": 1.0},)
         self.deep = SimpleNamespace(head=SimpleNamespace(t=1.0))
-        self.slotted = Slotted()
+        self.slotted = Slotted(1.0)
         self.activation = Activation()
         self.bound = Activation().scaled
         self.partial = functools.partial(torch.mul, other=Activation())
-        self.closure, self.set_closure = closure()
+        self.closure, self.set_closure = closure(1.0)
         self.array = array.array("d", [1.0])
-
-
-class Slotted:
-    __slots__ = ("t",)
-
-    def __init__(self) -> None:
-        self.t = 1.0
 
 
 class Activation:
@@ -52,19 +46,6 @@ class Activation:
 
     def scaled(self, values: torch.Tensor) -> torch.Tensor:
         return values * self.t
-
-
-def closure() -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float], None]]:
-    t = 1.0
-
-    def scaled(values: torch.Tensor) -> torch.Tensor:
-        return values * t
-
-    def change(new: float) -> None:
-        nonlocal t
-        t = new
-
-    return scaled, change
 
 
 def load(net: Net) -> None:
@@ -100,7 +81,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "dict in a list": lambda net: net.steps[0].update(t=2.0),
     "dict in a tuple": lambda net: net.fixed[0].update(t=2.0),
     "object in an object": lambda net: setattr(net.deep.head, "t", 2.0),
-    "slot": lambda net: setattr(net.slotted, "t", 2.0),
+    "slot": lambda net: setattr(net.slotted, "factor", 2.0),
     "callable object": lambda net: setattr(net.activation, "t", 2.0),
     "object of a bound method": lambda net: setattr(net.bound.__self__, "t", 2.0),
     "object in a partial": lambda net: setattr(net.partial.keywords["other"], "t", 2.0),
@@ -169,18 +150,18 @@ def test_change_that_was_undone_is_forgotten_where_nothing_counts_it():
 
 def test_everything_is_restored_but_parameters():
     net = Net().eval()
-    before = copy.deepcopy(net.steps), net.slotted.t, net.body[1].running_mean.clone()
+    before = copy.deepcopy(net.steps), net.slotted.factor, net.body[1].running_mean.clone()
     state = WatchedState(net, copies=True)
     net.steps.append(3)
     net.steps[0]["t"] = 2.0
-    net.slotted.t, net.activation.t, net.extra = 2.0, 2.0, 5
+    net.slotted.factor, net.activation.t, net.extra = 2.0, 2.0, 5
     net.set_closure(7.0)
     net.array[0] = 4.0
     net.body[1].running_mean.add_(1)
     net.body[1].running_var = torch.zeros(4)
     assert state.restore() is None
     assert state.change() is None or "body.1" in state.change()
-    assert (net.steps, net.slotted.t) == before[:2]
+    assert (net.steps, net.slotted.factor) == before[:2]
     assert torch.equal(net.body[1].running_mean, before[2])
     assert torch.equal(net.body[1].running_var, torch.ones(4))
     assert net.activation.t == net.array[0] == 1.0

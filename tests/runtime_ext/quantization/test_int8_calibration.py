@@ -19,6 +19,7 @@ from tests.runtime_ext.quantization.int8_models import (
     images,
     residual,
 )
+from tests.runtime_ext.tiny_models import Counting
 from torch import Tensor, nn
 
 from xruntime.errors import (
@@ -87,19 +88,6 @@ def test_the_model_is_not_changed() -> None:
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert not any(module._forward_hooks for module in model.modules())
     assert not model.training
-
-
-class Counting(nn.Linear):
-    """Counts its calls in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.register_buffer("calls", torch.zeros(()))
-        self.eval()
-
-    def forward(self, values: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(values)
 
 
 def test_a_model_with_state_is_refused_and_not_changed() -> None:
