@@ -33,6 +33,7 @@ IRREGULAR = make_machine(packages=(7,), nodes=(4, 3), l3=(1, 3, 3))
 SMALL_NODES = make_machine(packages=(4, 4, 4), nodes=(2,) * 6)
 LARGE_NODES = make_machine(packages=(4,) * 4, nodes=(8, 8))
 SMALL_PACKAGES = make_machine(packages=(2,) * 40, nodes=(4,) * 20)
+SINGLE_CORES = make_machine(packages=(6,), nodes=(1, 1, 4))
 UNEVEN_NODES = make_machine(packages=(11,), nodes=(3, 2, 1, 2, 3))
 APART = make_machine(packages=(4,), smt=2)
 ADJACENT = make_machine(packages=(4,), smt=2, adjacent_siblings=True)
@@ -126,6 +127,8 @@ PLACES = [
     (TWO_SOCKETS, "--instances 2 --ncores 4 --place scatter", "0-3 8-11"),
     (EPYC, "--instances 3 --ncores 4 --place scatter", "0-3 8-11 16-19"),
     (PARTS, "--instances 6 --ncores 1 --place scatter", "0 2 4 8 10 12"),
+    # Nodes that are full are passed over.
+    (SINGLE_CORES, "--instances 4 --ncores 1 --place scatter", "0 1 2 3"),
     # CPUs 0-1 alone share a cache; then package 1 is the less loaded one.
     (ODD_CACHES, "--instances 2 --ncores 2 --place scatter", "0-1 4-5"),
     # Cores are skipped rather than crossed; what is larger than a part touches as few as it must.

@@ -12,7 +12,7 @@ from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning import LayoutRequest, MemoryPolicy, Place, plan
-from xlaunch.planning.drawing import numbers
+from xlaunch.planning.drawing import draw_machine, numbers
 from xlaunch.planning.rendering import COLUMNS, numactl_line, plan_to_dict, render_plan
 
 TWO_NODES = make_machine(packages=(6, 6), nodes=(6, 6), l3=(6, 6))
@@ -90,6 +90,11 @@ def test_a_plan_as_json() -> None:
 )
 def test_evenly_spaced_cpus_have_a_step(cpus: CPUs, expected: str) -> None:
     assert numbers(cpus) == expected
+
+
+def test_siblings_that_may_not_be_used_are_in_brackets() -> None:
+    machine = make_machine(packages=(2,), smt=2, allowed=(0, 1, 2))
+    assert str(draw_machine(machine)).splitlines()[1] == "package 0: 1 core x2 0+2  1 core x2 1+(3)"
 
 
 def test_planning_imports_nothing_slow() -> None:
