@@ -32,6 +32,7 @@ from tests.launcher.cache.entries import (
     place,
     put,
 )
+from tests.tiers import quick_first
 
 from xlaunch.cache import bundle as bundle_module
 from xlaunch.cache.bundle import export
@@ -757,7 +758,7 @@ def test_kill_at_any_step(bundle: Path, base: Path, tmp_path: Path, steps: int, 
         assert verify(str(target)) == []
 
 
-@pytest.mark.parametrize("ending", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("ending", quick_first(["SIGTERM", "SIGINT"]))
 def test_signal_at_any_step_leaves_nothing_behind(
     base: Path, bundle: Path, tmp_path: Path, steps: int, ending: str
 ):
