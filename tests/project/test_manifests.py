@@ -23,6 +23,7 @@ import yaml
 from tests.launcher.cli.commands import XLAUNCH, Done, clean_environment, program, run, two_cpus
 from tests.launcher.launching import PATIENCE_S
 from tests.project.test_code_blocks import blocks_of
+from tests.tiers import quick_first
 
 from xtune.launches.services import free_ports
 
@@ -138,14 +139,17 @@ def test_the_service_reaches_its_pods() -> None:
 
 @pytest.mark.parametrize(
     ("name", "threads", "masks"),
-    [
-        ("kubernetes.md:Pod/embed", None, 1),
-        ("kubernetes.md:Pod/small", None, None),
-        ("kubernetes.md:Pod/burst", "2", None),
-        ("kubernetes.md:Pod/floating", None, 1),
-        ("kubernetes.md:Deployment/serve", None, None),
-        ("containers.md:StatefulSet/serve", None, 2),
-    ],
+    quick_first(
+        [
+            pytest.param("kubernetes.md:Pod/embed", None, 1),
+            pytest.param("kubernetes.md:Pod/burst", "2", None),
+            pytest.param("kubernetes.md:Deployment/serve", None, None),
+            pytest.param("kubernetes.md:Pod/small", None, None),
+            pytest.param("kubernetes.md:Pod/floating", None, 1),
+            pytest.param("containers.md:StatefulSet/serve", None, 2),
+        ],
+        quick=3,
+    ),
 )
 def test_what_a_container_starts_runs_here(
     container: Callable[[str], Done],
@@ -225,6 +229,7 @@ class TestService:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) in (0, 128 + signal.SIGTERM)
 
+    @pytest.mark.long  # `test_first_minutes` asks a service on two ports
     def test_each_instance_on_its_own_port(self, serve: Serve) -> None:
         first = free_ports(2)
         serve("--substitute", "serve.py", f"{{{first}+index}}")
