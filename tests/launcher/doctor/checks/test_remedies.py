@@ -17,6 +17,7 @@ from tests.launcher.cli.commands import EAT_MEMORY, clean_environment, in_group,
 from tests.launcher.conftest import LIMIT_BYTES
 from tests.launcher.doctor.checks.made_up import INTEL, NVIDIA, torch_build
 from tests.launcher.machine.trees import cpus, write_files
+from tests.tiers import quick_first
 
 DOCTOR = (sys.executable, "-m", "xlaunch", "doctor", "--json")
 
@@ -44,13 +45,16 @@ def test_quota(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("check", "variable", "value"),
-    [
-        ("gpu-variables", "CUDA_VISIBLE_DEVICES", "-1"),
-        ("gpu-variables", "ONEAPI_DEVICE_SELECTOR", "*:cpu"),
-        ("openmp-variables", "OMP_NUM_THREADS", "1"),
-        ("openmp-variables", "KMP_AFFINITY", "bogus"),
-        ("openmp-variables", "OMP_PLACES", "bogus"),
-    ],
+    quick_first(
+        [
+            pytest.param("gpu-variables", "CUDA_VISIBLE_DEVICES", "-1"),
+            pytest.param("openmp-variables", "OMP_NUM_THREADS", "1"),
+            pytest.param("gpu-variables", "ONEAPI_DEVICE_SELECTOR", "*:cpu"),
+            pytest.param("openmp-variables", "KMP_AFFINITY", "bogus"),
+            pytest.param("openmp-variables", "OMP_PLACES", "bogus"),
+        ],
+        quick=2,
+    ),
 )
 def test_variables(check: str, variable: str, value: str, tmp_path: Path):
     root = write_files(tmp_path / "machine", {**cpus("0-3"), **NVIDIA, **INTEL})
@@ -100,12 +104,14 @@ def wheel(directory: Path, name: str, version: str, requires: str = "") -> None:
 
 @pytest.mark.parametrize(
     ("torch", "installed", "right"),
-    [
-        ("2.8.0+cpu", "0.23.0+cu128", "0.23.0+cpu"),  # cu128 sorts above cpu
-        ("2.8.0+cpu", "0.22.1+cpu", "0.23.0+cpu"),
-        ("2.8.0+cpu", "0.24.0+cpu", "0.23.0+cpu"),
-    ],
-)  # fmt: skip
+    quick_first(
+        [
+            pytest.param("2.8.0+cpu", "0.23.0+cu128", "0.23.0+cpu"),  # cu128 sorts above cpu
+            pytest.param("2.8.0+cpu", "0.22.1+cpu", "0.23.0+cpu"),
+            pytest.param("2.8.0+cpu", "0.24.0+cpu", "0.23.0+cpu"),
+        ]
+    ),
+)
 def test_companions(torch: str, installed: str, right: str, tmp_path: Path):
     venv, index = tmp_path / "venv", tmp_path / "index"
     index.mkdir()
