@@ -111,12 +111,12 @@ class Glibc(Allocator):
         """
         with _lock:
             written = dict(_written)
-        found = [_setting(name, value) for name, value in written.items()]
-        found += [
+        settings = [_setting(name, value) for name, value in written.items()]
+        settings += [
             Setting(name, value, None, False, "requested at the start; glibc does not report it")
             for name, value in _start_settings().items()
         ]
-        return tuple(found)
+        return tuple(settings)
 
     def read(self, name: str) -> Value:
         """Return the value that was written here before.
@@ -153,8 +153,10 @@ def _start_settings() -> dict[str, str]:
     """
     variables = start_environment()
     pairs = (entry.partition("=") for entry in variables.get("GLIBC_TUNABLES", "").split(":"))
-    found = {name: value for name, _, value in pairs if name.startswith("glibc.malloc.")}
-    return found | {name: value for name, value in variables.items() if name.startswith("MALLOC_")}
+    tunables = {name: value for name, _, value in pairs if name.startswith("glibc.malloc.")}
+    return tunables | {
+        name: value for name, value in variables.items() if name.startswith("MALLOC_")
+    }
 
 
 def _parameter(name: str) -> MalloptParameter:

@@ -51,15 +51,15 @@ def load_with_hooks(
     take
         Called with the same when torch has loaded it, before the hooks after loading.
     """
-    found: list[dict[str, Any]] = []
+    checked: list[dict[str, Any]] = []
 
     def before(_: Optimizer, saved: dict[str, Any]) -> None:
         check(saved)
-        found.append(saved)
+        checked.append(saved)
 
     handles = [
         optimizer.register_load_state_dict_pre_hook(before),
-        optimizer.register_load_state_dict_post_hook(lambda _: take(found[0]), prepend=True),
+        optimizer.register_load_state_dict_post_hook(lambda _: take(checked[0]), prepend=True),
     ]
     try:
         Optimizer.load_state_dict(optimizer, state_dict)

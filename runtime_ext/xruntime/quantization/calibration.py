@@ -212,13 +212,13 @@ class Observed(nn.Module):
 
         scales: dict[str, Scale] = {}
         for observer in observers(prepared):
-            found = scale_of(prepared.get_submodule(observer.targets[0]))
-            if not math.isfinite(found.scale):
+            scale = scale_of(prepared.get_submodule(observer.targets[0]))
+            if not math.isfinite(scale.scale):
                 raise QuantizationError(
                     f"the tensor {observer.values[0]!r} of {self.name} was infinite or NaN in the"
                     " calibration: leave such batches out"
                 )
-            scales.update({value: found._replace(value=value) for value in observer.values})
+            scales.update({value: scale._replace(value=value) for value in observer.values})
         return scales
 
     def _recipe_scales(self, prepared: torch.fx.GraphModule) -> dict[str, Scale]:

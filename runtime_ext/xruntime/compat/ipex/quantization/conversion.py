@@ -160,7 +160,7 @@ def prepare(
 
 def eval_form(model: Any) -> Any:
     """Return the module. If it is in training mode: a copy in eval mode, with the same weights."""
-    if not isinstance(model, nn.Module) or not any(one.training for one in model.modules()):
+    if not isinstance(model, nn.Module) or not any(module.training for module in model.modules()):
         return model
     report(
         f"this {type(model).__name__} is in training mode: a copy in eval mode, with the same weights, is"
@@ -202,9 +202,9 @@ class Converted(QuantizedModule):
         with untraced():
             # The structure is a part of the trace, like all values that are not tensors.
             leaves, structure = pytree.tree_flatten(super().forward(*args, **kwargs))
-        inputs = [one for one in pytree.tree_leaves((args, kwargs)) if _is_tensor(one)]
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
         traced = iter(torch.ops.xruntime.int8_module(self._packed(), inputs))
-        leaves = [next(traced) if _is_tensor(one) else one for one in leaves]
+        leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
 
     def __reduce__(self) -> Any:
@@ -223,17 +223,17 @@ class ConvertedLater(nn.Module):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__()
         # Neither is a part of this module, as torch.jit.trace sees it.
-        self._prepared, self._made = [prepared], list[Converted]()
+        self._prepared, self._converted = [prepared], list[Converted]()
         self.training = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs, computed in INT8. Raises QuantizationError."""
         with _lock:
-            if not self._made:
+            if not self._converted:
                 with untraced():
                     prepared = self._prepared[0].again(example=Sample(args, kwargs))
-                    self._made.append(_traceable(quantization.convert(prepared.observed)))
-        return self._made[0](*args, **kwargs)
+                    self._converted.append(_traceable(quantization.convert(prepared.observed)))
+        return self._converted[0](*args, **kwargs)
 
 
 _lock = threading.RLock()
