@@ -15,7 +15,7 @@ from tests.tuner.launches.noise import made_series
 from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.text import number
 from xtune.launches.launch import Series, Steadiness
-from xtune.launches.summaries import Summary, Window, summarise, unit_in, worst
+from xtune.launches.summaries import ALWAYS, Summary, Window, summarise, unit_in, worst
 
 FLAT, WARM_UP, SLOW_DOWN, NOT_STEADY, TOO_FEW = Steadiness
 
@@ -26,7 +26,7 @@ def series(*values: float, instance: int = 0, metric: str = "x/s", step_s: float
     return Series(instance, metric, times, tuple(map(float, values)))
 
 
-def summed_up(*found: Series, window: Window | None = None, **known: object) -> Summary:
+def summed_up(*found: Series, window: Window = ALWAYS, **known: object) -> Summary:
     summary = summarise(found[0].metric, found, window=window, **known)  # type: ignore[arg-type]
     assert summary is not None
     return summary
@@ -100,7 +100,7 @@ def test_rates_that_are_printed_together_at_the_end_count_alike(delays: list[flo
     """The time between two lines of one burst says nothing of how long each rate lasted."""
     times = tuple(100.0 + 0.004 * delay for delay in delays)
     values = tuple(float(2**place) for place in range(len(delays)))
-    for window in (None, Window(99.0, math.inf)):
+    for window in (ALWAYS, Window(99.0, math.inf)):
         summary = summed_up(Series(0, "x/s", times, values), window=window)
         assert summary.value == pytest.approx(statistics.fmean(values))
 
