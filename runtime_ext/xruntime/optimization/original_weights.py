@@ -79,11 +79,11 @@ class OriginalWeights:
 
     def kept_bytes(self, subject: nn.Module) -> int:
         """Return the memory of tensors that only this keeps for `subject`."""
-        used = {_address(tensor) for tensor in (*subject.parameters(), *subject.buffers())}
+        used = {_start(tensor) for tensor in (*subject.parameters(), *subject.buffers())}
         storages = {
-            _address(kept.value): kept.value.nbytes
+            _start(kept.value): kept.value.nbytes
             for kept in self._kept.values()
-            if isinstance(kept.value, torch.Tensor) and _address(kept.value) not in used
+            if isinstance(kept.value, torch.Tensor) and _start(kept.value) not in used
         }
         return sum(storages.values())
 
@@ -118,6 +118,11 @@ class OriginalWeights:
             for name, value in self._metadata.items():
                 metadata[prefix + name if name else prefix[:-1]] = value
         return destination
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Where its values begin; sparse tensors have no such place, and those of other classes no storage."""
+    return tensor.data_ptr() if tensor.layout is torch.strided else -1
 
 
 def _address(tensor: torch.Tensor) -> int:
