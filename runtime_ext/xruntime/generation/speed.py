@@ -11,7 +11,6 @@ from typing import Final
 import torch
 
 from xlaunch import read_machine
-from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.machine.topology import Machine
 from xlaunch.text import counted
 from xruntime.generation.linear_rows import linear_rows
@@ -92,7 +91,11 @@ class Speed:
             first = f"; first token {self._first[1]:.3g} s after a prompt of {self._first[0]}"
         reasons = ""
         if share < MIN_SHARE and weight_bytes >= MIN_WEIGHT_BYTES:
-            reasons = f"; that is slow: {slow_reasons(read_machine(), threads, system_mode())}"
+            # Imported here: a program whose tokens come fast does not wait for it.
+            from xlaunch.environment.contribution import SystemMode, system_mode
+
+            has_large_pages = system_mode() is not SystemMode.NEVER
+            reasons = f"; that is slow: {slow_reasons(read_machine(), threads, has_large_pages)}"
         return (
             f"{step_s * 1e3:.3g} ms a token by {counted(threads, 'thread')}, {modules_s * 1e3:.3g} by the modules, without what"
             f" generate() adds, in calls of {self._batch}; {weight_bytes / 1e6:.0f} MB of weights a token, read at {share:.0%} of the speed"
@@ -100,7 +103,7 @@ class Speed:
         )
 
 
-def slow_reasons(machine: Machine, threads: int, pages: SystemMode) -> str:
+def slow_reasons(machine: Machine, threads: int, has_large_pages: bool) -> str:
     """Return what on a machine may keep a step from reading memory fast, and what to do."""
     cpus, quota = machine.limits.allowed_cpus, machine.limits.cpu_quota
     nodes = [node for node in machine.topology.numa_nodes if not {*cpus}.isdisjoint(node.cpus)]
@@ -111,10 +114,10 @@ def slow_reasons(machine: Machine, threads: int, pages: SystemMode) -> str:
         found.append(f"one thread on {len(cpus)} CPUs (OMP_NUM_THREADS, or more were not faster)")
     if len(nodes) > 1:
         found.append(f"{len(nodes)} memory nodes (xlaunch --instances gives each an instance)")
-    if pages is SystemMode.NEVER:
-        found.append("no pages of 2 MiB (transparent huge pages: never)")
-    else:
+    if has_large_pages:
         found.append("weights in small pages, unless optimize had inplace=True")
+    else:
+        found.append("no pages of 2 MiB (transparent huge pages: never)")
     return "; ".join([*found, "or other programs (xlaunch doctor shows them)"])
 
 
