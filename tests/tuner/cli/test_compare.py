@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.cli.commands import Desk
 
 ITEMS = ("--metric", "items/s", "--warmup", "0")
@@ -53,7 +54,12 @@ def test_wall_time_is_compared_without_a_metric(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "numbers"),
-    [("latency", ("900 ms", "0.9 s")), ("throughput", ("900 MB/s", "0.9 GB/s"))],
+    quick_first(
+        [
+            pytest.param("latency", ("900 ms", "0.9 s")),
+            pytest.param("throughput", ("900 MB/s", "0.9 GB/s")),
+        ]
+    ),
 )
 def test_numbers_are_compared_in_one_unit(desk: Desk, metric: str, numbers: Sequence[str]) -> None:
     options = ("--metric", metric, "--warmup", "0")
@@ -62,7 +68,8 @@ def test_numbers_are_compared_in_one_unit(desk: Desk, metric: str, numbers: Sequ
 
 
 def test_values_below_0_are_compared_by_differences(desk: Desk) -> None:
-    words = ("compare", "--goal", "minimize", "--metric", "loss", "echo loss 0.2", "echo loss -0.3")
+    options = ("--warmup", "0", "--goal", "minimize", "--metric", "loss")
+    words = ("compare", *options, "echo loss 0.2", "echo loss -0.3")
     done = desk.xtune(*words)
     assert "\nB is +0.5 better than A (95 % confidence interval: +0.5 to +0.5;" in done.out
     assert "\nloss is not always above 0, so launches are compared by differences: +" in done.out
