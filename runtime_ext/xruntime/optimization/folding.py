@@ -65,7 +65,9 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
             dimensions = 2 if type(first) is nn.Linear else None
             run.edits.replace_class(norm, FoldedNorm)
             run.edits.set_attribute(
-                norm, "_xruntime_folded", Folded(names[norm], names[first], watched, dimensions)
+                norm,
+                "_xruntime_folded",
+                Folded(names[norm], names[first], watched, dimensions, vars(norm)["eps"]),
             )
             folded += 1
         else:

@@ -36,6 +36,9 @@ class Folded(NamedTuple):
     dimensions: int | None
     """The only number of dimensions for which the weights are right; None for any."""
 
+    eps: float
+    """The norm's, which the weights are for."""
+
 
 class FoldedNorm(Needless):
     """A batch norm that is part of the weights before it."""
@@ -43,7 +46,12 @@ class FoldedNorm(Needless):
     _xruntime_folded: Folded
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        name, _, awaited, dimensions = self._xruntime_folded
+        name, _, awaited, dimensions, eps = self._xruntime_folded
+        if vars(self).get("eps") != eps:
+            raise OptimizationError(
+                f"{name}.eps was changed after optimize(), which folded this batch norm into the weights before it: change"
+                " the original module and optimize it again"
+            )
         if dimensions is not None and input.dim() != dimensions:
             raise OptimizationError(
                 f"{name}: {dimensions} dimensions were expected, as in the sample's call, and this"
@@ -60,7 +68,7 @@ def folded_weights(model: nn.Module) -> WatchedState | None:
     weights: dict[str, Any] = {}
     for norm in modules.values():
         if isinstance(norm, FoldedNorm):
-            name, layer, _, _ = norm._xruntime_folded  # noqa: SLF001 - ours
+            name, layer, *_ = norm._xruntime_folded  # noqa: SLF001 - ours
             weights |= {part: vars(modules[part])["_parameters"] for part in (name, layer)}
             weights[f"{name}'s buffers"] = vars(norm)["_buffers"]
     return WatchedState(weights) if weights else None

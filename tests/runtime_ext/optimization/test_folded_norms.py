@@ -109,6 +109,14 @@ def test_order_is_watched_where_fx_cannot_trace() -> None:
     assert "torch.fx cannot trace it (TraceError" in step.reason
 
 
+def test_another_epsilon_of_a_folded_norm_is_refused() -> None:
+    model, sample = Branching(), torch.randn(2, 3, 6, 6)
+    optimized = optimize(model, sample_input=sample, graph="none")
+    optimized.norm.eps = 0.5
+    with pytest.raises(OptimizationError, match=r"norm\.eps was changed after optimize"):
+        optimized(sample)
+
+
 class Skipping(Branching):
     """Its batch norm is used in some calls."""
 
