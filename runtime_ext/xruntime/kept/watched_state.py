@@ -30,7 +30,7 @@ MAX_VALUES: Final = 100_000
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 _ADDRESS: Final = torch.Tensor.data_ptr
-_SIZE: Final = torch.Tensor.numel
+_SIZE: Final = operator.attrgetter("nbytes")  # no operation, so torch.jit.trace does not record it
 _VERSION: Final = operator.attrgetter("_version")
 _VALUE: Final = operator.attrgetter("value")
 
