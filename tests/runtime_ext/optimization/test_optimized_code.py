@@ -539,7 +539,7 @@ def test_two_processes_compile_once(store: Path, tmp_path: Path) -> None:
         for directory in (tmp_path, "/")
     ]
     texts = sorted(process.communicate(timeout=WAIT_S)[0] for process in both)
-    assert [text.partition(" for")[0].split(" in ")[0] for text in texts] == [
+    assert [text.partition(" for")[0].rsplit(" in ", 1)[0] for text in texts] == [
         "code that was kept",
         "compiled in the background",
     ]
