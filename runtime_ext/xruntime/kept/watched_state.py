@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from xruntime.kept.held_values import ROOT, Holder, parts_of
+from xruntime.kept.held_values import ROOT, Holder, is_related, parts_of
 from xruntime.pytrees import CONSTANT_TYPES
 
 SAMPLED: Final = 2
@@ -33,6 +33,11 @@ _ADDRESS: Final = torch.Tensor.data_ptr
 _SIZE: Final = operator.attrgetter("nbytes")  # no operation, so torch.jit.trace does not record it
 _VERSION: Final = operator.attrgetter("_version")
 _VALUE: Final = operator.attrgetter("value")
+
+
+def _is_filled(container: Any) -> bool:
+    """Whether it has something that a call may depend on. torch marks the tensors of what it compiles."""
+    return any(map(is_related, container)) if isinstance(container, dict) else bool(container)
 
 
 class WatchedState:
@@ -127,7 +132,7 @@ class WatchedState:
 
     def change(self) -> str | None:
         """Return what has changed since, for a message; None if nothing has."""
-        if any(self._empty):
+        if any(self._empty) and any(map(_is_filled, self._empty)):
             return "a forward hook or an attribute was added"
         if list(map(type, self._modules)) != self._classes:
             return "the class of a module was changed"
