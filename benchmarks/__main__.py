@@ -116,7 +116,7 @@ BENCHMARKS = (
     Benchmark(
         "optimize",
         "optimize",
-        f"--work mobilenet --mode realtime --form eager --form optimize-eager {TURNS}",
+        f"--work dlrm --mode realtime --form eager --form optimize-eager {TURNS}",
     ),
     Benchmark(
         "pause", "optimize.pause", "--works minilm --lengths 5", modules=MINILM, timeout_s=400

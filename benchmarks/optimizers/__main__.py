@@ -4,7 +4,6 @@
     python -m benchmarks.optimizers
     python -m benchmarks.optimizers --elements 100_000_000 --rounds 20 --json optim.json
     python -m benchmarks.optimizers --layout large
-    python -m benchmarks.optimizers --layout tiny --absent
     python -m benchmarks.optimizers --ipex-python ~/venvs/ipex/bin/python
     python -m benchmarks.optimizers --curves docs/optimizers_loss.svg
 
@@ -105,54 +104,40 @@ def kinds() -> list[OptimizerKind]:
     ]
 
 
+IPEX_KINDS = {
+    "IPEX SGD, split": "SGD, split",
+    "IPEX Lars, fp32": "Lars, fp32",
+    "IPEX Adagrad, split": "Adagrad, split",
+    "IPEX Adam, split": "AdamW, split",
+    "IPEX AdamW, fp32 and bf16 copy": "AdamW, split",
+    "IPEX Lamb, split": "Lamb, split",
+    "IPEX Lamb, fp32": "Lamb, fp32",
+}
+"""IPEX's optimizers, and the ones of ours whose bytes and peer they have: the result of a step is the same."""
+
+
 def ipex_kinds() -> list[OptimizerKind]:
-    """IPEX's optimizers. A step counts the bytes of ours, which has the same result."""
-    full, half = torch.float32, torch.bfloat16
-    sgd, adagrad, adamw = "torch SGD, fp32", "torch Adagrad, fp32", "torch AdamW, fp32"
-    lars = bytes_of(4, 4, 4, norms="weights")
-    split_lamb = bytes_of(4, 2, 8, norms="moments")
-    lamb = bytes_of(4, 4, 8, norms="moments")
-    return [
-        OptimizerKind("IPEX SGD, split", None, half, bytes_of(4, 2, 4), sgd),
-        OptimizerKind("IPEX Lars, fp32", None, full, lars, sgd),
-        OptimizerKind("IPEX Adagrad, split", None, half, bytes_of(4, 2, 4), adagrad),
-        OptimizerKind("IPEX Adam, split", None, half, bytes_of(4, 2, 8), adamw),
-        OptimizerKind("IPEX AdamW, fp32 and bf16 copy", None, half, bytes_of(4, 2, 8), adamw),
-        OptimizerKind("IPEX Lamb, split", None, half, split_lamb, adamw),
-        OptimizerKind("IPEX Lamb, fp32", None, full, lamb, adamw),
-    ]
+    ours = {kind.name: kind for kind in kinds()}
+    return [ours[same]._replace(name=name, make=None) for name, same in IPEX_KINDS.items()]
 
 
-def case_of(kind: OptimizerKind, sizes: Sequence[int], absent: bool) -> Case:
-    """A case that repeats steps for MIN_MEASURED_S and returns the seconds of one.
-
-    absent
-        The first parameter has no gradient in every other step.
-    """
+def case_of(kind: OptimizerKind, sizes: Sequence[int]) -> Case:
+    """A case that repeats steps for MIN_MEASURED_S and returns the seconds of one."""
     assert kind.make is not None
     parameters = [torch.nn.Parameter(torch.randn(size, dtype=kind.dtype)) for size in sizes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    optimizer = kind.make(parameters)
-    first, gradient = parameters[0], parameters[0].grad
-
-    def step() -> None:
-        optimizer.step()
-        if absent:
-            first.grad = gradient if first.grad is None else None
-
-    return Case(kind.name, partial(seconds_of_one, step, MIN_MEASURED_S))
+    return Case(kind.name, partial(seconds_of_one, kind.make(parameters).step, MIN_MEASURED_S))
 
 
 def cases(layout: str, options: argparse.Namespace) -> list[Case]:
     """The cases of all kinds, and those of IPEX in one process."""
     sizes = LAYOUTS[layout](options.elements)
-    found = [case_of(kind, sizes, options.absent) for kind in kinds()]
+    found = [case_of(kind, sizes) for kind in kinds()]
     if options.ipex_python is not None:
         module = "benchmarks.optimizers.ipex"
         words = [layout, str(options.elements), str(MIN_MEASURED_S)]
-        names = [kind.name for kind in ipex_kinds()]
-        found += cases_of(names, [options.ipex_python, "-m", module, *words])
+        found += cases_of([*IPEX_KINDS], [options.ipex_python, "-m", module, *words])
     return found
 
 
@@ -194,9 +179,6 @@ def main() -> int:
         help="of all tensors together (default 20 million)",
     )
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="default: all of them")
-    parser.add_argument(
-        "--absent", action="store_true", help="every other step, a parameter has no gradient"
-    )
     parser.add_argument(
         "--curves", type=Path, metavar="SVG", help="train instead, and draw the losses to this file"
     )

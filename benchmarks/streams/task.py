@@ -2,14 +2,12 @@
 """Compare the round trip of a call to another thread: xruntime's Task and Python's own means.
 
     python -m benchmarks.streams.task
-    python -m benchmarks.streams.task --ipex-venv ~/venvs/ipex --json task.json
+    python -m benchmarks.streams.task --rounds 20 --json task.json
     python -m benchmarks.streams.task --threads 4
 
 It times submit, wait and result of a tiny module (a linear layer of 4 x 4, inference mode). Direct
-calls are the lower bound; ThreadPoolExecutor and a thread behind queue.SimpleQueue are the peers; with
---ipex-venv, a virtual environment with Intel's extension for PyTorch and intel-openmp, its Task is
-measured too. With --threads that many threads submit at once, each to a worker of its own, and the
-table has time over calls. Goals on 2 CPUs: at most 20 us, and at most a quarter of
+calls are the lower bound; ThreadPoolExecutor and a thread behind queue.SimpleQueue are the peers. With
+--threads that many threads submit at once, each to a worker of its own, and the table has time over calls. Goals on 2 CPUs: at most 20 us, and at most a quarter of
 ThreadPoolExecutor; on 64 CPUs at most 15 us.
 """
 
@@ -18,14 +16,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -46,25 +42,6 @@ from xruntime.threads.cpu_pool import CPUPool
 CALLS = 3000
 TASK = "xruntime Task"
 EXECUTOR = "ThreadPoolExecutor"
-
-# The same round trip under Intel's extension, in a separate process; prints seconds for each call.
-IPEX_PROBE = f"""
-import sys, time, warnings
-warnings.filterwarnings("ignore")
-import torch, intel_extension_for_pytorch as ipex
-layer = torch.nn.Linear(4, 4).eval()
-batch = torch.randn(1, 4)
-with torch.inference_mode():
-    if sys.argv[1] == "scripted":
-        layer = torch.jit.freeze(torch.jit.trace(layer, batch))
-    task = ipex.cpu.runtime.Task(layer, ipex.cpu.runtime.CPUPool([0]))
-    for _ in range({CALLS // 10}):
-        task(batch).get()
-    began = time.perf_counter()
-    for _ in range({CALLS}):
-        task(batch).get()
-    print((time.perf_counter() - began) / {CALLS})
-"""
 
 
 class QueueWorker:
@@ -113,39 +90,14 @@ def one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
 
-def ipex_case(kind: str, venv: Path, runtime: Path) -> Case:
-    """Intel's Task with an eager or a scripted module; its runtime extension needs libiomp5."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment["LD_PRELOAD"] = str(runtime)
-    command = [venv / "bin" / "python", "-c", IPEX_PROBE, kind]
-
-    def measure() -> float:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return float(done.stdout.splitlines()[-1])
-
-    return Case(f"IPEX Task, {kind}", measure)
-
-
-def ipex_cases(venv: Path | None) -> list[Case]:
-    if venv is None:
-        return []
-    runtime = next(venv.glob("lib/**/libiomp5.so"), None)
-    if runtime is None:
-        sys.exit(f"{venv} has no libiomp5.so, which IPEX's Task needs: pip install intel-openmp")
-    return [ipex_case(kind, venv, runtime) for kind in ("eager", "scripted")]
-
-
 def main() -> int:
     parser = option_parser(__doc__, rounds=9)
     parser.add_argument(
         "--threads", type=int, default=1, help="threads that submit at once (default 1)"
     )
-    parser.add_argument("--ipex-venv", type=Path, help="a virtual environment with IPEX 2.8")
     options = parser.parse_args()
     if options.threads < 1:
         parser.error("--threads is at least 1")
-    if options.threads > 1 and options.ipex_venv:
-        parser.error("--ipex-venv is measured by one thread: leave --threads out")
     cpus = sorted(os.sched_getaffinity(0))
     layer = torch.nn.Linear(4, 4).eval()
     batch = torch.randn(1, 4)
@@ -163,7 +115,7 @@ def main() -> int:
             "queue.SimpleQueue": [lambda one=one: one(layer, batch) for one in queued],
         }
         cases = [Case(name, partial(seconds_of, calls)) for name, calls in ways.items()]
-        results = measure_rounds([*cases, *ipex_cases(options.ipex_venv)], options.rounds)
+        results = measure_rounds(cases, options.rounds)
     print(f"{machine_line()}; torch {torch.__version__}")
     by_name = {result.name: result for result in results}
     rows = []
