@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.measurement import command_parser, machine_line, until_stopped
+from benchmarks.harness.programs import signal_group, start_group
 
 TURNS = "--launches 2 --turns 2 --seconds 0.3"
 DIGITS = "benchmarks/tuner/recordings/digits.jsonl.gz"
@@ -165,16 +166,8 @@ def run(benchmark: Benchmark, directory: Path, *, quick: bool) -> BenchmarkOutco
     if obstacle := benchmark.obstacle():
         return BenchmarkOutcome(benchmark, shown, f"not run: {obstacle}", 0.0, "", "")
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        cwd=Path(__file__).parents[1],
-        start_new_session=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "errors": "replace"}
+    process = start_group([sys.executable, *words], env=None, **pipes)
     failure = None
     try:
         output, errors = process.communicate(timeout=benchmark.timeout_s if quick else None)
@@ -194,8 +187,7 @@ def run(benchmark: Benchmark, directory: Path, *, quick: bool) -> BenchmarkOutco
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """End the process group; return what it has written."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    signal_group(process, signal.SIGKILL)
     return process.communicate()
 
 

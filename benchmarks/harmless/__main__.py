@@ -20,7 +20,6 @@ import contextlib
 import importlib.util
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,9 +38,9 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
+from benchmarks.harness.programs import environment, running, xlaunch_command
 from benchmarks.harness.quota import QuotaGroup, make_group
-from benchmarks.harness.turns import ROOT, Times, environment
-from benchmarks.launching.startup import xlaunch_command
+from benchmarks.harness.turns import Times
 from xlaunch.machine.processes import descendants
 
 HERE = Path(__file__).parent
@@ -174,23 +173,11 @@ class Bench:
         began = time.perf_counter()
         peak = 0
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                words,
-                cwd=ROOT,
-                env={**self._environment, "HARMLESS_UNITS": str(units)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
+            variables = {**self._environment, "HARMLESS_UNITS": str(units)}
+            with running(words, env=variables, stdout=output, stderr=subprocess.STDOUT) as process:
                 while process.poll() is None and time.perf_counter() - began < MAX_RUN_S:
                     peak = max(peak, _peak_bytes(process.pid))
                     time.sleep(SAMPLE_S)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
             if process.returncode or not self._result.exists():
                 output.seek(0)
                 last = output.read().decode(errors="replace")[-500:]

@@ -16,9 +16,7 @@ import torch
 
 from benchmarks.harness.measurement import Case
 from benchmarks.harness.other_python_side import MIN_MEASURED_S
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout: `python -m benchmarks...` is found there."""
+from benchmarks.harness.programs import ROOT
 
 PRINT_VERSIONS = """
 from importlib.metadata import version

@@ -32,9 +32,8 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from benchmarks.harness.measurement import at_least_2, option_parser, until_stopped, write_raw
+from benchmarks.harness.programs import end_group, signal_group, start_group
 from benchmarks.harness.turn import ALIVE, FLOOR, GATE, STEP
-from xlaunch.environment.elf import read_program
-from xlaunch.environment.libraries import find_libraries
 from xlaunch.supervision.watches import StolenTime
 from xtune.evidence.ratios import student_quantile
 
@@ -42,6 +41,7 @@ MIN_STEPS = 3
 """Minimum steps of each slot in a turn; the first one starts the clock."""
 
 MAX_START_S = 600.0
+MAX_END_S = 20.0
 
 
 class Contender(NamedTuple):
@@ -55,11 +55,6 @@ class Contender(NamedTuple):
 
 
 DIRECTORY = "{turns}"
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout. Programs of contenders import `benchmarks` from it."""
-
-LAUNCHER = [sys.executable, "-m", "xlaunch", "-q"]
 
 WORKLOADS = (str(Path(__file__).with_name("workloads.py")), DIRECTORY)
 """The program of most contenders, by its path, since run_cpu takes no modules."""
@@ -168,19 +163,6 @@ def rate_cell(measured: ContenderResults, base: ContenderResults, count: str = "
     shown += f" by {count}" if count else ""
     ratio = None if measured is base else times(measured, base)
     return shown if ratio is None else f"{shown} ({ratio})"
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of a contender: without an outer launcher's, and with the checkout on the path."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("XLAUNCH_")}
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return kept | {"PYTHONPATH": os.pathsep.join(paths)}
-
-
-def installed_library(name: str) -> str | None:
-    """Return the path of an installed library that this Python can load."""
-    found = find_libraries((name,), sys.prefix, os.environ, loads=read_program(sys.executable))
-    return next((library.path for library in found if library.refusal is None), None)
 
 
 def turn_parser(description: str | None, *, seconds: float) -> argparse.ArgumentParser:
@@ -303,32 +285,21 @@ class _Alive:
         for lock in (self._gate, self._floor, alive):
             self._stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        self._process = subprocess.Popen(
-            [
-                str(self._directory) if word == DIRECTORY else word
-                for word in self._contender.command
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
-            env=environment(),
-            start_new_session=True,
+        command = [
+            str(self._directory) if word == DIRECTORY else word for word in self._contender.command
+        ]
+        self._process = start_group(
+            command, cwd=None, stdout=subprocess.DEVNULL, stderr=self._errors
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_group(self._process, MAX_END_S)
         self._stack.close()
 
     def stop(self) -> None:
         """Ask it to end, and do not wait for it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        signal_group(self._process)
 
     def is_ready(self) -> bool:
         """Wait until all processes are at their first step; False when it ended instead."""
@@ -400,8 +371,7 @@ class _Alive:
         if self._process.poll() is None:
             return False
         # Processes that it left behind must not work in the turns of others.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        signal_group(self._process, signal.SIGKILL)
         self._errors.seek(0)
         print(f"{self._name} ended: {self._errors.read().strip()[-500:]}", file=sys.stderr)
         return True

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.harness.measurement import machine_line, number_cell, print_table
+from benchmarks.harness.programs import LAUNCHER
 from benchmarks.harness.turns import (
     DIRECTORY,
-    LAUNCHER,
     Contender,
     ContenderResults,
     Times,

@@ -15,7 +15,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -36,14 +35,14 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
+from benchmarks.harness.programs import running, xlaunch_command
 from benchmarks.harness.quota import QuotaGroup, make_group
-from benchmarks.harness.turns import ROOT, environment
-from benchmarks.launching.startup import xlaunch_command
 from xtune.launches.generators import requests_of, summaries_of
 
 SIDES = ("python", "xlaunch")
 CONNECTIONS = 16
 READY_S = 120.0
+OUTPUT = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 INFER = re.compile(r"([0-9.]+) sentences/s")
 
 
@@ -73,28 +72,13 @@ def command(side: str, group: QuotaGroup, program: Sequence[str]) -> list[str]:
     return group.inside([*xlaunch_command(), "--quiet", *words] if side == "xlaunch" else words)
 
 
-@contextlib.contextmanager
-def running(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a program during the block, and end all of its processes after it."""
-    process = subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def serve(side: str, group: QuotaGroup, seconds: float) -> Run:
     """Put the service under load once it answers, after a second of load that does not count."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     program = ["examples/serve.py", "--port", str(port), "--batch", str(CONNECTIONS)]
-    with running(command(side, group, program)) as process:
+    with running(command(side, group, program), **OUTPUT) as process:
         deadline = time.monotonic() + READY_S
         while True:
             with contextlib.suppress(OSError):
@@ -118,9 +102,8 @@ def serve(side: str, group: QuotaGroup, seconds: float) -> Run:
 def infer(side: str, group: QuotaGroup, seconds: float) -> Run:
     """Embed sentences for so many seconds."""
     before = group.periods()
-    with running(
-        command(side, group, ["examples/infer.py", "--seconds", f"{seconds:g}"])
-    ) as process:
+    program = ["examples/infer.py", "--seconds", f"{seconds:g}"]
+    with running(command(side, group, program), **OUTPUT) as process:
         printed, _ = process.communicate()
     rate = INFER.search(printed)
     if rate is None:

@@ -38,13 +38,12 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
+from benchmarks.harness.programs import LAUNCHER, installed_library
 from benchmarks.harness.turns import (
-    LAUNCHER,
     WORKLOADS,
     Contender,
     ContenderResults,
     LaunchResults,
-    installed_library,
     rate_cell,
     take_turns,
     times,

@@ -7,8 +7,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.measurement import machine_line, print_table
+from benchmarks.harness.programs import LAUNCHER
 from benchmarks.harness.turns import (
-    LAUNCHER,
     WORKLOADS,
     Contender,
     ContenderResults,

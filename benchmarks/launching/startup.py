@@ -12,8 +12,6 @@ bare python, and at most a thirtieth of run_cpu.
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ from benchmarks.harness.measurement import (
     ratio,
     write_json,
 )
+from benchmarks.harness.programs import run_checked, variables_without, xlaunch_command
 
 MAX_TIMES_PYTHON = 7
 MIN_TIMES_FASTER_THAN_RUN_CPU = 30
@@ -44,24 +43,10 @@ IPEXRUN = "ipexrun"
 
 def run_once(command: Sequence[str | Path]) -> float:
     """Run a command and return its seconds; a failure ends the benchmark."""
-    # As installed: Python keeps the code of modules that it has compiled.
-    left_out = ("XLAUNCH_", "PYTHONDONTWRITEBYTECODE")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     start = time.perf_counter()
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-    taken_s = time.perf_counter() - start
-    if done.returncode:
-        sys.stderr.write(done.stderr.decode(errors="replace"))
-        raise SystemExit(f"{' '.join(map(str, command))}: exit code {done.returncode}")
-    return taken_s
-
-
-def xlaunch_command() -> list[str]:
-    """Return the console script of this interpreter, or the module if there is no script."""
-    script = Path(sys.executable).parent / "xlaunch"
-    return [str(script)] if script.is_file() else [sys.executable, "-m", "xlaunch"]
+    # As installed: Python keeps the code of modules that it has compiled.
+    run_checked(command, variables_without("PYTHONDONTWRITEBYTECODE"))
+    return time.perf_counter() - start
 
 
 def commands(script: str, ipex_venv: Path | None) -> dict[str, list[str]]:

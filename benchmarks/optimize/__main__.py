@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.measurement import machine_line, number_cell, print_table, write_raw
+from benchmarks.harness.programs import LAUNCHER
 from benchmarks.harness.turns import (
     DIRECTORY,
-    LAUNCHER,
     Contender,
     ContenderResults,
     measure_rows,

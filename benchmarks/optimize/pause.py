@@ -20,9 +20,7 @@ which waits for the compiler.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +36,7 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
-from benchmarks.harness.turns import installed_library
+from benchmarks.harness.programs import installed_library, run_checked, variables_without
 
 WORKS = ("resnet50", "minilm")
 SIDE = Path(__file__).with_name("pause_works.py")
@@ -92,8 +90,7 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        names = ("XLAUNCH_", "XRUNTIME_", "TORCHINDUCTOR_", "LD_PRELOAD")
-        self._environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+        self._environment = variables_without("XRUNTIME_", "TORCHINDUCTOR_", "LD_PRELOAD")
         self._tcmalloc = installed_library("tcmalloc")
 
     @property
@@ -134,10 +131,7 @@ class Bench:
         file.unlink(missing_ok=True)
         began = ("--began", str(time.monotonic()))
         words = [*wrapper, sys.executable, str(SIDE), work, str(file), *began, *limits]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.stderr.write(done.stdout + done.stderr)
-            raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}")
+        done = run_checked(words, environment)
         times = tuple([float(line) for line in file.read_text().split()])
         said = tuple([it for it in done.stderr.splitlines() if it.startswith("xruntime: ")])
         return times, said

@@ -25,7 +25,6 @@ import ctypes
 import importlib.util
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -41,6 +40,7 @@ from benchmarks.harness.measurement import (
     print_table,
     write_raw,
 )
+from benchmarks.harness.programs import run_checked, variables_without
 from benchmarks.optimize.warmstart_works import DIRECTORY
 
 WORKS = Path(__file__).with_name("warmstart_works.py")
@@ -90,11 +90,7 @@ class Bench:
         tools = directory / "tools"
         tools.mkdir()
         self._environment = {
-            **{
-                k: v
-                for k, v in os.environ.items()
-                if not k.startswith(("XLAUNCH_", "TORCHINDUCTOR_"))
-            },
+            **variables_without("TORCHINDUCTOR_"),
             "COMPILER_LOG": str(self._log),
             DIRECTORY: str(directory),
         }
@@ -116,19 +112,16 @@ class Bench:
         self._log.unlink(missing_ok=True)
         report = self.directory / "report.json"
         report.unlink(missing_ok=True)
-        program = [sys.executable, str(WORKS), work]
+        command = [sys.executable, str(WORKS), work]
+        variables = self._environment
         if cache is None:
             names = ("HOME", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR", "XRUNTIME_CACHE_DIR")
-            alone = self._environment | dict.fromkeys(names, str(self.directory / "plain"))
-            done = subprocess.run(program, env=alone, capture_output=True, text=True, check=False)
+            variables = variables | dict.fromkeys(names, str(self.directory / "plain"))
         else:
             options = ["--cache-dir", cache, "--quiet", "--report", report, *self._extra]
-            if work == "jax":
-                options += ["--cache", "all"]
-            done = self.xlaunch(*options, *program)
-        if done.returncode:
-            sys.stderr.write(done.stdout + done.stderr)
-            raise SystemExit(f"{work}, {phase}: exit code {done.returncode}")
+            options += ["--cache", "all"] if work == "jax" else []
+            command = [sys.executable, "-m", "xlaunch", *map(str, options), *command]
+        done = run_checked(command, variables)
         seconds = json.loads(done.stdout.splitlines()[-1])["first_result_s"]
         counters = json.loads(report.read_text())["compilation"] if report.exists() else None
         runs = len(self._log.read_text().splitlines()) if self._log.exists() else 0

@@ -26,9 +26,9 @@ import torch
 
 from benchmarks.harness.measurement import machine_line, number_cell, print_table
 from benchmarks.harness.other_python import add_ipex_option
+from benchmarks.harness.programs import LAUNCHER
 from benchmarks.harness.turns import (
     DIRECTORY,
-    LAUNCHER,
     Contender,
     ContenderResults,
     measure_rows,

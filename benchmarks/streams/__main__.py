@@ -25,14 +25,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.measurement import machine_line, number_cell, print_table
+from benchmarks.harness.programs import LAUNCHER, ROOT, environment
 from benchmarks.harness.turns import (
     DIRECTORY,
-    LAUNCHER,
-    ROOT,
     WORKLOADS,
     Contender,
     ContenderResults,
-    environment,
     measure_rows,
     times,
     turn_parser,

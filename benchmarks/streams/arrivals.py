@@ -27,10 +27,8 @@ import json
 import math
 import os
 import random
-import signal
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -52,7 +50,8 @@ from benchmarks.harness.measurement import (
     until_stopped,
     write_raw,
 )
-from benchmarks.harness.turns import LAUNCHER, MAX_START_S, ROOT, environment
+from benchmarks.harness.programs import LAUNCHER, end_group, start_group
+from benchmarks.harness.turns import MAX_END_S, MAX_START_S
 from benchmarks.harness.workloads import DTYPES, Work, bert
 from benchmarks.streams.__main__ import Split, parse_split
 from benchmarks.streams.serving import TOLERANCE, FirstOutput, streams_pool
@@ -292,13 +291,7 @@ class Launched:
         self._listener.bind(self.path)
         self._listener.listen(1024)
         module = ["-m", "benchmarks.streams.arrivals", "--connect", self.path]
-        self._process = subprocess.Popen(
-            [*LAUNCHER, *options, *module, *command],
-            stdin=subprocess.DEVNULL,
-            env=environment(),
-            cwd=ROOT,
-            start_new_session=True,
-        )
+        self._process = start_group([*LAUNCHER, *options, *module, *command])
 
     def links(self, count: int) -> list[socket.socket]:
         """Wait until all processes are ready. Exits if they end instead."""
@@ -315,12 +308,7 @@ class Launched:
         return found
 
     def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end_group(self._process, MAX_END_S)
 
 
 class ArrivalCase(NamedTuple):

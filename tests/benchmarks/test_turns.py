@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.programs import ROOT
 from benchmarks.harness.turns import (
     DIRECTORY,
-    ROOT,
     Contender,
     ContenderResults,
     LaunchResults,
