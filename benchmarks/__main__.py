@@ -98,9 +98,7 @@ BENCHMARKS = (
     ),
     Benchmark("task", "streams.task", "--rounds 3"),
     Benchmark(
-        "streams",
-        "streams",
-        f"--work layers --dtype float32 --split 2x1 --form eager {TURNS}",
+        "streams", "streams", f"--work layers --dtype float32 --split 2x1 --form eager {TURNS}"
     ),
     Benchmark(
         "arrivals",

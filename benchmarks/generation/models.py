@@ -58,11 +58,7 @@ def new_model(size: str) -> Any:
     return model
 
 
-GGUF_FORMS: Final = {
-    "llama.cpp": "BF16",
-    "llama.cpp-q8_0": "Q8_0",
-    "llama.cpp-q4_0": "Q4_0",
-}
+GGUF_FORMS: Final = {"llama.cpp": "BF16", "llama.cpp-q8_0": "Q8_0", "llama.cpp-q4_0": "Q4_0"}
 """By forms that llama.cpp computes: gguf's type of their matrices."""
 
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.harness.measurement import Case, Result, print_table, quartiles
+from benchmarks.harness.measurement import Case, Result, print_table, quartiles, time_cell
 from benchmarks.harness.other_python_side import MIN_MEASURED_S, seconds_of_one
 from benchmarks.harness.turns import Times
 from xtune.evidence.ratios import student_quantile
@@ -48,15 +49,26 @@ def times_faster(ours: Result, other: Result) -> Times:
     return Times(*(math.exp(mean + way * reach) for way in (0, -1, 1)))
 
 
+def torch_line() -> str:
+    """Describe torch and what its operators run on in one line."""
+    import torch
+
+    from xruntime import native
+
+    return (
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads;"
+        f" instruction set {native.isa_name()}; load {os.getloadavg()[0]:.1f}"
+    )
+
+
 def report(comparison: Comparison, results: Sequence[Result]) -> list[str]:
     """Print the table of a comparison; return the line of its goal, if there is one."""
     by_name = {result.name: result for result in results}
     ours = by_name[comparison.ours]
     rows = []
     for result in results:
-        low, median, high = (value * 1e3 for value in quartiles(result.seconds))
         ratio = "" if result is ours else str(times_faster(ours, result))
-        rows.append([result.name, f"{median:.2f} ms ({low:.2f} to {high:.2f})", ratio])
+        rows.append([result.name, time_cell(result.seconds), ratio])
     print(f"\n{comparison.title}\n")
     print_table(["what", "time (quartiles)", f"{comparison.ours} is faster by [95 %]"], rows)
     goal = comparison.goal

@@ -126,6 +126,12 @@ def cpu_model() -> str:
     return platform.machine()
 
 
+def time_cell(seconds: Sequence[float], unit: str = "ms", digits: int = 2) -> str:
+    """Format the median and the quartiles of seconds in a unit, ms or us."""
+    low, median, high = (value * {"ms": 1e3, "us": 1e6}[unit] for value in quartiles(seconds))
+    return f"{median:.{digits}f} {unit} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a Markdown table: first column left-aligned, others right-aligned."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]

@@ -47,41 +47,30 @@ def compare_profiles(
         The rule by which it was chosen: at least `least` times as fast as any other on every row.
     """
     options = _parse(description, profiles)
-    chosen = options.profile or profiles
-    cases = {name: (name, []) for name in chosen}
-    for entry in options.env:
-        name, _, variable = entry.partition("=")
-        cases.setdefault(name, (chosen[0], []))[1].append(variable)
+    profiles = list(dict.fromkeys(options.profile or profiles))
     print(machine_line())
     rows = (
         (
             work.name,
             {
-                name: Contender(
-                    [
-                        *(*LAUNCHER, option, profile),
-                        *(word for entry in environment for word in ("--env", entry)),
-                        *(*WORKLOADS, *work.arguments),
-                    ],
-                    work.items,
-                )
-                for name, (profile, environment) in cases.items()
+                name: Contender([*LAUNCHER, option, name, *WORKLOADS, *work.arguments], work.items)
+                for name in profiles
             },
         )
         for work in options.work or map(named_work, WORKS)
     )
     measured = measure_rows(rows, options, option.lstrip("-"))
-    first = next(iter(cases))
+    first = profiles[0]
     print_table(
-        [f"rate, times {first} [95 %], peak/resting MiB", *cases],
+        [f"rate, times {first} [95 %], peak/resting MiB", *profiles],
         [
             [work, *(_cell(one, row[first]) for one in row.values())]
             for work, row in measured.items()
         ],
     )
-    if auto in cases:
+    if auto in profiles:
         print()
-        others = [name for name in cases if name != auto]
+        others = [name for name in profiles if name != auto]
         rows = [
             [work, *(str(times(row[auto], row[other]) or "-") for other in others)]
             for work, row in measured.items()
@@ -124,13 +113,6 @@ def _parse(description: str | None, profiles: Sequence[str]) -> argparse.Namespa
         type=named_work,
         metavar="NAME",
         help=f"default: {', '.join(WORKS)}",
-    )
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VAR=VALUE",
-        help="another case: the first profile with a variable; repeat for several variables",
     )
     return parser.parse_args()
 

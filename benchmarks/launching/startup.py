@@ -25,8 +25,8 @@ from benchmarks.harness.measurement import (
     measure_rounds,
     option_parser,
     print_table,
-    quartiles,
     ratio,
+    time_cell,
     write_json,
 )
 from benchmarks.harness.programs import run_checked, variables_without, xlaunch_command
@@ -84,15 +84,9 @@ def main() -> None:
     print(f"{machine_line()}; {arguments.rounds} interleaved rounds; median (quartiles)\n")
     rows = []
     for result in results.values():
-        low, median, high = (1000 * value for value in quartiles(result.seconds))
         times = ratio(result, results[BARE])
-        rows.append(
-            (
-                f"`{result.name}`",
-                f"{median:.0f} ms ({low:.0f} to {high:.0f})",
-                f"{times.median:.1f} ({times.low:.1f} to {times.high:.1f})",
-            )
-        )
+        shown = f"{times.median:.1f} ({times.low:.1f} to {times.high:.1f})"
+        rows.append((f"`{result.name}`", time_cell(result.seconds, digits=0), shown))
     print_table(("a script that does nothing, under", "whole process", "times bare python"), rows)
 
     goals = [

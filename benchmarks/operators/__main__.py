@@ -12,12 +12,9 @@ slow for all. The cases of each operator are in a module of its name, with their
 
 from __future__ import annotations
 
-import os
 import sys
 
-import torch
-
-from benchmarks.harness.comparison import report
+from benchmarks.harness.comparison import report, torch_line
 from benchmarks.harness.measurement import (
     Result,
     machine_line,
@@ -28,7 +25,6 @@ from benchmarks.harness.measurement import (
 )
 from benchmarks.harness.other_python import add_ipex_option
 from benchmarks.operators import embedding, interaction, vision
-from xruntime import native
 
 OPERATORS = {"embedding": embedding, "interaction": interaction, "vision": vision}
 """Modules with `comparisons(options)`, which yields comparisons."""
@@ -42,10 +38,7 @@ def main() -> int:
     embedding.add_options(parser)
     vision.add_options(parser)
     options = parser.parse_args()
-    print(
-        f"{machine_line()}; torch {torch.__version__}, {torch.get_num_threads()} threads;", end=" "
-    )
-    print(f"instruction set {native.isa_name()}; load {os.getloadavg()[0]:.1f}")
+    print(f"{machine_line()}; {torch_line()}")
     all_results: list[Result] = []
     goals: list[str] = []
     with until_stopped():

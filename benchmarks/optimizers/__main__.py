@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,6 +33,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import line_chart
+from benchmarks.harness.comparison import torch_line
 from benchmarks.harness.measurement import (
     Case,
     machine_line,
@@ -41,6 +41,7 @@ from benchmarks.harness.measurement import (
     option_parser,
     print_table,
     quartiles,
+    time_cell,
     until_stopped,
     write_json,
     write_raw,
@@ -49,7 +50,7 @@ from benchmarks.harness.other_python import add_ipex_option, cases_of
 from benchmarks.harness.other_python_side import seconds_of_one
 from benchmarks.optimizers import training as optim_training
 from benchmarks.optimizers.layouts import LAYOUTS
-from xruntime import native, optim
+from xruntime import optim
 
 GOAL = 0.85
 MIN_MEASURED_S = 0.05
@@ -196,10 +197,7 @@ def main() -> int:
             parser.error("--curves needs scikit-learn, for its digits: pip install scikit-learn")
         draw_curves(options.curves, options.json)
         return 0
-    print(
-        f"{machine_line()}; torch {torch.__version__}, {torch.get_num_threads()} threads;", end=" "
-    )
-    print(f"instruction set {native.isa_name()}; load {os.getloadavg()[0]:.1f}")
+    print(f"{machine_line()}; {torch_line()}")
     all_kinds = [*kinds(), *(ipex_kinds() if options.ipex_python else [])]
     by_name = {kind.name: kind for kind in all_kinds}
     with until_stopped():
@@ -210,10 +208,10 @@ def main() -> int:
             rows = []
             for kind in by_name.values():
                 moved = kind.bytes_ * sum(sizes)
-                low, median, high = quartiles(seconds[kind.name])
+                median = quartiles(seconds[kind.name]).median
                 row = [
                     kind.name,
-                    f"{median * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f})",
+                    time_cell(seconds[kind.name], digits=1),
                     f"{moved / median / 1e9:.1f}",
                     "",
                 ]

@@ -34,6 +34,7 @@ from benchmarks.harness.measurement import (
     print_table,
     quartiles,
     ratio,
+    time_cell,
     write_json,
 )
 from xruntime.streams.task import Task
@@ -120,9 +121,8 @@ def main() -> int:
     by_name = {result.name: result for result in results}
     rows = []
     for result in results:
-        low, median, high = (value * 1e6 for value in quartiles(result.seconds))
         times = ratio(result, by_name[TASK]).median
-        rows.append([result.name, f"{median:.1f} us ({low:.1f} to {high:.1f})", f"{times:.2f}"])
+        rows.append([result.name, time_cell(result.seconds, "us", 1), f"{times:.2f}"])
     print_table(["a round trip, by", "time (quartiles)", "times Task"], rows)
     few_cpus = len(cpus) < 8
     taken_us = quartiles(by_name[TASK].seconds).median * 1e6

@@ -142,11 +142,7 @@ def run_replay(options: argparse.Namespace) -> int:
         print(f"\n{replaying.describe(source)}; {time.perf_counter() - began:.0f} s")
         print_shares(raw[source], budgets)
         goals += print_comparison(source, raw[source], budgets)
-        write_raw(
-            options.json,
-            "tuner replay",
-            {"goals": goals, "budgets": budgets, "curves": raw},
-        )
+        write_raw(options.json, "tuner replay", {"goals": goals, "budgets": budgets, "curves": raw})
     if len(raw) > 1:
         print("\nmean over all")
         merged = pooled(raw)

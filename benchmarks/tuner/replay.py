@@ -284,15 +284,6 @@ def _grid(recording: Recording, seed: int) -> Proposer:
     return GridProposer(recording.header.space, recording.plan_hash, names)
 
 
-def _hypertune(recording: Recording, seed: int) -> Proposer:
-    """The space in its order, equal plans as often as they come."""
-    return GridProposer(recording.header.space, recording.plan_hash, skip_equal=False)
-
-
-def _random(recording: Recording, seed: int) -> Proposer:
-    return RandomProposer(recording.header.space, recording.plan_hash, seed)
-
-
 def _sampler(name: str, recording: Recording, seed: int) -> Proposer:
     import optuna
 
@@ -309,11 +300,16 @@ def _sampler(name: str, recording: Recording, seed: int) -> Proposer:
 
 
 PROPOSERS: dict[str, Callable[[Recording, int], Proposer]] = {
-    "random": _random,
+    "random": lambda recording, seed: RandomProposer(
+        recording.header.space, recording.plan_hash, seed
+    ),
     "grid": _grid,
     "tpe": partial(_sampler, "tpe"),
     "gp": partial(_sampler, "gp"),
-    "hypertune": _hypertune,
+    # The space in its order, equal plans as often as they come.
+    "hypertune": lambda recording, _: GridProposer(
+        recording.header.space, recording.plan_hash, skip_equal=False
+    ),
 }
 STRATEGIES = (OURS, SEARCH, *PROPOSERS)
 
