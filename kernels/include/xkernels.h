@@ -8,6 +8,7 @@
 #pragma once
 
 #include "xkernels/decode.h"
+#include "xkernels/dicts.h"
 #include "xkernels/dropout.h"
 #include "xkernels/embedding.h"
 #include "xkernels/gelu.h"

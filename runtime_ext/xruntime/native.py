@@ -192,6 +192,7 @@ _QUICK: dict[str, _Signature] = {
     "xk_abi_version": (_INT32, ()),
     "xk_isa_name": (ctypes.c_char_p, ()),
     "xk_isa_supported": (ctypes.c_char_p, ()),
+    "xk_dicts_hold": (_INT32, (_ADDRESS, _ADDRESS, _INT64, _ADDRESS)),
     "xk_team_size": (_INT32, ()),
     "xk_team_resize": (_INT32, (_INT32,)),
     "xk_mailbox_create": (_ADDRESS, (_INT32, _INT32)),

@@ -12,11 +12,12 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from xruntime import native
+from xruntime.errors import KernelsUnavailableError
 from xruntime.kept.held_values import ROOT, Holder, is_related, parts_of
 from xruntime.pytrees import CONSTANT_TYPES
 
@@ -137,10 +138,14 @@ class WatchedState:
         if list(map(type, self._modules)) != self._classes:
             return "the class of a module was changed"
         if not self._contents.are_same():
+            self._contents.note()
             for holder in self._holders:
                 changed = None if holder.is_same() else holder.changed()
                 if changed is not None:
+                    self._contents.forget()
                     return f"{changed} was changed"
+            if not self._contents.are_same():  # another thread changes it at the moment
+                self._contents.forget()
         if (
             list(map(_ADDRESS, self._plain)) != self._addresses
             or list(map(_SIZE, self._plain)) != self._sizes
@@ -175,35 +180,57 @@ class WatchedState:
 
 
 class _Contents:
-    """What many containers hold, compared at once: all of it is looked at before each call."""
+    """What many containers hold, compared at once: all of it is looked at before each call.
+
+    Until `note`, and without the native library, nothing is said to be the same.
+    """
 
     def __init__(self, holders: list[Holder]) -> None:
-        dicts = [holder for holder in holders if holder.keys]
-        plain = [holder for holder in holders if holder.keys is None and holder.size >= 0]
-        self._others = [holder for holder in holders if holder.size < 0]
-        self._dicts = [holder.container for holder in dicts]
-        # Twice the first key, because a getter of one returns no tuple.
-        self._getters = [
-            operator.itemgetter(holder.keys[0], *holder.keys) for holder in dicts if holder.keys
-        ]
-        self._plain = [holder.container for holder in plain]
-        self._sized = [holder.container for holder in (*dicts, *plain)]
-        self._sizes = [holder.size for holder in (*dicts, *plain)]
-        self._held = list(self._values())
+        self._dicts = [holder.container for holder in holders if holder.keys is not None]
+        self._others = [holder for holder in holders if holder.keys is None]
+        self._addresses = _pointers([id(held) for held in self._dicts])
+        self._entries: Any = None
+        self._objects: list[Any] = []
+        """An address is that of an object while the object exists."""
 
-    def _values(self) -> Iterator[Any]:
-        from_dicts = chain.from_iterable(map(operator.call, self._getters, self._dicts))
-        return chain(from_dicts, chain.from_iterable(self._plain))
+    def note(self) -> None:
+        """Take what the dicts hold now for what they are to hold."""
+        entries: list[int | None] = []
+        objects: list[Any] = []
+        for held in self._dicts:
+            for key, value in list(held.items()):
+                related = is_related(key)
+                entries += (id(key), id(value) if related else None)
+                objects += (key, value if related else None)
+            entries.append(None)
+        self._objects, self._entries = objects, _pointers(entries)
+
+    def forget(self) -> None:
+        """Say of nothing that it is the same."""
+        self._entries = None
 
     def are_same(self) -> bool:
         """Whether the same objects are in the containers under the same keys."""
-        if list(map(len, self._sized)) != self._sizes:
+        entries = self._entries
+        if entries is None or not _dicts_hold(self._addresses, len(self._dicts), entries):
             return False
-        try:
-            same = all(map(operator.is_, self._values(), self._held))
-        except (KeyError, RuntimeError):  # another thread adds something at the moment
-            return False
-        return same and all(holder.is_same() for holder in self._others)
+        return all(holder.is_same() for holder in self._others)
+
+
+def _dicts_hold(dicts: Any, count: int, entries: Any) -> bool:
+    """Whether dicts at these addresses have these entries, as xk_dicts_hold describes them."""
+    try:
+        return bool(native.quick_library().xk_dicts_hold(_DICT_NEXT, dicts, count, entries))
+    except KernelsUnavailableError:
+        return False
+
+
+_DICT_NEXT: Final = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
+
+
+def _pointers(addresses: list[int | None]) -> Any:
+    """Return a C array of them."""
+    return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 class _Tensor(NamedTuple):

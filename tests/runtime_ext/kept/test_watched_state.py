@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import copy
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from tests.runtime_ext.optimization.random_models import Slotted, closure
 from torch import nn
 
+from xruntime import native
 from xruntime.kept.watched_state import WatchedState
 
 
@@ -182,3 +184,46 @@ def test_what_cannot_be_followed_is_named():
     assert WatchedState(net).unfollowed == (
         "config.numbers is a generator, whose changes are not followed"
     )
+
+
+def test_equal_values_and_marks_are_no_change_and_later_ones_are_seen() -> None:
+    net = Net()
+    state = WatchedState(net)
+    net._dynamo_mark = 1  # as torch gives some objects
+    net.steps[0]["t"] = float("1.0")
+    for _ in range(3):
+        assert state.change() is None
+
+    net.steps[0]["t"] = float("2.0")  # may be where the equal one was
+    assert state.change() == "steps.0.t was changed"
+    net.steps[0]["t"] = 1.0
+    assert state.change() is None
+
+    del net._dynamo_mark
+    net.added = 1  # as many attributes as before
+    assert state.change() == "added was changed"
+
+
+def test_dicts_are_compared_by_the_objects_that_they_hold() -> None:
+    value, other = object(), object()
+    dicts = [{"a": value, "b": other}, {}, {"c": value}]
+    keys = [list(held) for held in dicts]
+    follow = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
+
+    def hold(*entries: object) -> bool:
+        addresses = [None if entry is None else id(entry) for entry in entries]
+        arrays = [
+            (ctypes.c_void_p * len(values))(*values) for values in ([*map(id, dicts)], addresses)
+        ]
+        return bool(native.quick_library().xk_dicts_hold(follow, arrays[0], len(dicts), arrays[1]))
+
+    (a, b), _, (c,) = keys
+    assert hold(a, value, b, other, None, None, c, value, None)
+    assert hold(a, value, b, None, None, None, c, value, None)  # any value
+    assert not hold(a, value, b, value, None, None, c, value, None)
+    assert not hold(a, value, None, None, c, value, None)
+    assert not hold(a, value, b, other, None, c, value, None, c, value, None)
+    assert not hold(b, other, a, value, None, None, c, value, None)
+    dicts[1]["d"] = value
+    assert not hold(a, value, b, other, None, None, c, value, None)
+    assert not native.quick_library().xk_dicts_hold(follow, None, 1, None)
