@@ -155,6 +155,9 @@ def of_others(
     `environment`: an ancestor in another PID namespace cannot be seen. It is a launch that has the CPUs
     in XLAUNCH_INSTANCE_CPUS.
     """
+    leases = list(leases)
+    if not leases:
+        return []
     own = {os.getpid()}
     pid = os.getppid()
     while pid and pid not in own and (status := read_process(pid)) is not None:

@@ -7,6 +7,7 @@ packages that the cache's row does not name.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -83,13 +84,18 @@ class Key(NamedTuple):
     @property
     def name(self) -> str:
         """The name of its directory. **Ex.:** ``torch2.13.0+cpu-py3.11-x86_64-5f0c9a21``."""
-        facts, parts = set(Part), dict(self.parts)
-        known = {name: text for name, text in self.parts if text not in (ABSENT, UNKNOWN)}
-        words = [f"{name}{text}" for name, text in known.items() if name not in facts]
-        words += [f"py{known[Part.PYTHON]}"] if Part.PYTHON in known else []
-        digest = zlib.crc32(repr(self.parts).encode())
-        text = "-".join([*words, parts[Part.ARCHITECTURE], f"{digest:08x}"])
-        return "".join([c if c.isalnum() or c in "+-._" else "_" for c in text])
+        return _name_of(self.parts)
+
+
+@functools.cache
+def _name_of(parts: tuple[tuple[str, str], ...]) -> str:
+    facts, text_of = set(Part), dict(parts)
+    known = {name: text for name, text in parts if text not in (ABSENT, UNKNOWN)}
+    words = [f"{name}{text}" for name, text in known.items() if name not in facts]
+    words += [f"py{known[Part.PYTHON]}"] if Part.PYTHON in known else []
+    digest = zlib.crc32(repr(parts).encode())
+    text = "-".join([*words, text_of[Part.ARCHITECTURE], f"{digest:08x}"])
+    return "".join([c if c.isalnum() or c in "+-._" else "_" for c in text])
 
 
 def is_key_name(name: str) -> bool:
@@ -153,10 +159,9 @@ def key_of(cache: Cache, hardware: Hardware, packages: Packages) -> Key:
 
 def applies(cache: Cache, hardware: Hardware, *, everything: bool = False) -> bool:
     """Whether a launch sets up this cache. `everything`: also if it changes what programs do."""
-    vendors = {gpu.vendor for gpu in hardware.gpus}
-    return (cache.vendor is None or cache.vendor in vendors) and (
-        everything or not cache.changes_behaviour
-    )
+    if cache.changes_behaviour and not everything:
+        return False
+    return cache.vendor is None or cache.vendor in {gpu.vendor for gpu in hardware.gpus}
 
 
 def fingerprint(hardware: Hardware, packages: Packages) -> dict[str, Any]:

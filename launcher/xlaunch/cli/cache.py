@@ -24,7 +24,7 @@ from xlaunch.options.commands import (
     CONTEXT,
     CommandGroup,
     Parsed,
-    click_option,
+    click_options,
     launch_command,
     resolved_options,
     say_chosen,
@@ -36,7 +36,7 @@ from xlaunch.text import align, counted, fit, size
 
 SETTINGS = {**CONTEXT, "allow_interspersed_args": True}
 
-DIRECTORY = click_option(BY_KEY["cache_dir"])
+(DIRECTORY,) = click_options([BY_KEY["cache_dir"]])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 PYTHON = click.option("--python", metavar="FILE", help="The interpreter that caches are for.")

@@ -14,7 +14,7 @@ from xlaunch.machine import machine_of
 from xlaunch.options.commands import (
     CONTEXT,
     GroupedCommand,
-    click_option,
+    click_options,
     with_options,
 )
 from xlaunch.options.definitions import BY_KEY, IN_FILES, OptionGroup
@@ -35,10 +35,9 @@ from xlaunch.planning.request import Request
             help="Write what this machine is read from to FILE (.tar.xz), for --sysroot elsewhere.",
         ),
         click.option("--force", is_flag=True, help="Let --capture replace any file."),
-        click_option(BY_KEY["sysroot"]),
-        click_option(BY_KEY["synthetic"]),
+        *click_options([BY_KEY["sysroot"], BY_KEY["synthetic"]]),
     ],
-    [click_option(option) for option in IN_FILES if option.group is OptionGroup.LAYOUT],
+    click_options([option for option in IN_FILES if option.group is OptionGroup.LAYOUT]),
 )
 def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typed: Any) -> None:
     """Show packages, NUMA nodes, L3 caches and cores.

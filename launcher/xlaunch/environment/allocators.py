@@ -339,6 +339,5 @@ def allocator_settings(
 
 def merge_tunables(users: str, ours: str) -> str:
     """Merge two lists of ``name=value``, separated by colons; the user's values win."""
-    entries = dict(entry.partition("=")[::2] for entry in ours.split(":") if entry)
-    entries.update(entry.partition("=")[::2] for entry in users.split(":") if entry)
-    return ":".join(f"{name}={value}" for name, value in entries.items())
+    pairs = [entry.partition("=")[::2] for entry in f"{ours}:{users}".split(":") if entry]
+    return ":".join([f"{name}={value}" for name, value in dict(pairs).items()])

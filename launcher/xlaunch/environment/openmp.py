@@ -200,7 +200,7 @@ def binding_variable(
     where OMP_PROC_BIND is false.
     """
     value = environment.get(KMP_AFFINITY, "")
-    if any(word in value.lower() for word in _KMP_TYPES):
+    if value and any(word in value.lower() for word in _KMP_TYPES):
         runtime = f"--omp {chosen}" if chosen in KMP else kmp_runtime(program, environment)
         if runtime is not None:
             return Binding(f"{KMP_AFFINITY}={value}", runtime)

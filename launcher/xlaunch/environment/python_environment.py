@@ -69,7 +69,8 @@ def site_directories(prefix: str, interpreter: str | None = None) -> tuple[str, 
     if settings.get("include-system-site-packages", "").lower() == "true":
         base = base_of(prefix)
         directories += _packages_below(base, pythons) if base is not None else []
-    return _existing([path for site in directories for path in (site, *_named_by(site))])
+    sites = _existing(directories)
+    return _existing([path for site in sites for path in (site, *_named_by(site))])
 
 
 def _named_by(site: str) -> list[str]:
@@ -96,7 +97,7 @@ class Installed(NamedTuple):
 
     def has(self, *names: str) -> bool:
         """Whether one of these distributions is installed."""
-        return self.packages is not None and any(name in self.packages for name in names)
+        return self.packages is not None and not self.packages.keys().isdisjoint(names)
 
     def for_keys(self) -> Packages:
         """The facts that keys of caches are made of."""

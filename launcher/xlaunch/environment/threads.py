@@ -211,7 +211,7 @@ def every_library_counts_the_mask(program: Program) -> bool:
         return False
     if program.prefix is None:
         return MACHINES.get(program.loads.target.machine) == "x86-64"
-    if any(name.startswith("libblis.so") for name in names_in(f"{program.prefix}/lib")):
+    if [name for name in names_in(f"{program.prefix}/lib") if name.startswith("libblis.so")]:
         return False
     return not program.installed.has("torch") or torch_has_mkl(program)
 

@@ -12,6 +12,7 @@ Anything else in braces stays as it is, JSON and ``${HOME}`` too.
 from __future__ import annotations
 
 import enum
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -235,8 +236,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     A variable without a name, as of ``env =x``, is left out, as every shell does. Raises `UsageError`
     for a name or value that no program can be given, which only a caller within Python can make.
     """
-    for name, value in environment.items():
-        check_variable(name, value)
+    if environment is not os.environ:  # which can hold no others
+        for name, value in environment.items():
+            check_variable(name, value)
     return {name: value for name, value in environment.items() if name}
 
 

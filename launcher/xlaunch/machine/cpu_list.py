@@ -79,7 +79,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
             ranges[-1][1] = cpu
         else:
             ranges.append([cpu, cpu])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
+    return ",".join([f"{low}" if low == high else f"{low}-{high}" for low, high in ranges])
 
 
 def name_numbers(noun: str, numbers: Iterable[int]) -> str:

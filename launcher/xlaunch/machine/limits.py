@@ -188,7 +188,9 @@ def _from_mounts(text: str) -> list[Mount]:
 
 
 def _mount(kind: str, options: str, *, root: str, directory: str) -> Mount | None:
-    root, directory = _unescape(root), _unescape(directory).rstrip("/")
+    if "\\" in root + directory:
+        root, directory = _unescape(root), _unescape(directory)
+    directory = directory.rstrip("/")
     names = frozenset(options.split(","))
     if kind == "cgroup2":
         return Mount(2, frozenset(), root, directory, prefixed=True)
@@ -213,8 +215,6 @@ def _from_convention(tree: Tree) -> list[Mount]:
 
 def _unescape(path: str) -> str:
     r"""A path of a mount table: white space and backslashes are octal, as in ``my\040disk``."""
-    if "\\" not in path:
-        return path
     for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         path = path.replace(code, character)
     return path

@@ -90,11 +90,8 @@ class Tree:
         **Ex.:** ``numbered("/sys/devices/system/node", "node")`` is ``[0, 1]``.
         """
         start = len(prefix)
-        return sorted(
-            int(name[start:])
-            for name in self.names(path)
-            if name.startswith(prefix) and name[start:].isdecimal()
-        )
+        names = [name[start:] for name in self.names(path) if name.startswith(prefix)]
+        return sorted([int(digits) for digits in names if digits.isdecimal()])
 
 
 def is_live(root: str) -> bool:
@@ -140,13 +137,14 @@ def parse_list(text: str) -> CPUs:
         high = _kernel_number(last) if dash else low
         if low is None or high is None:
             continue
-        width, _, step = stride.partition("/")  # "0-30:1/2" takes 1 of every 2
-        taken, of_every = _kernel_number(width), _kernel_number(step)
-        if taken is not None and of_every:
-            for start in range(low, high + 1, of_every):
-                numbers.update(range(start, min(start + taken, high + 1)))
-        else:
-            numbers.update(range(low, high + 1))
+        if stride:
+            width, _, step = stride.partition("/")  # "0-30:1/2" takes 1 of every 2
+            taken, of_every = _kernel_number(width), _kernel_number(step)
+            if taken is not None and of_every:
+                for start in range(low, high + 1, of_every):
+                    numbers.update(range(start, min(start + taken, high + 1)))
+                continue
+        numbers.update(range(low, high + 1))
     return tuple(sorted(numbers))
 
 

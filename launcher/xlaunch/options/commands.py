@@ -168,24 +168,31 @@ class LaunchCommand(GroupedCommand):
         return program
 
 
-def click_option(option: Option, *, hidden: bool = False) -> Callable[[Command], Command]:
-    """An option of the table as click has it; its value is None unless it is typed.
+def click_options(
+    options: Collection[Option], hidden: Collection[str] = ()
+) -> list[Callable[[Command], Command]]:
+    """Options of the table as click has them; their values are None unless they are typed.
 
-    `hidden`: help does not show it.
+    `hidden`: names of those that help does not show.
     """
-    flag = option.kind is FLAG
-    long = f"--{option.name}/--no-{option.name}" if option.opposite else f"--{option.name}"
-    return click.option(
-        *([option.short] if option.short else []),
-        long,
-        option.key,
-        is_flag=flag,
-        type=None if flag else Parsed(option.kind),
-        multiple=option.multiple,
-        default=None,
-        help=option.help,
-        hidden=hidden,
-    )
+    decorators = []
+    types = {kind: Parsed(kind) for kind in {option.kind for option in options}}
+    for option in options:
+        flag = option.kind is FLAG
+        long = f"--{option.name}/--no-{option.name}" if option.opposite else f"--{option.name}"
+        decorators.append(
+            click.option(
+                *([option.short] if option.short else []),
+                long,
+                is_flag=flag,
+                type=None if flag else types[option.kind],
+                multiple=option.multiple,
+                default=None,
+                help=option.help,
+                hidden=option.name in hidden,
+            )
+        )
+    return decorators
 
 
 def with_options(*groups: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
@@ -224,11 +231,7 @@ def launch_command(
     not show: they change nothing, and are on command lines of `xlaunch` that become its own. `own`:
     options that are its alone; their values are among the resolved ones.
     """
-    options = [
-        click_option(option, hidden=option.name in hidden)
-        for option in OPTIONS
-        if option.name not in without
-    ]
+    options = click_options([row for row in OPTIONS if row.name not in without], hidden)
 
     def decorate(run: Callable[[ResolvedOptions], int | None]) -> LaunchCommand:
         def callback(**typed: Any) -> int | None:

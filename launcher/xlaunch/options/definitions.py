@@ -394,7 +394,8 @@ OF_TORCHRUN = ("nproc-per-node", "nnodes", "node-rank", "rendezvous")
 OF_SHARING = tuple([option.name for option in OPTIONS if option.group is OptionGroup.SHARING])
 """Options about other launches on the host and about ranks."""
 
-BY_KEY = {option.key: option for option in OPTIONS}
+BY_KEY = {option.name.replace("-", "_"): option for option in OPTIONS}
+"""By `Option.key`."""
 
 IN_FILES = tuple([option for option in OPTIONS if not option.one_call])
 """The options that presets and configuration may hold."""
@@ -410,7 +411,7 @@ def max_cache_bytes(environment: Mapping[str, str], default: int) -> int:
 
 
 INSIDE_INSTANCES = frozenset(
-    [option.key for option in OPTIONS if option.group is _E] + ["allocator", "thp", "quiet", "verbose"]
+    [key for key, option in BY_KEY.items() if option.group is _E] + ["allocator", "thp", "quiet", "verbose"]
 )  # fmt: skip
 """Options that the project's and the user's files set inside an instance too. The others, such as
 the layout, were applied by the outer launcher."""

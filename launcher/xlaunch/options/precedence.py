@@ -23,7 +23,6 @@ from xlaunch.options.definitions import (
     MAX_INTEGER,
     NAME_OR_FILE,
     NUMBER_LIST,
-    OPTIONS,
     VARIABLE,
     Option,
     toml_value,
@@ -215,7 +214,7 @@ def variable_of(name: str) -> str:
 
 
 _DEFAULTS = Request().options()
-_BY_VARIABLE = {variable_of(option.name): option for option in OPTIONS}
+_BY_VARIABLE = {f"{OPTION_PREFIX}{key.upper()}": option for key, option in BY_KEY.items()}
 
 
 def _named(key: str, value: Any) -> str:

@@ -372,8 +372,9 @@ def checked(part: Part, kind: type[Part]) -> Part:
     for name, annotation in kind.__annotations__.items():
         value = getattr(part, name)
         types = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        if any(_is_a(value, accepted) for accepted in types):
-            check_passable(value)
+        if type(value) in types or any(_is_a(value, accepted) for accepted in types):
+            if isinstance(value, str | tuple):
+                check_passable(value)
             continue
         enums = [accepted for accepted in types if isinstance(accepted, enum.EnumMeta)]
         words: dict[Any, Any] = {}
@@ -421,13 +422,6 @@ class Contradiction(NamedTuple):
     value: object = None
     """The value of both that is a contradiction; None: any two values are."""
 
-    def applies(self, values: Mapping[str, Any]) -> bool:
-        """Whether `values`, by option, set both."""
-        pair = values.get(self.option), values.get(self.other)
-        if self.value is not None:
-            return pair == (self.value, self.value)
-        return all(value is not None and value is not False for value in pair)
-
     def __str__(self) -> str:
         option, other = (f"--{name.replace('_', '-')}" for name in (self.option, self.other))
         if self.value is not None:
@@ -453,8 +447,17 @@ CONTRADICTIONS = (
 
 def find_contradiction(values: Mapping[str, Any], option: str = "") -> Contradiction | None:
     """The first contradiction among `values`; with `option`, only one that it takes part in."""
+    are_set = {
+        name: value for name, value in values.items() if value is not None and value is not False
+    }
     for rule in CONTRADICTIONS:
-        if option in ("", rule.option, rule.other) and rule.applies(values):
+        if (
+            option in ("", rule.option, rule.other)
+            and rule.option in are_set
+            and rule.other in are_set
+            and rule.value in (None, are_set[rule.option])
+            and rule.value in (None, are_set[rule.other])
+        ):
             return rule
     return None
 

@@ -13,7 +13,7 @@ from xlaunch.options.commands import (
     Command,
     GroupedCommand,
     Parsed,
-    click_option,
+    click_options,
     with_options,
     with_program,
 )
@@ -145,9 +145,7 @@ GROUPS: dict[str, Sequence[Any]] = {
     "Budget": SPENDING,
     "Study": STUDY,
     "Output": OUTPUT,
-    "Fixed settings of xlaunch, which are not searched": [
-        click_option(option) for option in FIXED_OPTIONS.values()
-    ],
+    "Fixed settings of xlaunch, which are not searched": click_options(FIXED_OPTIONS.values()),
 }
 """The options of a search, by the headings of --help."""
 
