@@ -20,7 +20,14 @@ from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine import machine_of, read_machine
 from xlaunch.planning.planner import plan
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import HostRequest, ProgramRequest, Request, RunRequest, checked
+from xlaunch.planning.request import (
+    HostRequest,
+    ProgramRequest,
+    Request,
+    RunRequest,
+    check_limit,
+    checked,
+)
 from xlaunch.shared_host import PreparedLaunch, plan_beside_others
 from xlaunch.text import counted
 
@@ -203,8 +210,6 @@ def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program]) ->
     with _enough_descriptors(plan, run):
         pass
     if run.max_restarts is not None:
-        from xlaunch.supervision.restarts import check_limit
-
         check_limit(run.max_restarts)
     if run.health is not None:
         from xlaunch.supervision.health import targets_of

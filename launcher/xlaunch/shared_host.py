@@ -10,10 +10,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch import leases
 from xlaunch.claims import Claim, own_lease
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.leases import Lease
+from xlaunch.leases import (
+    Lease,
+    described,
+    of_others,
+    read_leases,
+    records_directory,
+    sharing,
+    taken_cpus,
+    taken_gpus,
+)
 from xlaunch.machine.processes import ancestor_without, initial_environment
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.planning.planner import plan
@@ -107,10 +115,10 @@ def plan_beside_others(
                 note(f"waiting: {error}")
             is_waiting = True
         time.sleep(WAIT_INTERVAL_S)
-    if made.bound and (sharing := leases.sharing(held, made.used_cpus)):
-        notes.append(f"shares cores with {_names(sharing)}")
-    if sharing := leases.sharing(held, (), _gpus_of(made)):
-        notes.append(f"shares GPUs with {_names(sharing)}")
+    if made.bound and (neighbours := sharing(held, made.used_cpus)):
+        notes.append(f"shares cores with {_names(neighbours)}")
+    if neighbours := sharing(held, (), _gpus_of(made)):
+        notes.append(f"shares GPUs with {_names(neighbours)}")
     made = made._replace(warnings=(*warnings, *made.warnings))
     return PreparedLaunch(request, machine, made, None, environment, lease, tuple(notes))
 
@@ -137,8 +145,8 @@ def _take_cores(
     deadline = time.monotonic() + (MAX_EXCLUSIVE_S if exclusive else MAX_SHARED_S)
 
     def look() -> list[Lease]:
-        found = leases.read_leases(directory, cpu_count=cpu_count)
-        return leases.of_others(found, job=job, environment=environment)
+        found = read_leases(directory, cpu_count=cpu_count)
+        return of_others(found, job=job, environment=environment)
 
     def may_look_again() -> bool:
         if time.monotonic() >= deadline:
@@ -163,7 +171,7 @@ def _take_cores(
         try:
             found, rivals, first = look(), [], []
             while yields:
-                shared = leases.sharing(found, cores, own.gpus)
+                shared = sharing(found, cores, own.gpus)
                 rivals = [it for it in shared if not any(map(it.takes_as, held))]
                 if not exclusive:
                     rivals = [
@@ -236,28 +244,28 @@ def _plan_beside(
     return plan(
         request.layout,
         machine,
-        taken=leases.taken_cpus(avoided),
-        taken_gpus=leases.taken_gpus(avoided),
+        taken=taken_cpus(avoided),
+        taken_gpus=taken_gpus(avoided),
     )
 
 
 def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> Plan:
     """Plan on cores and GPUs that no launch has taken. Raises `_TakenError` if that does not fit."""
     limits, layout, whole = machine.limits, request.layout, None
-    taken = set(_whole_cores(machine, leases.taken_cpus(held)))
+    taken = set(_whole_cores(machine, taken_cpus(held)))
     if layout.instance_index is not None:
         # Other instances of the layout, each a launch of its own, may hold their cores already.
         whole = plan(layout, machine)
-        if taken.isdisjoint(whole.used_cpus) and not leases.sharing(held, (), _gpus_of(whole)):
+        if taken.isdisjoint(whole.used_cpus) and not sharing(held, (), _gpus_of(whole)):
             return _bound(whole)
         count, ncores = len(whole.instances), max([it.ncores for it in whole.instances])
         layout = layout._replace(instances=count, ncores=ncores, mode=None, instance_index=None)
     free = tuple([cpu for cpu in limits.allowed_cpus if cpu not in taken])
-    gpus, held_gpus = machine.gpus, leases.taken_gpus(held)
+    gpus, held_gpus = machine.gpus, taken_gpus(held)
     free_gpus = tuple([gpu for gpu in gpus.usable if gpu.identity not in held_gpus])
     if request.layout.gpus_per_instance is None:
         held_gpus = frozenset()
-    blocking = leases.sharing(held, limits.allowed_cpus, held_gpus)
+    blocking = sharing(held, limits.allowed_cpus, held_gpus)
     if not free:
         raise _TakenError(f"--exclusive: no core is free; held by {_names(blocking)}")
     narrowed_by = (
@@ -322,7 +330,7 @@ def _claim(
         try:
             return Claim(lease, directory)
         except OSError as error:
-            place = directory or leases.records_directory()
+            place = directory or records_directory()
             problem = (
                 f"{error.filename or place}: {error.strerror}; set XLAUNCH_RECORDS_DIR to a "
                 "directory that every user can write, the same for all launches of this host"
@@ -342,7 +350,7 @@ def _gpus_of(made: Plan) -> tuple[str, ...]:
 
 
 def _names(held: Sequence[Lease]) -> str:
-    names = [str(leases.described(lease)) for lease in held[:MAX_NAMES]]
+    names = [str(described(lease)) for lease in held[:MAX_NAMES]]
     if len(held) > MAX_NAMES:
         names.append(f"{len(held) - MAX_NAMES} more")
     return ", ".join(names) or "nobody that can be seen"

@@ -52,7 +52,7 @@ STARTS = {
 FLAGS = {
     ("launcher/xlaunch/cache/use.py", "start_pruner"): "with -P: our own Python is 3.11 or newer",
     ("launcher/xlaunch/cli/torchrun.py", "torchrun_command"): "with -P, as above",
-    ("launcher/xlaunch/cli/hints.py", ""): "the words of programs, of which it only tells",
+    ("launcher/xlaunch/cli/launch.py", ""): "the words of programs, of which it only tells",
     ("launcher/xlaunch/environment/preload.py", "_try"): "with -I",
     ("launcher/xlaunch/environment/program.py", "resolve_program"): "the user's -m, for a program",
     ("launcher/xlaunch/supervision/exporter_process.py", "__init__"): "with -P, as above",

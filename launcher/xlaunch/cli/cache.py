@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ from xlaunch.cache import contents, store
 from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
 from xlaunch.cache.table import BY_NAME
-from xlaunch.cache.use import NO_HOME, default_directory
+from xlaunch.cache.use import NO_HOME, CacheSettings, default_directory
 from xlaunch.console import say, terminal_width
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import find_installed, prefix_of
@@ -296,7 +297,6 @@ def _warm(resolved: ResolvedOptions) -> int:
     Programs that never end need --timeout. The exit code is 1 if the third run still compiles
     something, and the program's if it fails. --optimize implies --optimize-wait.
     """
-    from xlaunch.cache.warm import compiled_files, count_by_kind
     from xlaunch.launching import Purpose, launch, prepare
 
     request, options = request_from(resolved.values), resolved.values
@@ -314,25 +314,42 @@ def _warm(resolved: ResolvedOptions) -> int:
         say(f"warning: {warning}")
     if environment.caches.base is None:
         raise UsageError("no cache can be kept: name a directory with --cache-dir")
-    before = compiled_files(environment.caches)
+    before = _compiled_files(environment.caches)
     for run in range(1, MAX_RUNS + 1):
         report = launch(plan, request.program, request.run, table=not options.get("quiet", False))
         if report.exit_code not in (0, TIMED_OUT):
             say(f"the program failed with exit code {report.exit_code}; the caches are not warm")
             return report.exit_code
-        after = compiled_files(environment.caches)
+        after = _compiled_files(environment.caches)
         new = {name: kind for name, kind in after.items() if name not in before}
         if not new:
-            done = f"warm after {counted(run, 'run')}: {count_by_kind(after.values())}"
+            done = f"warm after {counted(run, 'run')}: {_count_by_kind(after.values())}"
             say(done if after else "nothing was compiled: the program uses none of the caches")
             return 0
-        say(f"run {run} compiled {count_by_kind(new.values())}")
+        say(f"run {run} compiled {_count_by_kind(new.values())}")
         before = after
     say(
-        f"the program still compiles after {MAX_RUNS} runs: {count_by_kind(new.values())}; sizes, names or "
+        f"the program still compiles after {MAX_RUNS} runs: {_count_by_kind(new.values())}; sizes, names or "
         "weights that change from run to run are the usual reason"
     )
     return 1
+
+
+def _compiled_files(caches: CacheSettings) -> dict[str, tuple[str, str]]:
+    """Cache and kind of each file in the caches, by its path; without locks and unfinished files."""
+    return {
+        file.path: (directory.cache, kind)
+        for directory, _ in caches.used
+        for kind, file in contents.compiled_files(directory)
+    }
+
+
+def _count_by_kind(files: Iterable[tuple[str, str]]) -> str:
+    """**Ex.:** ``inductor (compiled graphs 1, libraries 7)``."""
+    words: dict[str, list[str]] = {}
+    for (cache, kind), count in sorted(Counter(files).items()):
+        words.setdefault(cache, []).append(f"{kind} {count}")
+    return "; ".join([f"{cache} ({', '.join(kinds)})" for cache, kinds in words.items()])
 
 
 command.add_command(_warm, "warm")

@@ -175,7 +175,7 @@ def click_options(
 
     `hidden`: names of those that help does not show.
     """
-    decorators = []
+    decorators: list[Callable[[Command], Command]] = []
     types = {kind: Parsed(kind) for kind in {option.kind for option in options}}
     for option in options:
         flag = option.kind is FLAG

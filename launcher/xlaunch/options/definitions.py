@@ -16,7 +16,7 @@ from xlaunch.errors import UsageError
 from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list, read_digits
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning import request
-from xlaunch.planning.request import MAX, Max, RestartLimit
+from xlaunch.planning.request import MAX, Max, RestartLimit, check_limit
 
 SECONDS_PER_UNIT = {
     **dict.fromkeys(("", "s", "sec"), 1.0),
@@ -62,8 +62,6 @@ def parse_count(text: str) -> int | Max:
 
 def parse_restarts(text: str) -> RestartLimit | Max:
     """A number of restarts within a time: ``5/10m``; ``5`` within ten minutes; ``5/all``; ``max``."""
-    from xlaunch.supervision.restarts import check_limit
-
     if text.lower() == MAX.value:
         return MAX
     restarts, slash, window = text.partition("/")

@@ -175,6 +175,40 @@ class RestartLimit(NamedTuple):
         return f"{self.restarts}/{self.window()}"
 
 
+FIRST_DELAY_S = 1.0
+MAX_DELAY_S = 60.0
+"""The delay of an instance's restart doubles from the first to this one."""
+
+
+def largest_reachable(window_s: float) -> int | Max:
+    """The largest number of restarts that an instance which fails at once can use up in a window.
+
+    A larger one never stops it: its delays spread the restarts over more than the window.
+    """
+    if math.isinf(window_s):
+        return MAX
+    restarts, at_s, delay_s = 0, 0.0, FIRST_DELAY_S
+    while at_s + delay_s <= window_s and delay_s < MAX_DELAY_S:
+        restarts, at_s, delay_s = restarts + 1, at_s + delay_s, min(2 * delay_s, MAX_DELAY_S)
+    return restarts + max(0, int((window_s - at_s) // MAX_DELAY_S))
+
+
+def check_limit(limit: RestartLimit | int | Max | None) -> None:
+    """Raise `UsageError` for a limit that an instance which fails at once never reaches."""
+    if limit is None or limit is MAX:
+        return
+    limit = RestartLimit(limit) if isinstance(limit, int) else limit
+    largest = largest_reachable(limit.window_s)
+    if largest is not MAX and limit.restarts > largest:
+        window = limit.window()
+        instead = f"{largest}/{window}" if largest else "1/1s"
+        raise UsageError(
+            f"{limit}: an instance that fails at once is restarted after 1 s, 2 s, 4 s and so on up to a minute, so "
+            f"{largest} times in {window}, and this limit would never stop it; "
+            f"write {instead} or less, or {limit.restarts}/all for its whole life"
+        )
+
+
 class LogFormat(enum.Enum):
     """How output is written where the launcher writes it."""
 
@@ -453,10 +487,8 @@ def find_contradiction(values: Mapping[str, Any], option: str = "") -> Contradic
     for rule in CONTRADICTIONS:
         if (
             option in ("", rule.option, rule.other)
-            and rule.option in are_set
-            and rule.other in are_set
-            and rule.value in (None, are_set[rule.option])
-            and rule.value in (None, are_set[rule.other])
+            and {rule.option, rule.other} <= are_set.keys()
+            and (rule.value is None or are_set[rule.option] == are_set[rule.other] == rule.value)
         ):
             return rule
     return None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.machine.topology import CPUs
 
 if TYPE_CHECKING:
-    from xlaunch.cache.warm import CacheReport, TorchCompilation
     from xlaunch.metrics.collector import InstanceMetric, MetricSeries, MetricTotal
     from xlaunch.report.device_use import DevicesReport
 
@@ -39,6 +38,29 @@ class InstanceReport(NamedTuple):
     major_faults: int = 0
     started: bool = True
     gpus: tuple[str, ...] = ()
+
+
+class CacheReport(NamedTuple):
+    """One cache that the program may have used."""
+
+    cache: str
+    directory: str
+    warmth: str
+    """At the start: ``cold`` (empty) or ``used``."""
+    new_files: int
+    """Files written during the run, also by other launches; without locks and unfinished files."""
+    new_bytes: int
+
+
+class TorchCompilation(NamedTuple):
+    """Counters of torch, summed over the processes that imported xruntime."""
+
+    processes: int
+    backend_compile_s: float
+    """Seconds in Inductor, loading from its caches included."""
+    graph_hits: int
+    """Graphs that Inductor found in its cache."""
+    graph_misses: int
 
 
 class Report(NamedTuple):

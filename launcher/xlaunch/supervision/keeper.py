@@ -20,7 +20,6 @@ import termios
 import time
 from collections.abc import Collection
 
-from xlaunch.cache.warm import CompilationWatch
 from xlaunch.claims import own_lease, record
 from xlaunch.console import say, terminal_width
 from xlaunch.errors import XLaunchError
@@ -240,17 +239,8 @@ def supervise(job: Job, commands: int, signal_mask: set[int]) -> int:
 
     For the arguments see `Supervisor`.
     """
-    watch = CompilationWatch(job.environment.caches)
-    more = watch.variables()
-    variables = tuple([{**own, **more} for own in job.environment.variables])
-    supervisor = Supervisor(
-        job._replace(environment=job.environment._replace(variables=variables)),
-        commands=commands,
-        signal_mask=signal_mask,
-    )
+    supervisor = Supervisor(job, commands=commands, signal_mask=signal_mask)
     report = supervisor.run()
-    caches, compilation = watch.finish()
-    report = report._replace(caches=caches, compilation=compilation)
     if job.table:
         from xlaunch.report.run_table import render_report  # not before the instances run
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor and its parts share: the launch, the state of its run, and the replacement of instances."""
+"""What the supervisor and its parts share: the launch, the state of its run, and restarts after failures or by request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from xlaunch.environment import Environment
 from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.output.relay import Chunk, Messages, Relay
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import RunRequest
+from xlaunch.planning.request import (
+    FIRST_DELAY_S,
+    MAX,
+    MAX_DELAY_S,
+    Max,
+    RestartLimit,
+    RunRequest,
+)
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun, Sampler, describe_escape, reports_of
 from xlaunch.supervision.instance_start import NOT_BOUND
-from xlaunch.supervision.restarts import Restarts
 from xlaunch.supervision.signalling import send
 from xlaunch.supervision.states import State
 from xlaunch.text import counted
@@ -96,6 +102,112 @@ class Job(NamedTuple):
     """Other processes were runnable before the start."""
     lease: Lease | None = None
     """The record of this launch, where the command line has made one."""
+
+
+DEFAULT_LIMIT = RestartLimit(3)
+"""Of one instance without `--max-restarts`."""
+
+STEADY_S = 60.0
+"""After a run of at least this length, the delay starts at `FIRST_DELAY_S` again."""
+
+
+class Restart(NamedTuple):
+    """A restart that is scheduled."""
+
+    number: int
+    """Its number among the restarts of this instance within the window of its limit, from 1."""
+    limit: int | Max
+    delay_s: float
+
+    def describe(self) -> str:
+        """**Ex.:** ``restart 1 of 3 in 1 s``."""
+        limit = "" if self.limit is MAX else f" of {self.limit}"
+        return f"restart {self.number}{limit} in {self.delay_s:g} s"
+
+
+class Restarts:
+    """Counts restarts and keeps delays, by the position of each instance in the plan."""
+
+    def __init__(self, limit: RestartLimit | int | Max | None) -> None:
+        """`limit`: maximum restarts of one instance; None: `DEFAULT_LIMIT`."""
+        self._limit = RestartLimit(limit) if isinstance(limit, int) else limit or DEFAULT_LIMIT
+        self._granted: dict[int, list[float]] = {}
+        """When the restarts of each instance that count were granted."""
+        self._delays: dict[int, float] = {}
+        self._due: dict[int, float] = {}
+        self._replaced: set[int] = set()
+        """Positions in `_due` that have no delay and do not count."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some instance waits for its restart."""
+        return bool(self._due)
+
+    @property
+    def all_delayed(self) -> bool:
+        """Whether some wait, and each for the end of its delay."""
+        return bool(self._due) and not self._replaced
+
+    @property
+    def next_at(self) -> float:
+        """When the next restart is due; infinity when none is pending."""
+        return min(self._due.values(), default=float("inf"))
+
+    def count(self, position: int) -> int:
+        """Restarts of an instance after failures so far, a pending one included."""
+        return len(self._granted.get(position, ()))
+
+    def grant(self, position: int, *, ran_s: float, now: float) -> Restart | None:
+        """Schedule the restart of an instance that failed after `ran_s`.
+
+        None when its restarts within the window are used up. The delay doubles from restart to
+        restart, up to `MAX_DELAY_S`.
+        """
+        granted = self._granted.setdefault(position, [])
+        limit, window_s = (MAX, math.inf) if self._limit is MAX else self._limit
+        number = 1 + sum(at >= now - window_s for at in granted)
+        if limit is not MAX and number > limit:
+            return None
+        before = self._delays.get(position)
+        delay_s = FIRST_DELAY_S
+        if before is not None and ran_s <= STEADY_S:
+            delay_s = min(2 * before, MAX_DELAY_S)
+        granted.append(now)
+        self._delays[position] = delay_s
+        self._due[position] = now + delay_s
+        return Restart(number, limit, delay_s)
+
+    def replace(self, position: int, now: float) -> None:
+        """Schedule the start of an instance that was ended on purpose: at once, and not counted."""
+        self._due[position] = now
+        self._replaced.add(position)
+
+    def due(self, now: float) -> list[int]:
+        """Positions whose delay is over, the earliest first."""
+        return sorted((p for p, at in self._due.items() if at <= now), key=lambda p: self._due[p])
+
+    def is_waiting(self, position: int) -> bool:
+        """Whether an instance waits for its restart."""
+        return position in self._due
+
+    def postpone(self, position: int, until: float) -> None:
+        """Delay a pending restart further."""
+        self._due[position] = until
+
+    def take(self, position: int) -> None:
+        """Note that a pending restart happens now."""
+        del self._due[position]
+        self._replaced.discard(position)
+
+    def cancel(self) -> list[int]:
+        """Cancel pending restarts; return their positions."""
+        dropped = list(self._due)
+        self._due.clear()
+        for position in dropped:
+            if position not in self._replaced:
+                self._granted[position].pop()
+        self._replaced.clear()
+        return dropped
 
 
 class RunState:

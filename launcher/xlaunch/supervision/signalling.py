@@ -70,11 +70,11 @@ def kill_descendants(spared: Collection[int] = ()) -> None:
         new = set(processes) - signalled
         if not new:
             break
-        kill(new, spared)
+        kill_processes(new, spared)
         signalled |= new
 
 
-def kill(pids: Iterable[int], spared: Collection[int] = ()) -> None:
+def kill_processes(pids: Iterable[int], spared: Collection[int] = ()) -> None:
     """Kill descendants of this process with their process groups, as far as it is permitted to.
 
     The kernel kills a group at once: no member can fork in between, as it can between a look at /proc

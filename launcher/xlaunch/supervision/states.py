@@ -81,15 +81,15 @@ class Action(NamedTuple):
     """Stop the user's process too, so that the shell sees a suspended job."""
 
 
-def _end(number: signal.Signals, target: SignalTarget = SignalTarget.PROCESSES) -> Action:
-    return Action(target, number, State.ENDING, start_grace=True, continue_groups=True)
-
-
 _NO_PROCESS, _GROUPS, _PROCESSES = (
     SignalTarget.NO_PROCESS,
     SignalTarget.GROUPS,
     SignalTarget.PROCESSES,
 )
+_TERMINATE = Action(
+    _PROCESSES, signal.SIGTERM, State.ENDING, start_grace=True, continue_groups=True
+)
+_INTERRUPT = _TERMINATE._replace(target=_GROUPS, signal=signal.SIGINT)
 _GIVE_UP = Action(_NO_PROCESS, None, State.ENDING, start_grace=True)
 _KILL = Action(SignalTarget.EVERYTHING, signal.SIGKILL, State.KILLING)
 S = State
@@ -106,7 +106,7 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.RUNNING, E.SECOND_CTRL_C): _KILL,
     (S.RUNNING, E.INSTANCE_DONE): Action(_NO_PROCESS, None, S.RUNNING),
     # Under --on-failure continue a failure is handled as INSTANCE_DONE is.
-    (S.RUNNING, E.INSTANCE_FAILED): _end(signal.SIGTERM),
+    (S.RUNNING, E.INSTANCE_FAILED): _TERMINATE,
     (S.RUNNING, E.INSTANCE_RESTARTS): Action(_NO_PROCESS, None, S.RUNNING),
     (S.RUNNING, E.INSTANCE_REPLACED): Action(_NO_PROCESS, None, S.RUNNING),
     (S.RUNNING, E.ALL_WAIT): Action(_NO_PROCESS, None, S.WAITING),
@@ -125,7 +125,7 @@ TABLE: dict[tuple[State, Event], Action] = {
     (S.STOPPED, E.QUIT): Action(_GROUPS, signal.SIGQUIT, S.SIGNALLED, continue_groups=True),
     (S.STOPPED, E.RESUME): Action(_GROUPS, signal.SIGCONT, S.RUNNING),
     (S.STOPPED, E.INSTANCE_DONE): Action(_NO_PROCESS, None, S.STOPPED),
-    (S.STOPPED, E.INSTANCE_FAILED): _end(signal.SIGTERM),
+    (S.STOPPED, E.INSTANCE_FAILED): _TERMINATE,
     (S.STOPPED, E.INSTANCE_RESTARTS): Action(_NO_PROCESS, None, S.STOPPED),
     (S.STOPPED, E.INSTANCE_REPLACED): Action(_NO_PROCESS, None, S.STOPPED),
     # A program may take SIGHUP for "reload" and SIGQUIT for "print your stacks". When one of the
@@ -154,8 +154,8 @@ TABLE: dict[tuple[State, Event], Action] = {
 }
 
 for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED):
-    TABLE[_state, E.INTERRUPT] = _end(signal.SIGINT, _GROUPS)
-    TABLE[_state, E.TERMINATE] = TABLE[_state, E.TIMEOUT] = _end(signal.SIGTERM)
+    TABLE[_state, E.INTERRUPT] = _INTERRUPT
+    TABLE[_state, E.TERMINATE] = TABLE[_state, E.TIMEOUT] = _TERMINATE
 
 for _state in (S.RUNNING, S.STOPPED, S.SIGNALLED, S.ENDING):
     TABLE[_state, E.USER_1] = Action(_PROCESSES, signal.SIGUSR1, _state)

@@ -20,9 +20,13 @@ from xlaunch.output.destinations import log_path
 from xlaunch.output.relay import Chunk
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
-from xlaunch.supervision.instance_run import InstanceRun, MemoryKills
+from xlaunch.supervision.instance_run import (
+    LEFTOVER_INTERVAL_S,
+    InstanceRun,
+    Leftovers,
+    MemoryKills,
+)
 from xlaunch.supervision.instance_start import exec_failure, fork_instance, place_of
-from xlaunch.supervision.leftovers import LEFTOVER_INTERVAL_S, Leftovers
 from xlaunch.supervision.run_state import Job, Replacements, RunState
 from xlaunch.supervision.signalling import (
     PASSED_ON,

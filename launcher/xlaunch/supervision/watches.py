@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the supervisor; those that watch GPUs and other work on its CPUs.
+"""The parts of the supervisor; those that watch GPUs, compile caches, and other work on its CPUs.
 
 Other work is that of other processes, and of other virtual machines of the host. An instance that shares a
 core is slow, and a parallel region is as slow as its slowest thread. Only a supervised run is sampled, and
@@ -8,11 +8,14 @@ only if another process was runnable before. Nothing is delayed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from xlaunch.cache import store
+from xlaunch.cache.use import CacheSettings
 from xlaunch.environment import Environment
 from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.files import names_in
@@ -20,7 +23,7 @@ from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, process_name, read_status
 from xlaunch.machine.tree import read_file
 from xlaunch.output.relay import Chunk
-from xlaunch.report import Report
+from xlaunch.report import CacheReport, Report, TorchCompilation
 from xlaunch.supervision.run_state import Job, Part, Replacements, RunState
 from xlaunch.supervision.states import State
 
@@ -43,7 +46,7 @@ MIN_STOLEN_TICKS = 10
 
 def make_parts(job: Job, run: RunState, replacements: Replacements) -> list[Part]:
     """The parts that `job` needs from its start, with `replacements`."""
-    parts: list[Part] = [StolenTimeWatch(run)]
+    parts: list[Part] = [CompilationWatch(job.environment.caches), StolenTimeWatch(run)]
     if job.others_run:
         parts.append(OtherWorkWatch(run))
     if job.run.metric or job.live is not None:
@@ -100,6 +103,65 @@ class DevicesWatch(Part):
 
     def add_to(self, report: Report) -> Report:
         return report._replace(devices=self._devices.report())
+
+
+COUNTERS = "XLAUNCH_COMPILE_COUNTERS"
+"""Directory in which each process that imports xruntime writes torch's counters when it ends."""
+
+
+class CompilationWatch(Part):
+    """Finds what was compiled: new files in the caches of a run, and torch's counters of its processes."""
+
+    def __init__(self, caches: CacheSettings) -> None:
+        """Record the time, and make the directory for counters."""
+        self._used = caches.used
+        self._directory: str | None = None
+        # A file's time stamp is that of the kernel's last tick, up to 10 ms before the true time.
+        self._since_s = time.time() - 0.01
+        if caches.base is not None and self._used:
+            name = f"{store.COUNTERS}{os.getpid()}-{os.urandom(4).hex()}"
+            path = os.path.join(caches.base, name)
+            with contextlib.suppress(OSError):
+                os.mkdir(path, 0o700)
+                self._directory = path
+
+    def variables(self, index: int) -> dict[str, str]:
+        """The variable that makes every instance write its counters."""
+        return {} if self._directory is None else {COUNTERS: self._directory}
+
+    def add_to(self, report: Report) -> Report:
+        """The report with the caches of the run, and the counters if a process wrote some."""
+        from xlaunch.cache import contents
+
+        cache_reports = []
+        for directory, warmth in self._used:
+            files = [file for _, file in contents.compiled_files(directory)]
+            new = contents.total([file for file in files if file.changed_s >= self._since_s])
+            cache_reports.append(CacheReport(directory.cache, directory.path, warmth, *new))
+        return report._replace(caches=tuple(cache_reports), compilation=self._read_counters())
+
+    def _read_counters(self) -> TorchCompilation | None:
+        """The counters of all processes; the directory is removed."""
+        if self._directory is None:
+            return None
+        with contextlib.suppress(OSError):
+            os.rmdir(self._directory)
+            return None  # no process wrote any
+        import json
+        import shutil
+
+        counters = []
+        names = os.listdir(self._directory) if os.path.isdir(self._directory) else []
+        for name in names:
+            path = os.path.join(self._directory, name)
+            # A process that is killed while it writes leaves half a file.
+            with (
+                contextlib.suppress(OSError, ValueError, TypeError),
+                open(path, encoding="utf-8") as stream,
+            ):
+                counters.append(TorchCompilation(1, **json.load(stream)))
+        shutil.rmtree(self._directory, ignore_errors=True)
+        return TorchCompilation(*map(sum, zip(*counters, strict=True))) if counters else None
 
 
 class StolenTimeWatch(Part):

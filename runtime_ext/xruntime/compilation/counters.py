@@ -10,7 +10,7 @@ import os
 import sys
 
 VARIABLE = "XLAUNCH_COMPILE_COUNTERS"
-"""The directory that a launch with a report names; see `xlaunch.cache.warm`."""
+"""The directory that a launch with a report names; see `xlaunch.supervision.watches`."""
 
 BACKEND = "backend_compile"
 """Torch's name of the phase in which Inductor compiles a graph or loads it."""

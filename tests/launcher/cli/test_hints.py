@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.launcher.cli.commands import ask, program, xlaunch
 
-from xlaunch.cli.hints import HINTS, program_hints
+from xlaunch.cli.launch import HINTS, program_hints
 from xlaunch.environment.program import resolve_program
 from xlaunch.planning.request import ProgramRequest
 

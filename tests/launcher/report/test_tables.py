@@ -12,9 +12,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from xlaunch.cache.warm import CacheReport, TorchCompilation
 from xlaunch.metrics.collector import InstanceMetric, MetricTotal
-from xlaunch.report import InstanceReport, Report
+from xlaunch.report import CacheReport, InstanceReport, Report, TorchCompilation
 from xlaunch.report.json_file import (
     COLUMNS,
     check_report_path,

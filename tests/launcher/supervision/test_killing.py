@@ -14,7 +14,7 @@ import pytest
 from tests.launcher.launching import Launched, is_alive, wait_until
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, children, read_process
-from xlaunch.supervision.signalling import kill, kill_descendants
+from xlaunch.supervision.signalling import kill_descendants, kill_processes
 
 CHAIN = """
 import os, signal, sys, time
@@ -77,7 +77,7 @@ def test_supervisor_that_does_not_respond_is_killed(tmp_path: Path, words: tuple
 )
 def test_process_is_killed_with_its_group(child: tuple[subprocess.Popen[str], int]):
     shell, started = child
-    kill([shell.pid])
+    kill_processes([shell.pid])
     assert shell.wait() == -9
     wait_until(lambda: not is_alive(started), "the end of the group")
 
@@ -88,7 +88,7 @@ def test_group_with_a_process_of_somebody_else_is_left_alone(
 ):
     """It is the group of the tests themselves."""
     shell, started = child
-    kill([shell.pid])
+    kill_processes([shell.pid])
     assert shell.wait() == -9
     assert is_alive(started)
 

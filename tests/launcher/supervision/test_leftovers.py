@@ -15,7 +15,7 @@ import pytest
 from tests.launcher.launching import PATIENCE_S, is_alive, state_of, wait_until
 from tests.launcher.supervision.conftest import Witnesses
 
-from xlaunch.supervision import leftovers
+from xlaunch.supervision import instance_run
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
@@ -97,15 +97,15 @@ def test_an_orphan_without_an_environment_yet_is_looked_at_again(monkeypatch: py
     place = {"INDEX": "0", "COUNT": "2", "CPUS": "0"}
     variables = {f"XLAUNCH_INSTANCE_{name}": value for name, value in place.items()}
     found = [variables, {}]
-    looks = leftovers.Leftovers(2, 10.0)
-    monkeypatch.setattr(leftovers, "initial_environment", lambda _: found.pop())
+    looks = instance_run.Leftovers(2, 10.0)
+    monkeypatch.setattr(instance_run, "initial_environment", lambda _: found.pop())
     with subprocess.Popen(["sleep", "10"]) as orphan:
-        monkeypatch.setattr(leftovers, "children", lambda _: [orphan.pid])
+        monkeypatch.setattr(instance_run, "children", lambda _: [orphan.pid])
         looks.end([running, ended], kill=False)
         assert (orphan.poll(), looks.waiting) == (None, True)
         looks.end([running, ended], kill=False)
         assert orphan.wait(PATIENCE_S) == -signal.SIGTERM
     assert ended.leftovers == {orphan.pid}
-    monkeypatch.setattr(leftovers, "children", lambda _: [])
+    monkeypatch.setattr(instance_run, "children", lambda _: [])
     looks.end([running, ended], kill=False)
     assert not looks.waiting

@@ -18,8 +18,8 @@ from tests.launcher.launching import Launched, children_of, is_alive, state_of, 
 
 from xlaunch.errors import UsageError
 from xlaunch.options.definitions import RESTARTS, toml_value
-from xlaunch.planning.request import MAX, RestartLimit
-from xlaunch.supervision.restarts import Restart, Restarts, check_limit, largest_reachable
+from xlaunch.planning.request import MAX, RestartLimit, check_limit, largest_reachable
+from xlaunch.supervision.run_state import Restart, Restarts
 
 # The arithmetic, on a clock of its own
 
@@ -155,7 +155,7 @@ class Restarting(Launched):
     def __init__(self, directory: Path, words: Sequence[str], *, count: int, delay_s: float):
         """`delay_s`: instead of the second before the first restart."""
         code = (
-            f"from xlaunch.supervision import restarts; restarts.FIRST_DELAY_S = {delay_s}\n"
+            f"from xlaunch.supervision import run_state; run_state.FIRST_DELAY_S = {delay_s}\n"
             "from xlaunch.cli import main; main()"
         )
         self.command = (sys.executable, "-c", code)
