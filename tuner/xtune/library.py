@@ -66,9 +66,9 @@ def tune(
         )
         raise UsageError(f"{named}{error.message.rstrip('.')}") from None
     kept = arguments if function is None else None
-    begun = begin(asked, kept, observer=observer, function=function)
-    with contextlib.closing(begun.study.storage):
-        return conclude(begun, search(begun, observer or Observer()))
+    session = begin(asked, kept, observer=observer, function=function)
+    with contextlib.closing(session.study.storage):
+        return conclude(session, search(session, observer or Observer()))
 
 
 def _of_function(

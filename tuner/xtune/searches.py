@@ -45,7 +45,7 @@ from xtune.space.user_parameters import parse_parameters
 from xtune.tuning import Search
 
 
-class Begun(NamedTuple):
+class SearchSession(NamedTuple):
     """A search that can start."""
 
     task: SearchTask
@@ -62,7 +62,7 @@ def begin(
     observer: Observer | None = None,
     say: Say = silent,
     show_output: bool = False,
-) -> Begun:
+) -> SearchSession:
     """Prepare a search: its task, budget and study, with the command line for `xtune resume`, if it has
     one.
 
@@ -100,7 +100,7 @@ def begin(
         study.keep_note("options", {"arguments": list(arguments), "folder": directory})
     if tried:  # so that resuming does not need the files
         study.keep_note("tried", [[seed.origin, dict(seed.configuration)] for seed in tried])
-    return Begun(task, study, tried)
+    return SearchSession(task, study, tried)
 
 
 def _metric_printed(asked: SearchRequest) -> str:
@@ -118,14 +118,20 @@ def _metric_printed(asked: SearchRequest) -> str:
     return runner.printed_rate or WALL
 
 
-def resumed(task: SearchTask, study: Study) -> Begun:
+def resumed(task: SearchTask, study: Study) -> SearchSession:
     """A search that continues a study, with the presets that `begin` stored."""
     kept = study.notes.get("tried", ())
-    return Begun(task, study, [Seed(origin, Configuration(values)) for origin, values in kept])
+    return SearchSession(
+        task, study, [Seed(origin, Configuration(values)) for origin, values in kept]
+    )
 
 
 def search(
-    begun: Begun, observer: Observer, *, say: Say = silent, check: Callable[[], None] = lambda: None
+    session: SearchSession,
+    observer: Observer,
+    *,
+    say: Say = silent,
+    check: Callable[[], None] = lambda: None,
 ) -> SearchOutcome:
     """Search in a study, whose launches that still count are used.
 
@@ -240,9 +246,9 @@ def recall(task: SearchTask, study: Study, say: Say) -> SearchResult:
     return _result(task, study, outcome)
 
 
-def conclude(begun: Begun, outcome: SearchOutcome, say: Say = silent) -> SearchResult:
+def conclude(session: SearchSession, outcome: SearchOutcome, say: Say = silent) -> SearchResult:
     """The result of a search; it is also stored in the study if that can be reached."""
-    study = begun.study
+    study = session.study
     try:
         study.keep_note("ended", outcome.ended.value)
         if not _earlier(study, outcome.verdict):
@@ -250,7 +256,7 @@ def conclude(begun: Begun, outcome: SearchOutcome, say: Say = silent) -> SearchR
     except StorageError as error:
         if outcome.ended is not Ended.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
-    return _result(begun.task, study, outcome)
+    return _result(session.task, study, outcome)
 
 
 def _result(task: SearchTask, study: Study, outcome: SearchOutcome) -> SearchResult:

@@ -24,7 +24,7 @@ from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.errors import StorageError
 from xtune.preparation import SearchTask, silent
 from xtune.search.events import Ended, Observer
-from xtune.searches import Begun, conclude, search
+from xtune.searches import SearchSession, conclude, search
 from xtune.show.result_text import result_lines
 from xtune.show.results import SearchResult
 from xtune.show.screens import RESUMED, WAITING, PlainScreen
@@ -117,15 +117,17 @@ def _announce(task: SearchTask, *, verbose: bool) -> None:
         _line(f"note: {note}")
 
 
-def run_search(begun: Begun, shown: Shown) -> int:
+def run_search(session: SearchSession, shown: Shown) -> int:
     """Search and print the verdict; return the exit code."""
     if not shown.quiet:
-        _announce(begun.task, verbose=shown.verbose)
+        _announce(session.task, verbose=shown.verbose)
     with Signals() as signals:
-        with _screen(begun.task, shown) as screen:
-            outcome = search(begun, screen, say=silent if shown.quiet else say, check=signals.check)
+        with _screen(session.task, shown) as screen:
+            outcome = search(
+                session, screen, say=silent if shown.quiet else say, check=signals.check
+            )
             signals.search_ended()
-        result = conclude(begun, outcome, say)
+        result = conclude(session, outcome, say)
         try:
             path, why = write_best(result, shown.save_preset, force=shown.force)
         except UsageError:

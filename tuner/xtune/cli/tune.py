@@ -56,11 +56,11 @@ def command(
     if save_preset is not None:
         check_preset_path(save_preset, force=force, program=asked.request.program.words)
     observer = Observer() if quiet else Beginning()
-    begun = begin(
+    session = begin(
         asked, context.obj, observer=observer, say=silent if quiet else say, show_output=verbose
     )
-    context.call_on_close(begun.study.storage.close)
-    return run_search(begun, Shown(save_preset, as_json, verbose, quiet, force))
+    context.call_on_close(session.study.storage.close)
+    return run_search(session, Shown(save_preset, as_json, verbose, quiet, force))
 
 
 command.modules = COMMANDS
