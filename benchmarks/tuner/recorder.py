@@ -31,7 +31,7 @@ from benchmarks.tuner.recorded import (
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
 from xtune.preparation import SearchTask, prepare
-from xtune.search.workers import HostTurn
+from xtune.search.workers import HostLock
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -56,10 +56,10 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
     order = launch_order(plans, options)
     with _opened(path, header, plans, order) as (stream, done):
         say(f"{len(plans) - 1} plans, {len(order)} launches, {done} of them made already")
-        turn = HostTurn(lambda holder: say(f"waiting for {holder}"))
+        host_lock = HostLock(lambda holder: say(f"waiting for {holder}"))
         walls: list[float] = []
         for number in range(done, len(order)):
-            with turn():
+            with host_lock():
                 if number == done:
                     # What the first launch finds cold says nothing about its plan.
                     task.runner.measure(BARE)

@@ -24,7 +24,7 @@ from xtune.request import DEFAULT_BUDGET, SearchRequest
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer, require_baseline
 from xtune.search.study import Subject
-from xtune.search.workers import HostTurn
+from xtune.search.workers import HostLock
 from xtune.space.hypertune import hypertune_space
 from xtune.space.identities import identify_machine, identify_program, measured_by, read_processor
 from xtune.space.launch_options import INSTANCES
@@ -159,9 +159,9 @@ def prepare(
         if announced is None:
             runner = runner_for(unknown)
             observer = observer or Observer()
-            turn = HostTurn(observer.waiting).__call__
+            host_lock = HostLock(observer.waiting).__call__
             limits = Limits(limit_s=asked.timeout_s)
-            probe = repeated(lambda: runner.measure(BARE, limits), turn, observer.resumed)
+            probe = repeated(lambda: runner.measure(BARE, limits), host_lock, observer.resumed)
             require_baseline(probe, unknown)
             told = [
                 one.objective for one in runner.reader.announcements if metric in (MARK, one.metric)

@@ -34,7 +34,7 @@ from xtune.search.storage import open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import HostTurn
+from xtune.search.workers import HostLock
 from xtune.show.results import SearchResult
 from xtune.show.words import launches, settings
 from xtune.space.identities import identify_program, installed
@@ -113,7 +113,7 @@ def _metric_printed(asked: SearchRequest) -> str:
     resolver.command(BARE)  # raises if the program is missing
     runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
     runner.reads_output = True
-    with HostTurn()():
+    with HostLock()():
         require_baseline(runner.measure(BARE, Limits(limit_s=asked.timeout_s)), objective)
     return runner.printed_rate or WALL
 
@@ -138,7 +138,7 @@ def search(
     check
         Called before each launch; may raise an interruption.
     """
-    task, study, tried = begun
+    task, study, tried = session
     study.keep_note("ended", None)
     store = open_store(task, study, say)
     runner = task.runner if isinstance(task.runner, Runner) else None
@@ -152,15 +152,15 @@ def search(
         runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, task.resolver.plan_hash, store.host, first)
-    host_turn = HostTurn(observer.waiting)
+    host_lock = HostLock(observer.waiting)
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def locked_host() -> Iterator[None]:
         check()
         if runner is not None and runner.printed_rate is not None:
             observer.rate_printed(runner.printed_rate)
             runner.printed_rate = None
-        with host_turn():
+        with host_lock():
             content = identify_program(task.asked.request).content
             if content not in ("", store.made.content):
                 store.made = store.made._replace(content=content)
@@ -176,7 +176,7 @@ def search(
         task.budget,
         observer=observer,
         limit_s=task.asked.timeout_s,
-        turn=turn,
+        host_lock=locked_host,
     ).run()
     with contextlib.suppress(StorageError):  # `conclude` reports it
         store.update_results(is_last=True)

@@ -59,9 +59,6 @@ NOISE_KNOWN_AFTER = 12
 
 Answer = TypeVar("Answer")
 
-Turn = Callable[[], AbstractContextManager[object]]
-"""Context of each launch that excludes other launches on this host."""
-
 
 def next_step(
     strategy: Strategy, records: Sequence[Record], allowance: Allowance
@@ -139,7 +136,8 @@ class Search:
     observer: Observer = field(default_factory=Observer)
     limit_s: float | None = None
     """Timeout of a launch."""
-    turn: Turn = contextlib.nullcontext
+    host_lock: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    """Makes the context of each launch, which excludes other launches on this host."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
@@ -147,8 +145,8 @@ class Search:
             raise BudgetError(
                 "a search without a budget never ends; give one, such as --budget 10m"
             )
-        self._held_turn: contextlib.ExitStack | None = None
-        """Holds the turn of this host; None outside of it."""
+        self._held_lock: contextlib.ExitStack | None = None
+        """Holds the lock of this host; None outside of it."""
         self._walls: list[float] = []
         self._began_s = self.measurer.now_s()
         self._since = self._earlier = 0
@@ -189,7 +187,7 @@ class Search:
         )
         while True:
             try:
-                with self._my_turn():
+                with self._host_locked():
                     self._records = tuple(self._patiently(self.store.records))
                     allowance = self._allowance()
                     step = next_step(self.strategy, self._records, allowance)
@@ -278,23 +276,23 @@ class Search:
         raise AssertionError("the last attempt returns or raises")
 
     @contextlib.contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        with contextlib.ExitStack() as turn:
-            turn.enter_context(self.turn())
-            self._held_turn = turn
+    def _host_locked(self) -> Iterator[None]:
+        with contextlib.ExitStack() as lock:
+            lock.enter_context(self.host_lock())
+            self._held_lock = lock
             try:
                 yield
             finally:
-                self._held_turn = None
+                self._held_lock = None
 
     def _pause(self, pause_s: float) -> None:
         """Sleep while other searches on this host may launch."""
-        held = self._held_turn
+        held = self._held_lock
         if held is not None:
             held.close()
         self.sleep(pause_s)
         if held is not None:
-            held.enter_context(self.turn())
+            held.enter_context(self.host_lock())
 
     def _tell(self, step: NextLaunch) -> None:
         """Report another favourite, and the resolution: once the noise is known, and with the final."""

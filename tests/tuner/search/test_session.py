@@ -510,7 +510,7 @@ def test_nobody_else_launches_meanwhile() -> None:
     entered: list[int] = [0]
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def host_lock() -> Iterator[None]:
         entered[0] += 1
         inside.append(True)
         yield
@@ -520,7 +520,7 @@ def test_nobody_else_launches_meanwhile() -> None:
         assert inside
 
     measurer = ScriptedMeasurer(on_launch=look)
-    result = search(measurer, Budget(launches=5), turn=turn)
+    result = search(measurer, Budget(launches=5), host_lock=host_lock)
     assert entered[0] == result.launches + 1
     assert not inside
 
@@ -546,13 +546,13 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(method: str) -> None:
     events: list[object] = []
 
     @contextlib.contextmanager
-    def turn() -> Iterator[None]:
+    def host_lock() -> Iterator[None]:
         events.append("taken")
         yield
         events.append("left")
 
     diary, store = Diary(), Failing(method, first=4, times=2)
-    options = {"store": store, "observer": diary, "turn": turn, "sleep": events.append}
+    options = {"store": store, "observer": diary, "host_lock": host_lock, "sleep": events.append}
     result = search(ScriptedMeasurer(), Budget(launches=6), **options)
     assert result.ended is Ended.BUDGET
     assert len(store.records()) == result.launches == 6

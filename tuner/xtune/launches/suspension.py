@@ -46,13 +46,13 @@ def _take(number: int, frame: FrameType | None) -> None:
 
 def repeated(
     make: Callable[[], Answer],
-    turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    host_lock: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     resumed: Callable[[], None] = lambda: None,
 ) -> Answer:
-    """The result of `make`, called in a `turn`; called again, after `resumed`, if Ctrl-Z has ended it."""
+    """The result of `make`, called under `host_lock`; called again, after `resumed`, if Ctrl-Z has ended it."""
     while True:
         try:
-            with turn(), suspendable():
+            with host_lock(), suspendable():
                 return make()
         except Suspended:
             suspend()

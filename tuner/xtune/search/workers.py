@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers: which of them are alive, and the lock that gives them turns on a host.
+"""Workers: which of them are alive, and the lock that lets one launch at a time on a host.
 
 A worker on the same system is dead if its PID is free or belongs to another process. A worker on
 another system increments a counter while it launches, and is considered dead if the counter has not
@@ -76,7 +76,7 @@ class Watch:
         return now_s - self._seen[number][1] >= self.lease_s
 
 
-class HostTurn(NamedTuple):
+class HostLock(NamedTuple):
     """A context manager factory for launches; the context excludes other launches on this host."""
 
     waiting: Callable[[str], None] = lambda _: None
