@@ -77,11 +77,11 @@ def scripted(
     """An executor that gives each configuration its value, times noise, or what `instead` gives."""
     rng = np.random.default_rng(seed)
 
-    def execute(turn: FinalLaunch) -> Launch:
-        if (other := instead(turn)) is not None:
+    def execute(step: FinalLaunch) -> Launch:
+        if (other := instead(step)) is not None:
             return other
-        value = values[turn.configuration] * math.exp(noise * rng.standard_normal())
-        return launch(turn.configuration, value)
+        value = values[step.configuration] * math.exp(noise * rng.standard_normal())
+        return launch(step.configuration, value)
 
     return execute
 
@@ -89,15 +89,15 @@ def scripted(
 def play(
     plan: FinalPlan, execute: Script, *, objective: Objective = RATE, blocks: int | None = None
 ) -> tuple[Final, list[FinalLaunch]]:
-    """A final played to its end, or for so many blocks, and the turns it took."""
+    """A final played to its end, or for so many blocks, and its launches."""
     final = Final(plan, objective)
     return final, go_on(final, execute, plan.planned if blocks is None else blocks)
 
 
 def go_on(final: Final, execute: Script, blocks: float = math.inf) -> list[FinalLaunch]:
-    """Play a final until it is over or has so many blocks; the turns that were taken."""
-    turns = []
-    while (turn := final.next()) is not None and turn.block < blocks:
-        turns.append(turn)
-        final.record(turn, execute(turn))
-    return turns
+    """Play a final until it is over or has so many blocks; the launches that it asked for."""
+    steps = []
+    while (step := final.next()) is not None and step.block < blocks:
+        steps.append(step)
+        final.record(step, execute(step))
+    return steps

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A final takes turns fairly, survives what launches do, and stops when it may."""
+"""A final orders its launches fairly, survives what launches do, and stops when it may."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_the_seed_is_the_plan() -> None:
 
 def test_turns_follow_the_plan() -> None:
     made = plan(ONE, TWO, blocks=3)
-    final, turns = play(made, scripted(EQUAL, noise=0.02))
-    assert [(turn.block, turn.candidate) for turn in turns] == [
+    final, steps = play(made, scripted(EQUAL, noise=0.02))
+    assert [(step.block, step.candidate) for step in steps] == [
         (block, candidate) for block in range(3) for candidate in made.order(block)
     ]
     assert final.blocks == 3
@@ -108,8 +108,8 @@ def test_a_gain_ends_the_final_at_a_look(
 def test_who_is_behind_stops_and_the_others_go_on() -> None:
     values = {BARE: 100.0, ONE: 104.0, TWO: 104.0, THREE: 70.0}
     contest = plan(ONE, TWO, THREE)
-    final, turns = play(contest, scripted(values, noise=0.03))
-    counts = Counter(turn.configuration for turn in turns)
+    final, steps = play(contest, scripted(values, noise=0.03))
+    counts = Counter(step.configuration for step in steps)
     assert counts[THREE] == 4
     assert counts[BARE] == counts[ONE] == counts[TWO] > 4
     standings = {row.configuration: row for row in final.verdict().standings}
@@ -126,24 +126,24 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
     """The leader is too noisy for anything to be surely behind it."""
     swings = itertools.cycle((0.80, 1.35))
 
-    def execute(turn: FinalLaunch) -> Launch:
-        values = {BARE: 100.0, ONE: 100.1 + 0.1 * (turn.block % 2), TWO: 100.0}
-        swing = next(swings) if turn.configuration == TWO else 1.0
-        return launch(turn.configuration, values[turn.configuration] * swing)
+    def execute(step: FinalLaunch) -> Launch:
+        values = {BARE: 100.0, ONE: 100.1 + 0.1 * (step.block % 2), TWO: 100.0}
+        swing = next(swings) if step.configuration == TWO else 1.0
+        return launch(step.configuration, values[step.configuration] * swing)
 
-    final, turns = play(plan(ONE, TWO), execute)
+    final, steps = play(plan(ONE, TWO), execute)
     rows = {row.configuration: row for row in final.verdict().standings}
     assert rows[ONE].dropped == "no gain"
     assert not rows[TWO].dropped
-    counts = Counter(turn.configuration for turn in turns)
+    counts = Counter(step.configuration for step in steps)
     assert counts[ONE] < counts[TWO] == counts[BARE] == 12
 
 
 def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() -> None:
-    def execute(turn: FinalLaunch) -> Launch:
-        other = 125.0 if turn.block % 2 else 137.0
-        values = {BARE: 100.0, ONE: 130.0 + 0.1 * turn.block, TWO: other}
-        return launch(turn.configuration, values[turn.configuration])
+    def execute(step: FinalLaunch) -> Launch:
+        other = 125.0 if step.block % 2 else 137.0
+        values = {BARE: 100.0, ONE: 130.0 + 0.1 * step.block, TWO: other}
+        return launch(step.configuration, values[step.configuration])
 
     final, _ = play(plan(ONE, TWO), execute, blocks=4)
     verdict = final.verdict()
@@ -154,20 +154,20 @@ def test_a_gain_does_not_end_the_final_while_another_finalist_may_be_better() ->
 
 def test_when_none_can_gain_it_ends_early() -> None:
     values = {BARE: 100.0, ONE: 80.0, TWO: 79.0}
-    final, turns = play(plan(ONE, TWO), scripted(values, noise=0.01))
+    final, steps = play(plan(ONE, TWO), scripted(values, noise=0.01))
     assert final.verdict().kind is VerdictKind.NO_GAIN
     assert final.is_over
-    assert len(turns) == 12
+    assert len(steps) == 12
 
 
 def test_a_failed_launch_leaves_its_pair_out() -> None:
-    def crash(turn: FinalLaunch) -> Launch | None:
-        fails = (turn.configuration, turn.block) == (ONE, 2)
+    def crash(step: FinalLaunch) -> Launch | None:
+        fails = (step.configuration, step.block) == (ONE, 2)
         return launch(ONE, None, outcome=Outcome.CRASHED) if fails else None
 
     script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02, instead=crash)
-    final, turns = play(plan(ONE, TWO), script, blocks=6)
-    assert sum((turn.configuration, turn.block) == (ONE, 2) for turn in turns) == 1
+    final, steps = play(plan(ONE, TWO), script, blocks=6)
+    assert sum((step.configuration, step.block) == (ONE, 2) for step in steps) == 1
     rows = {row.configuration: row for row in final.verdict().standings}
     assert rows[ONE].log_ratios[2] is None
     assert rows[ONE].interval.pairs == 5
@@ -185,10 +185,10 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
 )
 def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
     script = scripted(
-        EQUAL, noise=0.02, instead=lambda turn: bad if turn.configuration == ONE else None
+        EQUAL, noise=0.02, instead=lambda step: bad if step.configuration == ONE else None
     )
-    final, turns = play(plan(ONE, TWO), script)
-    counts = Counter(turn.configuration for turn in turns)
+    final, steps = play(plan(ONE, TWO), script)
+    counts = Counter(step.configuration for step in steps)
     assert counts[ONE] == 2 < counts[TWO] == final.blocks
     standing = final.verdict().standings[-1]
     assert standing.configuration == ONE
@@ -196,13 +196,13 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
 
 
 def test_when_every_finalist_is_out_the_final_is_over() -> None:
-    def fail(turn: FinalLaunch) -> Launch | None:
-        failed = launch(turn.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
-        return None if turn.configuration == BARE else failed
+    def fail(step: FinalLaunch) -> Launch | None:
+        failed = launch(step.configuration, None, outcome=Outcome.OUT_OF_MEMORY)
+        return None if step.configuration == BARE else failed
 
-    final, turns = play(plan(ONE, TWO), scripted(EQUAL, instead=fail))
+    final, steps = play(plan(ONE, TWO), scripted(EQUAL, instead=fail))
     assert final.blocks == 2
-    assert len(turns) <= 6
+    assert len(steps) <= 6
     verdict = final.verdict()
     assert final.is_over
     assert (verdict.kind, verdict.best) == (VerdictKind.INCONCLUSIVE, BARE)
@@ -211,22 +211,22 @@ def test_when_every_finalist_is_out_the_final_is_over() -> None:
 
 def bare_crashes_in(*blocks: int) -> Callable[[FinalLaunch], Launch | None]:
     crashed = launch(BARE, None, outcome=Outcome.CRASHED)
-    return lambda turn: crashed if turn.configuration == BARE and turn.block in blocks else None
+    return lambda step: crashed if step.configuration == BARE and step.block in blocks else None
 
 
 def test_a_default_that_fails_once_costs_its_block_only() -> None:
     made = plan(ONE, TWO)
-    final, turns = play(made, scripted(EQUAL, noise=0.02, instead=bare_crashes_in(1, 3)))
+    final, steps = play(made, scripted(EQUAL, noise=0.02, instead=bare_crashes_in(1, 3)))
     assert final.blocks == 12
     for block in (1, 3):
         cut = made.order(block).index(0) + 1
-        assert sum(turn.block == block for turn in turns) == cut
+        assert sum(step.block == block for step in steps) == cut
     assert final.verdict().interval.pairs == 10
 
 
 def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
-    final, turns = play(plan(ONE), scripted(EQUAL, instead=bare_crashes_in(*range(1, 12))))
-    assert turns[-1].block == 2
+    final, steps = play(plan(ONE), scripted(EQUAL, instead=bare_crashes_in(*range(1, 12))))
+    assert steps[-1].block == 2
     verdict = final.verdict()
     assert final.is_over
     assert verdict.reason == "the bare command failed twice in a row (crashed)"
@@ -236,22 +236,22 @@ def test_a_default_that_fails_twice_in_a_row_ends_it() -> None:
 def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
     script = scripted({BARE: 100.0, ONE: 102.0, TWO: 102.0}, noise=0.04)
 
-    def execute(turn: FinalLaunch) -> Launch:
-        waits = 0.030 if turn.configuration == ONE and turn.block in (1, 3) else 0.010
-        return launch(turn.configuration, script(turn).value, p99_s=waits)
+    def execute(step: FinalLaunch) -> Launch:
+        waits = 0.030 if step.configuration == ONE and step.block in (1, 3) else 0.010
+        return launch(step.configuration, script(step).value, p99_s=waits)
 
-    final, turns = play(plan(ONE, TWO), execute, objective=RATE_UNDER_P99)
-    assert Counter(turn.configuration for turn in turns)[ONE] == 4
+    final, steps = play(plan(ONE, TWO), execute, objective=RATE_UNDER_P99)
+    assert Counter(step.configuration for step in steps)[ONE] == 4
     standing = final.verdict().standings[-1]
     assert standing.configuration == ONE
     assert standing.out == "2 of 4 launches broke requirements (p99<=20ms)"
 
 
 def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:
-    def execute(turn: FinalLaunch) -> Launch:
-        waits = 0.050 if turn.configuration == BARE else 0.010
-        value = 100.0 if turn.configuration == BARE else 95.0
-        return launch(turn.configuration, value * (1.0 + 0.01 * (turn.block % 3)), p99_s=waits)
+    def execute(step: FinalLaunch) -> Launch:
+        waits = 0.050 if step.configuration == BARE else 0.010
+        value = 100.0 if step.configuration == BARE else 95.0
+        return launch(step.configuration, value * (1.0 + 0.01 * (step.block % 3)), p99_s=waits)
 
     final, _ = play(plan(ONE), execute, objective=RATE_UNDER_P99)
     verdict = final.verdict()
@@ -282,17 +282,17 @@ def test_launches_in_any_order_and_more_than_asked_for_contradict_nothing(
     chance.shuffle(kept)
     extra = {(block, 3): launch(THREE, 500.0) for block in range(6, 12)}
     again = Final(made, RATE, {**extra, **dict(kept)})
-    go_on(again, lambda turn: launches[turn.block, turn.candidate], 12)
+    go_on(again, lambda step: launches[step.block, step.candidate], 12)
     assert again.verdict() == verdict
 
 
 @functools.cache
 def whole_final() -> tuple[FinalPlan, Verdict, dict[tuple[int, int], Launch]]:
-    """A plan, its verdict, and the launches by block and candidate, in the order of their turns."""
+    """A plan, its verdict, and the launches by block and candidate, in order."""
     made = plan(ONE, TWO, THREE)
     values = {BARE: 100.0, ONE: 103.0, TWO: 101.0, THREE: 80.0}
-    whole, turns = play(made, scripted(values, noise=0.03))
-    keys = [(turn.block, turn.candidate) for turn in turns]
+    whole, steps = play(made, scripted(values, noise=0.03))
+    keys = [(step.block, step.candidate) for step in steps]
     by_key = dict(zip(sorted(keys), whole.launches, strict=True))
     return made, whole.verdict(), {key: by_key[key] for key in keys}
 
@@ -317,8 +317,8 @@ def test_a_block_that_is_half_made_needs_the_other_half() -> None:
     script = scripted({BARE: 100.0, ONE: 104.0}, noise=0.06)
     final, _ = play(plan(ONE, blocks=12), script, blocks=5)
     whole = final.verdict().more
-    turn = final.next()
-    final.record(turn, script(turn))
+    step = final.next()
+    final.record(step, script(step))
     half = final.verdict().more
     assert (half.blocks, half.launches) == (whole.blocks, whole.launches - 1)
 
@@ -353,12 +353,12 @@ def test_whatever_launches_do_the_final_comes_to_an_end(data: st.DataObject) -> 
     made = FinalPlan(BARE, chosen, planned=blocks, seed=data.draw(st.integers(0, 9)))
     final = Final(made, RATE_UNDER_P99)
     taken = 0
-    while (turn := final.next()) is not None and turn.block < blocks:
-        assert turn.block == final.blocks
+    while (step := final.next()) is not None and step.block < blocks:
+        assert step.block == final.blocks
         outcome = data.draw(st.sampled_from([Outcome.MEASURED] * 4 + [Outcome.CRASHED]))
         value = data.draw(st.sampled_from([100.0, 101.0, 120.0, 0.0]))
         waits = data.draw(st.sampled_from([0.01, 0.03]))
-        final.record(turn, launch(turn.configuration, value, outcome=outcome, p99_s=waits))
+        final.record(step, launch(step.configuration, value, outcome=outcome, p99_s=waits))
         taken += 1
         verdict = final.verdict(in_full=False)
         assert (verdict.gain is None) == (verdict.kind is not VerdictKind.GAIN)

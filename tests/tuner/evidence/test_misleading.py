@@ -90,8 +90,8 @@ def played(case: Case, seed: int) -> Played:
     reader = Reader(objective, is_service=case.is_service)
     final = Final(FinalPlan(BARE, (Finalist(TUNED, 1),), BLOCKS, seed=seed), objective)
     chance, number = np.random.default_rng(seed), 0
-    while (turn := final.next()) is not None and turn.block < BLOCKS:
-        final.record(turn, launched(case, reader, number, chance, is_bare=turn.candidate == 0))
+    while (step := final.next()) is not None and step.block < BLOCKS:
+        final.record(step, launched(case, reader, number, chance, is_bare=step.candidate == 0))
         number += 1
     pairs = zip(
         *[

@@ -59,9 +59,9 @@ def searched(
         for launch in seen[:3]
     ]
     final = Final(FinalPlan(SPACE.default, chosen, planned=BLOCKS, seed=seed), RATE)
-    while final.blocks < BLOCKS and (turn := final.next()) is not None:
-        final.record(turn, workload.measure(turn.configuration))
-        if impatient and turn.block < final.blocks:
+    while final.blocks < BLOCKS and (step := final.next()) is not None:
+        final.record(step, workload.measure(step.configuration))
+        if impatient and step.block < final.blocks:
             verdict = final.verdict(in_full=False)
             if verdict.kind is VerdictKind.GAIN:
                 return verdict
