@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from tests.tiers import quick_first
-from tests.tuner.evidence.contenders import RATE, Script, go_on, scripted
+from tests.tuner.evidence.scripted_finals import RATE, Script, go_on, scripted
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.ratios import ratio_interval

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tuner.evidence.contenders import (
+from tests.tuner.evidence.scripted_finals import (
     ONE,
     RATE,
     RATE_UNDER_P99,
@@ -112,14 +112,14 @@ def test_who_is_behind_stops_and_the_others_go_on() -> None:
     counts = Counter(step.configuration for step in steps)
     assert counts[THREE] == 4
     assert counts[BARE] == counts[ONE] == counts[TWO] > 4
-    standings = {row.configuration: row for row in final.verdict().standings}
-    assert standings[THREE].dropped == "behind another finalist"
+    finalists = {row.configuration: row for row in final.verdict().finalists}
+    assert finalists[THREE].dropped == "behind another finalist"
     # What goes on is judged by all its pairs, what has stopped by those until then.
-    pairs = {one: row.interval and row.interval.pairs for one, row in standings.items()}
+    pairs = {one: row.interval and row.interval.pairs for one, row in finalists.items()}
     assert pairs == {ONE: final.blocks, TWO: final.blocks, THREE: 4}
     until_then, _ = play(contest, scripted(values, noise=0.03), blocks=4)
-    (stopped,) = [row for row in until_then.verdict().standings if row.dropped]
-    assert stopped.interval == standings[THREE].interval
+    (stopped,) = [row for row in until_then.verdict().finalists if row.dropped]
+    assert stopped.interval == finalists[THREE].interval
 
 
 def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -> None:
@@ -132,7 +132,7 @@ def test_a_finalist_that_surely_gains_too_little_stops_beside_a_noisy_leader() -
         return launch(step.configuration, values[step.configuration] * swing)
 
     final, steps = play(plan(ONE, TWO), execute)
-    rows = {row.configuration: row for row in final.verdict().standings}
+    rows = {row.configuration: row for row in final.verdict().finalists}
     assert rows[ONE].dropped == "no gain"
     assert not rows[TWO].dropped
     counts = Counter(step.configuration for step in steps)
@@ -168,7 +168,7 @@ def test_a_failed_launch_leaves_its_pair_out() -> None:
     script = scripted({BARE: 100.0, ONE: 105.0, TWO: 101.0}, noise=0.02, instead=crash)
     final, steps = play(plan(ONE, TWO), script, blocks=6)
     assert sum((step.configuration, step.block) == (ONE, 2) for step in steps) == 1
-    rows = {row.configuration: row for row in final.verdict().standings}
+    rows = {row.configuration: row for row in final.verdict().finalists}
     assert rows[ONE].log_ratios[2] is None
     assert rows[ONE].interval.pairs == 5
     assert rows[TWO].interval.pairs == 6
@@ -190,9 +190,9 @@ def test_a_finalist_that_fails_twice_is_out(bad: Launch) -> None:
     final, steps = play(plan(ONE, TWO), script)
     counts = Counter(step.configuration for step in steps)
     assert counts[ONE] == 2 < counts[TWO] == final.blocks
-    standing = final.verdict().standings[-1]
-    assert standing.configuration == ONE
-    assert standing.out.startswith("2 of 2 launches failed (")
+    finalist = final.verdict().finalists[-1]
+    assert finalist.configuration == ONE
+    assert finalist.out.startswith("2 of 2 launches failed (")
 
 
 def test_when_every_finalist_is_out_the_final_is_over() -> None:
@@ -242,9 +242,9 @@ def test_a_finalist_that_breaks_a_requirement_twice_is_out() -> None:
 
     final, steps = play(plan(ONE, TWO), execute, objective=RATE_UNDER_P99)
     assert Counter(step.configuration for step in steps)[ONE] == 4
-    standing = final.verdict().standings[-1]
-    assert standing.configuration == ONE
-    assert standing.out == "2 of 4 launches broke requirements (p99<=20ms)"
+    finalist = final.verdict().finalists[-1]
+    assert finalist.configuration == ONE
+    assert finalist.out == "2 of 4 launches broke requirements (p99<=20ms)"
 
 
 def test_keeping_a_requirement_that_the_default_breaks_wins() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tuner.evidence.contenders import RATE, launch
+from tests.tuner.evidence.scripted_finals import RATE, launch
 
 from xtune.evidence.readings import Point, front_of
 from xtune.launches.launch import Goal, Launch, Objective

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from tests.binomial import binomial_lower_bound
-from tests.tuner.evidence.contenders import RATE, launch
+from tests.tuner.evidence.scripted_finals import RATE, launch
 from tests.tuner.evidence.simulation import (
     NOISES,
     NoiseModel,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.binomial import binomial_lower_bound, binomial_upper_bound
 from tests.tiers import quick_first
-from tests.tuner.evidence.contenders import RATE
+from tests.tuner.evidence.scripted_finals import RATE
 from tests.tuner.evidence.simulation import (
     NOISES,
     NoiseModel,

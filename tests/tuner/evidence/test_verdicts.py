@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.tuner.evidence.contenders import ONE, THREE, TWO, around, contender
+from tests.tuner.evidence.scripted_finals import ONE, THREE, TWO, around, finalist
 
 from xtune.evidence.verdicts import (
     ClaimRule,
-    Contender,
+    FinalistResults,
     Verdict,
     VerdictKind,
     is_tie,
@@ -22,12 +22,12 @@ from xtune.space.parameters import BARE
 RULE = ClaimRule()
 
 
-def judged(*contenders: Contender, rule: ClaimRule = RULE, **more: object) -> Verdict:
-    return judge(BARE, contenders, rule=rule, level=rule.error, **more)  # type: ignore[arg-type]
+def judged(*finalists: FinalistResults, rule: ClaimRule = RULE, **more: object) -> Verdict:
+    return judge(BARE, finalists, rule=rule, level=rule.error, **more)  # type: ignore[arg-type]
 
 
 def test_a_clear_gain_is_claimed_with_its_interval() -> None:
-    verdict = judged(contender(ONE, around(1.10, 0.03, 9)))
+    verdict = judged(finalist(ONE, around(1.10, 0.03, 9)))
     assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == verdict.leader == ONE
     assert verdict.gain == pytest.approx(1.10)
@@ -35,20 +35,20 @@ def test_a_clear_gain_is_claimed_with_its_interval() -> None:
     assert verdict.interval.low == pytest.approx(1.10 * math.exp(-0.02306), rel=1e-4)
     assert verdict.interval.high == pytest.approx(1.10 * math.exp(0.02306), rel=1e-4)
     assert verdict.more is None
-    assert verdict.standings[0].chance == 1 / 512
+    assert verdict.finalists[0].chance == 1 / 512
     assert "1.100 times the bare command" in verdict.reason
 
 
 def test_a_gain_below_the_minimal_effect_is_none() -> None:
     """0.5 % faster for sure: real, and not worth a change."""
-    verdict = judged(contender(ONE, around(1.005, 0.002, 12)))
+    verdict = judged(finalist(ONE, around(1.005, 0.002, 12)))
     assert verdict.kind is VerdictKind.NO_GAIN
     assert verdict.best == BARE
     assert verdict.leader == ONE
     assert verdict.gain is None
     assert "gains below 1 % do not matter" in verdict.reason
     small = ClaimRule(min_effect=0.001)
-    assert judged(contender(ONE, around(1.005, 0.002, 12)), rule=small).kind is VerdictKind.GAIN
+    assert judged(finalist(ONE, around(1.005, 0.002, 12)), rule=small).kind is VerdictKind.GAIN
 
 
 @pytest.mark.parametrize(
@@ -71,75 +71,75 @@ def test_a_gain_below_the_minimal_effect_is_none() -> None:
 def test_without_a_gain_the_reason_says_where_the_best_is(
     ratio: float, spread: float, kind: VerdictKind, said: str
 ) -> None:
-    verdict = judged(contender(ONE, around(ratio, spread, 8)))
+    verdict = judged(finalist(ONE, around(ratio, spread, 8)))
     assert verdict.kind is kind
     assert (verdict.best, verdict.leader) == (BARE, ONE)
     assert verdict.reason.startswith(said)
 
 
 def test_more_finalists_widen_the_interval() -> None:
-    one = judged(contender(ONE, around(1.10, 0.03, 9)))
+    one = judged(finalist(ONE, around(1.10, 0.03, 9)))
     three = judged(
-        contender(ONE, around(1.10, 0.03, 9)),
-        contender(TWO, around(1.0, 0.03, 9, seed=1)),
-        contender(THREE, around(1.0, 0.03, 9, seed=2)),
+        finalist(ONE, around(1.10, 0.03, 9)),
+        finalist(TWO, around(1.0, 0.03, 9, seed=1)),
+        finalist(THREE, around(1.0, 0.03, 9, seed=2)),
     )
     assert three.interval.level == pytest.approx(0.025 / 3)
     assert three.interval.low < one.interval.low < one.interval.high < three.interval.high
 
 
 def test_nothing_is_claimed_of_three_pairs() -> None:
-    verdict = judged(contender(ONE, [2.0, 2.0, 2.0]))
+    verdict = judged(finalist(ONE, [2.0, 2.0, 2.0]))
     assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert verdict.reason == "3 pairs are too few; a verdict needs at least 4"
-    assert judged(contender(ONE, [2.0, 2.0, 2.0, 2.0])).kind is VerdictKind.GAIN
-    assert judged(contender(ONE, [0.5, 0.5, 0.5])).kind is VerdictKind.INCONCLUSIVE
+    assert judged(finalist(ONE, [2.0, 2.0, 2.0, 2.0])).kind is VerdictKind.GAIN
+    assert judged(finalist(ONE, [0.5, 0.5, 0.5])).kind is VerdictKind.INCONCLUSIVE
 
 
 def test_outliers_may_not_take_a_gain_back() -> None:
     """5 % faster in ten blocks, half as fast in two: the typical launch gains, the mean loses."""
     ratios = [*around(1.05, 0.004, 18), 0.5, 0.5]
-    verdict = judged(contender(ONE, ratios))
+    verdict = judged(finalist(ONE, ratios))
     assert verdict.interval.low > 1.0
     assert verdict.interval.plain < 1.0
     assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert "with its outliers the mean is -" in verdict.reason
-    assert verdict.standings[0].outlying == (18, 19)
+    assert verdict.finalists[0].outlying == (18, 19)
 
 
 def test_ties_go_to_fewer_changes_then_to_less_memory() -> None:
-    best = contender(TWO, around(1.205, 0.005, 12), changes=2, memory_bytes=1e9)
-    simple = contender(ONE, around(1.200, 0.005, 12, seed=1), changes=1, memory_bytes=3e9)
+    best = finalist(TWO, around(1.205, 0.005, 12), changes=2, memory_bytes=1e9)
+    simple = finalist(ONE, around(1.200, 0.005, 12, seed=1), changes=1, memory_bytes=3e9)
     verdict = judged(best, simple)
     assert verdict.best == ONE
     assert "changes more or takes more memory" in verdict.reason
-    small = contender(THREE, around(1.199, 0.005, 12, seed=2), changes=1, memory_bytes=2e9)
+    small = finalist(THREE, around(1.199, 0.005, 12, seed=2), changes=1, memory_bytes=2e9)
     assert judged(best, simple, small).best == THREE
-    unknown = contender(THREE, around(1.199, 0.005, 12, seed=2), changes=1)
+    unknown = finalist(THREE, around(1.199, 0.005, 12, seed=2), changes=1)
     assert judged(best, simple, unknown).best == ONE
 
 
 def test_what_is_clearly_behind_is_no_tie() -> None:
-    best = contender(TWO, around(1.30, 0.02, 12), changes=5)
-    behind = contender(ONE, around(1.20, 0.02, 12, seed=1), changes=1)
+    best = finalist(TWO, around(1.30, 0.02, 12), changes=5)
+    behind = finalist(ONE, around(1.20, 0.02, 12, seed=1), changes=1)
     assert judged(best, behind).best == TWO
     assert not is_tie(behind, best, RULE)
     assert is_tie(best, best, RULE)
 
 
 def test_a_tie_that_is_no_gain_itself_does_not_win() -> None:
-    best = contender(TWO, around(1.06, 0.03, 12), changes=5)
-    weak = contender(ONE, around(1.05, 0.20, 12, seed=1), changes=1)
+    best = finalist(TWO, around(1.06, 0.03, 12), changes=5)
+    weak = finalist(ONE, around(1.05, 0.20, 12, seed=1), changes=1)
     assert is_tie(weak, best, RULE)
     assert judged(best, weak).best == TWO
 
 
 def test_a_finalist_that_is_out_claims_nothing() -> None:
-    failed = contender(ONE, around(1.5, 0.02, 9), out="2 of 9 launches failed (crashed)")
-    other = contender(TWO, around(1.1, 0.02, 9))
+    failed = finalist(ONE, around(1.5, 0.02, 9), out="2 of 9 launches failed (crashed)")
+    other = finalist(TWO, around(1.1, 0.02, 9))
     verdict = judged(failed, other)
     assert verdict.best == TWO
-    assert verdict.standings[-1].configuration == failed.configuration
+    assert verdict.finalists[-1].configuration == failed.configuration
     alone = judged(failed)
     assert alone.kind is VerdictKind.INCONCLUSIVE
     assert alone.reason == "no finalist is left: 2 of 9 launches failed (crashed)"
@@ -153,7 +153,7 @@ def test_keeping_what_the_default_breaks_is_a_gain(both_keep: int) -> None:
     Blocks in which both keep it tell nothing.
     """
     blocks = 8 + both_keep
-    row = contender(ONE, around(0.9, 0.02, blocks), kept=[True] * blocks)
+    row = finalist(ONE, around(0.9, 0.02, blocks), kept=[True] * blocks)
     verdict = judged(row, baseline_kept=[False] * 8 + [True] * both_keep)
     assert verdict.kind is VerdictKind.GAIN
     assert verdict.best == ONE
@@ -164,17 +164,17 @@ def test_keeping_what_the_default_breaks_is_a_gain(both_keep: int) -> None:
 def test_keeping_it_by_chance_is_none() -> None:
     """4 blocks of 8 where only the bare command broke it: 1 in 16, by chance."""
     broken = [False] * 4 + [True] * 4
-    row = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 8)
+    row = finalist(ONE, around(0.9, 0.02, 8), kept=[True] * 8)
     verdict = judged(row, baseline_kept=broken)
     assert verdict.kind is VerdictKind.INCONCLUSIVE
     assert "the bare command broke requirements in 4 of 8 launches" in verdict.reason
-    mostly = contender(ONE, around(0.9, 0.02, 8), kept=[True] * 6 + [False] * 2)
+    mostly = finalist(ONE, around(0.9, 0.02, 8), kept=[True] * 6 + [False] * 2)
     assert judged(mostly, baseline_kept=[False] * 6 + [True] * 2).kind is VerdictKind.INCONCLUSIVE
 
 
 def test_blocks_without_a_pair_are_left_out() -> None:
     ratios: list[float | None] = [*around(1.1, 0.02, 8)]
-    verdict = judged(contender(ONE, [None, *ratios[:4], None, *ratios[4:]]))
+    verdict = judged(finalist(ONE, [None, *ratios[:4], None, *ratios[4:]]))
     assert verdict.interval.pairs == 8
     assert verdict.gain == pytest.approx(1.1)
 

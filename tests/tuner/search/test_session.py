@@ -300,7 +300,7 @@ def test_a_search_interrupted_at_any_launch_can_be_resumed(
 
     whole = search(ScriptedMeasurer(speed_by_smt, noise=0.03, seed=seed), budget(launches))
     assert whole.final is not None
-    assert len(whole.verdict.standings) == finalists
+    assert len(whole.verdict.finalists) == finalists
     for number in range(whole.launches + 1):
         store = MemoryStore()
         for record in whole.records[:number]:

@@ -44,7 +44,7 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
     assert len(marks_of(root.by_id("chart-history"))) == len(found.launches)
     values = [one for name in found.contestants for one in found.values(name)]
     assert len(marks_of(root.by_id("distributions"))) == len(values)
-    pairs = [log for row in found.verdict.standings for log in row.log_ratios]
+    pairs = [log for row in found.verdict.finalists for log in row.log_ratios]
     assert len(marks_of(root.by_id("decision"))) == sum(log is not None for log in pairs)
 
     plain = found.to_plain()
@@ -71,9 +71,9 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     assert float(shown) == pytest.approx(estimate, abs=0.05 * (interval.high - interval.low))
     assert 'allocator = "tcmalloc"' in root.by_id("preset").text
     assert root.by_id("command").text.startswith("xlaunch ")
-    standings = root.by_id("decision").rows()
-    assert len(standings) == len(found.verdict.standings)
-    wins = [row for row in standings if row[-1] == "wins"]
+    finalists = root.by_id("decision").rows()
+    assert len(finalists) == len(found.verdict.finalists)
+    wins = [row for row in finalists if row[-1] == "wins"]
     (winner,) = wins
     assert "batch=8" in winner[1]
     people = found.contestants
@@ -144,17 +144,17 @@ def test_scales_have_round_ticks_and_keep_order() -> None:
 
 def test_one_pair_has_no_interval() -> None:
     found = case("gain").found
-    standings = tuple(
+    finalists = tuple(
         row._replace(
             log_ratios=row.log_ratios[:1],
             interval=ratio_interval([log for log in row.log_ratios if log][:1]),
         )
-        for row in found.verdict.standings
+        for row in found.verdict.finalists
     )
     verdict = undecided(BARE, "1 pair is too few")._replace(
-        standings=standings,
-        leader=standings[0].configuration,
-        interval=standings[0].interval,
+        finalists=finalists,
+        leader=finalists[0].configuration,
+        interval=finalists[0].interval,
     )
     root = read_page(found._replace(verdict=verdict))
     assert "1 pair of launches is too few for a confidence interval" in root.by_id("verdict").words

@@ -11,7 +11,7 @@ from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 
 from xlaunch.planning import Request
 from xtune.evidence.ratios import RatioInterval
-from xtune.evidence.verdicts import Contender, MoreBudget, Verdict, VerdictKind, undecided
+from xtune.evidence.verdicts import FinalistResults, MoreBudget, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.search.events import Ended, Favourite, Resolution
@@ -136,10 +136,10 @@ def test_a_better_median_that_the_final_did_not_compare_is_named() -> None:
 
 def test_the_best_finalist_is_named_where_another_is_preferred() -> None:
     rows = [
-        Contender(one, 1, (1.0,), interval=interval(4.0, 3.9, 4.1), is_gain=True)
+        FinalistResults(one, 1, (1.0,), interval=interval(4.0, 3.9, 4.1), is_gain=True)
         for one in (TWO, FOUR)
     ]
-    told = list(result_lines(concluded(GAIN._replace(standings=tuple(rows)))))
+    told = list(result_lines(concluded(GAIN._replace(finalists=tuple(rows)))))
     assert any(line.startswith("  preferred to n=2, which is not clearly better") for line in told)
 
 

@@ -25,7 +25,7 @@ from xtune.evidence.ratios import RatioInterval, log_ratio, ratio_interval
 from xtune.evidence.verdicts import (
     MIN_PAIRS,
     ClaimRule,
-    Contender,
+    FinalistResults,
     MoreBudget,
     Verdict,
     VerdictKind,
@@ -246,38 +246,34 @@ class Final:
             return
         if self.blocks < MIN_PAIRS:
             return
-        contenders = self._contenders()
-        verdict = self._judge(contenders)
-        if verdict.kind is not VerdictKind.INCONCLUSIVE and self._leader_is_clear(
-            verdict, contenders
-        ):
+        results = self._results()
+        verdict = self._judge(results)
+        if verdict.kind is not VerdictKind.INCONCLUSIVE and self._leader_is_clear(verdict, results):
             self._is_clear = True
             return
         share = self.plan.level(self.blocks) / len(self.plan.finalists)
-        active = [n for n, row in contenders.items() if self._is_in(n) and row.seen]
-        leader = max(
-            active, key=lambda n: ratio_interval(contenders[n].seen).estimate, default=None
-        )
+        active = [n for n, row in results.items() if self._is_in(n) and row.seen]
+        leader = max(active, key=lambda n: ratio_interval(results[n].seen).estimate, default=None)
         for number in active:
             if number == leader or leader is None:
                 continue
             step = self._objective.step
-            interval = ratio_interval(contenders[number].seen, level=share, step=step)
-            behind = differences(contenders[number], contenders[leader])
+            interval = ratio_interval(results[number].seen, level=share, step=step)
+            behind = differences(results[number], results[leader])
             if len(behind) >= MIN_PAIRS and ratio_interval(behind, level=DROP_LEVEL).high < 1.0:
                 self._dropped[number] = "behind another finalist", interval
             elif interval.high < 1.0 + self.plan.rule.min_effect:
                 self._dropped[number] = "no gain", interval
 
-    def _leader_is_clear(self, verdict: Verdict, contenders: Mapping[int, Contender]) -> bool:
+    def _leader_is_clear(self, verdict: Verdict, results: Mapping[int, FinalistResults]) -> bool:
         """Whether no remaining finalist can be better than the winner by the minimal effect."""
         if verdict.kind is VerdictKind.NO_GAIN:
             return True
-        winner = next(c for c in contenders.values() if c.configuration == verdict.best)
-        for number, contender in contenders.items():
-            if contender is winner or not self._is_in(number):
+        winner = next(c for c in results.values() if c.configuration == verdict.best)
+        for number, row in results.items():
+            if row is winner or not self._is_in(number):
                 continue
-            ahead = differences(contender, winner)
+            ahead = differences(row, winner)
             limit = 1.0 + self.plan.rule.min_effect
             if len(ahead) < 2 or ratio_interval(ahead).high >= limit:
                 return False
@@ -289,17 +285,17 @@ class Final:
         in_full
             Include advice, which takes most of the time.
         """
-        verdict = self._judge(self._contenders())
+        verdict = self._judge(self._results())
         if in_full and verdict.kind is VerdictKind.INCONCLUSIVE:
             verdict = verdict._replace(more=self._more_budget(verdict))
         return verdict
 
-    def _judge(self, contenders: Mapping[int, Contender]) -> Verdict:
+    def _judge(self, results: Mapping[int, FinalistResults]) -> Verdict:
         if self._ended.startswith("the bare command"):
             return undecided(self.plan.baseline, self._ended)
         return judge(
             self.plan.baseline,
-            tuple(contenders.values()),
+            tuple(results.values()),
             rule=self.plan.rule,
             level=self.plan.level(self.blocks),
             baseline_kept=[self._kept(block.get(BASELINE)) for block in self._blocks],
@@ -328,15 +324,15 @@ class Final:
         seconds = blocks * sum(means_s.values()) - sum(means_s[n] for n in rows[-1])
         return MoreBudget(blocks, launches, max(0.0, seconds))
 
-    def _contenders(self) -> dict[int, Contender]:
+    def _results(self) -> dict[int, FinalistResults]:
         """The finalists by number, with their results in the complete blocks."""
-        contenders = {}
+        results = {}
         for number, finalist in enumerate(self.plan.finalists, start=1):
             mine = [block[number] for block in self._blocks if number in block]
             peaks = [one.secondary.peak_rss_bytes for one in mine]
             known = [peak for peak in peaks if peak is not None]
             dropped, interval = self._dropped.get(number, ("", None))
-            contenders[number] = Contender(
+            results[number] = FinalistResults(
                 configuration=finalist.configuration,
                 changes=finalist.changes,
                 log_ratios=tuple([self._log_ratio(block, number) for block in self._blocks]),
@@ -348,7 +344,7 @@ class Final:
                 step=self._objective.step,
                 seed=self.plan.seed,
             )
-        return contenders
+        return results
 
     def _log_ratio(self, block: dict[int, Launch], number: int) -> float | None:
         own, other = block.get(number), block.get(BASELINE)

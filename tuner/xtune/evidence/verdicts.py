@@ -58,7 +58,7 @@ class ClaimRule(NamedTuple):
         return 0.5 * (1.0 - self.confidence)
 
 
-class Contender(NamedTuple):
+class FinalistResults(NamedTuple):
     """The results of one finalist, and what `judge` says of them."""
 
     configuration: Configuration
@@ -119,7 +119,7 @@ class Verdict(NamedTuple):
     """The finalist that `interval` belongs to: the winner, or the best one."""
     interval: RatioInterval | None
     reason: str
-    standings: tuple[Contender, ...] = ()
+    finalists: tuple[FinalistResults, ...] = ()
     """The best first."""
     more: MoreBudget | None = None
     """The continuation that should settle an inconclusive final; None if unknown."""
@@ -139,7 +139,7 @@ def undecided(baseline: Configuration, reason: str) -> Verdict:
 
 def judge(
     baseline: Configuration,
-    contenders: Sequence[Contender],
+    finalists: Sequence[FinalistResults],
     *,
     rule: ClaimRule,
     level: float,
@@ -153,20 +153,20 @@ def judge(
     baseline_kept
         Whether the baseline met every requirement, for each block.
     """
-    if not contenders:
+    if not finalists:
         return undecided(baseline, "there was nothing to compare with the bare command")
-    share = level / len(contenders)
-    standings = tuple(
+    share = level / len(finalists)
+    ranked = tuple(
         sorted(
-            [_judged(row, rule, share, baseline_kept) for row in contenders],
+            [_judged(row, rule, share, baseline_kept) for row in finalists],
             key=lambda row: (bool(row.out), bool(row.dropped), -_estimate(row)),
         )
     )
-    alive = [row for row in standings if not row.out and row.interval is not None]
+    alive = [row for row in ranked if not row.out and row.interval is not None]
     if not alive:
-        reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in contenders))
+        reasons = "; ".join(dict.fromkeys(c.out or "no pair was measured" for c in finalists))
         reason = f"no finalist is left: {reasons}"
-        return undecided(baseline, reason)._replace(standings=standings)
+        return undecided(baseline, reason)._replace(finalists=ranked)
     gains = [row for row in alive if row.is_gain or row.keeps_more]
     if gains:
         winner = _fewest_changes(gains, rule)
@@ -186,25 +186,25 @@ def judge(
         if broken > 1:
             measured = sum(kept is not None for kept in baseline_kept)
             reason += f"; the bare command broke requirements in {broken} of {measured} launches"
-    return Verdict(kind, best, leader.configuration, leader.interval, reason, standings)
+    return Verdict(kind, best, leader.configuration, leader.interval, reason, ranked)
 
 
 def _judged(
-    contender: Contender, rule: ClaimRule, share: float, baseline_kept: Sequence[bool | None]
-) -> Contender:
-    """The contender with its interval, and whether it is a gain."""
-    interval = contender.interval
-    if interval is None and contender.seen:
-        interval = ratio_interval(contender.seen, level=share, step=contender.step)
-    if contender.out or interval is None:
-        return contender._replace(interval=interval)
-    keeps_more = _keeps_more(contender.kept, baseline_kept, share)
-    return contender._replace(
+    finalist: FinalistResults, rule: ClaimRule, share: float, baseline_kept: Sequence[bool | None]
+) -> FinalistResults:
+    """The finalist with its interval, and whether it is a gain."""
+    interval = finalist.interval
+    if interval is None and finalist.seen:
+        interval = ratio_interval(finalist.seen, level=share, step=finalist.step)
+    if finalist.out or interval is None:
+        return finalist._replace(interval=interval)
+    keeps_more = _keeps_more(finalist.kept, baseline_kept, share)
+    return finalist._replace(
         interval=interval, is_gain=_is_gain(interval, rule), keeps_more=keeps_more
     )
 
 
-def _estimate(row: Contender) -> float:
+def _estimate(row: FinalistResults) -> float:
     return row.interval.estimate if row.interval is not None else 0.0
 
 
@@ -217,7 +217,7 @@ def _is_gain(interval: RatioInterval, rule: ClaimRule) -> bool:
     )
 
 
-def _is_no_gain(row: Contender, rule: ClaimRule) -> bool:
+def _is_no_gain(row: FinalistResults, rule: ClaimRule) -> bool:
     interval = row.interval
     is_known = interval is not None and interval.pairs >= MIN_PAIRS
     return is_known and interval is not None and interval.high < 1.0 + rule.min_effect
@@ -231,7 +231,7 @@ def _keeps_more(
     return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
-def _fewest_changes(gains: Sequence[Contender], rule: ClaimRule) -> Contender:
+def _fewest_changes(gains: Sequence[FinalistResults], rule: ClaimRule) -> FinalistResults:
     """Among ties with the best gain, the one with the fewest changes, then the least memory."""
     best = gains[0]
     ties = [row for row in gains if is_tie(row, best, rule)]
@@ -245,7 +245,7 @@ def _fewest_changes(gains: Sequence[Contender], rule: ClaimRule) -> Contender:
     )
 
 
-def differences(one: Contender, other: Contender) -> tuple[float, ...]:
+def differences(one: FinalistResults, other: FinalistResults) -> tuple[float, ...]:
     """The log ratios of one finalist to another, for the blocks in which both were measured."""
     return tuple(
         mine - theirs
@@ -254,7 +254,7 @@ def differences(one: Contender, other: Contender) -> tuple[float, ...]:
     )
 
 
-def is_tie(one: Contender, best: Contender, rule: ClaimRule) -> bool:
+def is_tie(one: FinalistResults, best: FinalistResults, rule: ClaimRule) -> bool:
     """Whether a finalist ties with the best one.
 
     It does if it is behind by less than the minimal effect, or by less than one standard error of the
@@ -276,7 +276,7 @@ def _ahead(interval: RatioInterval, ratio: float) -> str:
     return f"{100.0 * (ratio - 1.0):+.1f} %"
 
 
-def _gain_reason(winner: Contender, first: Contender) -> str:
+def _gain_reason(winner: FinalistResults, first: FinalistResults) -> str:
     interval = winner.interval
     assert interval is not None
     pairs = counted(interval.pairs, "pair")
@@ -297,7 +297,7 @@ def _gain_reason(winner: Contender, first: Contender) -> str:
     return text
 
 
-def _open_reason(leader: Contender) -> str:
+def _open_reason(leader: FinalistResults) -> str:
     interval = leader.interval
     assert interval is not None
     if interval.pairs < MIN_PAIRS:
@@ -311,7 +311,7 @@ def _open_reason(leader: Contender) -> str:
     return _where(leader)
 
 
-def _where(leader: Contender) -> str:
+def _where(leader: FinalistResults) -> str:
     """The estimate of the best finalist and its interval, in words."""
     interval = leader.interval
     assert interval is not None

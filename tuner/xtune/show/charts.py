@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from xlaunch.text import number
 from xtune.evidence.readings import Importance, Point
-from xtune.evidence.verdicts import Contender
+from xtune.evidence.verdicts import FinalistResults
 from xtune.launches.launch import WALL, Launch, Outcome
 from xtune.launches.summaries import name_of
 from xtune.search.records import Record, Stage
@@ -112,10 +112,10 @@ def printable(value: str) -> str:
     return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], value)
 
 
-def ratio_scale(standings: Sequence[Contender]) -> Scale:
+def ratio_scale(finalists: Sequence[FinalistResults]) -> Scale:
     """The scale of all intervals and pairs of a final, and of the bare command."""
     shown: list[float] = []
-    for row in standings:
+    for row in finalists:
         if row.interval is not None:
             found = [row.interval.low or 1.0, row.interval.estimate, row.interval.high, 1.0]
             found += [math.exp(log) for log in row.seen]
@@ -123,7 +123,7 @@ def ratio_scale(standings: Sequence[Contender]) -> Scale:
     return Scale(shown)
 
 
-def pair_marks(row: Contender, scale: Scale) -> list[Mark]:
+def pair_marks(row: FinalistResults, scale: Scale) -> list[Mark]:
     """The ratio of each pair of launches of a finalist, block by block from above."""
     logs, step = row.log_ratios, row.step
     marks = []

@@ -19,7 +19,7 @@ from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
 from xlaunch.text import number
-from xtune.evidence.verdicts import Contender, VerdictKind
+from xtune.evidence.verdicts import FinalistResults, VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show import charts, words
 from xtune.show.result_text import advice, describe_interval, result_lines, resume_command
@@ -121,7 +121,7 @@ def render_page(result: SearchResult) -> str:
             result=result,
             resume_command=resume_command(result),
             sentence=_sentence,
-            standing_word=lambda row: _standing_word(result, row),
+            finalist_word=lambda row: _finalist_word(result, row),
             text="\n".join(result_lines(result)),
             times=_times,
             verdict=result.verdict,
@@ -165,7 +165,7 @@ def _times(step: float, *found: float) -> list[str]:
     return [f"{text}{sign}" for text in words.effects(step, *found)]
 
 
-def _standing_word(result: SearchResult, row: Contender) -> str:
+def _finalist_word(result: SearchResult, row: FinalistResults) -> str:
     verdict = result.verdict
     if row.out:
         return f"out: {row.out}"

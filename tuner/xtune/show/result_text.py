@@ -79,7 +79,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     yield from _front(result)
     for warned in launch_warnings(result.records, result.objective):
         yield f"  warning: {warned.text}"
-    if result.ended in ENDINGS and result.verdict.standings:  # else it is the reason
+    if result.ended in ENDINGS and result.verdict.finalists:  # else it is the reason
         yield f"  {ENDINGS[result.ended]}"
     yield f"  run it: {result.command}"
     if result.preset is not None:
@@ -163,7 +163,7 @@ def _claim(interval: RatioInterval) -> Iterator[str]:
 def _passed_over(result: SearchResult) -> Iterator[str]:
     """Why a configuration that looks better than the winner is not recommended."""
     verdict, goal = result.verdict, result.objective.sign
-    compared = [row.configuration for row in verdict.standings]
+    compared = [row.configuration for row in verdict.finalists]
     if compared and compared[0] != verdict.best:
         yield (
             f"  preferred to {settings(compared[0], result.space)}, which is not clearly better, and changes"

@@ -223,7 +223,7 @@ class SearchResult(NamedTuple):
 
         Without a final, the letters are for the best that were launched.
         """
-        chosen = [row.configuration for row in self.verdict.standings]
+        chosen = [row.configuration for row in self.verdict.finalists]
         if not chosen:
             met = [one for one in self.launches if self.objective.is_feasible(one)]
             chosen = list(dict.fromkeys(o.configuration for o in met if o.configuration != BARE))

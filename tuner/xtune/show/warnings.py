@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from xlaunch.text import number
 from xtune.evidence.noise import Control, disturbance_of, drift_of, noise_cautions, pooled_spread
-from xtune.evidence.verdicts import Contender, VerdictKind
+from xtune.evidence.verdicts import FinalistResults, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Steadiness
 from xtune.search.events import Ended
 from xtune.search.records import Record, Stage, outdated
@@ -123,7 +123,7 @@ def _provenance(result: SearchResult) -> Iterator[Warned]:
 
 def _disagreement(result: SearchResult) -> Iterator[Warned]:
     verdict = result.verdict
-    mine = (row for row in verdict.standings if row.configuration == verdict.leader)
+    mine = (row for row in verdict.finalists if row.configuration == verdict.leader)
     leader = next(mine, None)
     if leader is None or leader.interval is None:
         return
@@ -146,7 +146,7 @@ def _disagreement(result: SearchResult) -> Iterator[Warned]:
         )
 
 
-def _search_and_final(result: SearchResult, leader: Contender) -> Iterator[Warned]:
+def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator[Warned]:
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None

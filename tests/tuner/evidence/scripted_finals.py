@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from xtune.evidence.finals import Final, FinalLaunch, FinalPlan
-from xtune.evidence.verdicts import Contender
+from xtune.evidence.verdicts import FinalistResults
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement, Secondary
 from xtune.space.parameters import Configuration
 
@@ -21,7 +21,7 @@ TWO = Configuration({"allocator": "tcmalloc", "smt": True})
 THREE = Configuration({"openmp": "gnu-passive"})
 
 
-def contender(
+def finalist(
     configuration: Configuration,
     ratios: Sequence[float | None],
     *,
@@ -29,9 +29,9 @@ def contender(
     memory_bytes: float | None = None,
     kept: Sequence[bool | None] = (),
     out: str = "",
-) -> Contender:
+) -> FinalistResults:
     """A finalist that was so many times better in each block."""
-    return Contender(
+    return FinalistResults(
         configuration=configuration,
         changes=changes,
         log_ratios=tuple(None if ratio is None else math.log(ratio) for ratio in ratios),
