@@ -42,7 +42,7 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
     assert len(set(ids)) == len(ids)
 
     assert len(marks_of(root.by_id("chart-history"))) == len(found.launches)
-    values = [one for name in found.contestants for one in found.values(name)]
+    values = [one for name in found.labels for one in found.values(name)]
     assert len(marks_of(root.by_id("distributions"))) == len(values)
     pairs = [log for row in found.verdict.finalists for log in row.log_ratios]
     assert len(marks_of(root.by_id("decision"))) == sum(log is not None for log in pairs)
@@ -76,7 +76,7 @@ def test_a_gain_says_ratio_command_preset_and_plan() -> None:
     wins = [row for row in finalists if row[-1] == "wins"]
     (winner,) = wins
     assert "batch=8" in winner[1]
-    people = found.contestants
+    people = found.labels
     assert [row[0] for row in root.by_id("distributions").rows()] == list(people.values())
     assert next(iter(people)) == BARE
     left_out = [row for row in root.by_id("importance").rows() if " instead of " in row[1]]

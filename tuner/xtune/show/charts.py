@@ -156,18 +156,18 @@ def launch_marks(result: SearchResult, configuration: Configuration, scale: Scal
 
 
 def sample_rows(result: SearchResult) -> list[tuple[str, int, list[float]]]:
-    """The contestant, number and extremes and quartiles of each launch with many samples."""
+    """The label, number and extremes and quartiles of each launch with many samples."""
     name = name_of(result.objective.metric)
     rows = []
     for at, launch in enumerate(result.launches, start=1):
-        contestant = result.contestants.get(launch.configuration)
+        label = result.labels.get(launch.configuration)
         found = [one.values for one in launch.series if one.metric == name]
         samples = [value for values in found for value in values if math.isfinite(value)]
-        if contestant is None or result.objective.metric == WALL or len(samples) < MIN_SAMPLES:
+        if label is None or result.objective.metric == WALL or len(samples) < MIN_SAMPLES:
             continue
         quartiles = statistics.quantiles(samples, method="inclusive")
-        rows.append((contestant, at, [min(samples), *quartiles, max(samples)]))
-    return sorted(rows, key=lambda row: (list(result.contestants.values()).index(row[0]), row[1]))
+        rows.append((label, at, [min(samples), *quartiles, max(samples)]))
+    return sorted(rows, key=lambda row: (list(result.labels.values()).index(row[0]), row[1]))
 
 
 def history_chart(result: SearchResult) -> Chart:

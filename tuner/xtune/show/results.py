@@ -31,7 +31,7 @@ HEADLINES = {
     VerdictKind.INCONCLUSIVE: "inconclusive: neither a gain nor its absence is established",
 }
 
-MAX_CONTESTANTS = 5
+MAX_LABELS = 5
 """Configurations that are compared with the bare command in charts."""
 
 PROMISING_ERRORS = 2.0
@@ -218,7 +218,7 @@ class SearchResult(NamedTuple):
         return bests
 
     @property
-    def contestants(self) -> dict[Configuration, str]:
+    def labels(self) -> dict[Configuration, str]:
         """Names for charts and tables: ``bare``, then a letter for each finalist, best first.
 
         Without a final, the letters are for the best that were launched.
@@ -228,7 +228,7 @@ class SearchResult(NamedTuple):
             met = [one for one in self.launches if self.objective.is_feasible(one)]
             chosen = list(dict.fromkeys(o.configuration for o in met if o.configuration != BARE))
             chosen.sort(key=lambda one: -self.objective.sign * (self.median(one) or 0.0))
-        return {BARE: "bare"} | dict(zip(chosen, "ABCDE"[:MAX_CONTESTANTS], strict=False))
+        return {BARE: "bare"} | dict(zip(chosen, "ABCDE"[:MAX_LABELS], strict=False))
 
     @property
     def failures(self) -> tuple[Failure, ...]:
