@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
 from xtune.launches.announcements import (
-    Announced,
     Announcement,
+    LaunchAnnouncements,
     parse_announcement,
     read_announcements,
 )
@@ -22,12 +22,12 @@ LATENCY = "@hypertune {'name': 'latency (ms)'}"
 RATE = "@hypertune {'name': 'rate', 'higher_is_better': True, 'target_val': 100}"
 
 
-def read(*lines: str, instance: int = 0) -> Announced:
+def read(*lines: str, instance: int = 0) -> LaunchAnnouncements:
     told = [LiveLine(instance, "out", 10.0 + at, text) for at, text in enumerate(lines)]
     return read_announcements(told, began_s=9.0)
 
 
-def values(announced: Announced) -> dict[tuple[str, int], tuple[float, ...]]:
+def values(announced: LaunchAnnouncements) -> dict[tuple[str, int], tuple[float, ...]]:
     return {(one.metric, one.instance): one.values for one in announced.series}
 
 
@@ -115,7 +115,7 @@ def test_a_number_that_is_not_finite_is_named_and_left_out():
 def test_number_that_never_comes_is_said():
     for lines in ([LATENCY], [LATENCY, *["other"] * LINES_AFTER_MARK, "5"]):
         announced = read(*lines)
-        assert announced == Announced(
+        assert announced == LaunchAnnouncements(
             notes=(
                 "instance 0: no number followed @hypertune of 'latency (ms)';"
                 " print it on a line of its own",

@@ -45,7 +45,7 @@ class Announcement(NamedTuple):
         return Objective(self.metric, Goal.MAXIMIZE if self.higher_is_better else Goal.MINIMIZE)
 
 
-class Announced(NamedTuple):
+class LaunchAnnouncements(NamedTuple):
     """The announcements of all instances of a launch."""
 
     announcements: tuple[Announcement, ...] = ()
@@ -57,7 +57,7 @@ class Announced(NamedTuple):
     """The first line with an announced value that is NaN or infinite; it is left out."""
 
 
-def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
+def read_announcements(lines: Iterable[LiveLine], began_s: float) -> LaunchAnnouncements:
     """Pair announcements with the numbers after them.
 
     lines
@@ -101,7 +101,9 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> Announced:
         Series(instance, metric, tuple(at for at, _ in values), tuple(v for _, v in values))
         for (metric, instance), values in sorted(found.items())
     ]
-    return Announced(tuple(known.values()), tuple(series), tuple(dict.fromkeys(notes)), not_finite)
+    return LaunchAnnouncements(
+        tuple(known.values()), tuple(series), tuple(dict.fromkeys(notes)), not_finite
+    )
 
 
 def parse_announcement(line: str) -> Announcement:

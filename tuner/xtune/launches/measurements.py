@@ -12,7 +12,7 @@ from xlaunch.metrics.metric_lines import MetricKind, parse_metric
 from xlaunch.report import Report
 from xlaunch.text import number
 from xtune.errors import ObjectiveError
-from xtune.launches.announcements import MARK, Announced, Announcement, read_announcements
+from xtune.launches.announcements import MARK, Announcement, LaunchAnnouncements, read_announcements
 from xtune.launches.generators import (
     ERRORS,
     GENERATORS,
@@ -110,7 +110,7 @@ class Reader:
             notes=(reason, *run.notes),
         )
 
-    def _announced(self, run: EndedRun) -> Announced:
+    def _announced(self, run: EndedRun) -> LaunchAnnouncements:
         announced = read_announcements(run.watched.lines, run.watched.began)
         self.announcements = announced.announcements
         return announced

@@ -29,7 +29,7 @@ from xlaunch.metrics.metric_lines import (
 )
 from xlaunch.report import Report
 from xtune.errors import ObjectiveError
-from xtune.launches.announcements import MARK, Announced
+from xtune.launches.announcements import MARK, LaunchAnnouncements
 from xtune.launches.launch import (
     MAX_LEVEL,
     WALL,
@@ -160,7 +160,7 @@ def series_of(report: Report) -> tuple[Series, ...]:
 
 
 def summaries_of_run(
-    report: Report, announced: Announced, objective: Objective, window: Window
+    report: Report, announced: LaunchAnnouncements, objective: Objective, window: Window
 ) -> dict[str, Summary]:
     """Every metric with values in the window, by name."""
     found = dict[str, Summary]()
