@@ -24,7 +24,7 @@ def command(*, study: str | None, storage: str | None, budget: str | None, **out
     if output["quiet"] and output["verbose"]:
         raise UsageError("--quiet contradicts --verbose; drop one")
 
-    from xtune.cli.searching import Shown, preset_path, run_search
+    from xtune.cli.searching import OutputOptions, preset_path, run_search
     from xtune.cli.studies import enter, find_stored, open_named
     from xtune.preparation import prepare
     from xtune.search.budget import parse_budget
@@ -33,10 +33,10 @@ def command(*, study: str | None, storage: str | None, budget: str | None, **out
     if budget is not None:
         parse_budget(budget)
     output["save_preset"] = preset_path(output["save_preset"], force=output["force"])
-    shown = Shown(**output)
+    options = OutputOptions(**output)
     stored = find_stored(open_named(storage), study)
     stored.study.require_current()
-    enter(stored.directory, quiet=shown.quiet)
+    enter(stored.directory, quiet=options.quiet)
     asked = stored.asked._replace(budget=budget or stored.asked.budget, storage=storage)
-    task = prepare(asked, known=stored.study.subject, show_output=shown.verbose)
-    return run_search(resumed(task, stored.study), shown)
+    task = prepare(asked, known=stored.study.subject, show_output=options.verbose)
+    return run_search(resumed(task, stored.study), options)

@@ -38,7 +38,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a search: the first with the verdict so far, the second at once."""
 
 
-class Shown(NamedTuple):
+class OutputOptions(NamedTuple):
     """How a search is shown, and where its results go."""
 
     save_preset: str | None
@@ -117,24 +117,24 @@ def _announce(task: SearchTask, *, verbose: bool) -> None:
         _line(f"note: {note}")
 
 
-def run_search(session: SearchSession, shown: Shown) -> int:
+def run_search(session: SearchSession, output: OutputOptions) -> int:
     """Search and print the verdict; return the exit code."""
-    if not shown.quiet:
-        _announce(session.task, verbose=shown.verbose)
+    if not output.quiet:
+        _announce(session.task, verbose=output.verbose)
     with Signals() as signals:
-        with _screen(session.task, shown) as screen:
+        with _screen(session.task, output) as screen:
             outcome = search(
-                session, screen, say=silent if shown.quiet else say, check=signals.check
+                session, screen, say=silent if output.quiet else say, check=signals.check
             )
             signals.search_ended()
         result = conclude(session, outcome, say)
         try:
-            path, why = write_best(result, shown.save_preset, force=shown.force)
+            path, why = write_best(result, output.save_preset, force=output.force)
         except UsageError:
-            print_result(result, as_json=shown.as_json)
+            print_result(result, as_json=output.as_json)
             raise
-        print_result(result._replace(preset=path), as_json=shown.as_json)
-        if why and not shown.quiet:
+        print_result(result._replace(preset=path), as_json=output.as_json)
+        if why and not output.quiet:
             say(f"note: {why}")
     if outcome.ended is Ended.STORAGE:
         say(f"error: {outcome.trouble}")
@@ -197,17 +197,17 @@ def print_result(result: SearchResult, *, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _screen(task: SearchTask, shown: Shown) -> Iterator[Observer]:
+def _screen(task: SearchTask, output: OutputOptions) -> Iterator[Observer]:
     """The observer that shows the search."""
-    if shown.quiet:
+    if output.quiet:
         yield Observer()
-    elif sys.stderr.isatty() and not shown.verbose and os.environ.get("TERM") != "dumb":
+    elif sys.stderr.isatty() and not output.verbose and os.environ.get("TERM") != "dumb":
         from xtune.show.screens import LiveScreen
 
         with LiveScreen(task.space, task.objective) as screen:
             yield screen
     else:
-        yield PlainScreen(task.space, task.objective, say, verbose=shown.verbose)
+        yield PlainScreen(task.space, task.objective, say, verbose=output.verbose)
 
 
 def _line(text: str) -> None:

@@ -48,7 +48,7 @@ def command(
     )
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.searching import Beginning, Shown, run_search
+    from xtune.cli.searching import Beginning, OutputOptions, run_search
     from xtune.preparation import silent
     from xtune.search.events import Observer
     from xtune.searches import begin
@@ -60,7 +60,7 @@ def command(
         asked, context.obj, observer=observer, say=silent if quiet else say, show_output=verbose
     )
     context.call_on_close(session.study.storage.close)
-    return run_search(session, Shown(save_preset, as_json, verbose, quiet, force))
+    return run_search(session, OutputOptions(save_preset, as_json, verbose, quiet, force))
 
 
 command.modules = COMMANDS
