@@ -49,7 +49,7 @@ class OutputOptions(NamedTuple):
     """`save_preset` may be any file that the program does not use."""
 
 
-class Beginning(Observer):
+class StartObserver(Observer):
     """Says why a search does not begin yet."""
 
     def waiting(self, holder: str) -> None:

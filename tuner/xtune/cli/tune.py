@@ -48,14 +48,14 @@ def command(
     )
 
     from xlaunch.options.presets import check_preset_path
-    from xtune.cli.searching import Beginning, OutputOptions, run_search
+    from xtune.cli.searching import OutputOptions, StartObserver, run_search
     from xtune.preparation import silent
     from xtune.search.events import Observer
     from xtune.searches import begin
 
     if save_preset is not None:
         check_preset_path(save_preset, force=force, program=asked.request.program.words)
-    observer = Observer() if quiet else Beginning()
+    observer = Observer() if quiet else StartObserver()
     session = begin(
         asked, context.obj, observer=observer, say=silent if quiet else say, show_output=verbose
     )
