@@ -19,7 +19,14 @@ from xtune.launches.runner import Runner
 from xtune.preparation import Say, SearchTask, prepare, second_goal, silent
 from xtune.request import AUTO, SearchRequest
 from xtune.search.budget import parse_budget
-from xtune.search.events import Allowance, Ended, Observer, SearchOutcome, Seed, require_baseline
+from xtune.search.events import (
+    Allowance,
+    EndReason,
+    Observer,
+    SearchOutcome,
+    Seed,
+    require_baseline,
+)
 from xtune.search.records import (
     NextLaunch,
     Provenance,
@@ -241,8 +248,8 @@ def recall(task: SearchTask, study: Study, say: Say) -> SearchResult:
     verdict = undecided(BARE, "there was no final yet") if final is None else final.verdict()
     favourite = strategy.favourite(records)
     resolution = strategy.resolution(records, Allowance(0.0, 0.0))
-    ended = Ended(study.notes.get("ended") or Ended.UNKNOWN.value)
-    outcome = SearchOutcome(verdict, favourite, None, resolution, records, 0, ended)
+    end_reason = EndReason(study.notes.get("ended") or EndReason.UNKNOWN.value)
+    outcome = SearchOutcome(verdict, favourite, None, resolution, records, 0, end_reason)
     return _result(task, study, outcome)
 
 
@@ -250,11 +257,11 @@ def conclude(session: SearchSession, outcome: SearchOutcome, say: Say = silent) 
     """The result of a search; it is also stored in the study if that can be reached."""
     study = session.study
     try:
-        study.keep_note("ended", outcome.ended.value)
+        study.keep_note("ended", outcome.end_reason.value)
         if not _earlier(study, outcome.verdict):
             study.keep_verdict(outcome.verdict)
     except StorageError as error:
-        if outcome.ended is not Ended.STORAGE:  # which is reported
+        if outcome.end_reason is not EndReason.STORAGE:  # which is reported
             say(f"warning: the verdict is not stored: {error}")
     return _result(session.task, study, outcome)
 
@@ -271,7 +278,7 @@ def _result(task: SearchTask, study: Study, outcome: SearchOutcome) -> SearchRes
         storage=task.asked.storage,
         earlier=_earlier(study, outcome.verdict),
         resolution=outcome.resolution,
-        ended=outcome.ended,
+        end_reason=outcome.end_reason,
     )
 
 

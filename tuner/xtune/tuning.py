@@ -22,7 +22,7 @@ from xtune.launches.suspension import Suspended, suspend, suspendable
 from xtune.search.budget import MIN_FINAL, Budget, final_size, min_launches_for_final
 from xtune.search.events import (
     Allowance,
-    Ended,
+    EndReason,
     Favourite,
     Measurer,
     Observer,
@@ -168,20 +168,20 @@ class Search:
         self._records = tuple(self.store.records())
         self._since = max((record.number + 1 for record in self._records), default=0)
         self._earlier = _without_final(self._records)
-        ended = Ended.INTERRUPTED
+        end_reason = EndReason.INTERRUPTED
         try:
-            ended = self._search()
+            end_reason = self._search()
         except KeyboardInterrupt:
             pass
         except StorageError as error:
-            ended, self._trouble = Ended.STORAGE, str(error)
-        if ended is not Ended.INTERRUPTED:
+            end_reason, self._trouble = EndReason.STORAGE, str(error)
+        if end_reason is not EndReason.INTERRUPTED:
             # A first interruption comes too late now to end anything.
             with contextlib.suppress(KeyboardInterrupt):
-                return self._conclude(ended)
-        return self._conclude(ended)
+                return self._conclude(end_reason)
+        return self._conclude(end_reason)
 
-    def _search(self) -> Ended:
+    def _search(self) -> EndReason:
         self.observer.started(
             Outline(self.space.size, self.strategy.plans, self.budget, len(self._records))
         )
@@ -198,10 +198,10 @@ class Search:
                 self._suspend()
                 continue
             if allowance.left < 1:
-                return Ended.BUDGET
+                return EndReason.BUDGET
             busy = sorted({record.host for record in self._records if record.launch is None})
             if step is None and not busy:
-                return Ended.DONE
+                return EndReason.DONE
             # Their launches end, or count as lost after a while without a heartbeat.
             self._idle_looks = 0 if busy else self._idle_looks + 1
             self.observer.waiting_for_others(busy)
@@ -333,12 +333,12 @@ class Search:
         ]
         return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self.budget.time_s
 
-    def _conclude(self, ended: Ended) -> SearchOutcome:
+    def _conclude(self, end_reason: EndReason) -> SearchOutcome:
         final = self.strategy.final(self._records)
         if final is not None:
             verdict = final.verdict()
         else:
-            reason, more = self._no_final(ended)
+            reason, more = self._no_final(end_reason)
             verdict = undecided(BARE, reason)._replace(more=more)
         return SearchOutcome(
             verdict,
@@ -347,19 +347,19 @@ class Search:
             self.strategy.resolution(self._records, self._allowance()),
             self._records,
             len(self._walls),
-            ended,
+            end_reason,
             self._trouble,
         )
 
-    def _no_final(self, ended: Ended) -> tuple[str, MoreBudget | None]:
+    def _no_final(self, end_reason: EndReason) -> tuple[str, MoreBudget | None]:
         """Why there was none, and the launches for one if the budget was too small."""
-        if ended is Ended.STORAGE:
+        if end_reason is EndReason.STORAGE:
             return f"it ended before the final: {self._trouble}", None
-        if ended is Ended.INTERRUPTED:
+        if end_reason is EndReason.INTERRUPTED:
             return "it was interrupted before the final", None
         allowance = self._allowance()
         needed = self._needed_for_final(_without_final(self._records))
-        if ended is Ended.DONE:  # a control launch may come before what is left, a final
+        if end_reason is EndReason.DONE:  # a control launch may come before what is left, a final
             had_room = allowance.left >= MIN_FINAL.launches
             needed = needed._replace(launches=MIN_FINAL.launches + 1)
         else:

@@ -14,7 +14,7 @@ from tests.tuner.search.studies import worker as another
 
 from xtune.evidence.verdicts import VerdictKind
 from xtune.search.budget import Budget
-from xtune.search.events import Allowance, Ended, Observer, SearchOutcome
+from xtune.search.events import Allowance, EndReason, Observer, SearchOutcome
 from xtune.search.records import NextLaunch, Stage
 from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
@@ -98,7 +98,7 @@ def first(storage: Storage) -> Machine:
             raise KeyboardInterrupt
 
     machine.measurer = ScriptedMeasurer(on_launch=stop_in_the_final)
-    assert machine.search().ended is Ended.INTERRUPTED
+    assert machine.search().end_reason is EndReason.INTERRUPTED
     assert stages.count(Stage.FINAL) == 3
     return machine
 
@@ -113,7 +113,7 @@ def test_the_final_of_a_machine_that_died_is_gone_on_with(storage: Storage, firs
     # As long as it may be alive, and then a little longer.
     assert second.waited_for == [["node1"]] * 3 + [[]] * LOOKS_BEFORE_TAKING_OVER
     assert second.finals() > 3
-    assert (found.verdict.kind, found.ended) == (VerdictKind.GAIN, Ended.DONE)
+    assert (found.verdict.kind, found.end_reason) == (VerdictKind.GAIN, EndReason.DONE)
     assert gain(found.verdict.best) > 0.3
 
 

@@ -30,7 +30,7 @@ from xtune.launches.launch import Goal, Launch, Objective, Outcome, Requirement
 from xtune.launches.suspension import Suspended
 from xtune.search.budget import MIN_WITH_FINAL, Budget, FinalSize
 from xtune.search.events import (
-    Ended,
+    EndReason,
     Favourite,
     Observer,
     Outline,
@@ -266,7 +266,7 @@ def interrupted_at(number: int, store: MemoryStore) -> tuple[SearchOutcome, Scri
 def test_an_interruption_at_any_launch_gives_the_verdict_so_far(number: int) -> None:
     store = MemoryStore()
     result, measurer = interrupted_at(number, store)
-    assert result.ended is Ended.INTERRUPTED
+    assert result.end_reason is EndReason.INTERRUPTED
     assert result.launches == len(measurer.measured) == number
     assert all(record.launch is not None for record in store.records())
     assert (result.favourite is not None) == (number > 1)
@@ -368,7 +368,7 @@ def test_an_interruption_while_something_is_told_is_one() -> None:
                 raise KeyboardInterrupt
 
     result = search(ScriptedMeasurer(), Budget(launches=50), observer=Impatient())
-    assert (result.ended, result.launches) == (Ended.INTERRUPTED, 7)
+    assert (result.end_reason, result.launches) == (EndReason.INTERRUPTED, 7)
     assert len(result.records) == 7
 
 
@@ -387,7 +387,7 @@ def test_an_interruption_during_the_conclusion_comes_too_late(
     )
     count = 1
     result = search(ScriptedMeasurer(), Budget(launches=12))
-    assert (result.ended, len(told)) == (Ended.BUDGET, 2)
+    assert (result.end_reason, len(told)) == (EndReason.BUDGET, 2)
     told.clear()
     count = 2
     with pytest.raises(KeyboardInterrupt):
@@ -395,11 +395,11 @@ def test_an_interruption_during_the_conclusion_comes_too_late(
 
 
 def test_a_launch_that_ctrl_z_ends_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: set[int] = set()
+    measured: set[int] = set()
 
     def press(launch: int) -> None:
-        if launch not in ended:
-            ended.add(launch)
+        if launch not in measured:
+            measured.add(launch)
             raise Suspended
 
     def stop() -> None:
@@ -410,7 +410,7 @@ def test_a_launch_that_ctrl_z_ends_is_made_again(monkeypatch: pytest.MonkeyPatch
     search(whole, Budget(time_s=500.0))
     found = search(measurer, Budget(time_s=500.0))
     assert measurer.measured == whole.measured
-    assert len(ended) == found.launches == len(found.records) > 40
+    assert len(measured) == found.launches == len(found.records) > 40
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_a_storage_that_is_away_for_a_while_loses_nothing(method: str) -> None:
     diary, store = Diary(), Failing(method, first=4, times=2)
     options = {"store": store, "observer": diary, "host_lock": host_lock, "sleep": events.append}
     result = search(ScriptedMeasurer(), Budget(launches=6), **options)
-    assert result.ended is Ended.BUDGET
+    assert result.end_reason is EndReason.BUDGET
     assert len(store.records()) == result.launches == 6
     assert "trouble, again in 1 s" in diary.lines
     pauses = [at for at, event in enumerate(events) if isinstance(event, float)]
@@ -569,7 +569,7 @@ def test_a_storage_that_stays_away_ends_the_search_with_a_verdict() -> None:
     pauses: list[float] = []
     measurer = ScriptedMeasurer()
     result = search(measurer, Budget(launches=50), store=store, sleep=pauses.append)
-    assert result.ended is Ended.STORAGE
+    assert result.end_reason is EndReason.STORAGE
     assert "it went away" in result.trouble
     assert len(measurer.measured) == len(result.records) == 4, "the last one was seen as well"
     assert result.favourite is not None

@@ -72,7 +72,7 @@ def findings(
         result.records,
         second=second,
         resolution=result.resolution,
-        ended=result.ended,
+        end_reason=result.end_reason,
         directory="/srv",
     )
 

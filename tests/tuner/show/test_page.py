@@ -277,8 +277,8 @@ def test_what_breaks_a_requirement_is_said_to() -> None:
     objective = Objective(RATE.metric, RATE.goal, (bound,))
     found = findings(60, objective=objective, change=change)
     root = read_page(found)
-    ended = [(row[2], row[-1]) for row in root.by_id("history").rows()]
-    broke = [configuration for configuration, how in ended if how == "breaks a requirement"]
+    endings = [(row[2], row[-1]) for row in root.by_id("history").rows()]
+    broke = [configuration for configuration, how in endings if how == "breaks a requirement"]
     assert broke
     assert all("allocator=tcmalloc" in configuration for configuration in broke)
     assert "with rss<=1MiB" in root.words

@@ -14,7 +14,7 @@ from xtune.evidence.ratios import RatioInterval
 from xtune.evidence.verdicts import FinalistResults, MoreBudget, Verdict, VerdictKind, undecided
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
-from xtune.search.events import Ended, Favourite, Resolution
+from xtune.search.events import EndReason, Favourite, Resolution
 from xtune.search.study import Subject
 from xtune.show.result_text import result_lines, resume_command
 from xtune.show.results import SearchResult
@@ -94,7 +94,12 @@ TEXTS = [
         DETAILS,
     ),
     (
-        concluded(EARLY, FAILED, ended=Ended.INTERRUPTED, earlier="an earlier search found a gain"),
+        concluded(
+            EARLY,
+            FAILED,
+            end_reason=EndReason.INTERRUPTED,
+            earlier="an earlier search found a gain",
+        ),
         "inconclusive: neither a gain nor its absence is established",
         "  interrupted before the final",
         "  to continue: xtune resume rates",

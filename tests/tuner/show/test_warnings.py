@@ -9,7 +9,7 @@ from tests.tuner.show.cases import case
 from tests.tuner.show.pages import findings, read_page
 
 from xtune.launches.launch import Launch, Steadiness
-from xtune.search.events import Ended
+from xtune.search.events import EndReason
 from xtune.search.records import Stage
 from xtune.show.results import SearchResult
 from xtune.show.warnings import warnings_of
@@ -75,8 +75,8 @@ def test_noise_is_told_with_its_remedy() -> None:
 def test_a_search_that_ended_early() -> None:
     found = case("no final").found
     assert abouts(found) == ["no final"]
-    assert "ending" in abouts(found._replace(ended=Ended.INTERRUPTED))
-    assert "ending" in abouts(found._replace(ended=Ended.STORAGE))
+    assert "ending" in abouts(found._replace(end_reason=EndReason.INTERRUPTED))
+    assert "ending" in abouts(found._replace(end_reason=EndReason.STORAGE))
 
 
 def test_values_of_which_there_is_no_ratio_are_no_trouble() -> None:

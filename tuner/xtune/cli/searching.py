@@ -23,7 +23,7 @@ from xlaunch.text import folded
 from xtune.cli import EXIT_INTERRUPTED, say
 from xtune.errors import StorageError
 from xtune.preparation import SearchTask, silent
-from xtune.search.events import Ended, Observer
+from xtune.search.events import EndReason, Observer
 from xtune.searches import SearchSession, conclude, search
 from xtune.show.result_text import result_lines
 from xtune.show.results import SearchResult
@@ -136,10 +136,10 @@ def run_search(session: SearchSession, output: OutputOptions) -> int:
         print_result(result._replace(preset=path), as_json=output.as_json)
         if why and not output.quiet:
             say(f"note: {why}")
-    if outcome.ended is Ended.STORAGE:
+    if outcome.end_reason is EndReason.STORAGE:
         say(f"error: {outcome.trouble}")
         return StorageError.exit_code
-    if outcome.ended is Ended.INTERRUPTED:
+    if outcome.end_reason is EndReason.INTERRUPTED:
         return EXIT_INTERRUPTED if signals.number is None else 128 + signals.number
     return 0
 

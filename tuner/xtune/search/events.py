@@ -91,7 +91,7 @@ class Progress(NamedTuple):
     stage: Stage
 
 
-class Ended(enum.Enum):
+class EndReason(enum.Enum):
     """Why a search ended."""
 
     DONE = "done"
@@ -117,7 +117,7 @@ class SearchOutcome(NamedTuple):
     """All records of the study, also of earlier searches and other workers."""
     launches: int
     """Launches finished in this search."""
-    ended: Ended
+    end_reason: EndReason
     trouble: str = ""
     """The error of the storage, if any."""
 

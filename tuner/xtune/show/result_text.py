@@ -79,7 +79,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     yield from _front(result)
     for warned in launch_warnings(result.records, result.objective):
         yield f"  warning: {warned.text}"
-    if result.ended in ENDINGS and result.verdict.finalists:  # else it is the reason
+    if result.end_reason in ENDINGS and result.verdict.finalists:  # else it is the reason
         yield f"  {ENDINGS[result.ended]}"
     yield f"  run it: {result.command}"
     if result.preset is not None:

@@ -16,7 +16,7 @@ from xtune.evidence.verdicts import Verdict, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared, with_unit
 from xtune.search.ablation import Ablation, ablations_of
-from xtune.search.events import Ended, Favourite, Resolution
+from xtune.search.events import EndReason, Favourite, Resolution
 from xtune.search.records import Record, ScoreScale
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
@@ -79,7 +79,7 @@ class SearchResult(NamedTuple):
     """The verdict of an earlier search of the study, if this one is inconclusive."""
     resolution: Resolution | None = None
     """The gains that the search could show."""
-    ended: Ended = Ended.DONE
+    end_reason: EndReason = EndReason.DONE
     """How the last search ended."""
     directory: str = ""
     """The working directory of the launches, for the page."""

@@ -12,7 +12,7 @@ from xlaunch.text import number
 from xtune.evidence.noise import Control, disturbance_of, drift_of, noise_cautions, pooled_spread
 from xtune.evidence.verdicts import FinalistResults, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Steadiness
-from xtune.search.events import Ended
+from xtune.search.events import EndReason
 from xtune.search.records import Record, Stage, outdated
 from xtune.show.results import SearchResult
 from xtune.show.words import effects, launches, percent, spans
@@ -28,8 +28,8 @@ MAX_P_VALUE = 0.05
 """A gain with a larger p-value in the exact test is a disagreement between two tests."""
 
 ENDINGS = {
-    Ended.INTERRUPTED: "the last search was interrupted; this is the verdict so far",
-    Ended.STORAGE: "the last search ended early: its storage could not be written",
+    EndReason.INTERRUPTED: "the last search was interrupted; this is the verdict so far",
+    EndReason.STORAGE: "the last search ended early: its storage could not be written",
 }
 
 
@@ -198,8 +198,8 @@ def _noise(result: SearchResult) -> Iterator[Warned]:
 
 
 def _ending(result: SearchResult) -> Iterator[Warned]:
-    if result.ended in ENDINGS:
-        yield Warned("ending", ENDINGS[result.ended])
+    if result.end_reason in ENDINGS:
+        yield Warned("ending", ENDINGS[result.end_reason])
     if result.final_plan is None:
         yield Warned(
             "no final",
