@@ -52,7 +52,7 @@ MEMORY_BITS = 3
 more or less."""
 
 
-class Resolved(NamedTuple):
+class ResolvedConfiguration(NamedTuple):
     """A configuration that can be carried out."""
 
     configuration: Configuration
@@ -86,7 +86,7 @@ class Resolver:
         self._inherited = _digest(self.inherited)
         self.machine = machine
         self._policy_stays = _inherits_memory_policy(machine)
-        self._known: dict[Configuration, Resolved | XLaunchError] = {}
+        self._known: dict[Configuration, ResolvedConfiguration | XLaunchError] = {}
 
     def request(self, configuration: Configuration) -> Request:
         """The request to xlaunch. `BARE`: the program alone, its parameters at their defaults.
@@ -119,7 +119,7 @@ class Resolver:
             if fill(self.original, {name: value}) == self.original
         ]
 
-    def resolve(self, configuration: Configuration) -> Resolved:
+    def resolve(self, configuration: Configuration) -> ResolvedConfiguration:
         """The plan of a configuration.
 
         Raises what `xlaunch.plan` and `xlaunch.environment.prepare_environment` raise if it cannot be
@@ -191,7 +191,7 @@ class Resolver:
             values |= {field: request.options()[field] for field in fields}
         return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
 
-    def _resolve(self, complete: Configuration) -> Resolved | XLaunchError:
+    def _resolve(self, complete: Configuration) -> ResolvedConfiguration | XLaunchError:
         try:
             request = self.request(complete)
             made = plan(request.layout, self.machine)
@@ -205,7 +205,7 @@ class Resolver:
             plan_hash = _digest(
                 {"started": plan_hash, **{name: complete[name] for name in self._elsewhere}}
             )
-        return Resolved(complete, request, made, plan_hash)
+        return ResolvedConfiguration(complete, request, made, plan_hash)
 
     def _prepare(self, made: Plan, request: Request) -> Environment:
         return prepare_environment(made, request.program, self._environment, run=request.run)
