@@ -33,7 +33,7 @@ ENDINGS = {
 }
 
 
-class Warned(NamedTuple):
+class ResultWarning(NamedTuple):
     """A warning for the reader of a verdict."""
 
     about: str
@@ -41,13 +41,13 @@ class Warned(NamedTuple):
     text: str
 
 
-def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator[Warned]:
+def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator[ResultWarning]:
     """Warnings that follow from the launches alone."""
     seen = [shared_with(record.launch) for record in records if record.launch is not None]
     numbers = [number for number, note in enumerate(seen, start=1) if note]
     if numbers and len(numbers) >= MIN_SHARED * len(seen):
         whose = "its" if len(numbers) == 1 else "their"
-        yield Warned(
+        yield ResultWarning(
             "others",
             f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared {whose} CPUs with"
             f" other work; the last: {seen[numbers[-1] - 1]}",
@@ -55,10 +55,12 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
     made = [record.launch for record in records if record.launch is not None]
     failed = [note for one in made for note in one.notes if note.startswith("--cleanup ")]
     if failed:
-        yield Warned("cleanup", f"after {launches(len(failed))} of {len(made):,}: {failed[-1]}")
+        yield ResultWarning(
+            "cleanup", f"after {launches(len(failed))} of {len(made):,}: {failed[-1]}"
+        )
     caution = disturbance_of(final_pairs(records))
     if caution:
-        yield Warned("waiting", f"whether the settings made the difference is {caution}")
+        yield ResultWarning("waiting", f"whether the settings made the difference is {caution}")
     hosts: dict[str, list[Control]] = {}
     for record in records:
         launch = record.launch
@@ -70,11 +72,11 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
         caution = drift_of(controls).caution
         if caution:
             where = f"host {host}: " if len(hosts) > 1 else ""
-            yield Warned("drift", where + caution)
+            yield ResultWarning("drift", where + caution)
     medians = [statistics.median(one.level for one in controls) for controls in hosts.values()]
     between = math.expm1(max(medians) - min(medians)) if medians else 0.0
     if between > MIN_HOST_DIFFERENCE:
-        yield Warned(
+        yield ResultWarning(
             "hosts",
             f"the bare command differs by {percent(between)} between the"
             f" {len(medians)} hosts of this study; values are compared within a host",
@@ -98,7 +100,7 @@ def shared_with(launch: Launch) -> str | None:
     return next(iter(launch.shared_cpus), None)
 
 
-def warnings_of(result: SearchResult) -> tuple[Warned, ...]:
+def warnings_of(result: SearchResult) -> tuple[ResultWarning, ...]:
     """All warnings of the page, the most important first."""
     return (
         *_provenance(result),
@@ -109,19 +111,19 @@ def warnings_of(result: SearchResult) -> tuple[Warned, ...]:
     )
 
 
-def _provenance(result: SearchResult) -> Iterator[Warned]:
+def _provenance(result: SearchResult) -> Iterator[ResultWarning]:
     if not result.records:
         return
     numbers, changes = outdated(result.records, result.records[-1].made)
     if numbers:
-        yield Warned(
+        yield ResultWarning(
             "provenance",
             f"{len(numbers):,} of the launches ({spans(numbers)}) ran with {', '.join(changes)};"
             " they are compared with the others all the same",
         )
 
 
-def _disagreement(result: SearchResult) -> Iterator[Warned]:
+def _disagreement(result: SearchResult) -> Iterator[ResultWarning]:
     verdict = result.verdict
     mine = (row for row in verdict.finalists if row.configuration == verdict.leader)
     leader = next(mine, None)
@@ -131,7 +133,7 @@ def _disagreement(result: SearchResult) -> Iterator[Warned]:
     # With n pairs that all agree, the exact test's p-value is 1 / 2**n: that is no disagreement.
     attainable = 1.01 * 0.5**leader.interval.pairs
     if verdict.kind is VerdictKind.GAIN and leader.chance > max(MAX_P_VALUE, attainable):
-        yield Warned(
+        yield ResultWarning(
             "disagreement",
             f"the exact sign-flip test is less sure of the gain (p = {number(leader.chance, 2)}) than"
             " the interval, which assumes more; more pairs would make them agree",
@@ -139,14 +141,14 @@ def _disagreement(result: SearchResult) -> Iterator[Warned]:
     if leader.outlying:
         interval = leader.interval
         plain, robust = effects(interval.step, interval.plain, interval.estimate)
-        yield Warned(
+        yield ResultWarning(
             "outliers",
             f"outliers in the final: block {spans([block + 1 for block in leader.outlying])}; the"
             f" plain mean is {plain}, the robust estimate {robust}",
         )
 
 
-def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator[Warned]:
+def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator[ResultWarning]:
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None
@@ -170,19 +172,19 @@ def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator
     if seen > interval.high:
         how, lucky = "better", "; the best of many launches is usually a lucky one"
     ratio, low, high = effects(interval.step, seen, interval.low, interval.high)
-    yield Warned(
+    yield ResultWarning(
         "disagreement",
         f"the leader looked {how} before the final ({ratio}, {launches(len(mine))}) than in it"
         f" ({low} to {high}); only the final counts{lucky}",
     )
 
 
-def _noise(result: SearchResult) -> Iterator[Warned]:
+def _noise(result: SearchResult) -> Iterator[ResultWarning]:
     measured = [one for one in result.launches if one.configuration == BARE]
     measured = [one for one in measured if result.objective.has_level(one)]
     values = [one.value for one in measured if one.value is not None]
     for caution in noise_cautions(values, result.levels(measured)) if len(values) > 1 else ():
-        yield Warned("noise", f"the bare command: {caution}")
+        yield ResultWarning("noise", f"the bare command: {caution}")
     names = {result.shown: "the best finalist", BARE: "the bare command"}
     for configuration, name in reversed(names.items()):
         mine = [one for one in result.launches if one.configuration == configuration]
@@ -190,18 +192,18 @@ def _noise(result: SearchResult) -> Iterator[Warned]:
         for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
             count = sum(one.steadiness is steadiness for one in measured)
             if 2 * count > len(measured):
-                yield Warned(
+                yield ResultWarning(
                     "steadiness",
                     f"{name}: {steadiness.value} in {count} of {launches(len(measured))}; the mean of"
                     " such a launch depends on how long it runs",
                 )
 
 
-def _ending(result: SearchResult) -> Iterator[Warned]:
+def _ending(result: SearchResult) -> Iterator[ResultWarning]:
     if result.end_reason in ENDINGS:
-        yield Warned("ending", ENDINGS[result.end_reason])
+        yield ResultWarning("ending", ENDINGS[result.end_reason])
     if result.final_plan is None:
-        yield Warned(
+        yield ResultWarning(
             "no final",
             "there was no final, so nothing is claimed; the values below come from the search",
         )
