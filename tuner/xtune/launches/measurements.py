@@ -38,7 +38,7 @@ from xtune.launches.summaries import (
     unit_in,
     window_of,
 )
-from xtune.launches.watching import EndedRun, Watched, describe_unseen, failure_of
+from xtune.launches.watching import EndedRun, LaunchObservations, describe_unseen, failure_of
 from xtune.space.parameters import BARE
 
 ERRORS_NOT_SEEN = (
@@ -90,7 +90,7 @@ class Reader:
             The limit at which a program that still runs is measured by its values so far, if any;
             `until_s`: the same, since the launch began.
         """
-        is_timeout = run.watched.ended_as is Outcome.TIMED_OUT and limit_s is not None
+        is_timeout = run.observations.ended_as is Outcome.TIMED_OUT and limit_s is not None
         if is_timeout and limit_s is not None:
             served = self._served(launch, run, limit_s, until_s)
             if served is not None:
@@ -111,7 +111,7 @@ class Reader:
         )
 
     def _announced(self, run: EndedRun) -> LaunchAnnouncements:
-        announced = read_announcements(run.watched.lines, run.watched.began)
+        announced = read_announcements(run.observations.lines, run.observations.began)
         self.announcements = announced.announcements
         return announced
 
@@ -269,7 +269,7 @@ class Reader:
             launch = launch._replace(exit_code=None)
         if load.problem:
             outcome, reason = load.outcome, load.problem
-            run = run._replace(watched=Watched(), said=load.said)
+            run = run._replace(observations=LaunchObservations(), said=load.said)
             if load.service_ended and (ended := failure_of(run)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
             return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))

@@ -44,7 +44,7 @@ from xtune.launches.services import (
     run_command,
 )
 from xtune.launches.summaries import kind_in, name_of
-from xtune.launches.watching import EndedRun, LaunchWatch, Race, Tail, secondary_of
+from xtune.launches.watching import Cutoff, EndedRun, LaunchWatch, Tail, secondary_of
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.user_parameters import replace
@@ -193,18 +193,18 @@ class Runner:
             tag=None,
         )
 
-    def _race(self, plan: Plan, cut_at: float | None) -> Race | None:
+    def _race(self, plan: Plan, cut_at: float | None) -> Cutoff | None:
         objective = self.objective
         if cut_at is None or objective.metric.startswith(MARK):
             return None
         count = len(plan.instances)
         if objective.metric == WALL:
-            return Race(cut_at, objective.goal, None, MetricKind.TIME, count)
+            return Cutoff(cut_at, objective.goal, None, MetricKind.TIME, count)
         kind, name = kind_in(objective.metric), name_of(objective.metric)
-        return Race(cut_at, objective.goal, name, kind, count, self.reader.printed)
+        return Cutoff(cut_at, objective.goal, name, kind, count, self.reader.printed)
 
     def _run(
-        self, launch: Launch, command: _Command, race: Race | None, limit_s: float | None
+        self, launch: Launch, command: _Command, cutoff: Cutoff | None, limit_s: float | None
     ) -> Launch:
         memory, meter = MemoryWatch(self.root), EnergyMeter(self.root)
         cpu_wait = CpuWait(self.root)
@@ -245,18 +245,18 @@ class Runner:
                     load = load._replace(said=tail.text())  # without what it says when it is ended
                     run.end()
                     limit_s = None
-                watch = LaunchWatch(run, (tail, printed), meter, limit_s, race)
-                watched = watch.until_the_end()
+                watch = LaunchWatch(run, (tail, printed), meter, limit_s, cutoff)
+                observations = watch.until_the_end()
                 joules = meter.joules()
                 try:
                     report = run.report()
                 except XLaunchError as error:
-                    if watched.ended_as is None and not (load and load.problem):
+                    if observations.ended_as is None and not (load and load.problem):
                         raise
                     # It was ended before it could report.
                     report = Report(125, str(error), time.monotonic() - started, 0, (), (), ())
             said = tail.text()
-            if is_read and watched.ended_as is None:
+            if is_read and observations.ended_as is None:
                 self.printed_rate, self.reads_output = rate_in(printed.text()), False
         secondary = secondary_of(report, joules)
         if load is None:  # a load generator is no other program
@@ -269,12 +269,12 @@ class Runner:
             exit_code=report.exit_code if report.instances else None,
             shared_cpus=tuple(shared),
         )
-        ended = EndedRun(report, memory, watched, said, notes)
+        ended = EndedRun(report, memory, observations, said, notes)
         if load is not None:
             return self.reader.measured_load(launch, load, ended)
         if limit_s is None or limit_s != self.timeout_s:
             return self.reader.read(launch, ended)
-        return self.reader.read(launch, ended, limit_s, started + limit_s - watched.began)
+        return self.reader.read(launch, ended, limit_s, started + limit_s - observations.began)
 
     def _under_load(
         self, test: LoadTest, service: Service, configuration: Configuration, memory: MemoryWatch

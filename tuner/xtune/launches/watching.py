@@ -158,7 +158,7 @@ SHARE_OF_ONE_CPU = 0.005
 """Maximum share of a CPU for checks of a running launch."""
 
 
-class Race(NamedTuple):
+class Cutoff(NamedTuple):
     """The value that a launch must beat to continue."""
 
     cut_at: float
@@ -171,7 +171,7 @@ class Race(NamedTuple):
     """See `printed_units`."""
 
 
-class Watched(NamedTuple):
+class LaunchObservations(NamedTuple):
     """Observations of a running launch."""
 
     began: float = 0.0
@@ -191,12 +191,16 @@ class LaunchWatch:
     tails: Sequence[Tail]
     meter: EnergyMeter
     limit_s: float | None
-    race: Race | None
+    cutoff: Cutoff | None
 
     def __post_init__(self) -> None:
-        race = self.race
-        if race is not None and race.metric is not None and not may_be_cut(race.kind, race.goal):
-            self.race = None
+        cutoff = self.cutoff
+        if (
+            cutoff is not None
+            and cutoff.metric is not None
+            and not may_be_cut(cutoff.kind, cutoff.goal)
+        ):
+            self.cutoff = None
         self._started = time.monotonic()
         self._began: float | None = None
         self._lines: list[LiveLine] = []
@@ -207,7 +211,7 @@ class LaunchWatch:
         self._look_pause_s = FIRST_LOOK_S
         self._sample_at = self._started + MAX_PAUSE_S
 
-    def until_the_end(self) -> Watched:
+    def until_the_end(self) -> LaunchObservations:
         """Wait for the end of all processes."""
         while not self.run.wait(0):
             # select.select fails for descriptors from 1,024 on.
@@ -223,7 +227,7 @@ class LaunchWatch:
         self._take_output()
         self._take_live()
         began = self._started if self._began is None else self._began
-        return Watched(began, tuple(self._lines), self._ended_as, self._reason)
+        return LaunchObservations(began, tuple(self._lines), self._ended_as, self._reason)
 
     def _take_output(self) -> None:
         for tail in self.tails:
@@ -235,7 +239,7 @@ class LaunchWatch:
         if self._ended_as is None:
             if self.limit_s is not None:
                 times.append(self._started + self.limit_s)
-            if self.race is not None:
+            if self.cutoff is not None:
                 times.append(self._look_at)
         return min(times)
 
@@ -249,9 +253,9 @@ class LaunchWatch:
             self._end(
                 Outcome.TIMED_OUT, f"it took longer than the limit of {number(self.limit_s)} s"
             )
-        elif self.race is not None and now >= self._look_at:
+        elif self.cutoff is not None and now >= self._look_at:
             spent = time.thread_time()
-            reason = self._lost(self.race, now)
+            reason = self._lost(self.cutoff, now)
             cost_s = time.thread_time() - spent
             # Check less and less often, and limit the cost to its share.
             self._look_pause_s = max(1.2 * self._look_pause_s, cost_s / SHARE_OF_ONE_CPU)
@@ -260,23 +264,25 @@ class LaunchWatch:
             if reason is not None:
                 self._end(Outcome.CUT, reason)
 
-    def _lost(self, race: Race, now: float) -> str | None:
+    def _lost(self, cutoff: Cutoff, now: float) -> str | None:
         """Why it cannot win any more; None if it can."""
         self._take_live()
-        if race.metric is None:
-            if race.goal is not Goal.MINIMIZE or self._began is None:
+        if cutoff.metric is None:
+            if cutoff.goal is not Goal.MINIMIZE or self._began is None:
                 return None
-            self._look_at = self._began + race.cut_at
+            self._look_at = self._began + cutoff.cut_at
             ran_s = now - self._began
-            if ran_s <= race.cut_at:
+            if ran_s <= cutoff.cut_at:
                 return None
-            return f"it ran for {number(ran_s)} s, and the time to beat is {number(race.cut_at)} s"
+            return (
+                f"it ran for {number(ran_s)} s, and the time to beat is {number(cutoff.cut_at)} s"
+            )
         series = [
-            Series(index, race.metric, tuple(times), tuple(values))
+            Series(index, cutoff.metric, tuple(times), tuple(values))
             for index, (times, values) in sorted(self._values.items())
         ]
         return surely_worse(
-            series, race.instances, kind=race.kind, goal=race.goal, cut_at=race.cut_at
+            series, cutoff.instances, kind=cutoff.kind, goal=cutoff.goal, cut_at=cutoff.cut_at
         )
 
     def _take_live(self) -> None:
@@ -285,14 +291,14 @@ class LaunchWatch:
                 self._began = one.at_s if self._began is None else self._began
             elif isinstance(one, LiveLine):
                 self._lines.append(one)
-            elif self.race is not None and one.metric == self.race.metric:
-                self._take_value(one, self.race)
+            elif self.cutoff is not None and one.metric == self.cutoff.metric:
+                self._take_value(one, self.cutoff)
 
-    def _take_value(self, one: LiveValue, race: Race) -> None:
+    def _take_value(self, one: LiveValue, cutoff: Cutoff) -> None:
         value = one.value
         try:
-            first = race.printed.get(one.metric)
-            value *= comparable(one.metric, race.kind, one.unit, first)[0]
+            first = cutoff.printed.get(one.metric)
+            value *= comparable(one.metric, cutoff.kind, one.unit, first)[0]
         except ObjectiveError:  # which the launch fails with in the end
             return
         times, values = self._values.setdefault(one.instance, ([], []))
@@ -335,7 +341,7 @@ class EndedRun(NamedTuple):
 
     report: Report
     memory: MemoryWatch
-    watched: Watched = Watched()
+    observations: LaunchObservations = LaunchObservations()
     said: str = ""
     """The last lines of its standard error."""
     notes: tuple[str, ...] = ()
@@ -350,8 +356,8 @@ class EndedRun(NamedTuple):
 def failure_of(run: EndedRun) -> tuple[Outcome, str] | None:
     """The outcome of a failed launch, and why; None if it succeeded."""
     report, said = run.report, run.said
-    if run.watched.ended_as is not None:
-        return run.watched.ended_as, run.watched.reason
+    if run.observations.ended_as is not None:
+        return run.observations.ended_as, run.observations.reason
     # An instance that the system had no process for is not in the report.
     if sum(one.started for one in report.instances) < report.count:
         last = (said.splitlines() or ["it printed nothing"])[-1]
