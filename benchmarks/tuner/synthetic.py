@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.tuner.recorded import Header, RecordedLaunch, RecordedPlan, Recording
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 BARE_GAIN = -0.1
@@ -97,7 +97,7 @@ class _Maker:
         ordered = index % 3 == 0
         values = tuple(2**i for i in range(count)) if ordered else tuple("abcdefgh"[:count])
         default = values[self._random.randrange(count)]
-        return Parameter(f"p{index}", values, default, Where.OPTION, ordered)
+        return Parameter(f"p{index}", values, default, Target.OPTION, ordered)
 
     def _with_sensible_defaults(self) -> tuple[Parameter, ...]:
         """The best of three drawn configurations: who chose the defaults has measured a little."""

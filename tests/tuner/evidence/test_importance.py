@@ -19,15 +19,15 @@ from tests.tuner.evidence.simulation import (
 
 from xtune.evidence.readings import Importance, SettingImportance, ValueEffect, importance_of
 from xtune.launches.launch import Goal, Launch, Objective, Outcome
-from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target, Value
 from xtune.space.spaces import Space
 
 SPACE = Space(
     [
-        Parameter("allocator", ("auto", "jemalloc", "tcmalloc"), "auto", Where.OPTION),
-        Parameter("openmp", ("gnu", "intel", "llvm"), "gnu", Where.OPTION),
-        Parameter("cores", (1, 2, 4), 4, Where.OPTION, ordered=True),
-        Parameter("smt", (False, True), False, Where.OPTION),
+        Parameter("allocator", ("auto", "jemalloc", "tcmalloc"), "auto", Target.OPTION),
+        Parameter("openmp", ("gnu", "intel", "llvm"), "gnu", Target.OPTION),
+        Parameter("cores", (1, 2, 4), 4, Target.OPTION, ordered=True),
+        Parameter("smt", (False, True), False, Target.OPTION),
     ]
 )
 Effects = dict[str, dict[Value, float]]

@@ -25,11 +25,14 @@ from tests.tuner.evidence.simulation import (
 
 from xtune.evidence.finals import Final, Finalist, FinalPlan
 from xtune.evidence.verdicts import Verdict, VerdictKind
-from xtune.space.parameters import Configuration, Parameter, Where
+from xtune.space.parameters import Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 SPACE = Space(
-    [Parameter(name, ("a", "b", "c"), "a", Where.OPTION) for name in ("p", "q", "r", "s", "t", "u")]
+    [
+        Parameter(name, ("a", "b", "c"), "a", Target.OPTION)
+        for name in ("p", "q", "r", "s", "t", "u")
+    ]
 )
 OBSTINATE = {
     "printed in coarse steps": NoiseModel(0.0, modes_apart=0.10),

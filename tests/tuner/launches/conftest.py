@@ -16,11 +16,11 @@ from xlaunch.planning import Request
 from xtune.launches.launch import Goal, Objective
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.runner import Runner
-from xtune.space.parameters import Parameter, Where
+from xtune.space.parameters import Parameter, Target
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
-LAYOUTS = Parameter("layout", ("1x1", "2x1"), "1x1", Where.OPTION)
+LAYOUTS = Parameter("layout", ("1x1", "2x1"), "1x1", Target.OPTION)
 
 BEGIN = """
 import os, signal, sys, time

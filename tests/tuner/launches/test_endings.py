@@ -23,7 +23,7 @@ from tests.tuner.launches.conftest import BEGIN, MakeRunner
 import xlaunch
 from xlaunch.report import Report
 from xtune.launches.launch import Goal, Launch, Limits, Outcome, Steadiness
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 
 DEFAULT = Configuration({})
 TWO = Configuration({"layout": "2x1"})
@@ -204,7 +204,7 @@ def test_other_metrics_that_are_missing_are_told(make_runner: MakeRunner):
 def test_configuration_that_cannot_be_carried_out_says_why(
     make_runner: MakeRunner, name: str, values: tuple[str, str], said: str
 ):
-    parameter = Parameter(name, values, values[0], Where.OPTION)
+    parameter = Parameter(name, values, values[0], Target.OPTION)
     runner = make_runner("open('ran', 'w')", parameters=[parameter])
     configuration = Configuration({name: values[1]})
     launch = runner.measure(configuration)

@@ -18,7 +18,7 @@ from xtune.errors import ObjectiveError, SpaceError
 from xtune.launches.launch import Goal, Outcome, Secondary, Steadiness
 from xtune.launches.runner import PADDING_VARIABLE
 from xtune.search.events import Measurer
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 
 DEFAULT = Configuration({})
 TWO = Configuration({"layout": "2x1"})
@@ -168,9 +168,9 @@ def test_wall_time_of_instances_that_divide_the_work(make_runner: MakeRunner):
 
 def test_configuration_reaches_the_program(make_runner: MakeRunner):
     parameters = [
-        Parameter("batch", (1, 8), 1, Where.PROGRAM),
-        Parameter("MY_SWITCH", ("unset", "on"), "unset", Where.VARIABLE),
-        Parameter("place", ("compact", "scatter"), "compact", Where.OPTION),
+        Parameter("batch", (1, 8), 1, Target.PROGRAM),
+        Parameter("MY_SWITCH", ("unset", "on"), "unset", Target.VARIABLE),
+        Parameter("place", ("compact", "scatter"), "compact", Target.OPTION),
     ]
     program = (sys.executable, "-c", BEGIN + SHOW, "--batch={batch}")
     runner = make_runner("", program=program, parameters=parameters, asked={"ncores": 1})

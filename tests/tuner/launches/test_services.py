@@ -21,7 +21,7 @@ from xtune.launches.highest_load import LoadRange
 from xtune.launches.launch import Goal, Launch, Limits, Objective, Outcome
 from xtune.launches.requirements import parse_requirement
 from xtune.launches.services import Service, cores_beside, cores_kept_free, free_ports, with_ports
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 
 DEFAULT, TWO = Configuration({}), Configuration({"layout": "2x1"})
 
@@ -196,7 +196,7 @@ def test_parameters_may_stand_in_every_command(
         "plain",
         configuration,
         command="echo Requests/sec: {n}",
-        parameters=[Parameter("n", (3, 7), 3, Where.PROGRAM)],
+        parameters=[Parameter("n", (3, 7), 3, Target.PROGRAM)],
         prepare="touch before-{n}",
         cleanup="touch after-{n}",
     )

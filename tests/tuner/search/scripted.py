@@ -11,7 +11,7 @@ from xtune.launches.launch import NO_LIMITS, Goal, Launch, Limits, Objective, Ou
 from xtune.search.events import Allowance
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import Strategy
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 from xtune.tuning import next_step
 
@@ -19,11 +19,11 @@ RATE = Objective("items/s", Goal.MAXIMIZE)
 
 SPACE = Space(
     [
-        Parameter("allocator", ("auto", "glibc", "jemalloc", "tcmalloc"), "auto", Where.OPTION),
-        Parameter("batch", (1, 2, 4, 8, 16), 4, Where.PROGRAM, ordered=True),
-        Parameter("omp", ("auto", "gnu", "intel"), "auto", Where.OPTION),
-        Parameter("smt", (False, True), False, Where.OPTION),
-        Parameter("thp", ("auto", "never", "always"), "auto", Where.OPTION),
+        Parameter("allocator", ("auto", "glibc", "jemalloc", "tcmalloc"), "auto", Target.OPTION),
+        Parameter("batch", (1, 2, 4, 8, 16), 4, Target.PROGRAM, ordered=True),
+        Parameter("omp", ("auto", "gnu", "intel"), "auto", Target.OPTION),
+        Parameter("smt", (False, True), False, Target.OPTION),
+        Parameter("thp", ("auto", "never", "always"), "auto", Target.OPTION),
     ]
 )
 """360 configurations."""

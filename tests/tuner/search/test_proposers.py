@@ -15,12 +15,12 @@ from tests.tuner.search.scripted import SPACE, gain
 from xtune.search.proposer import MAX_HELD, REPEAT_EVERY, Belief
 from xtune.search.proposer import Proposer as Process
 from xtune.search.records import Rating
-from xtune.space.parameters import Configuration, Parameter, Value, Where
+from xtune.space.parameters import Configuration, Parameter, Target, Value
 from xtune.space.spaces import Space
 
 CONDITIONED = Space(SPACE.parameters, ["batch <= 4 if smt", "allocator != tcmalloc if omp == gnu"])
 LARGE = Space(
-    [Parameter(f"p{at}", tuple(range(6)), 0, Where.PROGRAM, ordered=True) for at in range(8)]
+    [Parameter(f"p{at}", tuple(range(6)), 0, Target.PROGRAM, ordered=True) for at in range(8)]
 )
 """1,679,616 configurations."""
 
@@ -235,8 +235,8 @@ def test_equal_plans_that_are_found_on_the_way_are_not_launched_again() -> None:
 
 MODES = Space(
     [
-        *[Parameter(f"p{at}", tuple("abcdefg"), "a", Where.OPTION) for at in range(3)],
-        Parameter("mode", ("slow", "fast"), "slow", Where.PROGRAM),
+        *[Parameter(f"p{at}", tuple("abcdefg"), "a", Target.OPTION) for at in range(3)],
+        Parameter("mode", ("slow", "fast"), "slow", Target.PROGRAM),
     ]
 )
 """686 configurations."""

@@ -28,7 +28,7 @@ from xtune.search.budget import MAX_BLOCKS
 from xtune.search.events import Allowance, Seed
 from xtune.search.records import Record, Stage
 from xtune.search.strategy import CONTROL_EVERY, Strategy
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 from xtune.tuning import next_step
 
@@ -45,7 +45,7 @@ def strategy(measurer: ScriptedMeasurer, **options: object) -> Strategy:
 
 
 def numbers(
-    name: str, default: int, where: Where = Where.PROGRAM, *, ordered: bool = True
+    name: str, default: int, where: Target = Target.PROGRAM, *, ordered: bool = True
 ) -> Parameter:
     return Parameter(name, (1, 2, 4, 8), default, where, ordered=ordered)
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
 from xtune.search.records import NextLaunch, Record, Stage
-from xtune.space.parameters import Configuration, Parameter, Where
+from xtune.space.parameters import Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
-SPACE = Space([Parameter("n", (1, 2, 4), 1, Where.PROGRAM, ordered=True)])
+SPACE = Space([Parameter("n", (1, 2, 4), 1, Target.PROGRAM, ordered=True)])
 RATE = Objective("items/s", Goal.MAXIMIZE)
 TWO, FOUR = Configuration({"n": 2}), Configuration({"n": 4})
 

@@ -17,7 +17,7 @@ from xtune.launches.launch import Goal, Launch, Objective, Outcome
 from xtune.show.charts import printable
 from xtune.show.page import page_environment, render_page
 from xtune.show.results import SearchResult
-from xtune.space.parameters import Configuration, Parameter, Where
+from xtune.space.parameters import Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 EVIL = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>\"'&amp;"
@@ -25,9 +25,9 @@ ENVIRONMENT = page_environment()
 
 HOSTILE = Space(
     [
-        Parameter("mode", ("plain", EVIL, "<b>bold</b>"), "plain", Where.PROGRAM, reason=EVIL),
-        Parameter("batch", (1, 2, 4, 8), 1, Where.PROGRAM, ordered=True, reason="<i>why</i>"),
-        Parameter("</title>", (False, True), False, Where.PROGRAM),
+        Parameter("mode", ("plain", EVIL, "<b>bold</b>"), "plain", Target.PROGRAM, reason=EVIL),
+        Parameter("batch", (1, 2, 4, 8), 1, Target.PROGRAM, ordered=True, reason="<i>why</i>"),
+        Parameter("</title>", (False, True), False, Target.PROGRAM),
     ]
 )
 

@@ -25,7 +25,7 @@ from xtune.show.words import (
     unmet,
 )
 from xtune.space.offers import LeftOut
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 PROGRESS = Progress(launches=12, left=28.0, elapsed_s=24.0, stage=Stage.SEARCH)
@@ -60,7 +60,7 @@ def launched(number: int, outcome: Outcome = Outcome.MEASURED) -> Record:
 
 
 def test_what_is_searched_takes_two_lines_and_details_on_request() -> None:
-    many = Parameter("huge", tuple("abcdef"), "a", Where.OPTION)
+    many = Parameter("huge", tuple("abcdef"), "a", Target.OPTION)
     space = Space([*SPACE.parameters, many])
     counted, names = describe_space(space, [LeftOut("smt", "no siblings")])
     assert counted.endswith(" configurations (-v lists all values, and what is left out)")

@@ -14,7 +14,7 @@ from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
 from xtune.space.hypertune import DEFAULTS, HypertuneSettings, parameters_of, read_settings
 from xtune.space.launch_options import with_option
-from xtune.space.parameters import Configuration, Where
+from xtune.space.parameters import Configuration, Target
 from xtune.space.spaces import Space
 
 REQUEST = Request.of("infer.py")
@@ -41,7 +41,7 @@ def launcher(**values: Any) -> HypertuneSettings:
 
 def made(settings: HypertuneSettings, machine: Machine) -> dict[str, tuple[Any, ...]]:
     parameters = parameters_of(settings, REQUEST, machine)[0]
-    assert all(one.default == one.values[0] and one.where is Where.OPTION for one in parameters)
+    assert all(one.default == one.values[0] and one.where is Target.OPTION for one in parameters)
     return {one.name: one.values for one in parameters}
 
 

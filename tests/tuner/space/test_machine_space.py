@@ -23,7 +23,7 @@ from xlaunch.planning.request import HugePages
 from xtune.errors import SpaceError
 from xtune.space.machine_space import MadeSpace, make_space
 from xtune.space.offers import SWITCHES, Offers
-from xtune.space.parameters import Configuration, Where
+from xtune.space.parameters import Configuration, Target
 from xtune.space.user_parameters import parse_parameters
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -128,7 +128,7 @@ def test_a_machine_with_everything_has_every_parameter() -> None:
     assert made.left_out == ()
     assert all(parameter.reason for parameter in made.space.parameters)
     assert all(parameter.default == parameter.values[0] for parameter in made.space.parameters)
-    assert {p.name for p in made.space.parameters if p.where is Where.VARIABLE} == set(switches)
+    assert {p.name for p in made.space.parameters if p.where is Target.VARIABLE} == set(switches)
 
 
 def test_what_makes_no_difference_is_left_out_with_its_reason() -> None:

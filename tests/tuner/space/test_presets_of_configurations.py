@@ -25,7 +25,7 @@ from xlaunch.planning.request import ECores
 from xtune.space.launch_options import with_option
 from xtune.space.machine_space import make_space
 from xtune.space.offers import SWITCHES, Offers
-from xtune.space.parameters import Configuration, Parameter, Value, Where
+from xtune.space.parameters import Configuration, Parameter, Target, Value
 from xtune.space.resolution import Resolver, command_of
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import parse_parameters
@@ -134,9 +134,9 @@ def test_a_launch_by_preset_is_what_was_resolved(tmp_path: Path) -> None:
 def test_a_preset_says_every_option_that_was_searched() -> None:
     space = Space(
         [
-            Parameter("layout", ("1xall", "2x1"), "1xall", Where.OPTION),
-            Parameter("smt", (False, True), False, Where.OPTION),
-            Parameter("ONEDNN_X", ("unset", "1"), "unset", Where.VARIABLE),
+            Parameter("layout", ("1xall", "2x1"), "1xall", Target.OPTION),
+            Parameter("smt", (False, True), False, Target.OPTION),
+            Parameter("ONEDNN_X", ("unset", "1"), "unset", Target.VARIABLE),
         ]
     )
     request = Request.of("./serve", "x", module=True, reserve_cores=1, cpus=(0, 1, 2, 8))
@@ -162,7 +162,7 @@ def test_a_preset_says_every_option_that_was_searched() -> None:
 
 def test_one_instance_for_each_node_is_a_mode() -> None:
     request = Request.of("./serve")
-    space = Space([Parameter("layout", ("1xall", "node"), "1xall", Where.OPTION)])
+    space = Space([Parameter("layout", ("1xall", "node"), "1xall", Target.OPTION)])
     with machine_of(None, UNEVEN) as machine:
         resolver = Resolver(space, request, {}, machine)
     by_node = Configuration({"layout": "node"})

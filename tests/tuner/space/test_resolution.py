@@ -23,7 +23,7 @@ from xlaunch.planning.request import HugePages
 from xtune.errors import SpaceError
 from xtune.space.machine_space import make_space
 from xtune.space.offers import SWITCHES, Offers
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import parse_parameters
@@ -283,7 +283,7 @@ def test_a_request_is_the_configuration_over_what_was_asked() -> None:
 def test_what_cannot_be_carried_out_says_why(
     name: str, default: str, value: str, said: str
 ) -> None:
-    resolver = resolver_in(Space([Parameter(name, (default, value), default, Where.OPTION)]))
+    resolver = resolver_in(Space([Parameter(name, (default, value), default, Target.OPTION)]))
     configuration = Configuration({name: value})
     assert resolver.plan_hash(configuration) is None
     with pytest.raises(UsageError, match=said):
@@ -322,7 +322,7 @@ def test_what_is_not_in_the_space_is_an_error() -> None:
     ],
 )
 def test_a_value_that_no_option_takes_is_an_error(name: str, value: str, message: str) -> None:
-    space = Space([Parameter(name, (value,), value, Where.OPTION)])
+    space = Space([Parameter(name, (value,), value, Target.OPTION)])
     resolver = resolver_in(space)
     with pytest.raises(SpaceError, match=message):
         resolver.request(space.default)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import parse_condition
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import MAX_COUNTED, Derived, Space
 
 LAYOUT = Parameter(
-    "layout", ("1xall", "1x1", "1x2", "2x1", "2x2", "4x1"), "1xall", Where.OPTION, reason="why not"
+    "layout", ("1xall", "1x1", "1x2", "2x1", "2x2", "4x1"), "1xall", Target.OPTION, reason="why not"
 )
-SMT = Parameter("smt", (False, True), False, Where.OPTION)
-ALLOCATOR = Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Where.OPTION)
-THREADS = Parameter("threads", (1, 2, 4, 8), 4, Where.PROGRAM, ordered=True)
+SMT = Parameter("smt", (False, True), False, Target.OPTION)
+ALLOCATOR = Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Target.OPTION)
+THREADS = Parameter("threads", (1, 2, 4, 8), 4, Target.PROGRAM, ordered=True)
 DERIVED = (
     Derived("instances", "layout", (1, 1, 1, 2, 2, 4)),
     Derived("ncores", "layout", (4, 1, 2, 1, 2, 1)),
@@ -147,7 +147,7 @@ def test_distances_of_places_say_how_alike_two_values_are() -> None:
 
 
 def test_a_parameter_of_one_value_has_no_places() -> None:
-    space = Space([THREADS, Parameter("batch", (8,), 8, Where.PROGRAM, ordered=True)])
+    space = Space([THREADS, Parameter("batch", (8,), 8, Target.PROGRAM, ordered=True)])
     assert space.places("batch") is None
     assert space.size == 4
     assert space.default["batch"] == 8
@@ -220,7 +220,7 @@ def test_one_configuration_is_nothing_to_choose_from() -> None:
     assert list(Space([])) == [Configuration({})]
 
 
-TWELVE = [Parameter(f"p{i}", tuple(range(20)), 0, Where.PROGRAM, True) for i in range(12)]
+TWELVE = [Parameter(f"p{i}", tuple(range(20)), 0, Target.PROGRAM, True) for i in range(12)]
 
 
 def test_a_large_space_without_conditions_is_counted() -> None:
@@ -258,7 +258,7 @@ def test_conditions_that_take_too_long_say_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 NUMBERED = [
-    Parameter(name, tuple(range(count)), 0, Where.PROGRAM, ordered=count != 3)
+    Parameter(name, tuple(range(count)), 0, Target.PROGRAM, ordered=count != 3)
     for name, count in (("a", 3), ("b", 2), ("c", 4), ("d", 3))
 ]
 SOME_CONDITIONS = st.lists(

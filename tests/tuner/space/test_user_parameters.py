@@ -13,7 +13,7 @@ from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request, plan
 from xtune.errors import SpaceError
 from xtune.space.launch_options import OPTIONS
-from xtune.space.parameters import Value, Where
+from xtune.space.parameters import Target, Value
 from xtune.space.user_parameters import (
     LAUNCHER_WORDS,
     MAX_VALUES,
@@ -56,7 +56,7 @@ def test_numbers_ascend_and_the_first_is_the_default(
     assert (parameter.values, parameter.default) == (values, default)
     assert [type(value) for value in parameter.values] == [type(value) for value in values]
     assert parameter.ordered
-    assert parameter.where is Where.PROGRAM
+    assert parameter.where is Target.PROGRAM
     assert parameter.reason == f"asked for: --param {text}"
 
 

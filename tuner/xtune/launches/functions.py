@@ -19,7 +19,7 @@ from xtune.errors import ObjectiveError
 from xtune.launches.generators import summary_of_share
 from xtune.launches.launch import NO_LIMITS, Launch, Limits, Objective, Outcome, Secondary
 from xtune.launches.requirements import check
-from xtune.space.parameters import BARE, Configuration, Value, Where
+from xtune.space.parameters import BARE, Configuration, Target, Value
 from xtune.space.resolution import Resolver
 
 
@@ -69,7 +69,7 @@ class FunctionMeasurer:
     @property
     def _has_layouts(self) -> bool:
         places = {one.where for one in self.resolver.space.parameters}
-        return places > {Where.PROGRAM} or Where.PROGRAM not in places
+        return places > {Target.PROGRAM} or Target.PROGRAM not in places
 
     def now_s(self) -> float:
         return time.monotonic()

@@ -27,15 +27,15 @@ from xtune.show.results import HEADLINES, SearchResult, finite
 from xtune.show.warnings import warnings_of
 from xtune.show.words import settings_of
 from xtune.space.identities import PROGRAM, SYSTEM, TUNER, installed
-from xtune.space.parameters import BARE, Where
+from xtune.space.parameters import BARE, Target
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 WHERE = {
-    Where.OPTION: "option of xlaunch",
-    Where.VARIABLE: "environment variable",
-    Where.PROGRAM: "parameter of the program",
+    Target.OPTION: "option of xlaunch",
+    Target.VARIABLE: "environment variable",
+    Target.PROGRAM: "parameter of the program",
 }
 
 GROUPS = {TUNER: "Tuner", PROGRAM: "Program", SYSTEM: "System"}

@@ -21,7 +21,7 @@ from xtune.search.records import Record, ScoreScale
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
 from xtune.show.words import launches as counted_launches
-from xtune.space.parameters import BARE, Configuration, Value, Where
+from xtune.space.parameters import BARE, Configuration, Target, Value
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
@@ -292,7 +292,7 @@ class SearchResult(NamedTuple):
         """All settings; for the bare command only the user's parameters."""
         if configuration != BARE:
             return dict(self.space.complete(configuration))
-        own = [p for p in self.space.parameters if p.where is Where.PROGRAM]
+        own = [p for p in self.space.parameters if p.where is Target.PROGRAM]
         return {parameter.name: parameter.default for parameter in own}
 
 

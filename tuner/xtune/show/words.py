@@ -20,7 +20,7 @@ from xtune.search.budget import Budget
 from xtune.search.events import Favourite, Outline, Progress, Resolution
 from xtune.search.records import NextLaunch, Record, Stage
 from xtune.space.offers import LeftOut
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 NOTHING = "\N{EN DASH}"
@@ -242,7 +242,7 @@ def describe_space(
 
 def _short(parameter: Parameter) -> str:
     """**Ex.:** ``thp=auto|always|never``, ``allocator (7 values)``."""
-    limit = MAX_VALUES if parameter.where is Where.PROGRAM else MAX_VALUES_OF_OURS
+    limit = MAX_VALUES if parameter.where is Target.PROGRAM else MAX_VALUES_OF_OURS
     if len(parameter.values) > limit:
         return f"{parameter.name} ({len(parameter.values)} values)"
     return f"{parameter.name}={'|'.join(map(str, parameter.values))}"

@@ -37,7 +37,7 @@ from xtune.space.launch_options import (
     with_option,
 )
 from xtune.space.machine_space import MadeSpace, counts_of
-from xtune.space.parameters import Parameter, Value, Where
+from xtune.space.parameters import Parameter, Target, Value
 from xtune.space.spaces import Derived, Space
 
 NCORES, NINSTANCES, ALL_NODES = "ncores_per_instance", "ninstances", "use_all_nodes"
@@ -211,7 +211,7 @@ def parameters_of(
 
     def searched_of(name: str, values: Iterable[Value]) -> Parameter:
         every = tuple(dict.fromkeys([defaults[name], *values]))
-        return Parameter(name, every, defaults[name], Where.OPTION)
+        return Parameter(name, every, defaults[name], Target.OPTION)
 
     searched = dict(settings.searched)
     if not searched.keys().isdisjoint((*COUNTS, ALL_NODES)):

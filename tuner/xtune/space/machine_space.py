@@ -40,7 +40,7 @@ from xtune.space.launch_options import (
     with_option,
 )
 from xtune.space.offers import LeftOut, Offers
-from xtune.space.parameters import Parameter, Value, Where
+from xtune.space.parameters import Parameter, Target, Value
 from xtune.space.spaces import Derived, Space
 
 MIN_SHARE_BYTES = 256 << 20
@@ -280,7 +280,9 @@ def _placement(
             left_out.append(LeftOut(LAYOUT, "there is one core to use"))
         else:
             derived += counts_of(layouts.values())
-            yield Parameter(LAYOUT, tuple(layouts), ALL_CORES, Where.OPTION, reason=REASONS[LAYOUT])
+            yield Parameter(
+                LAYOUT, tuple(layouts), ALL_CORES, Target.OPTION, reason=REASONS[LAYOUT]
+            )
 
     def moves(one: Request, other: Request) -> bool:
         return plan(one.layout, machine).instances != plan(other.layout, machine).instances
@@ -308,7 +310,7 @@ def _placement(
         elif name == MEMORY and nodes < 2:
             left_out.append(LeftOut(name, "there is one NUMA node to take memory from"))
         elif any(differs(one, with_option(one, name, values[1])) for one in requests):
-            yield Parameter(name, values, values[0], Where.OPTION, reason=REASONS[name])
+            yield Parameter(name, values, values[0], Target.OPTION, reason=REASONS[name])
         else:
             left_out.append(LeftOut(name, nothing))
 
@@ -325,7 +327,7 @@ def _offered(
         if fixed:
             left_out.append(LeftOut(name, f"given: --{option_name(name)}"))
         elif len(values) > 1:
-            yield Parameter(name, values, values[0], Where.OPTION, reason=REASONS[name])
+            yield Parameter(name, values, values[0], Target.OPTION, reason=REASONS[name])
     for switch in offers.switches:
         if switch.changes_results and not allow_numerics:
             reason = "it may change the program's results; --allow-numerics includes it"
@@ -335,7 +337,7 @@ def _offered(
             switch.name,
             (UNSET, *switch.values),
             UNSET,
-            Where.VARIABLE,
+            Target.VARIABLE,
             changes_results=switch.changes_results,
             reason=switch.reason,
         )

@@ -26,7 +26,7 @@ from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages
 from xtune.space.identities import Processor
 from xtune.space.launch_options import ACTIVE, ALLOCATOR, OMP, PASSIVE, THP, WAITING_VARIABLES
-from xtune.space.parameters import Configuration, Parameter, Where
+from xtune.space.parameters import Configuration, Parameter, Target
 from xtune.space.resolution import Resolver
 from xtune.space.spaces import Space
 
@@ -118,7 +118,7 @@ def read_offers(
     def kept(name: str, values: Iterable[str]) -> tuple[str, ...]:
         """The values that a launch accepts and that give different plans."""
         listed = tuple(values)
-        space = Space([Parameter(name, listed, listed[0], Where.OPTION)])
+        space = Space([Parameter(name, listed, listed[0], Target.OPTION)])
         resolver = Resolver(space, request, environment, machine)
         by_hash: dict[str, str] = {}
         for value in listed:

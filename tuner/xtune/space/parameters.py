@@ -11,7 +11,7 @@ Value: TypeAlias = str | int | float | bool
 """One value of a parameter: text as on xlaunch's command line, a number, or a switch."""
 
 
-class Where(enum.Enum):
+class Target(enum.Enum):
     """What a parameter changes."""
 
     OPTION = "option"
@@ -33,7 +33,7 @@ class Parameter(NamedTuple):
     """At least one, each once. Numbers ascend where `ordered`."""
     default: Value
     """xlaunch's own choice, or the first value of a user's parameter; one of `values`."""
-    where: Where
+    where: Target
     ordered: bool = False
     """Neighbouring values behave alike: counts and sizes."""
     changes_results: bool = False

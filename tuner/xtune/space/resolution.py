@@ -43,7 +43,7 @@ from xtune.space.launch_options import (
     with_option,
     with_variable,
 )
-from xtune.space.parameters import BARE, Configuration, Parameter, Value, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target, Value
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import fill
 
@@ -97,7 +97,7 @@ class Resolver:
         if configuration == BARE:
             return request
         complete = self.space.complete(configuration)
-        for where, change in ((Where.OPTION, with_option), (Where.VARIABLE, with_variable)):
+        for where, change in ((Target.OPTION, with_option), (Target.VARIABLE, with_variable)):
             for one in self.space.parameters:
                 if one.where is where:
                     request = change(request, one.name, complete[one.name])
@@ -106,7 +106,7 @@ class Resolver:
     def own_values(self, configuration: Configuration) -> dict[str, Value]:
         """The values of the program's own parameters; `BARE`: their defaults."""
         complete = self.space.complete({} if configuration == BARE else configuration)
-        own = [one.name for one in self.space.parameters if one.where is Where.PROGRAM]
+        own = [one.name for one in self.space.parameters if one.where is Target.PROGRAM]
         return {name: complete[name] for name in own}
 
     @functools.cached_property
@@ -181,7 +181,7 @@ class Resolver:
         """
         request = self.request(configuration)
         values = {option.key: value for option, value in _changed(request)}
-        for name in [p.name for p in self.space.parameters if p.where is Where.OPTION]:
+        for name in [p.name for p in self.space.parameters if p.where is Target.OPTION]:
             if name == LAYOUT:
                 fields: tuple[str, ...] = (
                     ("mode",) if request.layout.mode else ("instances", "ncores")
@@ -383,9 +383,9 @@ def _with_preset(request: Request, path: str) -> Request:
 
 def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | None:
     """The parameter's value that equals what is asked; None if there is none."""
-    if parameter.where is Where.PROGRAM:
+    if parameter.where is Target.PROGRAM:
         return None
-    if parameter.where is Where.VARIABLE:
+    if parameter.where is Target.VARIABLE:
         said = dict(asked.program.env).get(parameter.name, UNSET)
         return next((value for value in parameter.values if str(value) == said), None)
     if parameter.name == LAYOUT:

@@ -27,7 +27,7 @@ from xlaunch.planning import Request
 from xtune.errors import SpaceError
 from xtune.space.conditions import KEYWORDS
 from xtune.space.launch_options import INSTANCES, NCORES, OPTIONS
-from xtune.space.parameters import BARE, Parameter, Value, Where
+from xtune.space.parameters import BARE, Parameter, Target, Value
 
 MAX_VALUES = 1000
 """Maximum number of values of one parameter."""
@@ -74,7 +74,7 @@ def parse_parameter(text: str) -> Parameter:
         name=name,
         values=tuple(sorted(numbers)) if ordered else tuple(texts),
         default=numbers[0] if ordered else texts[0],
-        where=Where.PROGRAM,
+        where=Target.PROGRAM,
         ordered=ordered,
         changes_results=False,
         reason=f"asked for: --param {text}",
