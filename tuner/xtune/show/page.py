@@ -90,8 +90,10 @@ def check_page(path: str, *, force: bool = False) -> None:
 
 def render_page(result: SearchResult) -> str:
     """The whole file."""
-    headline, lead = HEADLINES[result.verdict.kind], result.lead
-    is_promising = lead is not None and lead.is_promising and lead.value is None
+    headline, unproven_best = HEADLINES[result.verdict.kind], result.unproven_best
+    is_promising = (
+        unproven_best is not None and unproven_best.is_promising and unproven_best.value is None
+    )
     page = (
         page_environment()
         .get_template("page.html")

@@ -189,22 +189,22 @@ def _medians(result: SearchResult, configuration: Configuration) -> str:
 
 def _lead(result: SearchResult) -> Iterator[str]:
     """The best configuration of a search that proved nothing."""
-    lead = result.lead
-    if lead is None:
+    unproven_best = result.unproven_best
+    if unproven_best is None:
         return
-    shown = settings(lead.configuration, result.space)
-    if lead.value is not None:
-        shown += f": {amount(lead.value, result.objective)}"
+    shown = settings(unproven_best.configuration, result.space)
+    if unproven_best.value is not None:
+        shown += f": {amount(unproven_best.value, result.objective)}"
         step = result.objective.step
-        times = effects(step, lead.ratio)[0] if lead.ratio else ""
+        times = effects(step, unproven_best.ratio)[0] if unproven_best.ratio else ""
         times += " against" if step else " times"
-        shown += f", {times} the bare command" if lead.ratio else ""
-    if lead.is_promising:
-        command = shlex.join(result.resolver.command(lead.configuration))
+        shown += f", {times} the bare command" if unproven_best.ratio else ""
+    if unproven_best.is_promising:
+        command = shlex.join(result.resolver.command(unproven_best.configuration))
         yield f"  most promising, but not proven: {shown}; to try it: {command}"
-    elif lead.ratio is not None and lead.ratio <= 1.0:
+    elif unproven_best.ratio is not None and unproven_best.ratio <= 1.0:
         yield f"  nothing is ahead of the bare command so far; the best is {shown}"
-    elif lead.is_promising is None:
+    elif unproven_best.is_promising is None:
         yield f"  the best so far is {shown}; the noise is not known yet"
     else:
         yield f"  nothing is ahead of the bare command by more than the noise; the best is {shown}"

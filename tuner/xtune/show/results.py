@@ -46,7 +46,7 @@ class Failure(NamedTuple):
     launches: tuple[Launch, ...]
 
 
-class Lead(NamedTuple):
+class UnprovenBest(NamedTuple):
     """The best configuration of a search that proved nothing."""
 
     configuration: Configuration
@@ -136,26 +136,28 @@ class SearchResult(NamedTuple):
         return self.verdict.leader
 
     @property
-    def lead(self) -> Lead | None:
+    def unproven_best(self) -> UnprovenBest | None:
         """The leader of the final, else of all launches; None with a gain, or without any."""
         leader, interval, favourite = self.verdict.leader, self.verdict.interval, self.favourite
         if self.verdict.kind is VerdictKind.GAIN:
             return None
         error, pairs = math.inf, 1
         if leader is not None and interval is not None:
-            lead = Lead(leader, None, interval.estimate)
+            unproven_best = UnprovenBest(leader, None, interval.estimate)
             error, pairs = interval.error, interval.pairs
         elif favourite is not None:
             configuration, ratio = favourite.configuration, favourite.ratio
-            lead = Lead(configuration, favourite.value, ratio)
+            unproven_best = UnprovenBest(configuration, favourite.value, ratio)
             pairs = max(1, min(len(self.values(configuration)), len(self.values(BARE))))
         else:
             return None
         if math.isinf(error) and self.resolution is not None:
             error = self.resolution.spread * math.sqrt(2.0 / pairs)
-        if math.isinf(error) or not lead.ratio:
-            return lead
-        return lead._replace(is_promising=math.log(lead.ratio) > PROMISING_ERRORS * error)
+        if math.isinf(error) or not unproven_best.ratio:
+            return unproven_best
+        return unproven_best._replace(
+            is_promising=math.log(unproven_best.ratio) > PROMISING_ERRORS * error
+        )
 
     # What was seen.
 
