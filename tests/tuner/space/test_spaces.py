@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from xtune.errors import SpaceError
 from xtune.space.conditions import parse_condition
 from xtune.space.parameters import BARE, Configuration, Parameter, Target
-from xtune.space.spaces import MAX_COUNTED, Derived, Space
+from xtune.space.spaces import MAX_COUNTED, DerivedValue, Space
 
 LAYOUT = Parameter(
     "layout", ("1xall", "1x1", "1x2", "2x1", "2x2", "4x1"), "1xall", Target.OPTION, reason="why not"
@@ -25,9 +25,9 @@ SMT = Parameter("smt", (False, True), False, Target.OPTION)
 ALLOCATOR = Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Target.OPTION)
 THREADS = Parameter("threads", (1, 2, 4, 8), 4, Target.PROGRAM, ordered=True)
 DERIVED = (
-    Derived("instances", "layout", (1, 1, 1, 2, 2, 4)),
-    Derived("ncores", "layout", (4, 1, 2, 1, 2, 1)),
-    Derived("thp", "", ("auto",)),
+    DerivedValue("instances", "layout", (1, 1, 1, 2, 2, 4)),
+    DerivedValue("ncores", "layout", (4, 1, 2, 1, 2, 1)),
+    DerivedValue("thp", "", ("auto",)),
 )
 PARAMETERS = (LAYOUT, SMT, ALLOCATOR, THREADS)
 CONDITIONS = ("threads<=ncores", "allocator!=tcmalloc if smt", "thp==auto")
@@ -175,7 +175,7 @@ def test_the_name_says_what_is_searched_and_no_more() -> None:
         Space(PARAMETERS[:3], derived=DERIVED).name,
         Space([*PARAMETERS[:3], THREADS._replace(default=1)], CONDITIONS, DERIVED).name,
         Space([*PARAMETERS[:3], THREADS._replace(values=(1, 2, 4))], CONDITIONS, DERIVED).name,
-        Space(PARAMETERS, CONDITIONS, [*DERIVED, Derived("memory", "", ("auto",))]).name,
+        Space(PARAMETERS, CONDITIONS, [*DERIVED, DerivedValue("memory", "", ("auto",))]).name,
     }
     assert len(names) == 6
     assert all(len(name) == 16 for name in names)

@@ -38,7 +38,7 @@ from xtune.space.launch_options import (
 )
 from xtune.space.machine_space import MadeSpace, counts_of
 from xtune.space.parameters import Parameter, Target, Value
-from xtune.space.spaces import Derived, Space
+from xtune.space.spaces import DerivedValue, Space
 
 NCORES, NINSTANCES, ALL_NODES = "ncores_per_instance", "ninstances", "use_all_nodes"
 COUNTS = (NCORES, NINSTANCES)
@@ -178,7 +178,7 @@ def hypertune_space(
     """
     settings = read_settings(path)
     parameters, notes = parameters_of(settings, request, machine)
-    derived: list[Derived] = []
+    derived: list[DerivedValue] = []
     for parameter in parameters:
         if parameter.name == LAYOUT:
             requests = [with_option(request, LAYOUT, text) for text in parameter.values]

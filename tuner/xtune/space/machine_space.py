@@ -41,7 +41,7 @@ from xtune.space.launch_options import (
 )
 from xtune.space.offers import LeftOut, Offers
 from xtune.space.parameters import Parameter, Target, Value
-from xtune.space.spaces import Derived, Space
+from xtune.space.spaces import DerivedValue, Space
 
 MIN_SHARE_BYTES = 256 << 20
 """Minimum memory for each instance: about that of a Python that has imported torch."""
@@ -73,14 +73,14 @@ def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> d
     return dict(by_place.values())
 
 
-def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[Derived]:
+def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[DerivedValue]:
     """The values that conditions may use of a parameter's plans.
 
     The cores are those of the smallest instance.
     """
     pairs = [(made.count, min(one.ncores for one in made.instances)) for made in plans]
     instances, ncores = zip(*pairs, strict=True)
-    return [Derived(INSTANCES, parameter, instances), Derived(NCORES, parameter, ncores)]
+    return [DerivedValue(INSTANCES, parameter, instances), DerivedValue(NCORES, parameter, ncores)]
 
 
 def _places(made: Plan) -> tuple[object, ...]:
@@ -218,7 +218,7 @@ def make_space(
     Raises `SpaceError` for invalid conditions, `UsageError` if nothing can be planned.
     """
     launch: list[Parameter] = []
-    derived: list[Derived] = []
+    derived: list[DerivedValue] = []
     left_out: list[LeftOut] = []
     if not only_parameters:
         launch += _placement(request, machine, left_out, derived, one_instance=one_instance)
@@ -237,7 +237,7 @@ def make_space(
         MEMORY: request.layout.mem_policy.value,
         THP: request.program.thp.value,
     }
-    derived += [Derived(n, "", (value,)) for n, value in fixed.items() if n not in names]
+    derived += [DerivedValue(n, "", (value,)) for n, value in fixed.items() if n not in names]
     space = Space([*launch, *own], when, derived, words=WORDS)
     return MadeSpace(space, tuple(left_out))
 
@@ -246,7 +246,7 @@ def _placement(
     request: Request,
     machine: Machine,
     left_out: list[LeftOut],
-    derived: list[Derived],
+    derived: list[DerivedValue],
     *,
     one_instance: bool,
 ) -> Iterable[Parameter]:

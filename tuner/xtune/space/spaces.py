@@ -38,10 +38,10 @@ MAX_DRAWN = 1000
 """Maximum number of random draws until one meets the conditions."""
 
 
-class Derived(NamedTuple):
+class DerivedValue(NamedTuple):
     """A value derived from one parameter's, for use in conditions.
 
-    **Ex.:** ``Derived("ncores", "layout", (4, 1))`` where layout is ``1x4`` or ``4x1``.
+    **Ex.:** ``DerivedValue("ncores", "layout", (4, 1))`` where layout is ``1x4`` or ``4x1``.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Space:
         self,
         parameters: Sequence[Parameter],
         conditions: Sequence[str] = (),
-        derived: Sequence[Derived] = (),
+        derived: Sequence[DerivedValue] = (),
         *,
         words: Collection[str] = (),
     ) -> None:
@@ -253,7 +253,7 @@ class Space:
                 f"the stored space has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
             )
         parameters = [from_plain(Parameter, one) for one in plain["parameters"]]
-        derived = [from_plain(Derived, one) for one in plain["derived"]]
+        derived = [from_plain(DerivedValue, one) for one in plain["derived"]]
         return cls(parameters, plain["conditions"], derived, words=plain["words"])
 
     def _choices(self, configuration: Mapping[str, Value]) -> Choices:
