@@ -290,8 +290,8 @@ def _size(size: int | None) -> str:
     return f"{-(-size // step) * step / 2**30:g} GiB"
 
 
-OURS = ("optuna", "numpy")
-THEIRS = (
+TUNER_PACKAGES = ("optuna", "numpy")
+PROGRAM_PACKAGES = (
     "torch", "torchvision", "transformers", "numpy", "scipy", "scikit-learn", "tensorflow", "jax", "onnxruntime",
     "openvino", "intel-openmp", "mkl",
 )  # fmt: skip
@@ -311,7 +311,7 @@ def installed(program: Program | None) -> Installed:
     import xtune
 
     own = {"xtune": xtune.__version__, "Python": platform.python_version()}
-    for name in OURS:
+    for name in TUNER_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             own[name] = metadata.version(name)
     system = {"kernel": f"{platform.system()} {platform.release()}"}
@@ -326,5 +326,5 @@ def installed(program: Program | None) -> Installed:
             theirs["Python"] = ".".join(map(str, program.installed.python))
         theirs[INTERPRETER] = program.interpreter
         packages = program.installed.packages or {}
-        theirs |= {name: packages[name] for name in THEIRS if name in packages}
+        theirs |= {name: packages[name] for name in PROGRAM_PACKAGES if name in packages}
     return {TUNER: own, PROGRAM: theirs, SYSTEM: system}
