@@ -47,8 +47,8 @@ COMPLETE = f"{PREFIX}complete"
 """Attribute that is set once all trials are written."""
 
 
-class _Shown(NamedTuple):
-    """The study of results as it is."""
+class _StoredResults(NamedTuple):
+    """What the study of results holds."""
 
     study_id: int | None
     trials: Sequence[tuple[int, ...]] = ()
@@ -113,7 +113,7 @@ def _is_up_to_date(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SQLAlchemy warns if another machine was faster
             backend.delete_study(study_id)
-        shown, study_id, missing = _Shown(None), None, list(wanted)
+        shown, study_id, missing = _StoredResults(None), None, list(wanted)
     if study_id is None:
         directions = backend.get_study_directions(study.id)
         study_id = backend.create_new_study(directions, f"{study.name}{RESULTS}")
@@ -129,12 +129,12 @@ def _is_up_to_date(
     return False
 
 
-def _shown(study: Study) -> _Shown:
+def _shown(study: Study) -> _StoredResults:
     backend = study.storage.uncached
     try:
         study_id = backend.get_study_id_from_name(f"{study.name}{RESULTS}")
     except KeyError:
-        return _Shown(None)
+        return _StoredResults(None)
     attributes = backend.get_study_user_attrs(study_id)
     try:
         trials = backend.get_all_trials(study_id, deepcopy=False)
@@ -143,7 +143,7 @@ def _shown(study: Study) -> _Shown:
         numbers = [(-1,)]
     is_own = attributes.get(RESULTS_OF) == study.name or not numbers
     launched_s = attributes.get(LAUNCHED_S, 0.0)
-    return _Shown(study_id, numbers, launched_s, COMPLETE in attributes, is_own)
+    return _StoredResults(study_id, numbers, launched_s, COMPLETE in attributes, is_own)
 
 
 def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
