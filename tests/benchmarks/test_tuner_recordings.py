@@ -36,13 +36,13 @@ from xtune.launches.launch import (
     Steadiness,
 )
 from xtune.search.encoding import encode_launch
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 SPACE = Space(
     [
-        Parameter("allocator", ("auto", "glibc"), "auto", Where.OPTION),
-        Parameter("batch", (1, 2, 4), 2, Where.PROGRAM, ordered=True),
+        Parameter("allocator", ("auto", "glibc"), "auto", Target.OPTION),
+        Parameter("batch", (1, 2, 4), 2, Target.PROGRAM, ordered=True),
     ],
     ["batch <= 2 if allocator == glibc"],
 )

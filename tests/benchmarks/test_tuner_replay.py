@@ -11,7 +11,7 @@ from benchmarks.tuner.recorded import Header, RecordedLaunch, RecordedPlan, Reco
 from benchmarks.tuner.replay import ResampledMeasurer, levelled, noise_of, share
 
 from xtune.launches.launch import Goal, Launch, Objective, Outcome, Secondary
-from xtune.space.parameters import BARE, Configuration, Parameter, Where
+from xtune.space.parameters import BARE, Configuration, Parameter, Target
 from xtune.space.spaces import Space
 
 VALUES = {
@@ -27,7 +27,7 @@ def configuration(name: str) -> Configuration:
 
 def recording(goal: Goal = Goal.MAXIMIZE) -> Recording:
     """Three plans and the bare command, three launches each."""
-    ways = Parameter("way", tuple(VALUES), "steady", Where.OPTION, False)
+    ways = Parameter("way", tuple(VALUES), "steady", Target.OPTION, False)
     header = Header("ways", Space((ways,)), "made up", ("ways.py",), Objective("images/s", goal))
     plans = [
         RecordedPlan("bare", (BARE,)),

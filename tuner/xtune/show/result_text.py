@@ -80,7 +80,7 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     for warned in launch_warnings(result.records, result.objective):
         yield f"  warning: {warned.text}"
     if result.end_reason in ENDINGS and result.verdict.finalists:  # else it is the reason
-        yield f"  {ENDINGS[result.ended]}"
+        yield f"  {ENDINGS[result.end_reason]}"
     yield f"  run it: {result.command}"
     if result.preset is not None:
         yield f"  preset: {result.preset}"

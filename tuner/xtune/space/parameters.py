@@ -25,7 +25,7 @@ class Target(enum.Enum):
 class Parameter(NamedTuple):
     """A parameter that a search varies.
 
-    **Ex.:** ``Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Where.OPTION)``
+    **Ex.:** ``Parameter("allocator", ("auto", "glibc", "tcmalloc"), "auto", Target.OPTION)``
     """
 
     name: str
