@@ -237,7 +237,7 @@ class _Called(nn.Module):
 
 
 def compile_library(job: CompileJob, directory: str) -> None:
-    """Compile into `directory`, in this process. Raises CompilationError."""
+    """Compile into `directory`, in this process, where the model serves nothing else. Raises CompilationError."""
     import torch._inductor as inductor
     import torch._inductor.config as settings
 
@@ -245,6 +245,7 @@ def compile_library(job: CompileJob, directory: str) -> None:
     work = os.path.join(directory, WORK)
     os.mkdir(work)
     module = as_module(job)
+    _separate(module)
     given = inductor_options(job.options, threads=job.threads, freezing=True)
     given = operator_library.c_calls() | given
     options = library_settings(given, operator_library.loaded().path)
@@ -271,6 +272,14 @@ def compile_library(job: CompileJob, directory: str) -> None:
     os.chmod(os.path.join(directory, LIBRARY), 0o600)
     machine = options["aot_inductor.metadata"]
     write_description(directory, sizes, specs, machine, time.perf_counter() - began)
+
+
+def _separate(module: nn.Module) -> None:
+    """Give the weights that are parts of wider memory their own: the compiler writes the memory of each."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+        if plain and tensor.untyped_storage().nbytes() > tensor.nbytes:
+            tensor.data = tensor.data.clone()
 
 
 def as_module(job: CompileJob) -> nn.Module:

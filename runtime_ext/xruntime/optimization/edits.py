@@ -58,7 +58,7 @@ class Edits:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.same_values: dict[int, int] = {}
-        """By id of a new Parameter that differs in layout only: the id of the one that it replaced."""
+        """By id of a new Parameter that differs in its place or layout only: the id of the one that it replaced."""
 
         self._undo: list[Callable[[], object]] = []
         self._subclasses: dict[tuple[type, type], type[nn.Module]] = {}
@@ -120,9 +120,21 @@ class Edits:
         setattr(module, name, new)
         self._undo.append(functools.partial(setattr, module, name, old))
 
+    def move_parameter(self, module: nn.Module, name: str, memory: torch.Tensor | None) -> None:
+        """Put one parameter of one module on other memory with the same values; None: it has none."""
+        old = getattr(module, name)
+        if memory is not None:
+            new = nn.Parameter(memory, requires_grad=old.requires_grad)
+            self.set_parameter(module, name, new)
+            self._note_same(new, old)
+
     def replace_layout(self, old: nn.Parameter, layout: torch.memory_format) -> None:
         """Put a Parameter with the same values in another memory format wherever `old` is."""
-        new = self.replace_parameter(old, old.detach().contiguous(memory_format=layout))
+        self._note_same(
+            self.replace_parameter(old, old.detach().contiguous(memory_format=layout)), old
+        )
+
+    def _note_same(self, new: nn.Parameter, old: nn.Parameter) -> None:
         self.same_values[id(new)] = self.same_values.get(id(old), id(old))
 
     def set_layout(self, parameter: nn.Parameter, layout: torch.memory_format) -> None:

@@ -8,19 +8,19 @@ of a part of it, run without autocast.
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
 from xruntime.optimization.edits import Replaced
 from xruntime.optimization.steps import SkipPassError
-from xruntime.threads.torch_modes import current_autocast
+from xruntime.threads.torch_modes import current_autocast, transformed
 
 
 def with_low_weights(
@@ -52,10 +52,9 @@ class Lowered(Replaced):
     weight: torch.Tensor
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002 - torch's name
+        forward = super().forward
         return with_low_weights(
-            lambda value: self._layer.forward(self, value, *args, **kwargs),
-            input,
-            self.weight.dtype,
+            lambda value: forward(value, *args, **kwargs), input, self.weight.dtype
         )
 
 
@@ -64,105 +63,100 @@ class _Waiting(NamedTuple):
 
     value: torch.Tensor
     state: tuple[Any, ...]
-    copy: torch.Tensor | None
-    """Of a tensor made in inference mode."""
+    earlier: torch.Tensor | None
+    """A copy of a tensor made in inference mode, whose changes torch does not count."""
 
-    parts: dict[int, torch.Tensor]
-
-    def is_right(self, value: torch.Tensor) -> bool:
-        """Whether they are still the outputs for this tensor."""
-        if self.value is not value or self.state != _state(value):
-            return False
-        return self.copy is None or torch.equal(self.copy, value)
+    outputs: dict[Any, torch.Tensor]
 
 
-def _state(value: torch.Tensor) -> tuple[Any, ...]:
-    """Return what decides whether outputs for this tensor are still right.
-
-    Changes of tensors made in inference mode are not counted by torch: `Joined` compares their values.
-    """
-    version = None if value.is_inference() else value._version  # noqa: SLF001 - no public one
-    return version, torch.is_grad_enabled(), current_autocast()
-
-
-class Joined(nn.Module):
-    """The weights of several linears with one input.
+class Joined:
+    """The weights of several linears with one input, side by side in one matrix.
 
     The first linear that is called computes the outputs of all, and the others take theirs, if they
-    are called with the same tensor in the same thread. Otherwise each computes its own part, also where
-    torch.compile traces it: Inductor may join them again.
+    are called with the same tensor in the same thread. Otherwise each computes its own, also once one of them has other
+    parameters or hooks, and where torch transforms calls or compiles them: Inductor may join them again.
     """
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        super().__init__()
-        self.sizes = [linear.out_features for linear in linears]
-        self.weight = nn.Parameter(torch.cat([m.weight.detach() for m in linears]), False)
-        self.bias: nn.Parameter | None = None
-        given: list[torch.Tensor | None] = [linear.bias for linear in linears]
-        if any(bias is not None for bias in given):
-            biases = [
-                self.weight.new_zeros(size) if bias is None else bias.detach()
-                for bias, size in zip(given, self.sizes, strict=True)
-            ]
-            self.bias = nn.Parameter(torch.cat(biases), False)
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._sizes = sizes = [linear.out_features for linear in linears]
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        given: list[Any] = [linear.bias for linear in linears]
+        bias = None
+        if any(own is not None for own in given):
+            zeros = map(weight.new_zeros, sizes)
+            pairs = zip(given, zeros, strict=True)
+            bias = torch.cat([zero if own is None else own.detach() for own, zero in pairs])
+        split: Any = torch.split
+        biases = given if bias is None else split(bias, sizes)
+        self.rows: dict[Any, dict[str, Any]] = {
+            linear: {"weight": rows, "bias": None if own is None else part}
+            for linear, rows, own, part in zip(
+                linears, split(weight, sizes), given, biases, strict=True
+            )
+        }
+        """By linear: the memory of its parameters."""
+
+        self._whole = copy.copy(linears[0])
+        vars(self._whole)["_parameters"] = {"weight": weight, "bias": bias}
+        self._tensors = [weight] if bias is None else [weight, bias]
         self._waiting = threading.local()
 
-    def part(self, at: int, value: torch.Tensor) -> torch.Tensor:
-        """Return the output of linear number `at`."""
-        if torch.compiler.is_dynamo_compiling():
-            return self._linear(value, *self.own(at))
+    def __reduce__(self) -> Any:
+        """Copies of linears have parameters of their own, and no `Joined`."""
+        return type(None), ()
+
+    def output(self, linear: nn.Module, value: torch.Tensor) -> torch.Tensor | None:
+        """Return the output of one of the linears; None where it has to compute that itself."""
+        if transformed():
+            return None
         waiting: _Waiting | None = getattr(self._waiting, "call", None)
-        if waiting is not None and waiting.value is value and at in waiting.parts:
-            if waiting.is_right(value):
-                output = waiting.parts.pop(at)
-                if not waiting.parts:
-                    self._waiting.call = None
-                return output
-            self._waiting.call = None
-        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
-        if at or (mapped and value.is_inference()):
-            return self._linear(value, *self.own(at))
-        whole = self._linear(value, self.weight, self.bias)
-        # Autograd does not let a model change the results of torch.split in place; torch.vmap knows no other.
-        split: Any = torch.split if mapped else torch.unsafe_split_with_sizes
-        outputs: tuple[torch.Tensor, ...] = split(whole, self.sizes, -1)
-        parts = dict(enumerate(outputs[1:], 1))
-        copy = value.clone() if value.is_inference() else None
-        self._waiting.call = _Waiting(value, _state(value), copy, parts)
-        return outputs[0]
-
-    def _linear(
-        self, value: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        if weight.dtype not in (torch.bfloat16, torch.float16):
-            return functional.linear(value, weight, bias)
-        return with_low_weights(
-            lambda value: functional.linear(value, weight, bias), value, weight.dtype
+        if waiting is not None and waiting.value is value and linear in waiting.outputs:
+            output: torch.Tensor = waiting.outputs.pop(linear)
+            same = waiting.state == self._state(value) and self._has_rows(linear)
+            same = same and (waiting.earlier is None or torch.equal(waiting.earlier, value))
+            if not same or not waiting.outputs:
+                self._waiting.call = None
+            return output if same else None
+        if linear is not next(iter(self.rows)) or not all(map(self._has_rows, self.rows)):
+            return None
+        # Autograd does not let a model change the results of torch.split in place.
+        split: Any = torch.unsafe_split_with_sizes
+        outputs = dict(
+            zip(self.rows, split(self._whole.forward(value), self._sizes, -1), strict=True)
         )
+        output = outputs.pop(linear)
+        earlier = value.clone() if value.is_inference() else None
+        self._waiting.call = _Waiting(value, self._state(value), earlier, outputs)
+        return output
 
-    def own(self, at: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the weight and bias of linear number `at`."""
-        begin = sum(self.sizes[:at])
-        rows = slice(begin, begin + self.sizes[at])
-        return self.weight[rows], None if self.bias is None else self.bias[rows]
+    def _state(self, value: torch.Tensor) -> tuple[Any, ...]:
+        """Return torch's counts of changes and its modes."""
+        counted = self._tensors if value.is_inference() else [value, *self._tensors]
+        versions = [tensor._version for tensor in counted]  # noqa: SLF001 - no public one
+        return versions, torch.is_grad_enabled(), current_autocast()
+
+    def _has_rows(self, linear: nn.Module) -> bool:
+        """Whether a call of the linear multiplies by its rows, and does nothing else."""
+        own = vars(linear)
+        if own["_forward_pre_hooks"] or own["_forward_hooks"]:
+            return False
+        for name, rows in self.rows[linear].items():
+            parameter = own["_parameters"].get(name)
+            if rows is None or type(parameter) is not nn.Parameter:
+                if rows is not parameter:
+                    return False
+            elif parameter.dtype != rows.dtype or not parameter.is_set_to(rows):
+                return False
+        gradients = torch.is_grad_enabled()
+        return not (gradients and any(it.requires_grad for it in linear.parameters()))
 
 
-class JoinedLinear(nn.Module):
-    """One of the linears of a `Joined`, with a linear's attributes."""
+class JoinedLinear(Replaced):
+    """One of the linears of a `Joined`."""
 
-    def __init__(self, joined: Joined, at: int, linear: nn.Linear) -> None:
-        super().__init__()
-        self.joined = joined
-        self.at = at
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.joined.own(self.at)[0]
-
-    @property
-    def bias(self) -> torch.Tensor | None:
-        return self.joined.own(self.at)[1]
+    _xruntime_joined: Joined | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        return self.joined.part(self.at, input)
+        joined = None if torch.compiler.is_compiling() else self._xruntime_joined
+        output = None if joined is None else joined.output(self, input)
+        return super().forward(input) if output is None else output

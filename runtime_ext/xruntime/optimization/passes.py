@@ -148,14 +148,16 @@ def join_linears(run: Run) -> str:
         usable = [m for m in members if isinstance(m, nn.Linear) and _joinable(run, m, shared)]
         refused += len(members) - len(usable)
         dtypes = {m.weight.dtype for m in usable}
-        if len(usable) > 1 and len(dtypes) == 1:
+        plain = all(type(m.weight) is nn.Parameter for m in usable)
+        if len(usable) > 1 and len(dtypes) == 1 and plain:
             groups.append(usable)
     for group in groups:
         joined = Joined(group)
-        joined.eval()
-        run.edits.replace_modules(
-            {linear: JoinedLinear(joined, at, linear) for at, linear in enumerate(group)}
-        )
+        for linear, rows in joined.rows.items():
+            for name, value in rows.items():
+                run.edits.move_parameter(linear, name, value)
+            run.edits.set_attribute(linear, "_xruntime_joined", joined)
+            run.edits.replace_class(linear, JoinedLinear)
     left = (
         f"; {refused} are called twice, have hooks or tied weights, or are returned or viewed as they are"
         if refused
