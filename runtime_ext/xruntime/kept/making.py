@@ -289,22 +289,37 @@ def as_module(job: CompileJob) -> nn.Module:
 
 
 def exported_program(module: nn.Module, job: CompileJob) -> torch.export.ExportedProgram:
-    """Export it. Raises NoLibraryError, and what the model raises."""
+    """Export it. Raises NoLibraryError, also for a call that writes into its arguments or the model, and what the
+    model raises.
+    """
     auto = torch.export.Dim.AUTO
     varying = [{d: auto for d, n in enumerate(dims) if n is None} for dims in job.pattern.dims]
     try:
         with _refusing_disabled(job.name):
-            return torch.export.export(
+            exported = torch.export.export(
                 module,
                 tuple(job.tensors),
                 dynamic_shapes={"tensors": tuple(varying)} if any(varying) else None,
                 strict=job.strict,
             )
+        _refuse_writes(exported)
     except Exception as error:
         if type(error).__module__.startswith("torch."):
             text = f"torch.export cannot export {job.name}: {first_line(error)}"
             raise NoLibraryError(text) from error
         raise
+    return exported
+
+
+def _refuse_writes(exported: torch.export.ExportedProgram) -> None:
+    """Refuse what writes, whatever the values: the sample's may be those that were there."""
+    schemas = [getattr(node.target, "_schema", None) for node in exported.graph.nodes]
+    if any(schema is not None and schema.is_mutable for schema in schemas):
+        signature = exported.run_decompositions({}).graph_signature
+        if signature.user_inputs_to_mutate:
+            raise NoLibraryError("a call changes its arguments")
+        if signature.buffers_to_mutate or signature.parameters_to_mutate:
+            raise NoLibraryError("a call changes the model")
 
 
 @contextlib.contextmanager

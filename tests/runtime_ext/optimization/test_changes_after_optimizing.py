@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -405,6 +406,36 @@ def test_other_weights_for_one_call(exported_code: list[ExportedLibrary]) -> Non
     seen = torch.func.functional_call(fast, weights, values)
     torch.testing.assert_close(seen, torch.func.functional_call(model, weights, values))
     torch.testing.assert_close(fast(values), model(values))
+
+
+class Writing(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Identity(), nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH))
+
+
+@torch.no_grad()
+def test_arguments_are_written_whatever_the_samples_values_were(
+    exported_code: list[ExportedLibrary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positive values stay, and torch does not count writes to tensors made in inference mode."""
+    monkeypatch.setattr("xruntime.kept.call_libraries.START_AFTER_S", 0.0)
+    model = made(Writing)
+    fast = optimize(model, sample_input=values_of(0).abs())
+    for number in range(3):
+        fast(values_of(number).abs())
+    code = optimized_code(fast)
+    assert code is not None
+    while any(kind.compiling for kind in code.kinds):
+        time.sleep(0.05)
+    assert not exported_code
+    assert "a call changes its arguments" in f"{explain(fast)}"
+    with torch.inference_mode():
+        for number in range(4):
+            values = values_of(number, 8)[::2]
+            fast(values.abs())
+            expected = values.clone()
+            assert torch.equal(fast(values), model(expected))
+            assert torch.equal(values, expected)
 
 
 class Odd(nn.Module):
