@@ -30,7 +30,7 @@ from tests.launcher.planning.shapes import make_machine
 
 from xlaunch import leases
 from xlaunch.claims import record
-from xlaunch.environment.contribution import HOOK_DIRECTORY as HOOK
+from xlaunch.environment.threads import HOOK_DIRECTORY as HOOK
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.machine.processes import start_ticks
 from xlaunch.planning.request import HostRequest, Mode, Request

@@ -3,24 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.cache.use import NOT_KEPT, CacheSettings, cache_settings
 from xlaunch.environment.allocators import contribute_allocator
-from xlaunch.environment.contribution import (
-    Contribution,
-    Contributor,
-    Situation,
-    contribute_gpus,
-    contribute_pages,
-    contribute_rank_hook,
-    join_entries,
-)
+from xlaunch.environment.contribution import Contribution, Contributor, ListEntry, Situation
 from xlaunch.environment.openmp import contribute_openmp
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.threads import contribute_threads
+from xlaunch.environment.threads import contribute_rank_hook, contribute_threads
 from xlaunch.environment.variables import (
     PRELOAD,
     Inherited,
@@ -36,6 +29,18 @@ from xlaunch.environment.variables import (
     split_inherited,
 )
 from xlaunch.errors import UsageError
+from xlaunch.machine.gpus import (
+    BY_PCI_ADDRESS,
+    CUDA,
+    CUDA_ORDER,
+    LEVEL_ZERO,
+    LEVEL_ZERO_HIERARCHY,
+    LEVEL_ZERO_ORDER,
+    SYCL,
+    VARIABLES,
+)
+from xlaunch.machine.limits import SYSTEM_MODE_FILE, SystemMode, system_mode
+from xlaunch.machine.topology import Gpu
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import (
     Caches,
@@ -65,7 +70,7 @@ class Environment(NamedTuple):
     """Why ``--allocator auto`` sets nothing; None: it sets something, or an allocator was named."""
 
 
-# The concerns that are imported only where they are asked for.
+# The small concerns: output, optimization, caches, huge pages, GPUs.
 
 
 def _contribute_output(situation: Situation) -> Contribution:
@@ -111,6 +116,67 @@ def _contribute_caches(situation: Situation) -> Contribution:
         Proposal(it.name, it.value, it.reason, option=it.option) for it in caches.variables
     ]
     return Contribution(variables, warnings=caches.warnings, caches=caches)
+
+
+def contribute_pages(situation: Situation) -> Contribution:
+    """The variables of `--thp`."""
+    return request_pages(situation.request.thp, system_mode())
+
+
+def request_pages(thp: HugePages, mode: SystemMode) -> Contribution:
+    """The variable by which torch requests huge pages, and a warning if the system grants none."""
+    if thp is not HugePages.ALWAYS:
+        return Contribution()
+    warnings = []
+    if mode is SystemMode.NEVER:
+        warnings.append(
+            "--thp always has no effect: the system's mode is never; "
+            f"the administrator can write madvise to {SYSTEM_MODE_FILE}"
+        )
+    reason = "--thp always: torch requests huge pages for tensors"
+    setting = Proposal("THP_MEM_ALLOC_ENABLE", "1", reason, option="--thp always")
+    return Contribution([setting], warnings=warnings)
+
+
+_GPUS_REASON = "--gpus-per-instance: the instance's own GPUs"
+
+
+def _gpu_settings(gpus: Sequence[Gpu], inherited: Mapping[str, str]) -> list[Proposal]:
+    """The variables of an instance with these GPUs; none without any.
+
+    Numbers are by PCI address: for CUDA that is nvidia-smi's order, which every program takes, while
+    some do not take UUIDs. Words of an inherited variable are used as they are.
+    """
+    if not gpus:
+        return []
+    variable = gpus[0].variable
+    value = ",".join([gpu.name for gpu in gpus])
+    if variable == SYCL:
+        value = f"level_zero:{value}"
+    settings = [Proposal(variable, value, _GPUS_REASON, merged=True)]
+    if variable == CUDA and any(gpu.name.isdecimal() for gpu in gpus):
+        reason = f"{CUDA} counts GPUs as nvidia-smi does"
+        settings.append(Proposal(CUDA_ORDER, BY_PCI_ADDRESS, reason, merged=True))
+    if variable == LEVEL_ZERO and LEVEL_ZERO not in inherited:
+        settings += [
+            Proposal(LEVEL_ZERO_ORDER, "1", f"{LEVEL_ZERO} counts by PCI address", merged=True),
+            Proposal(LEVEL_ZERO_HIERARCHY, "COMPOSITE", f"{LEVEL_ZERO} counts cards, not tiles"),
+        ]
+    return settings
+
+
+def contribute_gpus(situation: Situation) -> Contribution:
+    """The variables of `--gpus-per-instance`. Raises `UsageError` where `--env` chooses GPUs, too."""
+    if situation.plan.layout.gpus_per_instance is None:
+        return Contribution()
+    for name, _ in situation.request.env:
+        if name in VARIABLES:
+            raise UsageError(
+                f"--env {name} and --gpus-per-instance both choose GPUs: drop one, or set {name} "
+                "before xlaunch, which then divides the GPUs that it names"
+            )
+    own = situation.outside.users_own
+    return Contribution(of_instance=lambda instance, _: _gpu_settings(instance.gpus, own))
 
 
 CONTRIBUTORS: tuple[Contributor, ...] = (
@@ -226,3 +292,20 @@ def _share_inside(plan: Plan, outside: Inherited) -> int | None:
         return plan.memory_share_bytes
     share = outside.memory_share_bytes // plan.count
     return share if plan.memory_share_bytes is None else min(share, plan.memory_share_bytes)
+
+
+def join_entries(entries: Sequence[ListEntry], given: Mapping[str, str]) -> list[Proposal]:
+    """One proposal for each variable, which keeps the user's own entries."""
+    joined: dict[str, Proposal] = {}
+    for name, entry, reason in entries:
+        before = joined.get(name)
+        value = given.get(name) if before is None else before.value
+        if name == PRELOAD:
+            from xlaunch.environment.preload import preload_list
+
+            value = preload_list(value, [entry])
+        elif value is None or value.split(os.pathsep)[0] != entry:
+            value = f"{entry}{os.pathsep}{value}" if value else entry
+        reasons = reason if before is None else f"{before.reason}; {reason}"
+        joined[name] = Proposal(name, value, reasons, merged=True)
+    return list(joined.values())

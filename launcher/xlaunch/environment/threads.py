@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread counts: OMP_NUM_THREADS, and the variables of libraries that have their own threads.
+"""Thread counts: OMP_NUM_THREADS, and the variables of libraries that have their own threads; and the start-up hook.
 
 A variable that child processes inherit switches off what joblib, Dask, Ray and others do for their
 workers, which get a share of the CPUs only if it is unset. So a count that every library of the program
 finds by itself is not set (`every_library_counts_the_mask`), and any other is kept in the program's own process (`start_hook`).
 A variable of another library is set only if that is installed with the program, which the names of
 dist-info directories show, or if it can do no harm.
+
+The hook is what xlaunch does inside a Python program before the program itself, see
+``start_hook/startup/sitecustomize.py``.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from xlaunch.environment.contribution import (
-    NOT_INHERITED,
-    Contribution,
-    Situation,
-    hook_entry,
-    hook_reaches,
-)
+from xlaunch.children import PATH
+from xlaunch.environment.contribution import Contribution, ListEntry, Situation
 from xlaunch.environment.elf import MACHINES
 from xlaunch.environment.program import Program, interpreter_flags
 from xlaunch.environment.python_environment import Installed, site_directories
@@ -26,6 +25,7 @@ from xlaunch.environment.variables import Proposal, Reach, layout_option
 from xlaunch.files import names_in
 from xlaunch.machine.tree import read_file
 from xlaunch.planning.plans import Instance
+from xlaunch.planning.request import LOCAL_RANK_VARIABLES
 
 OPENMP_COUNT = "OMP_NUM_THREADS"
 
@@ -252,3 +252,38 @@ def thread_settings(
         reach = Reach.NO_PROCESS if is_known else Reach.CHILDREN
         proposals.append(Proposal(row.name, str(threads), row.reason, option=option, reach=reach))
     return tuple(proposals)
+
+
+HOOK_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start_hook", "startup")
+NOT_INHERITED = "XLAUNCH_NOT_INHERITED"
+"""For the hook: names of variables that the program's libraries read and its child processes do not get."""
+NOT_FOR_DASK = "XLAUNCH_NOT_FOR_DASK"
+"""For the hook: variables that Dask's workers do not get, ``NAME=VALUE;...`` with the user's own values."""
+RANKS_MENDED = (3, 14)
+"""First version of Python whose ranks need no hook at their end."""
+
+
+def hook_reaches(program: Program) -> bool:
+    """Whether Python's module `site` would import the start-up hook when `program` starts."""
+    if sys.platform != "linux" or program.interpreter is None or os.pathsep in HOOK_DIRECTORY:
+        return False
+    return all(flag not in "EIS" for flag in interpreter_flags(program))
+
+
+def hook_entry(reason: str, *, slash: bool = False) -> ListEntry:
+    """The start-up hook on PYTHONPATH. `slash`: it is passed on to ranks."""
+    return ListEntry(PATH, f"{HOOK_DIRECTORY}/" if slash else HOOK_DIRECTORY, reason)
+
+
+def contribute_rank_hook(situation: Situation) -> Contribution:
+    """The hook, for a rank, or a program that starts ranks, with torch and a Python that needs it."""
+    program = situation.program
+    if not program.starts_ranks and LOCAL_RANK_VARIABLES.isdisjoint(situation.given):
+        return Contribution()
+    is_old = (program.installed.python or RANKS_MENDED) < RANKS_MENDED
+    if not is_old or not hook_reaches(program) or not program.installed.has("torch"):
+        return Contribution()
+    reason = (
+        "loads a hook that waits for gloo's threads at the end of a rank, and removes itself there"
+    )
+    return Contribution(entries=[hook_entry(reason, slash=program.starts_ranks)])

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process may use of a machine: affinity mask, cpusets, CPU quotas, memory limits.
+"""What this process may use of a machine: affinity mask, cpusets, CPU quotas, memory limits, huge pages.
 
-All but the mask come from its control groups, of version 1 and 2. ``/proc/self/cgroup`` has the path of a
+The limits but for the mask come from its control groups, of version 1 and 2. ``/proc/self/cgroup`` has the path of a
 group in its hierarchy, and the mount table says which part of the hierarchy is mounted where. The two
 differ in containers and cgroup namespaces; a process can only see its groups below the mount point.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import read_memory_total
 from xlaunch.machine.topology import SLURM_COUNT, CPUs, Limits, Topology
-from xlaunch.machine.tree import Tree, is_live, parse_fields, parse_list, parse_mask
+from xlaunch.machine.tree import Tree, is_live, parse_fields, parse_list, parse_mask, read_file
 
 CPUSET_FILE_SYSTEM = "cpuset"
 """The file system type before control groups: a cpuset hierarchy, file names without a prefix."""
@@ -375,3 +376,22 @@ def _describe(group: ControlGroup) -> str:
 def _mount_of(group: ControlGroup) -> str:
     kind = f"cgroup v{group.version} cpuset" if group.prefixed else "cpuset"
     return f"{kind} at {group.mount_directory}"
+
+
+SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+class SystemMode(enum.Enum):
+    """What the kernel does about huge pages (Documentation/admin-guide/mm/transhuge.rst)."""
+
+    ALWAYS = "always"
+    MADVISE = "madvise"
+    NEVER = "never"
+    UNKNOWN = "unknown"
+
+
+def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
+    """The mode in brackets: ``always [madvise] never``."""
+    text = (read_file(path) or b"").decode(errors="replace")
+    mode = text.partition("[")[2].partition("]")[0]
+    return next((it for it in SystemMode if it.value == mode), SystemMode.UNKNOWN)

@@ -92,7 +92,7 @@ class Speed:
         reasons = ""
         if share < MIN_SHARE and weight_bytes >= MIN_WEIGHT_BYTES:
             # Imported here: a program whose tokens come fast does not wait for it.
-            from xlaunch.environment.contribution import SystemMode, system_mode
+            from xlaunch.machine.limits import SystemMode, system_mode
 
             has_large_pages = system_mode() is not SystemMode.NEVER
             reasons = f"; that is slow: {slow_reasons(read_machine(), threads, has_large_pages)}"

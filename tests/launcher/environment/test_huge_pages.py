@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.environment.contribution import (
-    Contribution,
-    SystemMode,
-    glibc_asks,
-    request_pages,
-    system_mode,
-)
+from xlaunch.environment import request_pages
+from xlaunch.environment.allocators import glibc_asks
+from xlaunch.environment.contribution import Contribution
+from xlaunch.machine.limits import SystemMode, system_mode
 from xlaunch.planning.request import HugePages
 
 XLAUNCH = [sys.executable, "-m", "xlaunch"]

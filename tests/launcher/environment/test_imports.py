@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.environment.imports import loads_torch
+from xlaunch.environment.allocators import loads_torch
 from xlaunch.environment.program import Program
 from xlaunch.environment.python_environment import Installed
 

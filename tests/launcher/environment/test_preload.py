@@ -14,8 +14,8 @@ from tests.launcher.cli.commands import program
 from tests.launcher.environment.made_up import library
 from tests.libraries import find_library
 
-from xlaunch.environment import preload
-from xlaunch.environment.contribution import ListEntry, join_entries
+from xlaunch.environment import join_entries, preload
+from xlaunch.environment.contribution import ListEntry
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.preload import (
     Proof,

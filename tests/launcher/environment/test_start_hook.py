@@ -19,9 +19,9 @@ from tests.launcher.environment.made_up import environment, with_mkl
 
 import xruntime
 from xlaunch.environment import prepare_environment
-from xlaunch.environment.contribution import HOOK_DIRECTORY
 from xlaunch.environment.optimization import HOOK
 from xlaunch.environment.start_hook.startup import sitecustomize
+from xlaunch.environment.threads import HOOK_DIRECTORY
 from xlaunch.machine import read_machine
 from xlaunch.planning import Request
 from xlaunch.planning.planner import plan

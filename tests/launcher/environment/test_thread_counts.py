@@ -32,9 +32,8 @@ from tests.launcher.environment.made_up import environment, with_mkl
 from tests.libraries import find_library
 
 from xlaunch.environment import prepare_environment
-from xlaunch.environment.contribution import HOOK_DIRECTORY
 from xlaunch.environment.program import Program, resolve_program
-from xlaunch.environment.threads import every_library_counts_the_mask
+from xlaunch.environment.threads import HOOK_DIRECTORY, every_library_counts_the_mask
 from xlaunch.launching import launch
 from xlaunch.machine import read_machine
 from xlaunch.planning import LayoutRequest, Plan, ProgramRequest, plan

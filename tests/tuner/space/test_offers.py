@@ -15,9 +15,9 @@ from tests.libraries import find_library
 from tests.tuner.conftest import Needs
 
 import xlaunch
-from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.errors import ProgramNotFoundError
+from xlaunch.machine.limits import SystemMode, system_mode
 from xlaunch.planning import Request
 from xtune.space.identities import Processor
 from xtune.space.offers import SWITCHES, Offers, huge_pages_to_try, read_offers

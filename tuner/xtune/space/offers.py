@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from xlaunch.environment.allocators import GLIBC_VARIABLES
 from xlaunch.environment.allocators import PROFILES as ALLOCATOR_PROFILES
-from xlaunch.environment.contribution import SystemMode, system_mode
 from xlaunch.environment.libraries import OPENMP
 from xlaunch.environment.openmp import program_runtime
 from xlaunch.environment.preload import other_allocator, prove_entries, prover_of
@@ -21,6 +20,7 @@ from xlaunch.environment.program import PYTHON_SUFFIXES, resolve_program
 from xlaunch.environment.variables import PRELOAD, split_inherited
 from xlaunch.errors import XLaunchError
 from xlaunch.files import open_input
+from xlaunch.machine.limits import SystemMode, system_mode
 from xlaunch.machine.topology import Machine
 from xlaunch.planning import Request
 from xlaunch.planning.request import HugePages

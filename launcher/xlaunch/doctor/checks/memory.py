@@ -17,8 +17,14 @@ from xlaunch.doctor.checks.findings import (
     serious,
     warning,
 )
-from xlaunch.environment.contribution import SYSTEM_MODE_FILE, SystemMode, system_mode
-from xlaunch.machine.limits import ControlGroup, ControlGroups, read_counters
+from xlaunch.machine.limits import (
+    SYSTEM_MODE_FILE,
+    ControlGroup,
+    ControlGroups,
+    SystemMode,
+    read_counters,
+    system_mode,
+)
 from xlaunch.machine.tree import parse_fields
 from xlaunch.text import size
 
