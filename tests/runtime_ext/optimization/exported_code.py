@@ -6,6 +6,7 @@ What an export bakes in, compiled code has, too; and a test need not wait a minu
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ class ExportedLibrary:
     name, seconds, kept, is_running = "exported", 0.1, False, False
 
     def __init__(self, job: CompileJob) -> None:
-        with compiling, torch.no_grad():
+        with compiling, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as in the child
             program = exported_program(as_module(job), job)
         self.sizes = served_sizes(program)
         self.outputs: Nest | None = None
