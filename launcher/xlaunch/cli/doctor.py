@@ -42,7 +42,7 @@ class DoctorCommand(click.Command):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("-v", "--verbose", is_flag=True, help="Machine: show what is in order, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what is in order.")
 @click.option("--sysroot", metavar="DIR|FILE", help="Machine: check a captured tree of another.")
 @click.option(
     "--import",
@@ -100,10 +100,13 @@ def command(
         _refuse("--rule explains a rule", {**options, **of_scripts, **ignore, "a file": words})
         return explain_rule(rule)
     if device or compare is not None:
+        verbose = options.pop("verbose")
+        if compare is not None:
+            _refuse("--compare compares devices", {"verbose": verbose})
         _refuse("--device runs a program", {**options, **of_scripts, **ignore})
         from xlaunch.cli.doctor_device import watch_program
 
-        return watch_program(words, compared=compare, as_json=as_json)
+        return watch_program(words, compared=compare, as_json=as_json, verbose=verbose)
     if words:
         _refuse("files are checked by their source", options)
         of_scripts["output_format"] = of_scripts["output_format"] or ("json" if as_json else "text")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xlaunch doctor --device -- PROGRAM`: run a program and say which devices worked."""
+"""`xlaunch doctor --device -- PROGRAM`: run a program and say which devices worked, and how fast it decodes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from xlaunch.console import say
+from xlaunch.doctor.decoding import Decoding, DecodingWatch
 from xlaunch.doctor.device import (
     ROUNDS,
     compare,
@@ -43,12 +45,15 @@ OTHERS = (
 need other launches and ranks."""
 
 
-def watch_program(words: tuple[str, ...], *, compared: str | None, as_json: bool) -> int:
+def watch_program(
+    words: tuple[str, ...], *, compared: str | None, as_json: bool, verbose: bool
+) -> int:
     """Run the program, print where it worked, and return its exit code.
 
     What follows `--` is a launch, as after `xlaunch`: options, then the program. The verdict goes to
     standard error, because standard output is the program's. With `as_json` the document goes to
     standard output, as of every command with --json, and the program's output to standard error.
+    With `verbose` the speed of language models is told even if it is near what memory allows.
     """
     if not words:
         raise UsageError(f"--device runs a program and there is none: {USAGE}")
@@ -64,15 +69,23 @@ def watch_program(words: tuple[str, ...], *, compared: str | None, as_json: bool
     problem = NvidiaCounters({}).problem
     if problem is not None:  # before the run, which may take hours
         say(f"warning: {problem}", NAME)
-    if compared is None:
+    if compared is not None:
+        return _compare(request, machine, compared, as_json=as_json)
+    decoding: tuple[Decoding, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="xlaunch-doctor-") as directory:
+        watch, whole_plan = DecodingWatch(directory), plan(request.layout, machine)
+        is_one = len(whole_plan.instances) == 1
         with _output(as_json=as_json):
-            report = _run(request, machine)
-        for line in render(report, request):
-            say_line(line)
-        if as_json:
-            _print_json(document(report, request))
-        return report.exit_code
-    return _compare(request, machine, compared, as_json=as_json)
+            report = _run(watch.watched(request) if is_one else request, machine)
+        if is_one:
+            decoding = watch.results(whole_plan, machine)
+    told = [line for it in decoding if verbose or it.is_slow for line in it.lines()]
+    for line in (*render(report, request), *told):
+        say_line(line)
+    if as_json:
+        seen = [it.as_dict() for it in decoding]
+        _print_json({**document(report, request), "decoding": seen})
+    return report.exit_code
 
 
 def _parse(words: tuple[str, ...]) -> Request:

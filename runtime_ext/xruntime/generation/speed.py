@@ -91,7 +91,7 @@ class Speed:
             first = f"; first token {self._first[1]:.3g} s after a prompt of {self._first[0]}"
         reasons = ""
         if share < MIN_SHARE and weight_bytes >= MIN_WEIGHT_BYTES:
-            # Imported here: a program whose tokens come fast does not wait for it.
+            # Imported here, as in `slow_reasons`: a program whose tokens come fast does not wait for it.
             from xlaunch.machine.limits import SystemMode, system_mode
 
             has_large_pages = system_mode() is not SystemMode.NEVER
@@ -105,15 +105,9 @@ class Speed:
 
 def slow_reasons(machine: Machine, threads: int, has_large_pages: bool) -> str:
     """Return what on a machine may keep a step from reading memory fast, and what to do."""
-    cpus, quota = machine.limits.allowed_cpus, machine.limits.cpu_quota
-    nodes = [node for node in machine.topology.numa_nodes if not {*cpus}.isdisjoint(node.cpus)]
-    found = []
-    if quota is not None and quota < len(cpus):
-        found.append(f"a CPU quota of {quota:g} for {counted(len(cpus), 'CPU')}")
-    elif threads == 1 < len(cpus):
-        found.append(f"one thread on {len(cpus)} CPUs (OMP_NUM_THREADS, or more were not faster)")
-    if len(nodes) > 1:
-        found.append(f"{len(nodes)} memory nodes (xlaunch --instances gives each an instance)")
+    from xlaunch.doctor.decoding import machine_causes
+
+    found = machine_causes(machine, threads)
     if has_large_pages:
         found.append("weights in small pages, unless optimize had inplace=True")
     else:
