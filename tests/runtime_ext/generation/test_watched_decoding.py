@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.cli.commands import clean_environment, xlaunch
+from tests.launcher.cli.commands import XLAUNCH, clean_environment
 
 from xlaunch.doctor.decode_probe import VARIABLE
 
@@ -95,13 +96,15 @@ def seen(tmp_path: Path, program: str, *launch: str, code: int = 0) -> tuple[Any
     script = tmp_path / "decode.py"
     script.write_text(PROGRAM + program)
     env = clean_environment(PYTHONPATH=str(tmp_path))
-    words = ("doctor", "--device", "--json", "--", *launch, script)
-    done = xlaunch(*words, env=env)
-    assert done.code == code, done.err
-    lines = done.err.splitlines()
+    words = ("doctor", "--device", "--json", "--", "--ncores", "1", *launch, script)
+    done = subprocess.run(
+        [*XLAUNCH, *words], env=env, capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(f"['{tmp_path}'"))
     assert lines[first] == f"['{tmp_path}', None]"
-    return json.loads(done.out)["decoding"], lines[first + 1 :], done.err
+    return json.loads(done.stdout)["decoding"], lines[first + 1 :], done.stderr
 
 
 def test_models_of_a_program(tmp_path: Path):
@@ -123,7 +126,7 @@ def test_models_of_a_program(tmp_path: Path):
 
 
 def test_slow_decoding_is_a_finding(tmp_path: Path):
-    decoding, printed, err = seen(tmp_path, SLOW, "--ncores", "1", code=1)
+    decoding, printed, err = seen(tmp_path, SLOW, code=1)
     assert printed[1:3] == ["15", "its end"]
     (found,) = decoding
     if found["read_bytes_per_s"] is None:
