@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 from xlaunch.children import PATH
 from xlaunch.doctor.checks.findings import Facts
 from xlaunch.doctor.decode_probe import DIRECTORY, VARIABLE
-from xlaunch.environment.contribution import hook_reaches
 from xlaunch.environment.program import resolve_program
+from xlaunch.environment.threads import hook_reaches
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import Tree
 from xlaunch.planning.plans import Instance, Plan
