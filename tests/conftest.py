@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from unittest import mock
 
 import hypothesis
 import pytest
+from tests.golden import Golden
 from tests.inductor import SETTINGS
 
 # On a busy machine any example may take long.
@@ -56,6 +58,18 @@ def needs() -> Callable[[object, str], None]:
             pytest.skip(f"needs {what}")
 
     return check
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """`golden(output, ...)`: compare what was printed with what is recorded in `TEST_FILE.golden`.
+
+    The test's directory is recorded as TMP, and the interpreter as PYTHON.
+    """
+    names = {sys.executable: "PYTHON"}
+    if "tmp_path" in request.fixturenames:
+        names = {str(request.getfixturevalue("tmp_path")): "TMP"} | names
+    return Golden(request.path.with_suffix(".golden"), request.node.name, names)
 
 
 @pytest.hookimpl(wrapper=True)

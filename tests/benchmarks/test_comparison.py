@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.golden import Golden
 
 pytest.importorskip("torch")
 
@@ -22,10 +23,12 @@ def test_the_ratio_and_its_interval_are_those_of_paired_logarithms() -> None:
     assert spread.low == pytest.approx(2 / 2 ** (4.3027 / 3**0.5), rel=1e-3)
 
 
-def test_a_goal_is_judged_by_the_fastest_peer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_goal_is_judged_by_the_fastest_peer(
+    golden: Golden, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = [Result("ours", (1.0, 1.0)), Result("slow", (3.0, 3.0)), Result("fast", (1.5, 1.5))]
     cases = [Case(result.name, lambda: 0.0) for result in results]
     for goal, verdict in ((RatioGoal(2.0), "MISSED"), (RatioGoal(2.0, ("slow",)), "met")):
         (line,) = report(Comparison("work", "ours", cases, goal), results)
         assert line.startswith(f"goal {verdict}: work: ")
-    assert "3.00 [3.00, 3.00]" in capsys.readouterr().out
+    golden(capsys.readouterr().out)

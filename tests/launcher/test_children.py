@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import SHOW, ask, clean_environment, run
 from tests.launcher.launching import wait_until
 from tests.libraries import find_library
@@ -138,11 +139,13 @@ def test_doctor_imports_modules(trap: Trap, needs):
     assert (done.code in (0, 1), trap.names()) == (True, ""), done.err
 
 
-def test_a_module_of_the_current_directory_is_told_how_to_be_found(tmp_path: Path, needs):
+def test_a_module_of_the_current_directory_is_told_how_to_be_found(
+    golden: Golden, tmp_path: Path, needs
+):
     needs(find_spec("torch"), "torch")
     (tmp_path / "mine.py").write_text("")
     refused = ask("doctor", "--import", "mine", cwd=tmp_path).refused()
-    assert "mine in this directory is found if PYTHONPATH names the directory" in refused
+    golden(refused)
     found = ask("doctor", "--import", "mine", env=clean_environment(PYTHONPATH=str(tmp_path)))
     assert found.code in (0, 1), found.err
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import Done, ask, clean_environment, run, xlaunch
 
 from xlaunch.errors import UsageError
@@ -34,12 +35,9 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_only_what_is_ours_is_replaced(here: Path):
+def test_only_what_is_ours_is_replaced(golden: Golden, here: Path):
     refused = report(here, "notes.txt").refused()
-    assert refused == (
-        "--report 'notes.txt' exists and is not a report of xlaunch; choose another name, or replace it "
-        "with --force"
-    )
+    golden(refused)
     assert (here / "notes.txt").read_text() == "mine\n"
     for earlier in ("", REPORT, json.dumps(json.loads(REPORT), indent=4)):
         (here / "report.json").write_text(earlier)
@@ -153,10 +151,10 @@ def test_what_is_written_is_checked_again(here: Path):
     assert (here / "letter").read_text() == "no letter"
 
 
-def test_captures(here: Path):
+def test_captures(golden: Golden, here: Path):
     (here / "other.tar.xz").write_text("mine\n")
     words = ("topology", "--capture", "other.tar.xz")
-    assert "is not a capture of a machine; choose" in ask(*words, cwd=here).refused()
+    golden(ask(*words, cwd=here).refused())
     assert (here / "other.tar.xz").read_text() == "mine\n"
     assert ask(*words, "--force", cwd=here).code == 0
     assert ask(*words, cwd=here).code == 0, "a capture is there now"
@@ -164,7 +162,7 @@ def test_captures(here: Path):
     assert read.code == 0, read.err
 
 
-def test_bundles_of_caches(here: Path):
+def test_bundles_of_caches(golden: Golden, here: Path):
     base = here / "caches"
     env = clean_environment()
     compile_something = "import os; open(os.environ['TRITON_CACHE_DIR'] + '/mine', 'w').close()"
@@ -172,7 +170,7 @@ def test_bundles_of_caches(here: Path):
     for name in ("other.tar", "other.tar.gz"):
         (here / name).write_text("mine\n" * 1000)
         words = ("cache", "export", "--cache-dir", base, name)
-        assert "is not a bundle of caches; choose" in ask(*words, cwd=here, env=env).refused()
+        golden(ask(*words, cwd=here, env=env).refused())
         assert (here / name).read_text() == "mine\n" * 1000
         done = ask(*words, "--force", cwd=here, env=env)
         assert done.code == 0, done.err

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import (
     PATIENCE_S,
     XLAUNCH,
@@ -455,9 +456,9 @@ def test_contradictions_are_one_line(words: str, said: str):
     assert said in ask(*words.split(), "train.py").refused()
 
 
-def test_program_that_does_not_exist_starts_no_ranks():
+def test_program_that_does_not_exist_starts_no_ranks(golden: Golden):
     refused = ask("--nproc-per-node", "2", "no-such-program.py").refused(127)
-    assert refused == "program 'no-such-program.py' does not exist"
+    golden(refused)
 
 
 def test_the_command_of_torchrun_is_shown():

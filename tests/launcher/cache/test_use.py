@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cache.entries import elf, put
 from tests.launcher.cli.commands import ask
 
@@ -82,16 +83,16 @@ def test_it_begins_with_what_an_image_ships(tmp_path: Path):
     assert SEED in refusal(HOME=str(tmp_path / "x"), **{SEED: "/no/such/seed"})
 
 
-def test_where_there_can_be_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert refusal() == "there is no home directory"
+def test_where_there_can_be_none(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    golden(refusal())
     (tmp_path / "file").touch()
     assert refusal(HOME=str(tmp_path / "file")).startswith(f"{tmp_path / 'file'}")
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    assert f"every user may write {shared}" in refusal(HOME=str(shared))
+    golden(refusal(HOME=str(shared)))
     monkeypatch.setattr("xlaunch.cache.key.parse_fields", lambda _: {})
-    assert "which instructions this processor has" in refusal(HOME=str(tmp_path))
+    golden(refusal(HOME=str(tmp_path)))
 
 
 @contextmanager

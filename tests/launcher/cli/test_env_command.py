@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import AWKWARD, SHOW, XLAUNCH, ask, clean_environment, xlaunch
 
 from xlaunch.environment.threads import OPENMP_COUNT, VARIABLES
@@ -92,29 +93,27 @@ def test_environment_is_the_same_after_eval_and_inside_an_instance():
         assert ask(*options, env=evaluated).out == ask(*options, env=inside).out == plain.out
 
 
-def test_name_that_cannot_be_had_is_refused():
+def test_name_that_cannot_be_had_is_refused(golden: Golden):
     for form in ("sh", "systemd"):
         message = ask("env", "--format", form, "--env", "A-B=1").refused()
-        assert "cannot have a variable of the name 'A-B'" in message
+        golden(message)
 
 
-def test_several_instances_need_a_choice():
+def test_several_instances_need_a_choice(golden: Golden):
     options = ("--synthetic", MACHINE, "--instances", "4")
     message = ask("env", *options).refused()
-    assert message == (
-        "each of 4 instances has an environment of its own; choose one: --instance-index 0 (of 0-3)"
-    )
+    golden(message)
     done = ask("env", *options, "--instance-index", "2")
     assert b"export XLAUNCH_INSTANCE_INDEX=2\n" in done.out
     assert "4 instances" not in done.err
     assert "choose one" in ask("env", *options, "--instance-index", "1,2").refused()
 
 
-def test_program_of_python_is_the_default(tmp_path: Path):
+def test_program_of_python_is_the_default(golden: Golden, tmp_path: Path):
     with_program = ask("env", "--ncores", "1", sys.executable)
     assert ask("env", "--ncores", "1") == with_program
     assert ask("env", "--ncores", "1", "-m") == with_program
-    assert "is not on PATH" in ask("env", "no-such-program").refused(127)
+    golden(ask("env", "no-such-program").refused(127))
 
 
 def test_presets_hold_for_it(tmp_path: Path):
@@ -185,16 +184,16 @@ def test_systemd_gets_the_place():
     assert systemd_lines(*options, "--mem-policy", "local")[-1] == "NUMAPolicy=local"
 
 
-def test_systemd_has_no_preference_for_several_nodes():
+def test_systemd_has_no_preference_for_several_nodes(golden: Golden):
     options = ("--synthetic", MACHINE, "--cpus", "0-31", "--mem-policy", "preferred")
     done = ask("env", "--format", "systemd", *options)
     assert b"NUMAPolicy" not in done.out
-    assert "warning: systemd prefers one NUMA node at most" in done.err
+    golden(done.err)
 
 
-def test_systemd_takes_utf_8_only():
+def test_systemd_takes_utf_8_only(golden: Golden):
     message = ask("env", "--format", "systemd", "--env", b"A=\xff").refused()
-    assert message == "the value of A cannot be in a unit: systemd takes UTF-8 only"
+    golden(message)
 
 
 def test_unit_gets_what_the_user_has_set_in_this_shell():
@@ -236,13 +235,13 @@ def test_docker_gets_every_value_unchanged():
     assert b"A-B=1" in told
 
 
-def test_docker_gets_the_place():
+def test_docker_gets_the_place(golden: Golden):
     options = ("--synthetic", MACHINE, "--instances", "4", "--instance-index", "1")
     assert docker_words(*options)[-3:-1] == [b"--cpuset-cpus", b"16-31"]
     bound = docker_words(*options, "--mem-policy", "bind")[-5:-1]
     assert bound == [b"--cpuset-cpus", b"16-31", b"--cpuset-mems", b"1"]
     done = ask("env", "--format", "docker", *options, "--mem-policy", "interleave")
-    assert "warning: docker has no flag for interleaved memory" in done.err
+    golden(done.err)
 
 
 def test_xruntime_in_a_container_keeps_nothing_either():
@@ -252,7 +251,7 @@ def test_xruntime_in_a_container_keeps_nothing_either():
     assert b"XRUNTIME_CACHE_DIR=0" not in told
 
 
-def test_docker_gets_no_paths_of_this_machine(tmp_path: Path):
+def test_docker_gets_no_paths_of_this_machine(golden: Golden, tmp_path: Path):
     options = ("--env", "TRITON_CACHE_DIR=/inside")
     told = [word.decode() for word in docker_words(*options)]
     assert not any(
@@ -264,8 +263,7 @@ def test_docker_gets_no_paths_of_this_machine(tmp_path: Path):
     assert "OMP_NUM_THREADS=" in listed
     done = ask("env", "--format", "docker", "--cache-dir", tmp_path)
     assert str(tmp_path) not in done.out.decode()
-    assert "TORCHINDUCTOR_CACHE_DIR" in done.err
-    assert "left out: a container does not have this machine's files" in done.err
+    golden(done.err)
     done = ask("env", "--format", "docker", env=clean_environment(LD_PRELOAD="/lib/x.so"))
     assert "/lib/x.so" not in done.out.decode()
 

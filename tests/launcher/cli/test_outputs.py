@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import PATIENCE_S, XLAUNCH, clean_environment, run, xlaunch
 from tests.launcher.launching import children_of, is_alive, wait_until
 
@@ -65,13 +66,13 @@ def test_what_this_user_may_not_write_is_told_before_anything_starts(tmp_path: P
     assert entries(tmp_path) == ["file", "locked"]
 
 
-def test_log_file_that_cannot_be_had_starts_nothing_more(tmp_path: Path):
+def test_log_file_that_cannot_be_had_starts_nothing_more(golden: Golden, tmp_path: Path):
     (tmp_path / "instance-1.out").write_text("an earlier run")
     (tmp_path / "instance-1.out.1" / "in the way").mkdir(parents=True)
     command = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done")
     done = xlaunch(*SEVERAL, "--log-dir", tmp_path, *command)
     assert done.code == 125
-    assert "xlaunch: error: instance 1: " in done.err
+    golden(done.err)
 
 
 # Reports

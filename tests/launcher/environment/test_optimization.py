@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, clean_environment, program, xlaunch
 from tests.launcher.environment.made_up import environment
 
@@ -166,10 +167,10 @@ def test_xruntime_without_the_hook_is_refused(tmp_path: Path):
     assert f"the xruntime in {site / 'xruntime'} is too old for it" in message
 
 
-def test_interpreter_that_ignores_the_hook_is_refused():
-    for flags, named in (("-I", "-I"), ("-uE", "-E"), ("-W error -S", "-S"), ("-Xdev -I", "-I")):
+def test_interpreter_that_ignores_the_hook_is_refused(golden: Golden):
+    for flags in ("-I", "-uE", "-W error -S", "-Xdev -I"):
         message = ask("--optimize", "auto", sys.executable, *flags.split(), "x.py").refused()
-        assert f"python {named} ignores" in message
+        golden(message)
 
 
 @pytest.mark.parametrize("words", ["-c pass -I", "-W ignore -c pass", "-mthis"])
@@ -177,22 +178,22 @@ def test_options_of_the_program_are_not_the_interpreter_s(words: str):
     assert ask("--dry-run", "--optimize", "auto", sys.executable, *words.split()).code == 0
 
 
-def test_first_line_of_a_script_counts(tmp_path: Path):
+def test_first_line_of_a_script_counts(golden: Golden, tmp_path: Path):
     isolated = program(tmp_path / "tool", f"#!{sys.executable} -I\n")
-    assert "python -I ignores" in ask("--optimize", "auto", isolated).refused()
+    golden(ask("--optimize", "auto", isolated).refused())
     plain = program(tmp_path / "other", f"#!{sys.executable}\n")
     assert ask("--dry-run", "--optimize", "auto", plain).code == 0
 
 
-def test_program_that_starts_ranks_is_refused(tmp_path: Path):
+def test_program_that_starts_ranks_is_refused(golden: Golden, tmp_path: Path):
     program(tmp_path / "torchrun", f"#!{sys.executable}\n")
     message = ask("--optimize", "auto", tmp_path / "torchrun", "x.py").refused()
-    assert "torchrun starts processes of its own" in message
+    golden(message)
 
 
-def test_interpreter_that_fails_is_refused(tmp_path: Path):
+def test_interpreter_that_fails_is_refused(golden: Golden, tmp_path: Path):
     broken = program(tmp_path / "python3", "#!/bin/sh\necho broken >&2\nexit 3\n")
-    assert "fails at start-up: broken" in ask("--optimize", "auto", broken).refused()
+    golden(ask("--optimize", "auto", broken).refused())
 
 
 def _without_path() -> dict[str, str]:

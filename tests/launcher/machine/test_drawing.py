@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.machine.trees import cpus, write_files
 
 from xlaunch.machine import flat_machine, machine_of, read_machine
@@ -75,9 +76,9 @@ def test_instances_that_are_not_bound_have_no_place() -> None:
     """)
 
 
-def test_every_cpu_its_own_package_is_one_line() -> None:
+def test_every_cpu_its_own_package_is_one_line(golden: Golden) -> None:
     flat = flat_machine(8, "darwin")
-    assert drawn(flat) == "unknown: 1 package, 8 cores, 8 CPUs\npackage: 8 cores 0-7"
+    golden(drawn(flat))
 
 
 def test_evenly_spaced_cpus_and_four_kinds() -> None:
@@ -99,7 +100,7 @@ def test_cores_numbered_unevenly_are_several_runs(tmp_path: Path) -> None:
     """)
 
 
-def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest() -> None:
+def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest(golden: Golden) -> None:
     from rich.console import Console
 
     machine = made_up("core:4")
@@ -107,8 +108,7 @@ def test_colour_is_bright_for_what_is_allowed_and_dim_for_the_rest() -> None:
     console = Console(force_terminal=True, color_system="standard", width=80)
     with console.capture() as captured:
         console.print(draw_machine(limited))
-    assert "\x1b[1m2 cores 0-1\x1b[0m" in captured.get()
-    assert "\x1b[2m2 cores (2-3)\x1b[0m" in captured.get()
+    golden(captured.get())
 
 
 @pytest.mark.parametrize("text", ["core:1", "package:8 node:1 l3:8 core:4 pu:2", "core:1 pu:8"])

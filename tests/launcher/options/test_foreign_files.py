@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, clean_environment, program, run
 
 LIBRARY = """
@@ -83,12 +84,14 @@ def clone(tmp_path: Path, needs: Callable[[object, str], None]) -> Clone:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_commands_that_only_answer_run_nothing_of_a_project(clone: Clone, choice: str):
+def test_commands_that_only_answer_run_nothing_of_a_project(
+    golden: Golden, clone: Clone, choice: str
+):
     (clone.directory / "pyproject.toml").write_text(f"[tool.xlaunch]\n{choice}\n")
     for words in DRY.values():
         ran, out, err = clone.xlaunch(*words)
         assert not ran, words
-        assert f"note: not tried: project pyproject.toml chooses {CHOICES[choice]}\n" in err
+        golden(err)
         if "--json" in words and choice.startswith(("allocator", "omp")):
             assert any(it.endswith(" was not tried") for it in json.loads(out)["warnings"])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, xlaunch
 
 from xlaunch.output.destinations import LINE_CAP, JsonLines, LogFile
@@ -110,7 +111,9 @@ def test_file_is_moved_at_the_end_of_a_line(tmp_path: Path):
     assert (path.read_bytes(), (tmp_path / "log.1").read_bytes()) == (b"x\n", b"new\n12345\n")
 
 
-def test_size_without_files_is_refused():
-    assert "--log-size limits log files: name their directory" in ask("--log-size", "1MB", "true").refused()  # fmt: skip
-    assert "'x' is not a size" in ask("--log-size", "x", "true").refused()
-    assert "'x' is not one of text, json" in ask("--log-format", "x", "true").refused()
+def test_size_without_files_is_refused(golden: Golden):
+    golden(
+        ask("--log-size", "1MB", "true").refused(),
+        ask("--log-size", "x", "true").refused(),
+        ask("--log-format", "x", "true").refused(),
+    )

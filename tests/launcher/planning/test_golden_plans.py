@@ -10,11 +10,11 @@ files; read the difference before it is committed.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from tests.captures import OTHERS, among_others, other_captures, own_captures, read_capture
+from tests.golden import check_golden
 from tests.launcher.options.settings import layout_of
 
 from xlaunch.errors import UsageError
@@ -72,8 +72,4 @@ def test_each_golden_file_has_a_capture() -> None:
     ],
 )
 def test_plans_of_a_captured_machine_are_as_reviewed(name: str) -> None:
-    text = golden_text(read_capture(name))
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("XLAUNCH_UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text()
+    check_golden(GOLDEN / f"{name}.txt", golden_text(read_capture(name)))

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, xlaunch
 from tests.launcher.launching import is_alive, wait_until
 from tests.launcher.supervision.services import SERVER, Service
@@ -196,17 +197,19 @@ def test_end_during_a_restart_ends_everything(serve: Callable[..., Service]):
     assert len(service.runs(0)) == len(service.runs(1)) == 1
 
 
-def test_who_is_asked(serve: Callable[..., Service]):
+def test_who_is_asked(golden: Golden, serve: Callable[..., Service]):
     service = serve(health="", count=1)
     service.wait_for_socket()
     assert json.loads(ask("ps", "self", "--json").out)["pid"] == service.process.pid
     assert ask("ps", "self", "--ready") == (0, b"", "")
-    assert "'x' is not the PID of a launch" in ask("ps", "x").refused()
-    assert "no launch has the PID 1;" in ask("restart", "1").refused()
-    assert "--ready asks one launch" in ask("ps", "--ready").refused()
-    assert "it goes without --json" in service.ask("ps", "--ready", "--json").refused()
+    golden(
+        ask("ps", "x").refused(),
+        ask("restart", "1").refused(),
+        ask("ps", "--ready").refused(),
+        service.ask("ps", "--ready", "--json").refused(),
+    )
     assert service.stop()[0] == 0
-    assert "no launch runs here" in ask("ps", "self").refused()
+    golden(ask("ps", "self").refused())
 
 
 def test_launch_in_place_has_no_socket(tmp_path: Path):

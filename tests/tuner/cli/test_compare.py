@@ -6,18 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from tests.golden import Golden
 from tests.tiers import quick_first
 from tests.tuner.cli.commands import Desk
 
 ITEMS = ("--metric", "items/s", "--warmup", "0")
 
 
-def test_the_better_of_two_rates_is_named_in_a_sentence(desk: Desk) -> None:
+def test_the_better_of_two_rates_is_named_in_a_sentence(golden: Golden, desk: Desk) -> None:
     done = desk.xtune("compare", *ITEMS, "rate.py 2", "rate.py 3")
     assert done.code == 0
     assert done.err == ""
     # After it may come a line about other programs, such as other tests.
-    assert "\nB is 1.50 times as fast as A (95 % confidence interval: 1.50 to" in done.out
+    golden(done.out)
 
 
 def test_json_has_every_value_and_the_ratio_of_the_second(desk: Desk) -> None:
@@ -61,18 +62,19 @@ def test_wall_time_is_compared_without_a_metric(desk: Desk) -> None:
         ]
     ),
 )
-def test_numbers_are_compared_in_one_unit(desk: Desk, metric: str, numbers: Sequence[str]) -> None:
+def test_numbers_are_compared_in_one_unit(
+    golden: Golden, desk: Desk, metric: str, numbers: Sequence[str]
+) -> None:
     options = ("--metric", metric, "--warmup", "0")
     done = desk.xtune("compare", *options, *[f"echo {metric} {one}" for one in numbers])
-    assert "\nno difference of 1 % or more: B is 1.00 times as fast as A" in done.out
+    golden(done.out)
 
 
-def test_values_below_0_are_compared_by_differences(desk: Desk) -> None:
+def test_values_below_0_are_compared_by_differences(golden: Golden, desk: Desk) -> None:
     options = ("--warmup", "0", "--goal", "minimize", "--metric", "loss")
     words = ("compare", *options, "echo loss 0.2", "echo loss -0.3")
     done = desk.xtune(*words)
-    assert "\nB is +0.5 better than A (95 % confidence interval: +0.5 to +0.5;" in done.out
-    assert "\nloss is not always above 0, so launches are compared by differences: +" in done.out
+    golden(done.out)
     found = desk.xtune(words[0], "--json", *words[1:]).found
     assert found["verdict"] == "second"
     assert found["difference"] == pytest.approx(0.5)

@@ -8,6 +8,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.golden import Golden
 
 from xlaunch.metrics.live import LINES_AFTER_MARK, LiveLine
 from xtune.launches.announcements import (
@@ -129,10 +130,10 @@ def test_next_announcement_ends_the_wait_for_a_number():
     assert len(announced.notes) == 1
 
 
-def test_wrong_dictionary_takes_no_number():
+def test_wrong_dictionary_takes_no_number(golden: Golden):
     announced = read("@hypertune {name}", "7", LATENCY, "8")
     assert values(announced) == {("@hypertune latency (ms)", 0): (8.0,)}
-    assert "instance 0: '@hypertune {name}': write a dictionary" in announced.notes[0]
+    golden(announced.notes[0])
 
 
 @given(st.integers(1, 6), st.randoms())

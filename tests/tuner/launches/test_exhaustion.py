@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 
 from xtune.launches.meters import MemoryWatch
 
@@ -58,14 +59,12 @@ def test_kill_in_our_group_or_one_around_it(machine: Machine):
         machine.count(group)
 
 
-def test_one_kill_that_is_counted_in_many_places_is_one(machine: Machine):
+def test_one_kill_that_is_counted_in_many_places_is_one(golden: Golden, machine: Machine):
     watch = MemoryWatch(machine.root)
     machine.write("/proc/vmstat", "oom_kill 5\n")
     for group in ("", "/batch", "/batch/job"):
         machine.count(group, kills=3)
-    assert watch.explain(killed=True, stderr="") == (
-        "the kernel's out-of-memory killer ran 2 times meanwhile"
-    )
+    golden(watch.explain(killed=True, stderr=""))
 
 
 def test_kill_of_the_whole_system_is_ours_if_something_was_killed(machine: Machine):
@@ -75,13 +74,11 @@ def test_kill_of_the_whole_system_is_ours_if_something_was_killed(machine: Machi
     assert watch.explain(killed=False, stderr="ValueError: no such file") is None
 
 
-def test_kill_in_a_full_group(machine: Machine):
+def test_kill_in_a_full_group(golden: Golden, machine: Machine):
     watch = MemoryWatch(machine.root)
     assert watch.explain(killed=True, stderr="") is None
     machine.count("/batch", full=9)
-    assert watch.explain(killed=True, stderr="") == (
-        "it was killed, and its control group reached its memory limit 2 times"
-    )
+    golden(watch.explain(killed=True, stderr=""))
     assert watch.explain(killed=False, stderr="") is None
 
 
@@ -97,9 +94,9 @@ def test_kill_in_a_full_group(machine: Machine):
         "run.sh: line 3: 4711 Killed   python train.py",
     ],
 )
-def test_words_that_say_it(line: str, tmp_path: Path):
+def test_words_that_say_it(golden: Golden, line: str, tmp_path: Path):
     told = MemoryWatch(str(tmp_path)).explain(killed=False, stderr=f"Traceback\n{line}\n")
-    assert told == f"it printed {line!r}"
+    golden(told)
 
 
 @pytest.mark.parametrize(

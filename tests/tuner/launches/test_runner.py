@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden import Golden
 from tests.tuner.launches.conftest import BEGIN, MakeRunner
 
 from xlaunch.machine import read_machine
@@ -59,12 +60,12 @@ def test_every_raw_value_is_kept(make_runner: MakeRunner):
     assert launch.plan_hash == runner.resolver.plan_hash(DEFAULT)
 
 
-def test_warm_up_is_dropped_and_said(make_runner: MakeRunner):
+def test_warm_up_is_dropped_and_said(golden: Golden, make_runner: MakeRunner):
     launch = make_runner("for n in range(400): tell(50 if n < 200 else 100, 'x/s')").measure(
         DEFAULT
     )
     assert (launch.value, launch.steadiness) == (100, Steadiness.WARM_UP)
-    assert "warm-up: the first 199 of 399 values were dropped (mean 50, then 100)" in launch.notes
+    golden(launch.notes)
 
 
 @pytest.mark.usefixtures("two_cpus")
@@ -130,7 +131,7 @@ def test_energy_is_read_around_the_launch(make_runner: MakeRunner, tmp_path: Pat
     assert launch.requirements == (("energy<=1J", 0.5),)
 
 
-def test_requirements_are_measured_along(make_runner: MakeRunner):
+def test_requirements_are_measured_along(golden: Golden, make_runner: MakeRunner):
     code = "for n in range(604): tell(f'{100} x/s {n * 61 % 151} step_ms accuracy 0.95')"
     runner = make_runner(
         code,
@@ -144,14 +145,16 @@ def test_requirements_are_measured_along(make_runner: MakeRunner):
     assert seen["p50<=80"] == pytest.approx(75, abs=3)
     assert seen["recall>=1"] is None
     assert not runner.objective.is_feasible(launch)
-    assert "--require 'recall>=1': it was not printed" in launch.notes
+    golden(launch.notes)
 
 
 @pytest.mark.usefixtures("two_cpus")
-def test_wall_time_of_instances_that_do_the_same_work_is_refused(make_runner: MakeRunner):
+def test_wall_time_of_instances_that_do_the_same_work_is_refused(
+    golden: Golden, make_runner: MakeRunner
+):
     launch = make_runner("open('ran', 'w')", "wall", Goal.MINIMIZE).measure(TWO)
     assert (launch.outcome, launch.value) == (Outcome.NOT_STARTED, None)
-    assert "they do 2 times the work; give --work shared if they divide it" in launch.notes[0]
+    golden(launch.notes[0])
     assert not os.path.exists("ran")
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.binomial import binomial_upper_bound
+from tests.golden import Golden
 from tests.tiers import quick_first
 from tests.tuner.launches.noise import LEVEL, NOISES, made_series
 
@@ -95,16 +96,12 @@ def test_single_odd_values_stay_and_count():
     assert judge(values, larger_is_better=True)[:2] == (FLAT, 0)
 
 
-def test_notes_say_what_was_dropped_or_is_wrong():
+def test_notes_say_what_was_dropped_or_is_wrong(golden: Golden):
     values = [50.0] * 20 + [100.0] * 60
-    assert judge(values, larger_is_better=True).note == (
-        "warm-up: the first 20 of 80 values were dropped (mean 50, then 100)"
-    )
-    assert judge(values, larger_is_better=False).note == (
-        "slow-down: the first 20 of 80 values were dropped (mean 50, then 100)"
-    )
-    assert judge(values[::-1][:70], larger_is_better=True).note == (
-        "no steady state: levels between 50 and 100, the last change after 60 of 70 values"
+    golden(
+        judge(values, larger_is_better=True).note,
+        judge(values, larger_is_better=False).note,
+        judge(values[::-1][:70], larger_is_better=True).note,
     )
 
 

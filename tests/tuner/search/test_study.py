@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import optuna
 import pytest
 from tests.benchmarks.test_tuner_recordings import FULL
+from tests.golden import Golden
 from tests.tuner.search.scripted import RATE, SMALL, SPACE, ScriptedMeasurer
 from tests.tuner.search.studies import SUBJECT, store_of, worker
 
@@ -146,26 +148,22 @@ def test_a_study_of_another_tool_is_left_alone(storage: Storage) -> None:
         open_study(storage, SUBJECT, "mine")
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value", "said"),
-    [
+def test_studies_that_cannot_be_read_block_no_other(storage: Storage) -> None:
+    damaged = "cannot be read: its description is damaged"
+    unread = {open_study(storage, SUBJECT).name: ""}
+    for attribute, value, said in (
         ("xtune:version", 5, "has format version 5; this xtune reads 3 and 4"),
         ("xtune:version", 2, "has format version 2; this xtune reads 3 and 4"),
         *[
-            ("space", value, "cannot be read: its description is damaged")
+            ("space", value, damaged)
             for value in (None, 3, {"a": 1}, {"pieces": 2}, {"pieces": "x"}, "x")
         ],
-    ],
-)
-def test_a_study_that_cannot_be_read_blocks_no_other(
-    storage: Storage, attribute: str, value: object, said: str
-) -> None:
-    unread = [open_study(storage, SUBJECT).name]
-    for _ in range(2):
+    ):
         storage = again(storage)
         found = list_studies(storage)[0][-1]
         found.set_attribute(attribute, value)
-        assert list_studies(again(storage))[1] == dict.fromkeys(unread, said)
+        unread[found.name] = said
+        assert list_studies(again(storage))[1] == unread
         for find in (find_study, lambda where, name: open_study(where, SUBJECT, name)):
             with pytest.raises(StudyError, match=said):
                 find(again(storage), found.name)
@@ -173,7 +171,6 @@ def test_a_study_that_cannot_be_read_blocks_no_other(
         assert new.name not in unread
         assert [one.name for one in list_studies(again(storage))[0]] == [new.name]
         assert open_study(again(storage), SUBJECT).id == new.id
-        unread.append(new.name)
 
 
 def test_notes_are_kept_but_for_damaged_ones(storage: Storage) -> None:
@@ -249,51 +246,48 @@ def put(*path: object) -> Callable[[Any], None]:
     return damage
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (put("stage", KeyError), "'stage' is missing"),
-        (put("stage", "x"), "'x' is not a valid Stage"),
-        (put("key", 3), "key is 3"),
-        (put("plan_hash", None), "plan_hash is None"),
-        (put("plan_hash", KeyError), "'plan_hash'"),
-        (put("cut_at", float("nan")), "a time, size or limit is nan"),
-        (put("details", []), "details is []"),
-        (put("details", "block", KeyError), "'block' is missing"),
-        (put("details", "attempt", "x"), "attempt is 'x'"),
-        (put("details", "candidate", 2), "candidate is 2"),
-        (put("details", "plans", 3), "plans is 3"),
-        (put("details", "plan", {}), "'baseline' is missing"),
-        (put("details", "plan", "planned", "x"), "planned is 'x'"),
-        (put("worker", "pid", KeyError), "'pid'"),
-        (put("worker", "name", 3), "name is 3"),
-        (put("made", None), "Provenance is None"),
-        (put("made", "installed", {"a": 1}), "installed is {'a': 1}"),
-        (put("outcome", KeyError), "'outcome' is missing"),
-        (put("outcome", "x"), "'x' is not a valid Outcome"),
-        (put("outcome", "crashed"), "state is COMPLETE, its outcome crashed"),
-        (put("value", "fast"), "value is 'fast'"),
-        (put("value", float("nan")), "state is COMPLETE, its outcome measured, its value nan"),
-        (put("value", None), "its value None"),
-        (put("began_s", True), "began_s is True"),
-        (put("secondary", "wall_s", float("nan")), "a time, size or limit is nan"),
-        (put("secondary", "wall_s", "1"), "wall_s is '1'"),
-        (put("series 0", "times_s", [1.0]), "2 values of items/s at 1 times"),
-        (put("series 0", "values", ["a", "b"]), "values is ['a', 'b']"),
-        (put("series 0", {"pieces": 2}), "'series 0#0' is missing"),
-        (put("series 1", {}), "'instance' is missing"),
-        (put("metrics", {"loss": "x"}), "metrics is {'loss': 'x'}"),
-        (put("notes", [1]), "notes is [1]"),
-        *[
-            (put(key, value), said)
-            for key in ("worker", "made", "outcome", "began_s")
-            for value, said in ((None, "None"), ("x", "'x'"), ({"pieces": 1}, "#0' is missing"))
-        ],
+DAMAGES = (
+    put("stage", KeyError),
+    put("stage", "x"),
+    put("key", 3),
+    put("plan_hash", None),
+    put("plan_hash", KeyError),
+    put("cut_at", float("nan")),
+    put("details", []),
+    put("details", "block", KeyError),
+    put("details", "attempt", "x"),
+    put("details", "candidate", 2),
+    put("details", "plans", 3),
+    put("details", "plan", {}),
+    put("details", "plan", "planned", "x"),
+    put("worker", "pid", KeyError),
+    put("worker", "name", 3),
+    put("made", None),
+    put("made", "installed", {"a": 1}),
+    put("outcome", KeyError),
+    put("outcome", "x"),
+    put("outcome", "crashed"),
+    put("value", "fast"),
+    put("value", float("nan")),
+    put("value", None),
+    put("began_s", True),
+    put("secondary", "wall_s", float("nan")),
+    put("secondary", "wall_s", "1"),
+    put("series 0", "times_s", [1.0]),
+    put("series 0", "values", ["a", "b"]),
+    put("series 0", {"pieces": 2}),
+    put("series 1", {}),
+    put("metrics", {"loss": "x"}),
+    put("notes", [1]),
+    *[
+        put(key, value)
+        for key in ("worker", "made", "outcome", "began_s")
+        for value in (None, "x", {"pieces": 1})
     ],
 )
-def test_a_damaged_launch_is_left_out(
-    storage: Storage, damage: Callable[[Any], None], said: str
-) -> None:
+
+
+def test_damaged_launches_are_left_out(golden: Golden, storage: Storage) -> None:
     plan = FinalPlan(BARE, (Finalist(SPACE.default),))
     details = FinalDetails(0, 0, 1, plan, ("a",))
     store = store_of(storage)
@@ -302,21 +296,23 @@ def test_a_damaged_launch_is_left_out(
         claimed = store.claim(step(number, stage=Stage.FINAL, details=details))
         store.finish(claimed, launch(series=(series,)))
     study = open_study(storage, SUBJECT)
-    trials = storage.backend.get_all_trials(study.id)
 
-    # What is stored cannot be changed, so a damaged copy of it is added.
-    attributes = trials[1].user_attrs
-    damage(attributes)
-    storage.backend.create_new_trial(study.id, template_trial=trials[1])
+    # What is stored cannot be changed, so damaged copies of it are added.
+    added = []
+    for damage in DAMAGES:
+        trial = copy.deepcopy(storage.backend.get_all_trials(study.id)[1])
+        damage(trial.user_attrs)
+        storage.backend.create_new_trial(study.id, template_trial=trial)
+        added.append(repr(sorted(trial.user_attrs.items())))
 
     store = StudyStore(open_study(again(storage), SUBJECT))
     assert [record.number for record in store.records()] == [0, 1]
-    assert list(store.damaged) == [2]
-    assert said in store.damaged[2]
-    assert "\n" not in store.damaged[2]
+    assert list(store.damaged) == list(range(2, 2 + len(DAMAGES)))
+    assert not any("\n" in reason for reason in store.damaged.values())
+    golden([*store.damaged.values()])
     assert store.claim(step(1)) is not None
-    kept = again(storage).backend.get_all_trials(study.id)
-    assert repr(sorted(kept[2].user_attrs.items())) == repr(sorted(attributes.items()))
+    kept = again(storage).backend.get_all_trials(study.id)[2:-1]
+    assert [repr(sorted(trial.user_attrs.items())) for trial in kept] == added
 
 
 def test_trials_of_other_tools_are_no_damage(storage: Storage) -> None:

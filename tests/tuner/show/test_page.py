@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.golden import Golden
 from tests.tiers import quick_first
 from tests.tuner.search.scripted import RATE, SPACE
 from tests.tuner.show.cases import CASES, case
@@ -62,14 +63,14 @@ def test_all_sections_charts_and_values_are_there(name: str) -> None:
     assert values == [launch.value for launch in found.launches]
 
 
-def test_a_gain_says_ratio_command_preset_and_plan() -> None:
+def test_a_gain_says_ratio_command_preset_and_plan(golden: Golden) -> None:
     found, root = case("gain")
     assert found.verdict.kind is VerdictKind.GAIN
     estimate, interval = found.verdict.gain, found.verdict.interval
     word, shown = root.by_id("headline").words.rstrip("\N{MULTIPLICATION SIGN}").split()
     assert word == "Gain:"
     assert float(shown) == pytest.approx(estimate, abs=0.05 * (interval.high - interval.low))
-    assert 'allocator = "tcmalloc"' in root.by_id("preset").text
+    golden(root.by_id("preset").text)
     assert root.by_id("command").text.startswith("xlaunch ")
     finalists = root.by_id("decision").rows()
     assert len(finalists) == len(found.verdict.finalists)
@@ -142,7 +143,7 @@ def test_scales_have_round_ticks_and_keep_order() -> None:
         assert all(0 <= place <= 100 for place, _ in Scale(extreme).ticks)
 
 
-def test_one_pair_has_no_interval() -> None:
+def test_one_pair_has_no_interval(golden: Golden) -> None:
     found = case("gain").found
     finalists = tuple(
         row._replace(
@@ -157,7 +158,7 @@ def test_one_pair_has_no_interval() -> None:
         interval=finalists[0].interval,
     )
     root = read_page(found._replace(verdict=verdict))
-    assert "1 pair of launches is too few for a confidence interval" in root.by_id("verdict").words
+    golden(root.by_id("verdict").words)
     for row in root.by_id("decision").rows():
         assert [row[3], row[5]] == [NOTHING, "1"]
     said = root.words
@@ -207,22 +208,20 @@ def test_what_is_behind_the_bare_command_is_not_recommended(name: str, kind: Ver
     assert not [one for one in root.all() if one.attributes.get("id") == "promising"]
 
 
-def test_one_launch_makes_a_page_that_claims_nothing() -> None:
+def test_one_launch_makes_a_page_that_claims_nothing(golden: Golden) -> None:
     found, root = case("one launch")
     assert found.to_plain()["interval"] is None
     assert "no final" in root.by_id("warnings").words.lower()
-    assert "There was no final" in root.by_id("decision").words
-    assert "Fewer than two configurations" in root.by_id("configurations").words
+    golden(root.by_id("decision").words, root.by_id("configurations").words)
     assert len(list(root.all("figure"))) == 1
 
 
-def test_failures_come_with_the_end_of_standard_error() -> None:
+def test_failures_come_with_the_end_of_standard_error(golden: Golden) -> None:
     found, root = case("some fail")
     rows = found.failures
     assert [one.launches[0].outcome for one in rows] == [Outcome.CRASHED]
     section = root.by_id("failures")
-    assert f"crashed, {len(rows[0].numbers)} times" in section.words
-    assert "exit code 1" in section.words
+    golden(section.words)
     assert [one.text for one in section.all("pre")] == ["it cannot"]
     assert len(list(section.all("li"))) == len({one.configuration for one in rows[0].launches})
     assert all("allocator=tcmalloc" in one.words for one in section.all("li"))

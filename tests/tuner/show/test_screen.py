@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.golden import Golden
 from tests.tuner.show.made_up import FOUR, RATE, SPACE, TWO, launch, recorded
 
 from xtune.launches.launch import WALL, Goal, Objective, Outcome, Secondary
@@ -144,30 +145,23 @@ def test_a_verbose_screen_tells_each_launch(said: list[str], clock: Clock) -> No
     ]
 
 
-def test_what_happens_to_a_search_is_told(said: list[str], screen: PlainScreen) -> None:
+def test_what_happens_to_a_search_is_told(
+    golden: Golden, said: list[str], screen: PlainScreen
+) -> None:
     screen.stage_changed(Stage.BASELINE)
     screen.stage_changed(Stage.FINAL)
     screen.lost(NextLaunch(Stage.SEED, FOUR, "hash", "1", origin="preset mine.toml"))
     screen.edited()
     screen.storage_trouble("the storage cannot be reached", 10.0)
-    assert said == [
-        "final: the best and the bare command in turns",
-        "n=4 (preset mine.toml): another worker gave this launch up as lost; it does not count",
-        "warning: the program was edited during the search; earlier launches ran the old version;"
-        " if the edit affects speed, start a new study with --study NAME",
-        "the storage cannot be reached; next attempt in 10 s",
-    ]
+    golden(said)
 
 
-def test_what_the_budget_can_show_is_told(said: list[str], screen: PlainScreen) -> None:
+def test_what_the_budget_can_show_is_told(
+    golden: Golden, said: list[str], screen: PlainScreen
+) -> None:
     screen.started(Outline(3, 2, budget=Budget(launches=40), records=7))
     screen.resolution_known(Resolution(spread=0.031, degrees=9, gain=0.123, low=0.0951, high=0.182))
-    assert said == [
-        "budget: 40 launches; the configurations start the program in 2 different ways;"
-        " 7 launches of earlier searches count",
-        "40 launches: detects gains above 9.5 to 18 % (noise: 3.1 % from launch to launch);"
-        " smaller ones stay open",
-    ]
+    golden(said)
 
 
 def test_an_outline_says_what_is_known() -> None:
@@ -202,18 +196,17 @@ def test_progress_names_the_best_so_far(said: list[str], screen: PlainScreen, cl
     ]
 
 
-def test_a_favourite_that_is_behind_comes_after_the_bare_command() -> None:
+def test_a_favourite_that_is_behind_comes_after_the_bare_command(golden: Golden) -> None:
     behind = Favourite(FOUR, 99.0, 0.99)
-    assert describe_favourite(behind, SPACE, RATE) == (
-        "the bare command, then n=4: 99 items/s, 0.990 times the bare command"
-    )
+    golden(describe_favourite(behind, SPACE, RATE))
     alone = describe_favourite(behind._replace(ratio=None), SPACE, RATE)
     assert alone == "n=4: 99 items/s"
 
 
-def test_how_much_is_left() -> None:
-    assert describe_left(PROGRESS, Budget(launches=40)) == "12 launches, up to 28 left (56 s)"
-    assert describe_left(PROGRESS, Budget(time_s=60.0)) == "12 launches, up to 36 s left"
+def test_how_much_is_left(golden: Golden) -> None:
+    golden(
+        describe_left(PROGRESS, Budget(launches=40)), describe_left(PROGRESS, Budget(time_s=60.0))
+    )
     untimed = PROGRESS._replace(left=float("inf"))
     assert describe_left(untimed, Budget(launches=40)) == "12 launches"
     assert describe_left(PROGRESS._replace(left=0.0), Budget(launches=12)) == "12 launches"
@@ -231,7 +224,6 @@ def test_the_aim_and_what_breaks_it() -> None:
     assert unmet(seen, objective) == f"rss<=1GiB (measured: 2 GiB); {why}"
 
 
-def test_the_bare_command_needs_no_origin() -> None:
+def test_the_bare_command_needs_no_origin(golden: Golden) -> None:
     step = NextLaunch(Stage.CONTROL, BARE, "hash", "1", origin="a control")
-    assert describe_step(step, SPACE) == "the bare command"
-    assert describe_step(step._replace(configuration=FOUR), SPACE) == "n=4 (a control)"
+    golden(describe_step(step, SPACE), describe_step(step._replace(configuration=FOUR), SPACE))

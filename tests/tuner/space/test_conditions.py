@@ -8,6 +8,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.golden import Golden
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import MAX_CHARACTERS, parse_condition
@@ -120,18 +121,11 @@ def test_empty_and_endless_conditions_are_refused() -> None:
         parse_condition("smt or " * 85 + "not smt"[:6], NAMES)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("threads", "is not true or false; compare it, as in threads<=ncores"),
-        ("threads<'glibc'", "computes with text, or compares it with a number"),
-        ("allocator+1==2", "computes with text, or compares it with a number"),
-    ],
-)
-def test_what_has_no_truth_is_refused(text: str, message: str) -> None:
+@pytest.mark.parametrize("text", ["threads", "threads<'glibc'", "allocator+1==2"])
+def test_what_has_no_truth_is_refused(golden: Golden, text: str) -> None:
     with pytest.raises(SpaceError) as caught:
         parse_condition(text, NAMES).holds(VALUES)
-    assert str(caught.value) == f"--when {text!r}: {message}"
+    golden(str(caught.value))
 
 
 def test_dividing_by_nothing_says_where() -> None:

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xlaunch doctor` without files: what it prints, on every capture too, and how it ends.
-
-``XLAUNCH_UPDATE_GOLDEN=1 pytest FILE`` rewrites the golden outputs; read them before you commit them.
-"""
+"""`xlaunch doctor` without files: what it prints, on every capture too, and how it ends."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 from tests.captures import capture_path, each_capture, own_captures
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, clean_environment, run
 from tests.launcher.doctor.checks.made_up import NVIDIA, machine, torch_build
 from tests.launcher.environment.made_up import environment
@@ -24,7 +21,6 @@ from xlaunch.doctor.checks.findings import Severity
 from xlaunch.machine import read_machine
 from xlaunch.machine.capture import unpacked
 
-GOLDEN = Path(__file__).with_name("golden")
 WIDTH = 80
 PORTABLE = """
 import sys
@@ -53,39 +49,22 @@ def troubled(tmp_path: Path) -> str:
     return write_files(tmp_path / "machine", TROUBLED)
 
 
-def check_golden(name: str, text: str) -> None:
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("XLAUNCH_UPDATE_GOLDEN"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    assert text == path.read_text()
+def test_troubled_machine(golden: Golden, troubled: str):
+    golden(ask("doctor", "--sysroot", troubled))
 
 
-def test_troubled_machine(troubled: str):
-    done = ask("doctor", "--sysroot", troubled)
-    assert (done.code, done.err) == (1, "")
-    check_golden("troubled", done.out.decode())
+def test_checks_that_are_ignored(golden: Golden, troubled: str):
+    golden(ask("doctor", "--ignore", "swap, cpu-quota", "--sysroot", troubled))
 
 
-def test_checks_that_are_ignored(troubled: str):
-    done = ask("doctor", "--ignore", "swap, cpu-quota", "--sysroot", troubled)
-    assert (done.code, done.err) == (0, "")
-    assert b"PID 1" in done.out
-    assert b"swap" not in done.out
+def test_captured_machine_in_full(golden: Golden):
+    golden(
+        ask("doctor", "-v", "--sysroot", capture_path("2-packages-4-dies-5-nodes-smt-container"))
+    )
 
 
-def test_captured_machine_in_full():
-    done = ask("doctor", "-v", "--sysroot", capture_path("2-packages-4-dies-5-nodes-smt-container"))
-    assert (done.code, done.err) == (1, "")
-    check_golden("container", done.out.decode())
-
-
-def test_machine_in_order_is_one_line():
-    done = ask("doctor", "--sysroot", capture_path("1-package-4-cores-smt"))
-    assert (done.code, done.err) == (0, "")
-    (line,) = done.out.decode().splitlines()
-    assert line.startswith("0 serious, 0 warnings, 0 advice, ")
-    assert line.endswith(" in order (-v shows them)")
+def test_machine_in_order_is_one_line(golden: Golden):
+    golden(ask("doctor", "--sysroot", capture_path("1-package-4-cores-smt")))
 
 
 @pytest.mark.parametrize("name", each_capture())
@@ -149,22 +128,13 @@ def test_this_machine_without_heavy_imports(tmp_path: Path):
     assert not imported & {"torch", "numpy", "cpuinfo", "optuna"}
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--sysroot .", "holds no sys/devices/system/cpu"),
-        ("--sysroot file", "not a capture"),
-        ("--sysroot none", "no such file or directory"),
-        ("--python ./none", "does not exist"),
-        ("--python /bin/ls", "--python /bin/ls: not a Python interpreter"),
-        ("--import a-b", "not a module's name"),
-        ("--import=", "not a module's name"),
-        ("--import json --sysroot machine", "leave --import or --sysroot out"),
-        ("--ignore swop", "has no check 'swop'; did you mean swap"),
-        ("--ignore ,", "names no check"),
-        ("--import no_such_module", "has no module of that name"),
-    ],
-)
-def test_bad_input(tmp_path: Path, troubled: str, words: str, told: str):
+def test_bad_input(golden: Golden, tmp_path: Path, troubled: str):
     (tmp_path / "file").write_text("no archive")
-    assert told in ask("doctor", *words.split(), cwd=tmp_path).refused()
+    said = []
+    for words in (
+        "--sysroot .", "--sysroot file", "--sysroot none", "--python ./none", "--python /bin/ls", "--import a-b",
+        "--import=", "--import json --sysroot machine", "--ignore swop", "--ignore ,", "--import no_such_module",
+    ):  # fmt: skip
+        line = ask("doctor", *words.split(), cwd=tmp_path).refused()
+        said += [f"$ xlaunch doctor {words}", line]
+    golden(said)

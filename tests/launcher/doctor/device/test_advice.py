@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 
 from xlaunch.doctor.device import advise, document, render, script_findings, script_of
 from xlaunch.doctor.lint.rules import RULES
@@ -45,12 +46,12 @@ def test_idle_device_names_placement_and_the_option_that_cannot_be_false():
         assert words in text
 
 
-def test_unused_device_names_the_build_of_torch():
-    assert "torch is built for CPUs only" in advice(DeviceVerdict.UNUSED)
+def test_unused_device_names_the_build_of_torch(golden: Golden):
+    golden(advice(DeviceVerdict.UNUSED))
 
 
-def test_device_that_works_gets_advice_only_while_a_larger_batch_fits():
-    assert "batch about 18 times" in advice(DeviceVerdict.WORKED)
+def test_device_that_works_gets_advice_only_while_a_larger_batch_fits(golden: Golden):
+    golden(advice(DeviceVerdict.WORKED))
     assert advice(DeviceVerdict.WORKED, peak=60 * GIB) == ""
     assert advice(DeviceVerdict.UNKNOWN) == ""
 
