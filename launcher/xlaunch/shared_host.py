@@ -138,63 +138,98 @@ def _take_cores(
     Returns the plan, the launches that run, and the record, or None if none could be written.
     Raises `_TakenError`. See `claims` for the order of launches that are planned at the same moment.
     """
-    cpu_count = 1 + max((*machine.topology.online_cpus, *machine.topology.offline_cpus))
+    max_s = MAX_EXCLUSIVE_S if exclusive else MAX_SHARED_S
+    others = _OtherLaunches(machine, environment, job, directory, max_s)
     # Launches that run one instance each of a layout must see the same layout.
     yields = exclusive or request.layout.instance_index is None
     began_ns = time.time_ns()
-    deadline = time.monotonic() + (MAX_EXCLUSIVE_S if exclusive else MAX_SHARED_S)
-
-    def look() -> list[Lease]:
-        found = read_leases(directory, cpu_count=cpu_count)
-        return of_others(found, job=job, environment=environment)
-
-    def may_look_again() -> bool:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(CLAIM_INTERVAL_S)
-        return True
-
-    held, plans = look(), 0
+    held, plans = others.look(), 0
     while True:
         try:
-            made = _plan_beside(request, machine, held, exclusive=exclusive)
+            own_plan = _plan_beside(request, machine, held, exclusive=exclusive)
         except _TakenError:
-            if any(it.claimed_ns for it in held) and may_look_again():
-                held = look()
+            if any(lease.claimed_ns for lease in held) and others.may_look_again():
+                held = others.look()
                 continue
             raise
-        claim = _claim(request, made, began_ns, exclusive, job, directory) if record else None
+        claim = _claim(request, own_plan, began_ns, exclusive, job, directory) if record else None
         if claim is None:
-            return made, held, None
+            return own_plan, held, None
         own = claim.lease
         cores = _whole_cores(machine, own.cpus)
         try:
-            found, rivals, first = look(), [], []
+            leases, rivals, first = others.look(), [], []
             while yields:
-                shared = sharing(found, cores, own.gpus)
-                rivals = [it for it in shared if not any(map(it.takes_as, held))]
-                if not exclusive:
-                    rivals = [
-                        it
-                        for it in rivals
-                        if it.uid == own.uid or (plans == 0 and it.precedes(own))
-                    ]
-                first = [it for it in rivals if it.precedes(own)]
-                if first or not rivals or not may_look_again():
+                neighbours = sharing(leases, cores, own.gpus)
+                rivals = _rivals(neighbours, held, own, exclusive=exclusive, replanned=plans > 0)
+                first = [lease for lease in rivals if lease.precedes(own)]
+                if first or not rivals or not others.may_look_again():
                     break
-                found = look()
+                leases = others.look()
             plans += 1
             if not rivals or (not exclusive and (not first or plans == MAX_PLANS)):
-                return made, found, claim.settle()
+                return own_plan, leases, claim.settle()
         except BaseException:
             claim.withdraw()
             raise
         claim.withdraw()
-        held = found
-        if exclusive and time.monotonic() >= deadline:
+        held = leases
+        if exclusive and others.is_late:
             raise _TakenError(
                 f"--exclusive: other launches take the same cores at this moment: {_names(rivals)}"
             )
+
+
+class _OtherLaunches:
+    """The other launches that run now, looked at until a deadline in `max_s` seconds."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        environment: Mapping[str, str],
+        job: int,
+        directory: str | None,
+        max_s: float,
+    ) -> None:
+        topology = machine.topology
+        self._cpu_count = 1 + max((*topology.online_cpus, *topology.offline_cpus))
+        self._environment, self._job, self._directory = environment, job, directory
+        self._deadline = time.monotonic() + max_s
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def look(self) -> list[Lease]:
+        leases = read_leases(self._directory, cpu_count=self._cpu_count)
+        return of_others(leases, job=self._job, environment=self._environment)
+
+    def may_look_again(self) -> bool:
+        """After a pause, unless the deadline has come."""
+        if self.is_late:
+            return False
+        time.sleep(CLAIM_INTERVAL_S)
+        return True
+
+
+def _rivals(
+    neighbours: Sequence[Lease],
+    held: Sequence[Lease],
+    own: Lease,
+    *,
+    exclusive: bool,
+    replanned: bool,
+) -> list[Lease]:
+    """The launches on the same cores that this one did not plan beside, and to which it may have to give way.
+
+    A launch that shares cores gives way to those of other users only before it is `replanned`.
+    """
+    rivals = [lease for lease in neighbours if not any(map(lease.takes_as, held))]
+    if exclusive:
+        return rivals
+    return [
+        lease for lease in rivals if lease.uid == own.uid or (not replanned and lease.precedes(own))
+    ]
 
 
 def share_here(

@@ -210,26 +210,9 @@ def prepare_environment(
     `Situation`. Raises what `resolve_program` raises, and `UsageError` for a profile that is
     not available and for options that contradict each other.
     """
-    refuse_contradictions({**request._asdict(), **run._asdict()})
-    if run.tee and run.log_dir is None:
-        raise UsageError(
-            "--tee shows what is written to log files: name their directory, --log-dir DIR"
-        )
-    if run.log_size is not None and run.log_dir is None:
-        raise UsageError("--log-size limits log files: name their directory, --log-dir DIR")
-    check_passable(tuple(request.words[1:]))
-    for name, value in request.env:
-        if not name:
-            raise UsageError(f"the variable of the value {value!r} has no name")
-        check_variable(name, value)
-    if both := dict(request.env).keys() & set(request.unset):
-        raise UsageError(f"--env and --unset both name {', '.join(sorted(both))}: drop one")
+    _check(request, run)
     outside = split_inherited(passed_on(inherited))
-    unset = [
-        VariableSetting(name, None, "--unset")
-        for name in request.unset
-        if name in outside.users_own
-    ]
+    unset = [VariableSetting(n, None, "--unset") for n in request.unset if n in outside.users_own]
     inherited = {n: value for n, value in outside.users_own.items() if n not in request.unset}
     outside = outside._replace(users_own=inherited)
     plan = plan._replace(memory_share_bytes=_share_inside(plan, outside))
@@ -268,6 +251,24 @@ def prepare_environment(
         forbids_huge_pages=request.thp is HugePages.NEVER,
         allocator_left_alone=next(iter(left_alone), None),
     )
+
+
+def _check(request: ProgramRequest, run: RunRequest) -> None:
+    """Raise `UsageError` for options that contradict or need each other, and for what no program can be given."""
+    refuse_contradictions({**request._asdict(), **run._asdict()})
+    if run.tee and run.log_dir is None:
+        raise UsageError(
+            "--tee shows what is written to log files: name their directory, --log-dir DIR"
+        )
+    if run.log_size is not None and run.log_dir is None:
+        raise UsageError("--log-size limits log files: name their directory, --log-dir DIR")
+    check_passable(tuple(request.words[1:]))
+    for name, value in request.env:
+        if not name:
+            raise UsageError(f"the variable of the value {value!r} has no name")
+        check_variable(name, value)
+    if both := dict(request.env).keys() & set(request.unset):
+        raise UsageError(f"--env and --unset both name {', '.join(sorted(both))}: drop one")
 
 
 def _loading(

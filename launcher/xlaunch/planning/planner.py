@@ -52,46 +52,31 @@ def plan(
     """
     request = checked(request, LayoutRequest)
     refuse_contradictions(request._asdict())
-    can_bind, quota = _has_masks(machine), _effective_quota(machine)
+    can_bind = _has_masks(machine)
     bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
     cores = locate_cores(machine.topology, pool.cores, taken)
     by_node = _cores_by_node(machine.topology, cores)
-    capacity = Capacity(
-        pool=len(cores),
-        origin=pool.origin,
-        node_sizes=tuple([len(group) for group in by_node]),
-        quota=quota,
-        quota_source=machine.limits.cpu_quota_source,
-        bound=bound,
-    )
+    capacity = _capacity(machine, pool, by_node, bound=bound)
     layout = _layout(request, machine, cores, capacity, taken_gpus)
     placed = _place(request, layout, cores, by_node) if bound else []
     instances, reasons = _instances(request, machine, layout, cores, placed if bound else None)
     used = {core.cpus[0] for slot in placed for core in slot}
     idle = [core for core in cores if bound and core.cpus[0] not in used]
     crossed = [crossings(slot) for slot in placed]
-    decisions = [*pool.decisions]
-    decisions += explain_siblings(request, pool) if bound else []
-    decisions += explain_quota(machine, capacity, can_bind=can_bind)
-    decisions += layout.decisions
-    if bound:
-        decisions += explain_placement(request, crossed, idle)
-    decisions += explain_memory(instances, reasons)
     share = _memory_share(machine, len(instances))
-    decisions += explain_memory_share(machine, share)
+    decisions = [
+        *pool.decisions,
+        *(explain_siblings(request, pool) if bound else ()),
+        *explain_quota(machine, capacity, can_bind=can_bind),
+        *layout.decisions,
+        *(explain_placement(request, crossed, idle) if bound else ()),
+        *explain_memory(instances, reasons),
+        *explain_memory_share(machine, share),
+    ]
     warnings = [*machine.warnings, *pool.warnings, *layout.warnings]
-    if not can_bind and (request.cpus is not None or request.numa_nodes is not None):
-        warnings.append(
-            "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"
-        )
-    sized = not takes_everything(request) and not (layout.shares and request.ncores is None)
-    if not layout.oversubscribed and not layout.by_node and sized:
-        warnings += warn_of_crossings(request, machine.topology, cores, placed, crossed)
-    if layout.shares:
-        from xlaunch.planning.gpus import warn_of_remote_gpus
-
-        warnings += warn_of_remote_gpus(layout.shares, machine.topology, placed)
+    warnings += [] if can_bind else _warn_of_unbound(request)
+    warnings += _warn_of_placement(request, machine.topology, layout, cores, placed, crossed)
     warnings += warn_of_one_node(request, instances)
     warnings += warn_of_isolated(instances, machine.topology, bound=bound)
     return Plan(
@@ -103,9 +88,23 @@ def plan(
         decisions=tuple(decisions),
         warnings=tuple(warnings),
         layout=request,
-        cpu_quota=quota,
+        cpu_quota=capacity.quota,
         memory_share_bytes=share,
         cores_known=machine.topology.cores_known,
+    )
+
+
+def _capacity(
+    machine: Machine, pool: Pool, by_node: Sequence[Sequence[Core]], *, bound: bool
+) -> Capacity:
+    sizes = tuple([len(group) for group in by_node])
+    return Capacity(
+        pool=sum(sizes),
+        origin=pool.origin,
+        node_sizes=sizes,
+        quota=_effective_quota(machine),
+        quota_source=machine.limits.cpu_quota_source,
+        bound=bound,
     )
 
 
@@ -344,6 +343,33 @@ def explain_memory(instances: Sequence[Instance], reasons: Sequence[str]) -> lis
         nodes = next(iter(named)) if len(named) == 1 else ()
         decisions.append(Decision(subject, f"{value} {format_cpu_list(nodes)}".rstrip(), reason))
     return decisions
+
+
+def _warn_of_unbound(request: LayoutRequest) -> list[str]:
+    """Warn of options that name CPUs, on a system without masks."""
+    if request.cpus is None and request.numa_nodes is None:
+        return []
+    return ["CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"]
+
+
+def _warn_of_placement(
+    request: LayoutRequest,
+    topology: Topology,
+    layout: Layout,
+    cores: Sequence[Core],
+    placed: list[list[Core]],
+    crossed: list[Levels],
+) -> list[str]:
+    """Warn of instances that span more than they must, or that are far from their GPUs."""
+    warnings: list[str] = []
+    sized = not takes_everything(request) and not (layout.shares and request.ncores is None)
+    if not layout.oversubscribed and not layout.by_node and sized:
+        warnings += warn_of_crossings(request, topology, cores, placed, crossed)
+    if layout.shares:
+        from xlaunch.planning.gpus import warn_of_remote_gpus
+
+        warnings += warn_of_remote_gpus(layout.shares, topology, placed)
+    return warnings
 
 
 def warn_of_crossings(

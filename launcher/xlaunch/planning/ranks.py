@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from xlaunch.machine.cpu_list import format_cpu_list
-from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.machine.topology import CPUs, Gpu, Machine
 from xlaunch.machine.tree import parse_mask
 from xlaunch.planning.gpus import count_instances
 from xlaunch.planning.layout import quota_cores
@@ -134,23 +134,62 @@ def share_of_rank(
     """
     who = f"local rank {rank.local} of {rank.local_size} under {rank.launcher.value}"
     own = machine.limits.allowed_cpus
-    layout, gpus = request.layout, machine.gpus
-    each = layout.gpus_per_instance
-    if each is not None:
-        count_instances(LayoutRequest(instances=rank.local_size, gpus_per_instance=each), gpus, 1)
-        first = rank.local * each
-        gpus = gpus._replace(usable=gpus.usable[first : first + each])
+    gpus_each = request.layout.gpus_per_instance
+    gpus = machine.gpus
+    if gpus_each is not None:
+        count_instances(
+            LayoutRequest(instances=rank.local_size, gpus_per_instance=gpus_each), gpus, 1
+        )
+        first = rank.local * gpus_each
+        gpus = gpus._replace(usable=gpus.usable[first : first + gpus_each])
     if launcher_cpus is not None and set(own) < set(launcher_cpus):
         each_has = len(whole_cores(machine.topology, own))
         all_have = len(whole_cores(machine.topology, launcher_cpus))
-        if each_has * rank.local_size <= all_have:
-            return RankShare(request, machine._replace(gpus=gpus))
-        return RankShare(
-            request,
-            machine._replace(gpus=gpus),
-            f"{who} has CPUs {format_cpu_list(own)}, which other ranks have, too: start ranks unbound "
-            "(mpirun --bind-to none, srun --cpu-bind=none)",
-        )
+        warning = None
+        if each_has * rank.local_size > all_have:
+            warning = (
+                f"{who} has CPUs {format_cpu_list(own)}, which other ranks have, too: start ranks "
+                "unbound (mpirun --bind-to none, srun --cpu-bind=none)"
+            )
+        return RankShare(request, machine._replace(gpus=gpus), warning)
+    place = _place_of_rank(request.layout, machine, rank)
+    if place.gpus:
+        gpus = gpus._replace(usable=place.gpus)
+    limits = machine.limits
+    quota = limits.cpu_quota
+    bounds = [
+        size for size in (limits.memory_limit_bytes, limits.memory_total_bytes) if size is not None
+    ]
+    inside = machine._replace(
+        gpus=gpus,
+        limits=limits._replace(
+            allowed_cpus=place.cpus,
+            narrowed_by=(*limits.narrowed_by, who + place.near),
+            narrowed_via=(*limits.narrowed_via, "rank"),
+            cpu_quota=None if quota is None else quota / rank.local_size,
+            memory_limit_bytes=min(bounds) // rank.local_size if bounds else None,
+            memory_limit_source=who if bounds else None,
+        ),
+    )
+    layout = request.layout._replace(cpus=None, numa_nodes=None, reserve_cores=0)
+    warning = place.warning if rank.local == 0 else None
+    return RankShare(request._replace(layout=layout), inside, warning)
+
+
+class _RankPlace(NamedTuple):
+    """Where a rank runs that its launcher has not bound."""
+
+    cpus: CPUs
+    warning: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    """Its own GPUs, where they are divided."""
+    near: str = ""
+    """**Ex.:** ``", near GPU 1"``."""
+
+
+def _place_of_rank(layout: LayoutRequest, machine: Machine, rank: Rank) -> _RankPlace:
+    """The rank's instance of a layout with one for each rank; one CPU where cores or the quota do not suffice."""
+    gpus_each = layout.gpus_per_instance
     chosen = LayoutRequest(
         instances=rank.local_size,
         instance_index=(rank.local,),
@@ -160,48 +199,27 @@ def share_of_rank(
         ecores=layout.ecores,
         place=layout.place,
         smt=True,
-        gpus_per_instance=each,
-        near_gpus=each is None,
+        gpus_per_instance=gpus_each,
+        near_gpus=gpus_each is None,
     )
     pool = select_pool(chosen, machine, bound=True)
     cores = pool.cores[: max(1, len(pool.cores) - layout.reserve_cores)]
-    limits = machine.limits
-    quota, near, warning = limits.cpu_quota, "", None
+    quota = machine.limits.cpu_quota
+    ranks = f"{rank.local_size} ranks under {rank.launcher.value}"
     if len(cores) < rank.local_size:
         # First siblings come first, so that ranks share a core only where all are taken.
         one_by_one = sorted((number, cpu) for core in cores for number, cpu in enumerate(core))
-        cpus: CPUs = (one_by_one[rank.local % len(one_by_one)][1],)
-        warning = f"{_crowd(rank)} share {counted(len(cores), 'core')}, one thread each"
-    elif quota is not None and quota_cores(quota) < rank.local_size:
-        cpus = pool.cpus
-        warning = f"{_crowd(rank)} share a CPU quota of {quota:g}, one thread each"
-    else:
-        share = plan(chosen, machine)
-        (instance,) = share.instances
-        cpus = instance.cpus
-        if each is None and any(it.subject == "GPUs" for it in share.decisions):
-            device = gpus.usable[rank.local]
-            near = f", near GPU {device.name}" if device.numa_node in instance.nodes else ""
-        if each is not None:
-            gpus = gpus._replace(usable=instance.gpus)
-    bounds = [it for it in (limits.memory_limit_bytes, limits.memory_total_bytes) if it is not None]
-    inside = machine._replace(
-        gpus=gpus,
-        limits=limits._replace(
-            allowed_cpus=cpus,
-            narrowed_by=(*limits.narrowed_by, who + near),
-            narrowed_via=(*limits.narrowed_via, "rank"),
-            cpu_quota=None if quota is None else quota / rank.local_size,
-            memory_limit_bytes=min(bounds) // rank.local_size if bounds else None,
-            memory_limit_source=who if bounds else None,
-        ),
-    )
-    rest = layout._replace(cpus=None, numa_nodes=None, reserve_cores=0)
-    return RankShare(request._replace(layout=rest), inside, warning if rank.local == 0 else None)
-
-
-def _crowd(rank: Rank) -> str:
-    return f"{rank.local_size} ranks under {rank.launcher.value}"
+        cpu = one_by_one[rank.local % len(one_by_one)][1]
+        return _RankPlace((cpu,), f"{ranks} share {counted(len(cores), 'core')}, one thread each")
+    if quota is not None and quota_cores(quota) < rank.local_size:
+        return _RankPlace(pool.cpus, f"{ranks} share a CPU quota of {quota:g}, one thread each")
+    share = plan(chosen, machine)
+    (instance,) = share.instances
+    near = ""
+    if gpus_each is None and any(decision.subject == "GPUs" for decision in share.decisions):
+        gpu = machine.gpus.usable[rank.local]
+        near = f", near GPU {gpu.name}" if gpu.numa_node in instance.nodes else ""
+    return _RankPlace(instance.cpus, None, instance.gpus if gpus_each else (), near)
 
 
 def with_own_files(request: Request, rank: Rank) -> Request:
