@@ -24,7 +24,7 @@ from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.options.commands import (
     CONTEXT,
     CommandGroup,
-    Parsed,
+    OptionType,
     click_options,
     launch_command,
     resolved_options,
@@ -117,9 +117,11 @@ def _du(*, cache_dir: str | None, as_json: bool) -> None:
 
 
 @_subcommand(
-    click.option("--max-size", type=Parsed(SIZE), help="Keep at most this much: 20GiB."),
+    click.option("--max-size", type=OptionType(SIZE), help="Keep at most this much: 20GiB."),
     click.option(
-        "--older-than", type=Parsed(POSITIVE_DURATION), help="Remove what is unused so long: 30d."
+        "--older-than",
+        type=OptionType(POSITIVE_DURATION),
+        help="Remove what is unused so long: 30d.",
     ),
     DIRECTORY,
     DRY_RUN,

@@ -30,7 +30,7 @@ from xlaunch.errors import UsageError
 from xlaunch.launching import Purpose, prepare
 from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import glibc_version
-from xlaunch.options.commands import Parsed, launch_command
+from xlaunch.options.commands import OptionType, launch_command
 from xlaunch.options.definitions import OF_SHARING, one_of
 from xlaunch.options.precedence import ResolvedOptions, host_request_from, request_from
 from xlaunch.planning.plans import Instance, Plan
@@ -79,7 +79,7 @@ class Surroundings(NamedTuple):
     own=[
         click.option(
             "--format",
-            type=Parsed(one_of(OutputFormat)),
+            type=OptionType(one_of(OutputFormat)),
             help="sh (default): export lines; systemd: lines for a unit; docker: flags; json.",
         ),
     ],

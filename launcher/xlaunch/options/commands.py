@@ -48,7 +48,7 @@ CONTEXT = {
 """What follows the program's name is the program's, byte for byte."""
 
 
-class Parsed(ParamType):
+class OptionType(ParamType):
     """A value of an `OptionKind`."""
 
     def __init__(self, kind: OptionKind) -> None:
@@ -176,7 +176,7 @@ def click_options(
     `hidden`: names of those that help does not show.
     """
     decorators: list[Callable[[Command], Command]] = []
-    types = {kind: Parsed(kind) for kind in {option.kind for option in options}}
+    types = {kind: OptionType(kind) for kind in {option.kind for option in options}}
     for option in options:
         flag = option.kind is FLAG
         long = f"--{option.name}/--no-{option.name}" if option.opposite else f"--{option.name}"

@@ -12,7 +12,7 @@ from xlaunch.options.commands import (
     CONTEXT,
     Command,
     GroupedCommand,
-    Parsed,
+    OptionType,
     click_options,
     with_options,
     with_program,
@@ -37,14 +37,14 @@ def _option(names: str, metavar: str | None, help_text: str, **more: Any) -> Any
 
 MIN_EFFECT = _option(
     "--min-effect", None, f"Smallest gain that counts. Default: {MIN_EFFECT_TEXT}.",
-    type=Parsed(OptionKind("N%", parse_percentage)), default=MIN_EFFECT_TEXT,
+    type=OptionType(OptionKind("N%", parse_percentage)), default=MIN_EFFECT_TEXT,
 )  # fmt: skip
 PREPARE = _option("--prepare", "COMMAND", "Command to run before each launch.")
 
 OBJECTIVE = [
     _option(
         "--metric", None, "Number to compare: 'images/s', or auto. Default: wall.",
-        type=Parsed(METRIC), multiple=True,
+        type=OptionType(METRIC), multiple=True,
     ),
     _option(
         "--goal", "maximize|minimize", "Default: maximize rates, minimize times.",
@@ -63,12 +63,12 @@ SERVICE = [
     _option("--measure", "COMMAND", "Load generator whose output has the metrics."),
     _option(
         "--ready-timeout", None, f"Time to get ready. Default: {READY_TIMEOUT_S:g} s.",
-        type=Parsed(POSITIVE_DURATION), default=READY_TIMEOUT_S,
+        type=OptionType(POSITIVE_DURATION), default=READY_TIMEOUT_S,
     ),
     _option("--load", "NAME=LOW..HIGH", "Measure at the highest load within --require: c=1..512."),
     _option(
         "--warmup", None, "Time under load before it is measured.",
-        type=Parsed(POSITIVE_DURATION), default=0.0,
+        type=OptionType(POSITIVE_DURATION), default=0.0,
     ),
     PREPARE,
     _option("--cleanup", "COMMAND", "Command to run after each launch."),
@@ -89,9 +89,9 @@ SPENDING = [
     _option(*BUDGET, f"10m, 1h30m, '{DEFAULT_BUDGET}' (default), or both."),
     _option(
         "--timeout", None, "Limit of a launch. Default: 10 x baseline + 60 s.",
-        type=Parsed(POSITIVE_DURATION),
+        type=OptionType(POSITIVE_DURATION),
     ),
-    _option("--seed", None, "Random seed. Default: 0.", type=Parsed(WHOLE_NUMBER), default=0),
+    _option("--seed", None, "Random seed. Default: 0.", type=OptionType(WHOLE_NUMBER), default=0),
 ]  # fmt: skip
 
 STORAGE = _option("--storage", "FILE|URL", "File or URL. Default: ~/.local/state/xtune/studies.db.")
@@ -126,14 +126,14 @@ RUNS = range(4, 61)
 COMPARED = [
     _option(
         "--metric", None, "Number that both print: 'images/s'. Default: wall time.",
-        type=Parsed(METRIC),
+        type=OptionType(METRIC),
     ),
     _option(
         "--goal", "maximize|minimize", "Default: maximize rates, minimize times.",
         type=click.Choice(["maximize", "minimize"]),
     ),
-    _option("--runs", None, "Maximum runs of each. Default: 12, and more of short ones.", type=Parsed(WHOLE_NUMBER)),
-    _option("--warmup", None, "Unmeasured runs before. Default: 1.", type=Parsed(WHOLE_NUMBER), default=1),
+    _option("--runs", None, "Maximum runs of each. Default: 12, and more of short ones.", type=OptionType(WHOLE_NUMBER)),
+    _option("--warmup", None, "Unmeasured runs before. Default: 1.", type=OptionType(WHOLE_NUMBER), default=1),
     PREPARE,
     MIN_EFFECT,
 ]  # fmt: skip
