@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from xlaunch.environment.elf import Elf, read_program
 from xlaunch.environment.python_environment import (
-    Installed,
+    InstalledPackages,
     find_installed,
     interpreter_of,
     prefix_of,
@@ -72,7 +72,7 @@ class Program(NamedTuple):
     """The Python that runs it, a shebang's too; None: it is not a Python program."""
     prefix: str | None = None
     """The interpreter's sys.prefix; None without an interpreter."""
-    installed: Installed = Installed()
+    installed: InstalledPackages = InstalledPackages()
     loads: Elf | None = None
     """What loads its libraries, see `read_program`."""
     starts_ranks: bool = False

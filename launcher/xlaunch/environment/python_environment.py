@@ -87,7 +87,7 @@ def _named_by(site: str) -> list[str]:
     return [path for path in paths if os.path.isdir(path)]
 
 
-class Installed(NamedTuple):
+class InstalledPackages(NamedTuple):
     """What is known about a program's environment, without importing anything."""
 
     packages: Mapping[str, str] | None = None
@@ -107,7 +107,7 @@ class Installed(NamedTuple):
 
 def find_installed(
     prefix: str, interpreter: str, environment: Mapping[str, str] = MappingProxyType({})
-) -> Installed:
+) -> InstalledPackages:
     """List the distributions of an environment, by the names of their metadata directories.
 
     Also those in PYTHONPATH and in the user's site-packages, as `environment` names them.
@@ -126,7 +126,7 @@ def find_installed(
                 package, _, version = stem.partition("-")
                 package = package.replace("_", "-").replace(".", "-").lower()
                 versions.setdefault(package, version.partition("-")[0] or UNKNOWN)
-    return Installed(versions, python)
+    return InstalledPackages(versions, python)
 
 
 def _packages_below(prefix: str, pythons: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from xlaunch.children import PATH
 from xlaunch.environment.contribution import Contribution, ListEntry, Situation
 from xlaunch.environment.elf import MACHINES
 from xlaunch.environment.program import Program, interpreter_flags
-from xlaunch.environment.python_environment import Installed, site_directories
+from xlaunch.environment.python_environment import InstalledPackages, site_directories
 from xlaunch.environment.variables import Proposal, Reach, layout_option
 from xlaunch.files import names_in
 from xlaunch.machine.tree import read_file
@@ -227,7 +227,7 @@ def torch_has_mkl(program: Program) -> bool:
 
 def thread_settings(
     threads: int,
-    installed: Installed,
+    installed: InstalledPackages,
     environment: Mapping[str, str],
     option: str | None = None,
     *,

@@ -12,7 +12,7 @@ import pytest
 
 from xlaunch.environment.allocators import loads_torch
 from xlaunch.environment.program import Program
-from xlaunch.environment.python_environment import Installed
+from xlaunch.environment.python_environment import InstalledPackages
 
 FILES = {
     "plain.py": "import json\nimport numpy as np, scipy.stats\ntorch = 'import torch'\n",
@@ -64,7 +64,7 @@ def answer(
     interpreter = str(directory / "env/bin/python")
     command = tuple(interpreter if word == "python" else word for word in words)
     names = ["trainer-kit", "with-extra", "other-kit", *(["torch"] if torch else [])]
-    installed = Installed(dict.fromkeys(names, "1.0"), sys.version_info[:2])
+    installed = InstalledPackages(dict.fromkeys(names, "1.0"), sys.version_info[:2])
     prefix = str(directory / "env")
     program = Program(command[0], command, None, interpreter, prefix, installed, command=command)
     return loads_torch(program, variables)

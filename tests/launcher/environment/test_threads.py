@@ -13,12 +13,12 @@ from tests.golden import Golden
 from tests.launcher.cli.commands import ask, clean_environment, run, two_cpus, xlaunch
 from tests.launcher.environment.made_up import environment
 
-from xlaunch.environment.python_environment import Installed, find_installed
+from xlaunch.environment.python_environment import InstalledPackages, find_installed
 from xlaunch.environment.threads import VARIABLES, thread_settings
 
 
 def settings(*packages: str, python=(3, 13), threads: int = 4, **variables: str) -> dict[str, str]:
-    installed = Installed(dict.fromkeys(packages, "1.0"), python)
+    installed = InstalledPackages(dict.fromkeys(packages, "1.0"), python)
     return {p.name: p.value for p in thread_settings(threads, installed, variables)}
 
 
