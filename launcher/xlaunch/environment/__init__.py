@@ -16,7 +16,7 @@ from xlaunch.environment.program import Program, resolve_program
 from xlaunch.environment.threads import contribute_rank_hook, contribute_threads
 from xlaunch.environment.variables import (
     PRELOAD,
-    Inherited,
+    InheritedVariables,
     Proposal,
     VariableSetting,
     check_variable,
@@ -287,7 +287,7 @@ def _loading(
     return {**given, PRELOAD: users.value} if warnings else given, warnings
 
 
-def _share_inside(plan: Plan, outside: Inherited) -> int | None:
+def _share_inside(plan: Plan, outside: InheritedVariables) -> int | None:
     """Each instance's memory: an equal part of the machine's, or of the enclosing instance's."""
     if outside.memory_share_bytes is None:
         return plan.memory_share_bytes

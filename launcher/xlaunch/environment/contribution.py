@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from xlaunch.cache.use import NOT_KEPT, CacheSettings
 from xlaunch.environment.program import Program
-from xlaunch.environment.variables import Inherited, Proposal
+from xlaunch.environment.variables import InheritedVariables, Proposal
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import ProgramRequest, RunRequest
 
@@ -24,7 +24,7 @@ class Situation(NamedTuple):
     """The user's own variables, with those of --env as they are written."""
     loading: Mapping[str, str]
     """The same, with those entries of LD_PRELOAD that can be loaded."""
-    outside: Inherited
+    outside: InheritedVariables
     make_directories: bool = False
     """Create the cache directories that variables name."""
     started: bool = True

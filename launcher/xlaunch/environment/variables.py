@@ -218,7 +218,7 @@ class Proposal(NamedTuple):
     reach: Reach = Reach.CHILDREN
 
 
-class Inherited(NamedTuple):
+class InheritedVariables(NamedTuple):
     """The environment that a launcher starts in, split by who set each variable."""
 
     users_own: dict[str, str]
@@ -250,7 +250,7 @@ def check_variable(name: str, value: str) -> None:
         raise UsageError(f"{name!r} cannot be the name of a variable: it holds an equals sign")
 
 
-def split_inherited(inherited: Mapping[str, str]) -> Inherited:
+def split_inherited(inherited: Mapping[str, str]) -> InheritedVariables:
     """Separate the user's own variables from those that an outer launcher set.
 
     A variable counts as set by the launcher while it has the value that `SET_VARIABLES` lists. If the
@@ -276,7 +276,7 @@ def split_inherited(inherited: Mapping[str, str]) -> Inherited:
             users_own[name] = _replaced(before, current)
         else:
             del users_own[name]
-    return Inherited(users_own, chosen, int(digits) if is_number else None)
+    return InheritedVariables(users_own, chosen, int(digits) if is_number else None)
 
 
 def choose_settings(
