@@ -97,7 +97,7 @@ class BundledCache(NamedTuple):
         return [f"{self.cache}/{self.key}/{file.path}" for file in self.files]
 
 
-class Exported(NamedTuple):
+class ExportResult(NamedTuple):
     """What `export` has written."""
 
     path: str
@@ -134,7 +134,7 @@ def export(
     *,
     sign: str | None = None,
     force: bool = False,
-) -> Exported:
+) -> ExportResult:
     """Write caches below `base`, at most one directory of each, to the file `path`, whole or not at all.
 
     Its name ends in ``.tar``, or if it is to be compressed in ``.tar.gz`` or ``.tgz``. `sign`: path of a
@@ -178,7 +178,7 @@ def export(
     files = sum([len(it.files) for it in caches])
     weights_bytes = sum([it.size_bytes for it in caches if BY_NAME[it.cache].weights])
     size_bytes = sum([it.size_bytes for it in caches])
-    return Exported(path, files, size_bytes, weights_bytes, tuple(left_out))
+    return ExportResult(path, files, size_bytes, weights_bytes, tuple(left_out))
 
 
 def decode(data: bytes) -> tuple[BundledCache, ...]:

@@ -40,7 +40,7 @@ versions of Triton before 3.9 fail if a kernel's description is there without it
 _DAMAGE = (ValueError, EOFError, RecursionError, tarfile.TarError, zlib.error, gzip.BadGzipFile)
 
 
-class Imported(NamedTuple):
+class ImportResult(NamedTuple):
     """The result of `import_bundle`."""
 
     added: int
@@ -62,7 +62,7 @@ def import_bundle(
     allowed_signers: str | None = None,
     force: bool = False,
     max_bytes: int | None = None,
-) -> Imported:
+) -> ImportResult:
     """Add the files of a bundle to the caches below `base`; existing files are kept.
 
     Nothing is added unless the whole bundle is intact, nor if a signal ends the process. A SIGKILL leaves only
@@ -99,7 +99,7 @@ def import_bundle(
         what = path if error.filename is None else error.filename
         raise UsageError(f"{what!r} cannot be read or written: {error.strerror}") from None
     kept = sum([len(it.files) for it in caches]) - len(sizes)
-    return Imported(len(sizes), kept, sum(sizes), tuple(directories), signer)
+    return ImportResult(len(sizes), kept, sum(sizes), tuple(directories), signer)
 
 
 def _require_usable(base: str, directories: Sequence[CacheDirectory] = ()) -> None:

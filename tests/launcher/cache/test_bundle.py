@@ -37,7 +37,7 @@ from tests.tiers import quick_first
 
 from xlaunch.cache import bundle as bundle_module
 from xlaunch.cache.bundle import export
-from xlaunch.cache.bundle_import import Imported, import_bundle
+from xlaunch.cache.bundle_import import ImportResult, import_bundle
 from xlaunch.cache.check import verify
 from xlaunch.cache.contents import read_imported
 from xlaunch.cache.key import key_of
@@ -73,7 +73,7 @@ def pack(base: Path, path: Path, *caches: str, **options: Any) -> Path:
     return path
 
 
-def add(target: Path, bundle: Path, **options: Any) -> Imported:
+def add(target: Path, bundle: Path, **options: Any) -> ImportResult:
     return import_bundle(str(target), str(bundle), HARDWARE, PACKAGES, **options)
 
 
