@@ -12,7 +12,7 @@ import click
 from xlaunch.console import terminal_width
 from xlaunch.environment.elf import read_program
 from xlaunch.environment.libraries import NAMES, find_libraries, how_to_install, places
-from xlaunch.environment.preload import Judged, judge, preloaded, prove_entries
+from xlaunch.environment.preload import LibraryVerdict, judge, preloaded, prove_entries
 from xlaunch.environment.program import find_interpreter
 from xlaunch.environment.python_environment import prefix_of
 from xlaunch.options.commands import CONTEXT
@@ -58,7 +58,7 @@ def command(*, as_json: bool, python: str | None) -> None:
         click.echo(f"note: {note}", err=True)
 
 
-def _to_dict(interpreter: str, prefix: str, judged: Sequence[Judged]) -> dict[str, Any]:
+def _to_dict(interpreter: str, prefix: str, judged: Sequence[LibraryVerdict]) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "interpreter": interpreter,

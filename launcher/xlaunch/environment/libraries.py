@@ -97,7 +97,7 @@ class Library(NamedTuple):
     """What the user should know if it is used."""
 
 
-class Searched(NamedTuple):
+class SearchedDirectory(NamedTuple):
     """A directory that is searched."""
 
     origin: str
@@ -191,7 +191,7 @@ def _mismatch(library: Elf, program: Elf) -> str | None:
 
 def places(
     prefix: str | None, environment: Mapping[str, str], *, root: str = "/"
-) -> tuple[Searched, ...]:
+) -> tuple[SearchedDirectory, ...]:
     """The existing directories that are searched, in this order, each once."""
     conda = environment.get("CONDA_PREFIX")
     candidates: list[tuple[str, str]] = []
@@ -224,10 +224,10 @@ def places(
     named = environment.get(SYSTEM_DIRECTORIES)
     system = _system_directories(root) if named is None else filter(os.path.isabs, named.split(":"))
     candidates += [("a system directory", directory) for directory in system]
-    searched: dict[str, Searched] = {}
+    searched: dict[str, SearchedDirectory] = {}
     for origin, directory in candidates:
         if os.path.isdir(directory):
-            searched.setdefault(os.path.realpath(directory), Searched(origin, directory))
+            searched.setdefault(os.path.realpath(directory), SearchedDirectory(origin, directory))
     return tuple(searched.values())
 
 

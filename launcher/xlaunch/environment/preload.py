@@ -46,7 +46,7 @@ class Proof(NamedTuple):
     """Why the result could not be stored, so that the next launch has to try again."""
 
 
-class Preloadable(NamedTuple):
+class PreloadChoice(NamedTuple):
     """The result of trying several libraries."""
 
     library: Library | None
@@ -56,7 +56,7 @@ class Preloadable(NamedTuple):
     """Path and reason of those that cannot be; empty with a `library`."""
 
 
-class Judged(NamedTuple):
+class LibraryVerdict(NamedTuple):
     """A library with the verdict of `judge`."""
 
     library: Library
@@ -171,7 +171,7 @@ def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> Non
 
 def find_preloadable(
     option: str, name: str, program: Program, environment: Mapping[str, str], *, keep: bool = True
-) -> Preloadable:
+) -> PreloadChoice:
     """The first library `name` that a Python program can preload, if there is one.
 
     `keep`: see `prove_preload`.
@@ -248,7 +248,7 @@ def _first_preloadable(
     untried: str | None,
     *,
     keep: bool,
-) -> Preloadable:
+) -> PreloadChoice:
     refused = []
     for library in found:
         reason = library.refusal
@@ -259,17 +259,19 @@ def _first_preloadable(
             if proof.refusal is None:
                 note = None if library.note is None else f"{option}: {library.note}"
                 notes = tuple(text for text in (note, proof.note) if text is not None)
-                return Preloadable(library, notes, ())
+                return PreloadChoice(library, notes, ())
             reason = proof.refusal
         # The option may contain the path already.
         named = option.endswith(f" {library.path}")
         refused.append(reason if named else f"{library.path}: {reason}")
-    return Preloadable(None, (), tuple(refused))
+    return PreloadChoice(None, (), tuple(refused))
 
 
-def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
+def judge(
+    found: Sequence[Library], interpreter: str
+) -> tuple[tuple[LibraryVerdict, ...], tuple[str, ...]]:
     """Decide which of the libraries are used; and notes, each once. Only shown, so nothing is kept."""
-    judged: list[Judged] = []
+    judged: list[LibraryVerdict] = []
     notes: dict[str, None] = {}
     taken: set[str] = set()
     for library in found:
@@ -280,14 +282,14 @@ def judge(found: Sequence[Library], interpreter: str) -> tuple[tuple[Judged, ...
             if proof.note is not None:
                 notes[proof.note] = None
         if refusal is not None:
-            judged.append(Judged(library, False, f"refused: {refusal}"))
+            judged.append(LibraryVerdict(library, False, f"refused: {refusal}"))
         elif library.name in taken:
-            judged.append(Judged(library, False, "usable; another comes first"))
+            judged.append(LibraryVerdict(library, False, "usable; another comes first"))
         else:
             taken.add(library.name)
             if library.note is not None:
                 notes[f"{library.path}: {library.note}"] = None
-            judged.append(Judged(library, True, "chosen: the first that works"))
+            judged.append(LibraryVerdict(library, True, "chosen: the first that works"))
     return tuple(judged), tuple(notes)
 
 
