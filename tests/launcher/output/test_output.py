@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.golden import Golden
 from tests.launcher.cli.commands import XLAUNCH, Word, ask, run, xlaunch
 from tests.launcher.launching import PATIENCE_S, children_of, state_of, wait_until
+from tests.tiers import quick_first
 
 from xlaunch.output.destinations import LINE_CAP, LineTagger, last_lines
 
@@ -124,7 +125,7 @@ def test_log_files_get_the_very_bytes_and_keep_the_earlier_run(tmp_path):
     assert (logs / "instance-0.out.1").read_bytes() == data
 
 
-@pytest.mark.parametrize("more", [(), ("--tee",)])
+@pytest.mark.parametrize("more", quick_first([(), ("--tee",)]))
 def test_logs_of_a_running_launch_are_left_alone(
     golden: Golden, tmp_path: Path, more: tuple[str, ...]
 ):

@@ -22,6 +22,7 @@ def cpus_0_and_1(needs: Needs) -> tuple[int, int]:
     return 0, 1
 
 
+@pytest.mark.long
 def test_runtime(tmp_path: Path, cpus_0_and_1: tuple[int, int]) -> None:
     done = run("runtime.py", tmp_path, cpus=cpus_0_and_1)
     found = done.found

@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import pytest
+from tests.tiers import quick_first
 
 torch = pytest.importorskip("torch")
 
@@ -34,8 +35,13 @@ def prompt(batch: int, length: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(3, 300, (batch, length)), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("batch", [3, *[pytest.param(it, marks=pytest.mark.long) for it in (1, 8)]])
+QUICK = ("llama3", "qwen2-sliding", "phi3-partial", "gemma2", "gpt-neox", "opt")
+
+
+@pytest.mark.parametrize(
+    "case", quick_first(sorted(CASES, key=lambda it: it not in QUICK), quick=len(QUICK))
+)
+@pytest.mark.parametrize("batch", quick_first([3, 1, 8]))
 def test_tokens_in_fp32_are_those_of_the_modules(case: str, batch: int, steps: list[int]) -> None:
     model = decoder(case)
     optimized = optimize(model)

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.tiers import quick_first
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -62,7 +63,9 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor, bound: float) -> None
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("case", ["llama", "qwen2", "gemma2", "phi3", "gpt-neox"])
+@pytest.mark.parametrize(
+    "case", quick_first(["llama", "gpt-neox", "qwen2", "gemma2", "phi3"], quick=2)
+)
 def test_the_decode_step_computes_what_the_modules_do(
     case: str, bits: int, steps: list[int]
 ) -> None:
@@ -198,7 +201,7 @@ def test_nothing_but_nan_comes_of_nan() -> None:
     assert not bool(layer()(value)[1].isfinite().any())
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", quick_first(BITS))
 def test_torch_traces_exports_and_compiles_it(bits: int) -> None:
     packed, value = layer(bits=bits, dtype=torch.float32), torch.randn(2, 100)
     wanted = exact(packed, value)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.tiers import quick_first
 
 torch = pytest.importorskip("torch")
 
@@ -101,7 +102,7 @@ def trainable(model: Any) -> None:
         (trainable, True, ""),
     ],
 )
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", quick_first(["before", "after"]))
 def test_models(
     change: Callable[[Any], None], native: bool, reason: str, when: str, steps: list[int]
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiers import quick_first
 
 torch = pytest.importorskip("torch")
 
@@ -84,7 +85,8 @@ def test_a_second_start_reads_what_the_first_one_packed(cache: Path, checkpoint:
 
 
 @pytest.mark.parametrize(
-    "options", [{"scale": 2}, {"weight_bits": 4}, {"head_bits": 8}, {"head_bits": None}]
+    "options",
+    quick_first([{"scale": 2}, {"weight_bits": 4}, {"head_bits": 8}, {"head_bits": None}], quick=2),
 )
 def test_other_weights_are_packed(cache: Path, checkpoint: Path, options: Any) -> None:
     started(checkpoint)

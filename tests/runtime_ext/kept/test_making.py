@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.runtime_ext.stream_threads import in_a_thread
+from tests.tiers import quick_first
 
 from xruntime import operator_library
 from xruntime.kept.calls import Pattern, flat_call
@@ -183,7 +184,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "killed"])
+@pytest.mark.parametrize("how", quick_first(["killed", "ends"]))
 def test_the_child_ends_with_the_program(tmp_path: Path, how: str) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, tmp_path, how], stdout=subprocess.PIPE, text=True

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.tiers import quick_first
 
 from xlaunch.files import remove_dead
 
@@ -22,7 +23,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("ended", ["killed", "at its end"])
+@pytest.mark.parametrize("ended", quick_first(["killed", "at its end"]))
 def test_temporary_store_is_gone_after_its_process(ended: str, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OPEN],

@@ -167,7 +167,10 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.parametrize(("kind", "forwards"), [("ValueError", 4), ("RuntimeError", 5)])
+@pytest.mark.parametrize(
+    ("kind", "forwards"),
+    [pytest.param("ValueError", 4, marks=pytest.mark.long), ("RuntimeError", 5)],
+)
 def test_a_forward_that_raises_runs_once(tmp_path: Path, kind: str, forwards: int) -> None:
     """An error that another precision may cause is asked of the module, once."""
     script = tmp_path / "script.py"

@@ -205,6 +205,7 @@ main()
 """
 
 
+@pytest.mark.long
 def test_a_program_that_ends_before_its_code_is_compiled_says_so(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(BUSY)

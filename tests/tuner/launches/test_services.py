@@ -219,10 +219,12 @@ sys.exit(1)
 @pytest.mark.parametrize(
     ("requirements", "outcome", "feasible"),
     [
-        ((), Outcome.CRASHED, False),
+        pytest.param((), Outcome.CRASHED, False, marks=pytest.mark.long),
         (("errors<=5%",), Outcome.CRASHED, False),  # 3 % were rejected
         (("errors<=5%", "rejected<=5%"), Outcome.MEASURED, True),
-        (("errors<=1%", "rejected<=5%"), Outcome.MEASURED, False),
+        pytest.param(
+            ("errors<=1%", "rejected<=5%"), Outcome.MEASURED, False, marks=pytest.mark.long
+        ),
     ],
 )
 def test_failed_requests_are_allowed_by_requirements(

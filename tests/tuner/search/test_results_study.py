@@ -159,7 +159,7 @@ def test_each_launch_can_be_read_with_optuna_alone(storage: Storage) -> None:
 
 
 def test_a_repeat_replaces_it_and_much_at_once_is_put_off(storage: Storage) -> None:
-    others = list(itertools.islice(SPACE, 15))
+    others = list(itertools.islice(SPACE, 6))
     took = Secondary(len(others) / 3 * LAUNCHED_S_PER_TRIAL)
     store = store_of(storage)
     add(store, *[(one, launch(2.0)) for one in others])

@@ -66,7 +66,7 @@ def complete(url: str) -> list[Record]:
 @pytest.mark.parametrize(
     ("url", "hang_at"),
     [
-        ("studies.db", 3),
+        pytest.param("studies.db", 3, marks=pytest.mark.long),
         pytest.param("studies.db", 0, marks=pytest.mark.long),
         pytest.param("studies.db", 25, marks=pytest.mark.long),
         pytest.param("studies.journal", 3, marks=pytest.mark.long),
