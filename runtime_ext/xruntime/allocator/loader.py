@@ -23,7 +23,7 @@ RTLD_DL_SYMENT = 1
 """The flag with which dladdr1 returns the entry of the symbol table, see dlfcn.h of glibc."""
 
 
-class _Found(ctypes.Structure):
+class _DlInfo(ctypes.Structure):
     """Dl_info of dlfcn.h."""
 
     _fields_ = (
@@ -126,8 +126,8 @@ def _dlsym(handle: int | None, symbol: str) -> int | None:
     return address
 
 
-def _dladdr(address: int) -> _Found | None:
-    found = _Found()
+def _dladdr(address: int) -> _DlInfo | None:
+    found = _DlInfo()
     return found if _loader("dladdr")(address, ctypes.byref(found)) else None
 
 
@@ -136,7 +136,7 @@ def _is_only_a_reference(address: int) -> bool:
 
     musl has no dladdr1, and its dlsym never returns a reference.
     """
-    found, entry = _Found(), ctypes.c_void_p()
+    found, entry = _DlInfo(), ctypes.c_void_p()
     try:
         ask = _loader("dladdr1")
     except AttributeError:
