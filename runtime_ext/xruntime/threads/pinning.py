@@ -30,7 +30,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Before(NamedTuple):
+class _ThreadState(NamedTuple):
     """The state of a thread, to be restored."""
 
     threads: int
@@ -99,13 +99,13 @@ class _Entered(threading.local):
     """The pins that the calling thread has entered, the innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[tuple[pin, _Before]] = []
+        self.stack: list[tuple[pin, _ThreadState]] = []
 
 
 _entered = _Entered()
 
 
-def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:
+def _begin(pool: CPUPool, *, pin_workers: bool) -> _ThreadState:
     threads, cpus = team_size(), frozenset(os.sched_getaffinity(0))
     mkl_before = mkl_threads()
     resize_team(len(pool))
@@ -114,7 +114,7 @@ def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:
         member.thread_id: frozenset(os.sched_getaffinity(member.thread_id))
         for member in openmp_team().members[1:]
     }
-    before = _Before(threads, mkl_before, cpus, workers)
+    before = _ThreadState(threads, mkl_before, cpus, workers)
     try:
         confine_team(pool.core_ids, pin_workers=pin_workers)
     except BaseException:
@@ -123,7 +123,7 @@ def _begin(pool: CPUPool, *, pin_workers: bool) -> _Before:
     return before
 
 
-def _restore(before: _Before) -> None:
+def _restore(before: _ThreadState) -> None:
     os.sched_setaffinity(0, before.cpus)
     resize_team(max(team_size(), len(before.workers) + 1))
     # The runtime may have started more workers since, from the confined thread.
