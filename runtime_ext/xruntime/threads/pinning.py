@@ -95,14 +95,14 @@ class pin:  # noqa: N801 - it reads as a verb: `with pin(pool):`
         return pinned
 
 
-class _Entered(threading.local):
+class _PinStack(threading.local):
     """The pins that the calling thread has entered, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[pin, _ThreadState]] = []
 
 
-_entered = _Entered()
+_entered = _PinStack()
 
 
 def _begin(pool: CPUPool, *, pin_workers: bool) -> _ThreadState:
