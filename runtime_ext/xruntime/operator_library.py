@@ -55,7 +55,7 @@ libstdc++ are hidden.
 """
 
 
-class Loaded(NamedTuple):
+class LoadResult(NamedTuple):
     """What `load` did."""
 
     path: Path | None
@@ -65,7 +65,7 @@ class Loaded(NamedTuple):
 
 
 @functools.cache
-def loaded() -> Loaded:
+def loaded() -> LoadResult:
     """Return the part of the library that this process uses; load it at the first call."""
     return load()
 
@@ -149,22 +149,22 @@ def library_path() -> Path:
     return native.library_path().parent / name
 
 
-def load() -> Loaded:
+def load() -> LoadResult:
     """Load the library where it is built. Must precede the registration of the same operators."""
     if os.environ.get(VARIABLE) == "python":
-        return Loaded(None, f"{VARIABLE}=python")
+        return LoadResult(None, f"{VARIABLE}=python")
     try:
         _torch_directory()
         path = library_path()
         if not path.is_file():
-            return Loaded(None, f"not built: {BUILD_COMMAND}")
+            return LoadResult(None, f"not built: {BUILD_COMMAND}")
         native.library()
         import torch
 
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except (KernelsUnavailableError, OSError) as error:
-        return Loaded(None, f"{error}")
-    return Loaded(path, "")
+        return LoadResult(None, f"{error}")
+    return LoadResult(path, "")
 
 
 def _torch_directory() -> Path:

@@ -129,7 +129,7 @@ def test_operators_without_a_c_interface_are_refused_for_good(
 def test_operators_of_xruntime_need_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = operator_library.Loaded(None, "not built")
+    library = operator_library.LoadResult(None, "not built")
     monkeypatch.setattr(operator_library, "loaded", lambda: library)
     calls = [{"node": {"target": f"xruntime::{name}"}} for name in ("nms", "interaction")]
     (tmp_path / "model.wrapper.json").write_text(json.dumps({"nodes": calls}))
@@ -138,7 +138,7 @@ def test_operators_of_xruntime_need_its_library(
     assert calls_by_torch(str(tmp_path)) == problem + remedy
     without = stored_format()
     # Refusals are kept: one that was made without the library must not be found with it.
-    library = operator_library.Loaded(Path("libxoperators-3-00000000.so"), "")
+    library = operator_library.LoadResult(Path("libxoperators-3-00000000.so"), "")
     assert calls_by_torch(str(tmp_path)) == problem
     assert stored_format() != without
 
