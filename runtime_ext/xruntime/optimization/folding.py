@@ -14,7 +14,7 @@ from xruntime.optimization.module_order import (
     CONVOLUTIONS,
     NORMS,
     CallRecording,
-    Traced,
+    TracedOrder,
     has_hooks,
     shared_parameters,
 )
@@ -77,7 +77,7 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
     return "; ".join([f"folded {folded} ({how})", *refused])
 
 
-def _order(run: Run) -> tuple[Traced | CallRecording, str]:
+def _order(run: Run) -> tuple[TracedOrder | CallRecording, str]:
     traced, problem = run.traced
     if traced is not None:
         return traced, "order found by torch.fx"
@@ -87,7 +87,7 @@ def _order(run: Run) -> tuple[Traced | CallRecording, str]:
 
 
 def _obstacle(
-    run: Run, order: Traced | CallRecording, first: Any, norm: Any, shared: set[int]
+    run: Run, order: TracedOrder | CallRecording, first: Any, norm: Any, shared: set[int]
 ) -> str | None:
     """Why these two cannot be folded; None if they can."""
     if has_hooks(first) or has_hooks(norm):

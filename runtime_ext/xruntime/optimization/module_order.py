@@ -229,7 +229,7 @@ def record(model: nn.Module, call: Sample) -> tuple[CallRecording, Any]:
     return watch.recording(), outputs
 
 
-class Traced(NamedTuple):
+class TracedOrder(NamedTuple):
     """What torch.fx found."""
 
     follows: dict[nn.Module, nn.Module]
@@ -264,7 +264,7 @@ class _Tracer(torch.fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
-def trace(model: nn.Module) -> Traced:
+def trace(model: nn.Module) -> TracedOrder:
     """Trace the model symbolically. Raises what tracing raises for models that it does not support."""
     tracer = _Tracer()
     try:
@@ -286,4 +286,4 @@ def trace(model: nn.Module) -> Traced:
         first, second = modules[str(node.target)], modules[str(user.target)]
         if calls[first] == calls[second] == 1 and type(second) in NORMS:
             follows[first] = second
-    return Traced(follows, read)
+    return TracedOrder(follows, read)

@@ -21,7 +21,7 @@ from xruntime.kept.model_libraries import weight_bytes
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
-from xruntime.optimization.module_order import CallRecording, Traced, record, trace
+from xruntime.optimization.module_order import CallRecording, TracedOrder, record, trace
 from xruntime.optimization.optimized_module import optimized_class, own_dtype
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
@@ -119,7 +119,7 @@ class Run:
         return self._counts[module]
 
     @functools.cached_property
-    def traced(self) -> tuple[Traced | None, str]:
+    def traced(self) -> tuple[TracedOrder | None, str]:
         """What torch.fx found, or None and why it cannot trace the model."""
         try:
             # torch.fx changes nn.Module while it traces, and calls the forward.
