@@ -45,7 +45,7 @@ from xruntime.program_hook.refusals import (
     mode_refusal,
     module_refusal,
 )
-from xruntime.program_hook.routed import Routed
+from xruntime.program_hook.routed import RoutedModule
 from xruntime.threads.torch_modes import transformed
 
 MAX_MODULES: Final = 8
@@ -82,7 +82,7 @@ class _Thread(threading.local):
 class _ModuleState:
     """The state of one module."""
 
-    routed: Routed | None = None
+    routed: RoutedModule | None = None
     left: bool = False
     generating: bool = False
     """Whether it belongs to a language model."""
@@ -202,7 +202,7 @@ class Interception:
                 tolerance = tolerance_for(module.parameters(), None)
                 if dtype is not None:
                     tolerance = TOLERANCES[dtype]
-                routed = Routed(module, self.run, args, kwargs, tolerance)
+                routed = RoutedModule(module, self.run, args, kwargs, tolerance)
         except Exception as error:  # noqa: BLE001 - the program goes on
             refusal = Refusal(_text(error), final=isinstance(error, UnfollowedError))
         if routed is None:
@@ -284,7 +284,7 @@ class Interception:
         return refusal
 
     def _keep(
-        self, state: _ModuleState, module: torch.nn.Module, routed: Routed, elapsed_s: float
+        self, state: _ModuleState, module: torch.nn.Module, routed: RoutedModule, elapsed_s: float
     ) -> None:
         assert routed.optimized is not None
         state.routed = routed
@@ -321,7 +321,12 @@ class Interception:
         return torch.bfloat16 if bf16 and not state.fp32 else torch.float32
 
     def _routed(
-        self, state: _ModuleState, routed: Routed, module: torch.nn.Module, args: Any, kwargs: Any
+        self,
+        state: _ModuleState,
+        routed: RoutedModule,
+        module: torch.nn.Module,
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         try:
             return routed(module, args, kwargs)
@@ -391,7 +396,7 @@ def _optimized_form(
     wait: bool,
 ) -> torch.nn.Module:
     request = OptimizeRequest(module, sample, dtype=dtype, wait=wait, keep_weights=False)
-    # `Routed` sees changes of the program's module, whose weights the form uses.
+    # `RoutedModule` sees changes of the program's module, whose weights the form uses.
     return optimize_for_inference(checked(request), known_call)
 
 

@@ -44,7 +44,7 @@ Optimize = Callable[[torch.nn.Module, tuple[Any, Any], KnownCall], torch.nn.Modu
 """Makes the optimized form of a module, with a call's arguments as the sample, and what the call returned."""
 
 
-class Routed:
+class RoutedModule:
     """Calls the optimized form of `module` where its results agree with the module's.
 
     Made for a call, which `prepare` runs and compares; `tolerance` is for that, as in

@@ -13,7 +13,7 @@ from torch import nn
 from xruntime.compilation.judge import MIN_PAIRS
 from xruntime.program_hook import interception
 from xruntime.program_hook.refusals import SlowerError
-from xruntime.program_hook.routed import Routed
+from xruntime.program_hook.routed import RoutedModule
 
 
 class Waiting(nn.Module):
@@ -40,7 +40,7 @@ def test_a_form_that_is_slower_than_the_module(form_s: float, must_be_faster: bo
 
     args = (torch.randn(2, 4),)
     with torch.no_grad():
-        routed = Routed(module, run, args, {}, 0.01)
+        routed = RoutedModule(module, run, args, {}, 0.01)
         outputs, failure = routed.prepare(
             *(module, args, {}, lambda *_: form), must_be_faster=must_be_faster
         )
