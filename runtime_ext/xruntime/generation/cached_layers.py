@@ -27,7 +27,7 @@ _OURS: Final = ("_room", "_set", "_busy")
 """Attributes that transformers' layers do not have."""
 
 
-class Prepared(NamedTuple):
+class StepState(NamedTuple):
     """What a decode step keeps for its next one, as long as a cache's layers have the same rooms."""
 
     shape: tuple[int, int, int]
@@ -48,9 +48,9 @@ class Room:
     values: torch.Tensor
     begin: int
     end: int
-    prepared: Prepared | None = None
+    step_state: StepState | None = None
     number: int = 0
-    """Of the layer in `prepared`."""
+    """Of the layer in `step_state`."""
 
 
 _NO_SLOTS: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class CacheView(NamedTuple):
 
     batch: int
     dtype: torch.dtype
-    prepared: Prepared | None = None
+    step_state: StepState | None = None
     """None unless all is as the last step left it."""
 
 
@@ -179,18 +179,18 @@ def growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
 def _as_before(layers: list[Any], shape: tuple[int, int, int]) -> CacheView | None:
     """Return the view of layers that have the rooms of the last step; None if one has another, or none is left."""
     first: Room | None = getattr(layers[0], "_room", None) if layers else None
-    prepared = None if first is None else first.prepared
-    if first is None or prepared is None or first.end == prepared.capacity:
+    step_state = None if first is None else first.step_state
+    if first is None or step_state is None or first.end == step_state.capacity:
         return None
-    if prepared.shape != shape or len(layers) != shape[0]:
+    if step_state.shape != shape or len(layers) != shape[0]:
         return None
     for number, layer in enumerate(layers):
         room: Room | None = getattr(layer, "_room", None)
-        if room is None or room.prepared is not prepared or room.number != number:
+        if room is None or room.step_state is not step_state or room.number != number:
             return None
         if not layer.is_initialized or getattr(layer, "record_past", False):
             return None
-    return CacheView(layers, first.end, prepared.batch, prepared.dtype, prepared)
+    return CacheView(layers, first.end, step_state.batch, step_state.dtype, step_state)
 
 
 def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:

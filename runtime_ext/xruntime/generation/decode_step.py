@@ -20,7 +20,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.generation.cached_layers import CacheView, Prepared, growing, in_use, other_kind
+from xruntime.generation.cached_layers import CacheView, StepState, growing, in_use, other_kind
 from xruntime.generation.decoders import Description, Sizes, UndescribedError, Weight, described
 from xruntime.generation.families import LINEARS, NORMS
 from xruntime.generation.linear_rows import c_weights, linears_of_torch
@@ -430,11 +430,11 @@ def _turns(
 def _c_layers(call: _Call) -> Any:
     """The layers of xk_decode for a call: those of the last step if their rooms are the same."""
     plan, view = call.plan, call.view
-    prepared = view.prepared
-    if prepared is not None and prepared.plan_key is plan.key:
-        for c_layer in prepared.c_layers:
+    step_state = view.step_state
+    if step_state is not None and step_state.plan_key is plan.key:
+        for c_layer in step_state.c_layers:
             c_layer.position = view.positions
-        return prepared.c_layers
+        return step_state.c_layers
     layers = type(plan.layers).from_buffer_copy(plan.layers)
     sizes = plan.description.sizes
     for c_layer, layer in zip(layers, view.layers, strict=True):
@@ -448,9 +448,9 @@ def _c_layers(call: _Call) -> Any:
         rooms = [layer.room() for layer in view.layers]
         capacity = min(room.keys.shape[2] for room in rooms)
         shape = (len(rooms), sizes.kv_heads, sizes.head_dim)
-        prepared = Prepared(shape, view.batch, view.dtype, capacity, plan.key, layers)
+        step_state = StepState(shape, view.batch, view.dtype, capacity, plan.key, layers)
         for number, room in enumerate(rooms):
-            room.prepared, room.number = prepared, number
+            room.step_state, room.number = step_state, number
     return layers
 
 
