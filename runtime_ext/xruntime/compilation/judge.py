@@ -213,21 +213,21 @@ class Trial:
 
     @property
     def calls(self) -> int:
-        """The number of turns so far."""
+        """The number of timed calls so far."""
         return len(self._times_s)
 
     @property
-    def turn(self) -> str:
-        """The form whose turn is next."""
+    def next_form(self) -> str:
+        """The form that the next timed call uses."""
         return self.names[self.calls % 2]
 
     @contextlib.contextmanager
     def timed(self, began: float | None = None) -> Iterator[str]:
-        """Take a turn: time the block, which calls the form of the name that it gets.
+        """Time the block, which calls the form of the name that it gets.
 
         `began`: the time of the second form is from then on, with all that chose and checked it.
         """
-        name, now = self.turn, time.perf_counter()
+        name, now = self.next_form, time.perf_counter()
         yield name
         since = now if began is None or name == self.names[0] else began
         self.note(time.perf_counter() - since)
@@ -239,9 +239,9 @@ class Trial:
         second: Callable[[], Any],
         after: Callable[[], object],
     ) -> Any:
-        """Compute a call as a turn, and call `after`. While another thread does so, the second form computes it.
+        """Compute a timed call, and call `after`. While another thread does so, the second form computes it.
 
-        A pair is of two calls, one after the other; those of other threads meanwhile are no turns.
+        A pair is of two calls, one after the other; those of other threads meanwhile are not timed.
         """
         if not self._busy.acquire(blocking=False):
             return second()
@@ -254,7 +254,7 @@ class Trial:
         return outputs
 
     def note(self, seconds: float) -> None:
-        """Take a turn that was timed."""
+        """Record the time of a call."""
         self._times_s.append(seconds)
 
     @property
@@ -298,7 +298,7 @@ class Trial:
         return False if self.is_over() else None
 
     def is_over(self, max_pair_s: float = math.inf) -> bool:
-        """Whether no more turns are taken: after enough calls, or one pair that took longer than `max_pair_s`."""
+        """Whether no more calls are timed: after enough calls, or one pair that took longer than `max_pair_s`."""
         pairs, spent_s = self.calls // 2, sum(self._times_s)
         over = self.calls >= MAX_CALLS or spent_s >= MAX_TRIAL_S
         return (over and pairs >= MIN_PAIRS) or (pairs > 0 and spent_s / pairs > max_pair_s)

@@ -121,7 +121,7 @@ def judged(modules_s: list[float], code_s: list[float]) -> Trial:
     """Let the forms take turns of these times, again and again, until one is chosen."""
     trial = Trial("modules", "code")
     while trial.is_faster is None:
-        times = modules_s if trial.turn == "modules" else code_s
+        times = modules_s if trial.next_form == "modules" else code_s
         trial.note(times[trial.calls // 2 % len(times)])
     return trial
 
@@ -155,7 +155,7 @@ def test_the_interval_includes_the_median_nine_times_in_ten() -> None:
     for _ in range(2000):
         trial = Trial("modules", "code")
         for _ in range(MAX_CALLS):
-            trial.note(generator.lognormvariate(0.0 if trial.turn == "modules" else -0.2, 0.3))
+            trial.note(generator.lognormvariate(0.0 if trial.next_form == "modules" else -0.2, 0.3))
         low, high = trial.interval
         hits += low <= math.exp(0.2) <= high
     assert 0.89 < hits / 2000 < 0.97
