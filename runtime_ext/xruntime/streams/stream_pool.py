@@ -137,7 +137,7 @@ class Streams:
             if self._waiting or self._blocked:
                 # A submitter may have been interrupted before it woke a stream.
                 with contextlib.suppress(ClosedError):
-                    worker.put(self._turn(index))
+                    worker.put(self._drain_request(index))
             worker.close(wait=False, cancel_pending=cancel_pending)
         if wait:
             for worker in self._workers:
@@ -152,27 +152,27 @@ class Streams:
         # In the order in which they became free. The last one is used first: its caches are warm.
         self._free = dict.fromkeys(reversed(range(len(self._workers))))
 
-    def _turn(self, index: int) -> DrainRequest:
+    def _drain_request(self, index: int) -> DrainRequest:
         # Made each time: a stored one would keep these streams alive.
-        return DrainRequest(functools.partial(self._take_turn, index))
+        return DrainRequest(functools.partial(self._take_calls, index))
 
     def _wake(self, streams: int) -> None:
         """Wake up to `streams` free streams. The caller holds `_lock`."""
         for _ in range(min(streams, len(self._free))):
             index = next(reversed(self._free))
             # In this order: waking a stream twice is harmless, but one that is never woken is lost.
-            self._workers[index].put(self._turn(index))
+            self._workers[index].put(self._drain_request(index))
             self._free.pop(index, None)
 
-    def _take_turn(self, index: int, make: Callable[[Submission], None]) -> None:
-        """In a stream's thread: make what has waited longest, then queue another turn."""
+    def _take_calls(self, index: int, make: Callable[[Submission], None]) -> None:
+        """In a stream's thread: make what has waited longest, then queue another drain request."""
         while (call := self._next_call(index)) is not None:
             make(call)
             del call
             # At the end of the worker's line, because parts of batches wait there too.
             if self._waiting:
                 with contextlib.suppress(ClosedError):
-                    self._workers[index].put(self._turn(index))
+                    self._workers[index].put(self._drain_request(index))
                     return
 
     def _next_call(self, index: int) -> Submission | None:
