@@ -201,7 +201,7 @@ class CompiledCode:
         return compiled
 
 
-class _Ran(threading.local):
+class _GraphCounter(threading.local):
     """Number of compiled graphs that the calling thread has run in its current call."""
 
     graphs = 0
@@ -230,7 +230,7 @@ class _Entry:
         """Forms of calls where some calls ran code that was compiled for others of the same
         form."""
 
-        self._ran = _Ran()
+        self._ran = _GraphCounter()
         self._compile_graph = compile_graph
         self._name = type(model).__name__
         # torch remembers by the name which sizes vary, so each entry has a name of its own.
