@@ -243,7 +243,7 @@ class Batching:
         began = time.perf_counter()
         outcomes = list(map(_outcome, calls))  # without a frame that would keep the last call
         alone_s = time.perf_counter() - began
-        if not any(isinstance(outcome, _Failed) for outcome in outcomes):
+        if not any(isinstance(outcome, _CallFailure) for outcome in outcomes):
             problem = self._problem(calls, before, outcomes, results)
             self._judge(key, problem, together_s, alone_s)
         _give(calls, outcomes)
@@ -272,7 +272,7 @@ class Batching:
         if problem is not None:
             self._note(f"a batch of {key[1]} {problem}")
 
-    def _joint_results(self, calls: list[Submission]) -> list[Any] | _Failed:
+    def _joint_results(self, calls: list[Submission]) -> list[Any] | _CallFailure:
         """Call the module once; return the results of all calls, or why there are none."""
         first, count = calls[0], len(calls)
         assert isinstance(first.group, BatchGroup)
@@ -284,7 +284,7 @@ class Batching:
             output = first.context.run(first.function, *args, **kwargs)
             return self._parts(output, items, count)
         except BaseException as error:  # noqa: BLE001 - then each call is made alone
-            return _Failed(error)
+            return _CallFailure(error)
 
     def _parts(self, output: Any, items: int, count: int) -> list[Any]:
         """Split the output of a batch into the results of its calls. Raises BatchError."""
@@ -306,10 +306,10 @@ class Batching:
         calls: list[Submission],
         before: list[Call],
         outcomes: list[Any],
-        results: list[Any] | _Failed,
+        results: list[Any] | _CallFailure,
     ) -> str | None:
         """Return how a batch differs from its single calls, which all succeeded; None if it does not."""
-        if isinstance(results, _Failed):
+        if isinstance(results, _CallFailure):
             return f"fails, and single calls do not: {first_line(results.error)}"
         for call, (args, kwargs) in zip(calls, before, strict=True):
             if not difference((args, kwargs), (call.args, call.kwargs), 0.0).allowed:
@@ -334,7 +334,7 @@ class Batching:
             _log.warning("calls run alone, and not up to %d at once: %s", self.sizes[-1], reason)
 
 
-class _Failed(NamedTuple):
+class _CallFailure(NamedTuple):
     """The outcome of a call that raised an exception."""
 
     error: BaseException
@@ -362,11 +362,11 @@ def batch_sizes(max_batch: int) -> tuple[int, ...]:
 
 
 def _outcome(call: Submission) -> Any:
-    """Return the result of a call in the calling thread, or the exception as `_Failed`."""
+    """Return the result of a call in the calling thread, or the exception as `_CallFailure`."""
     try:
         return call.context.run(call.function, *call.args, **call.kwargs)
     except BaseException as error:  # noqa: BLE001 - result() raises it
-        return _Failed(error)
+        return _CallFailure(error)
     finally:
         del call  # as in `Batching._run`
 
@@ -374,7 +374,7 @@ def _outcome(call: Submission) -> Any:
 def _give(calls: Sequence[Submission], outcomes: Sequence[Any]) -> None:
     """Set the futures of calls."""
     for call, outcome in zip(calls, outcomes, strict=True):
-        if isinstance(outcome, _Failed):
+        if isinstance(outcome, _CallFailure):
             call.future.set_exception(outcome.error)
         else:
             call.future.set_result(outcome)
