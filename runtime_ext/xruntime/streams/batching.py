@@ -340,13 +340,13 @@ class _CallFailure(NamedTuple):
     error: BaseException
 
 
-class _Same(NamedTuple):
+class _IdentityKey(NamedTuple):
     """A value that is equal to itself only."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, _IdentityKey) and self.value is other.value
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -415,7 +415,7 @@ def _whole_shape(value: Any) -> Hashable:
         return key
     inner = entries(value)
     if inner is None:
-        return _Same(value)
+        return _IdentityKey(value)
     return (type(value), *(key for key, _ in inner), *(_whole_shape(item) for _, item in inner))
 
 
