@@ -54,10 +54,10 @@ def join(
         return list(outputs)
     if len(outputs) == 1:
         return outputs[0]
-    return _Joint(outputs, hint, sizes).joined()
+    return _JointOutput(outputs, hint, sizes).joined()
 
 
-class _Joint:
+class _JointOutput:
     """The outputs of one call's parts, to be joined."""
 
     def __init__(
