@@ -17,7 +17,7 @@ from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError
 
 
-class _Kept(NamedTuple):
+class _OriginalWeight(NamedTuple):
     value: Any
     version: int | None
 
@@ -46,7 +46,7 @@ class OriginalWeights:
             for parameter in source.parameters()
             if type(parameter) is nn.Parameter
         }
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _OriginalWeight] = {}
         self._names = list(self._before)
         self._dropped = False
 
@@ -60,13 +60,13 @@ class OriginalWeights:
             ):
                 continue
             if not isinstance(value, torch.Tensor):
-                self._kept[name] = _Kept(value, None)
+                self._kept[name] = _OriginalWeight(value, None)
                 continue
             self._dropped = not keep
             if value.is_inference():
-                self._kept[name] = _Kept(value.clone(), None)
+                self._kept[name] = _OriginalWeight(value.clone(), None)
             else:
-                self._kept[name] = _Kept(value, value._version)  # noqa: SLF001 - no public one
+                self._kept[name] = _OriginalWeight(value, value._version)  # noqa: SLF001 - no public one
         self._before = self._counterparts = {}
         if self._dropped:
             self._kept.clear()
