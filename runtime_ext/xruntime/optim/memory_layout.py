@@ -109,7 +109,7 @@ def overlap(sorted_extents: Sequence[Extent]) -> bool:
     return any(after.start < before.end for before, after in pairwise(sorted_extents))
 
 
-class Written:
+class WrittenMemory:
     """The blocks of memory that a step writes: none overlaps with another."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], optimizer: str) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from xruntime.errors import OptimizerError
 from xruntime.optim.memory_layout import (
-    Written,
+    WrittenMemory,
     empty_like,
     is_dense,
     overlaps_itself,
@@ -152,7 +152,7 @@ class DenseStep:
         self._kind = kind
         self._known: dict[torch.Tensor, Entry] = {}
         self._entries: list[Entry] = []
-        self._written = Written([], kind.optimizer)
+        self._written = WrittenMemory([], kind.optimizer)
         self._addresses: list[int] = []
         self._checked: set[tuple[int, int]] = set()
         """Addresses and elements of the last step's gradients."""
@@ -175,7 +175,7 @@ class DenseStep:
                 for entry in entries
                 for tensor in written_tensors(entry.block, entry.new_state)
             ]
-            self._written = Written(written, self._kind.optimizer)
+            self._written = WrittenMemory(written, self._kind.optimizer)
             self._known = {entry.parameter: entry for entry in entries}
             self._checked = set()
         self._gradients = [entry.gradient() for entry in entries]
@@ -267,7 +267,7 @@ class SparseStep:
             )
         block = parameter.detach()
         new, _ = new_state(state, kind, block)
-        written = Written(written_tensors(block, new), optimizer)
+        written = WrittenMemory(written_tensors(block, new), optimizer)
         coalesced = gradient.coalesce()
         rows = coalesced.indices()[0]
         self._values = coalesced.values().contiguous().resolve_neg()
