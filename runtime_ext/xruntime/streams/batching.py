@@ -26,7 +26,7 @@ from xruntime.pytrees import Path, constant_key, entries, leaves, rebuilt, tenso
 from xruntime.streams.compiled_module import CompiledForStreams
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.joining import are_equal
-from xruntime.streams.splitting import Branch, Call, Leaf, Plan, SplitPlan, Whole, lone_dim
+from xruntime.streams.splitting import Branch, Call, Leaf, Plan, SplitPlan, UnsplitValue, lone_dim
 from xruntime.streams.whole_batch import copied, tolerance_of, training_dependent
 from xruntime.threads.torch_modes import Autocast
 from xruntime.threads.worker import Submission, TaskFuture
@@ -396,7 +396,7 @@ def _leaf_shape(tensor: torch.Tensor, dim: int) -> Hashable:
 
 
 def _plan_shape(plan: Plan) -> Hashable:
-    if type(plan) is Whole:
+    if type(plan) is UnsplitValue:
         return _whole_shape(plan.value)
     if type(plan) is Leaf:
         return _leaf_shape(plan.tensor, plan.dim)
@@ -431,7 +431,7 @@ def _joined_call(calls: Sequence[Call], hint: MultiStreamModuleHint | None) -> C
 
 def _joined(plans: Sequence[Plan]) -> Any:
     first: Plan = plans[0]
-    if type(first) is Whole:
+    if type(first) is UnsplitValue:
         return first.value
     if type(first) is Leaf:
         return torch.cat([plan.tensor for plan in plans if type(plan) is Leaf], first.dim)

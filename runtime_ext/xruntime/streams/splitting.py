@@ -121,10 +121,10 @@ class Branch(NamedTuple):
     inner: list[Plan]
 
 
-Plan: TypeAlias = "Leaf | Branch | Whole"
+Plan: TypeAlias = "Leaf | Branch | UnsplitValue"
 
 
-class Whole(NamedTuple):
+class UnsplitValue(NamedTuple):
     """A value that all parts receive unchanged."""
 
     value: Any
@@ -153,7 +153,7 @@ class SplitPlan:
 
     def _visit(self, value: Any, hint: Hinted, path: Path) -> Plan:
         if hint is None:
-            return Whole(value)
+            return UnsplitValue(value)
         if isinstance(value, Tensor):
             if isinstance(hint, int):
                 return self._leaf(value, hint, path)
@@ -161,19 +161,19 @@ class SplitPlan:
                 raise form_error(value, hint, path)
             if value.dim():
                 self._uncovered.append((path, value))
-            return Whole(value)
+            return UnsplitValue(value)
         inner = entries(value)
         if hint is UNMENTIONED:
             if inner is not None:
                 return self._each(value, {}, path)
             refuse_hidden(value, path)
-            return Whole(value)
+            return UnsplitValue(value)
         if value is None:  # an optional argument that is absent
-            return Whole(value)
+            return UnsplitValue(value)
         if inner is None:
             raise form_error(value, hint, path)
         if isinstance(hint, int):
-            if not isinstance(plan := self._every(value, hint, path), Whole):
+            if not isinstance(plan := self._every(value, hint, path), UnsplitValue):
                 return plan
             if any(leaf is not None for _, leaf in leaves(value)):
                 raise form_error(value, hint, path)
@@ -194,18 +194,18 @@ class SplitPlan:
     def _every(self, value: Any, dim: int, path: Path) -> Plan:
         """A value in which every tensor is split along `dim`."""
         if isinstance(value, Tensor):
-            return self._leaf(value, dim, path) if value.dim() else Whole(value)
+            return self._leaf(value, dim, path) if value.dim() else UnsplitValue(value)
         inner = entries(value)
         if inner is None:
             refuse_hidden(value, path)
-            return Whole(value)
+            return UnsplitValue(value)
         return self._branch(
             value, [self._every(item, dim, (*path, key)) for key, item in inner], path
         )
 
     def _branch(self, nest: Any, inner: list[Plan], path: Path) -> Plan:
-        if all(type(plan) is Whole for plan in inner):
-            return Whole(nest)
+        if all(type(plan) is UnsplitValue for plan in inner):
+            return UnsplitValue(nest)
         return Branch(path, nest, inner)
 
     def _leaf(self, tensor: Tensor, dim: int, path: Path) -> Leaf:
@@ -246,7 +246,7 @@ class SplitPlan:
 
 def _parts(plan: Plan, sizes: Sequence[int]) -> Sequence[Any]:
     """A value's parts, one for each size."""
-    if type(plan) is Whole:
+    if type(plan) is UnsplitValue:
         return [plan.value] * len(sizes)
     if type(plan) is Leaf:
         return _views(plan.tensor, plan.dim, sizes)
