@@ -56,10 +56,10 @@ def controller_of(file: LoadedFile) -> Allocator:
 
         return Mimalloc(file)
     name = os.path.basename(file.path)
-    return (Musl if name.startswith(("ld-musl-", "libc.musl-")) else Unknown)(file)
+    return (Musl if name.startswith(("ld-musl-", "libc.musl-")) else UnknownAllocator)(file)
 
 
-class Unknown(Allocator):
+class UnknownAllocator(Allocator):
     """An allocator of which only the file is known."""
 
     _notes = ("this allocator is not known: there are only the kernel's numbers, and no settings",)
