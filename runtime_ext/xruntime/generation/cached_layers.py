@@ -60,7 +60,7 @@ class GrowingLayer:
     """Its class is also a subclass of the layer's class in transformers, of the same name."""
 
     __slots__ = _NO_SLOTS  # so that a layer can change its class
-    _plain: type
+    _original_class: type
     _room: Room | None
     _set: tuple[Any, Any]
     """Keys and values as somebody has set them, if there is no room."""
@@ -86,7 +86,7 @@ class GrowingLayer:
         state = {name: value for name, value in vars(self).items() if name not in _OURS}
         for name, value in (("keys", self.keys), ("values", self.values)):
             state[name] = value.clone() if isinstance(value, torch.Tensor) else value
-        return _new, (self._plain,), state
+        return _new, (self._original_class,), state
 
     def room(self) -> Room:
         """Return tensors with room for one more position."""
@@ -130,7 +130,7 @@ def _grow(layer: Any) -> None:
     kind = type(layer)
     if kind not in _classes:
         # transformers would register a class with a `_layer_type`.
-        space = {"__module__": kind.__module__, "_plain": kind, "_layer_type": None}
+        space = {"__module__": kind.__module__, "_original_class": kind, "_layer_type": None}
         # In this order: otherwise Python lays objects out in another way, and a layer cannot change its class.
         _classes[kind] = type(kind.__name__, (kind, GrowingLayer), space)
     keys, values = layer.__dict__.pop("keys"), layer.__dict__.pop("values")
@@ -201,13 +201,13 @@ def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     layers: list[Any] = cache.layers
     found = set()
     for layer in layers:
-        if getattr(type(layer), "_plain", type(layer)) not in kinds:
+        if getattr(type(layer), "_original_class", type(layer)) not in kinds:
             return None
         if not layer.is_initialized or getattr(layer, "record_past", False):
             return None
         room = getattr(layer, "_room", None)
         keys, values = (layer.keys, layer.values) if room is None else (room.keys, room.values)
-        if not all(_is_plain(one) for one in (keys, values)) or keys.shape != values.shape:
+        if not all(_is_unsubclassed(one) for one in (keys, values)) or keys.shape != values.shape:
             return None
         if keys.dtype is not values.dtype or keys.shape[1::2] != (heads, width):
             return None
@@ -228,7 +228,7 @@ def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     return CacheView(layers, positions, batch, dtype)
 
 
-def _is_plain(tensor: Any) -> bool:
+def _is_unsubclassed(tensor: Any) -> bool:
     """Whether it is a tensor of four dimensions in memory, without a gradient."""
     return (
         type(tensor) is torch.Tensor

@@ -163,7 +163,7 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
 class RowLinear(nn.Linear):
     """A linear that `few_rows` computes. Its class is also a subclass of the layer's class, of the same name."""
 
-    _plain: type[nn.Module]
+    _original_class: type[nn.Module]
     _widens: bool
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -171,13 +171,13 @@ class RowLinear(nn.Linear):
             output = few_rows(self, input, widens=self._widens)
             if output is not None:
                 return output
-        plain: Any = self._plain
-        return plain.forward(self, input)  # type: ignore[no-any-return]
+        original: Any = self._original_class
+        return original.forward(self, input)  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are layers of the class before."""
         made: Any = super().__reduce_ex__(protocol)
-        return (_new, (self._plain,), *made[2:])
+        return (_new, (self._original_class,), *made[2:])
 
 
 def _new(kind: type[nn.Module]) -> nn.Module:
@@ -186,7 +186,7 @@ def _new(kind: type[nn.Module]) -> nn.Module:
 
 def row_class(kind: type[nn.Linear], *, widens: bool) -> type[nn.Module]:
     """Return the class for layers of class `kind`."""
-    space = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_plain": kind}
+    space = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_original_class": kind}
     return types.new_class(
         kind.__name__, (RowLinear, kind), {}, lambda made: made.update(space, _widens=widens)
     )
