@@ -222,9 +222,9 @@ class DecodeStep:
         self._team_sizes = TeamSizes()
 
     def __call__(
-        self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, call_modules: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return what `plain(*args, **kwargs)`, the call of the modules, would return."""
+        """Return what `call_modules(*args, **kwargs)`, the call of the modules, would return."""
         call, began = None, time.perf_counter()
         if self.dropped is None and (not args or (len(args) == 1 and "input_ids" not in kwargs)):
             try:
@@ -234,7 +234,7 @@ class DecodeStep:
             except Exception as error:  # noqa: BLE001 - the modules know what is wrong, if anything is
                 self.drop(f"{type(error).__name__}: {error}")
         if call is None:
-            outputs = plain(*args, **kwargs)
+            outputs = call_modules(*args, **kwargs)
             tokens = args[0] if args else kwargs.get("input_ids")
             if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and tokens.shape[1] > 1:
                 self.speed.add_prompt(tokens.shape[1], time.perf_counter() - began)
@@ -248,9 +248,9 @@ class DecodeStep:
                     logits = self._computed(call, threads)
             except Exception as error:  # noqa: BLE001 - nothing has been changed
                 self.drop(f"{type(error).__name__}: {error}")
-                return plain(*args, **kwargs)
+                return call_modules(*args, **kwargs)
             if key not in self._proved or self.speed.needs_modules(batch):
-                return self._compared(call, logits, key, partial(plain, *args, **kwargs))
+                return self._compared(call, logits, key, partial(call_modules, *args, **kwargs))
             for layer in call.view.layers:
                 _extend(layer)
         made, elapsed_s = call.plan.description, time.perf_counter() - began
@@ -276,7 +276,7 @@ class DecodeStep:
         call: _Call,
         logits: torch.Tensor,
         key: tuple[int, int],
-        plain: Callable[[], Any],
+        call_modules: Callable[[], Any],
     ) -> Any:
         """Return the modules' outputs; remember whether ours agree."""
         rooms = [layer.room() for layer in call.view.layers]
@@ -284,7 +284,7 @@ class DecodeStep:
         ours += [one[:, :, room.end].clone() for room in rooms for one in (room.keys, room.values)]
         began = time.perf_counter()
         with linears_of_torch():
-            outputs = plain()
+            outputs = call_modules()
         self.speed.add_modules(call.view.batch, time.perf_counter() - began)
         theirs = [outputs.logits[:, -1]]
         for layer in call.view.layers:
