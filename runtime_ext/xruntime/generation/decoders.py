@@ -159,12 +159,16 @@ class _Reader:
         problem = transformers_problem()
         _need(problem is None, str(problem))
 
-    def part(self, module: Any, suffix: str, plain: type[nn.Module] = nn.Module) -> Any:
-        """A part whose class is this family's, or `plain` without a suffix."""
+    def part(self, module: Any, suffix: str, default_class: type[nn.Module] = nn.Module) -> Any:
+        """A part whose class is this family's, or `default_class` without a suffix."""
         kind = type(module)
         kind = getattr(kind, "_layer", kind)  # of one with weights in bf16
-        name = self.family.prefix + suffix if suffix else plain.__name__
-        fits = (kind.__module__, kind.__name__) == (self.place, name) if suffix else kind is plain
+        name = self.family.prefix + suffix if suffix else default_class.__name__
+        fits = (
+            (kind.__module__, kind.__name__) == (self.place, name)
+            if suffix
+            else kind is default_class
+        )
         _need(fits, f"it has a {kind.__name__} in the place of a {name}")
         _need(not _is_replaced(kind.forward), f"the program has replaced {kind.__name__}.forward")
         self.known.add(module)

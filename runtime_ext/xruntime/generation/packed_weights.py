@@ -76,12 +76,12 @@ class PackedWeight:
         groups = -(-inputs // GROUP)
         if weight.numel() and not all(bool(it.isfinite()) for it in torch.aminmax(weight)):
             raise OperatorError("weights that are not finite cannot be packed")
-        plain = weight.detach().contiguous()
+        contiguous = weight.detach().contiguous()
         values = torch.empty((outputs, groups * GROUP * bits // 8), dtype=torch.uint8)
         scales = torch.empty((outputs, groups), dtype=torch.bfloat16)
         native.check(
             native.library().xk_pack_weights(
-                *(plain.data_ptr(), DTYPES.get(weight.dtype, -1), inputs, outputs),
+                *(contiguous.data_ptr(), DTYPES.get(weight.dtype, -1), inputs, outputs),
                 *(_FORMATS[bits], values.data_ptr(), scales.data_ptr()),
             ),
             lambda problem: OperatorError(
