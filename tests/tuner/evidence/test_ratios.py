@@ -141,12 +141,12 @@ def test_one_pair_says_what_it_saw_and_nothing_more() -> None:
 def test_few_pairs_take_the_mean_and_many_leave_an_outlier_out() -> None:
     quiet = [0.05, 0.052, 0.048, 0.05, 0.051, 0.049, 0.05, 0.053, 0.047]
     interval = ratio_interval(quiet)
-    assert interval.estimate == interval.plain
+    assert interval.estimate == interval.mean
     with_outlier = ratio_interval([*quiet, -0.4])
-    assert with_outlier.plain < math.exp(0.01)
+    assert with_outlier.mean < math.exp(0.01)
     assert with_outlier.estimate == pytest.approx(math.exp(0.05), abs=1e-3)
     assert with_outlier.low > 1.0
-    assert with_outlier.plain == pytest.approx(math.exp(0.005), abs=1e-3)
+    assert with_outlier.mean == pytest.approx(math.exp(0.005), abs=1e-3)
 
 
 def test_the_trimmed_interval_is_tukeys_with_a_degree_less() -> None:

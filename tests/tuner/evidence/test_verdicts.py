@@ -102,7 +102,7 @@ def test_outliers_may_not_take_a_gain_back(golden: Golden) -> None:
     ratios = [*around(1.05, 0.004, 18), 0.5, 0.5]
     verdict = judged(finalist(ONE, ratios))
     assert verdict.interval.low > 1.0
-    assert verdict.interval.plain < 1.0
+    assert verdict.interval.mean < 1.0
     assert verdict.kind is VerdictKind.INCONCLUSIVE
     golden(verdict.reason)
     assert verdict.finalists[0].outlying == (18, 19)

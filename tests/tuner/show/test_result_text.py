@@ -31,7 +31,7 @@ LAUNCHES = (launch(BARE, 100.0), launch(FOUR, 400.0), launch(BARE, 102.0), launc
 
 
 def interval(estimate: float, low: float, high: float) -> RatioInterval:
-    return RatioInterval(estimate, low, high, plain=estimate, error=0.01, level=0.025, pairs=6)
+    return RatioInterval(estimate, low, high, mean=estimate, error=0.01, level=0.025, pairs=6)
 
 
 GAIN = Verdict(VerdictKind.GAIN, FOUR, FOUR, interval(3.98, 3.9, 4.06), "it is ahead")

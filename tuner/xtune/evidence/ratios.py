@@ -47,7 +47,7 @@ class RatioInterval(NamedTuple):
     """0 if there are too few pairs."""
     high: float
     """Infinite if there are too few pairs."""
-    plain: float
+    mean: float
     """The geometric mean of all pairs; the estimate may have outliers trimmed."""
     error: float
     """Standard error of the estimate's logarithm; infinite if there are too few pairs."""
@@ -67,8 +67,8 @@ class RatioInterval(NamedTuple):
     def inverse(self) -> RatioInterval:
         """The interval of the baseline's ratio to the candidate."""
         low, high = (1.0 / one if one > 0.0 else math.inf for one in (self.high, self.low))
-        estimate, plain = 1.0 / self.estimate, 1.0 / self.plain
-        return self._replace(estimate=estimate, low=low, high=high, plain=plain)
+        estimate, mean = 1.0 / self.estimate, 1.0 / self.mean
+        return self._replace(estimate=estimate, low=low, high=high, mean=mean)
 
 
 def log_ratio(candidate: float | None, baseline: float | None, objective: Objective) -> float:
@@ -114,7 +114,7 @@ def ratio_interval(
         estimate=math.exp(centre),
         low=_exp(low),
         high=_exp(high),
-        plain=math.exp(float(values.mean())),
+        mean=math.exp(float(values.mean())),
         error=error,
         level=level,
         pairs=count,

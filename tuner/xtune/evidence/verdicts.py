@@ -213,7 +213,7 @@ def _is_gain(interval: RatioInterval, rule: ClaimRule) -> bool:
         interval.pairs >= MIN_PAIRS
         and interval.low > 1.0
         and interval.estimate > 1.0 + rule.min_effect
-        and interval.plain > 1.0
+        and interval.mean > 1.0
     )
 
 
@@ -303,10 +303,10 @@ def _open_reason(leader: FinalistResults) -> str:
     if interval.pairs < MIN_PAIRS:
         few = f"{counted(interval.pairs, 'pair')} {'is' if interval.pairs == 1 else 'are'} too few"
         return f"{few}; a verdict needs at least {MIN_PAIRS}"
-    if interval.low > 1.0 and interval.plain <= 1.0:
+    if interval.low > 1.0 and interval.mean <= 1.0:
         return (
             f"the best finalist is usually at {_ahead(interval, interval.estimate)}, but with its outliers"
-            f" the mean is {_ahead(interval, interval.plain)}"
+            f" the mean is {_ahead(interval, interval.mean)}"
         )
     return _where(leader)
 

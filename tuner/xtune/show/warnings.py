@@ -140,11 +140,11 @@ def _disagreement(result: SearchResult) -> Iterator[ResultWarning]:
         )
     if leader.outlying:
         interval = leader.interval
-        plain, robust = effects(interval.step, interval.plain, interval.estimate)
+        mean, robust = effects(interval.step, interval.mean, interval.estimate)
         yield ResultWarning(
             "outliers",
             f"outliers in the final: block {spans([block + 1 for block in leader.outlying])}; the"
-            f" plain mean is {plain}, the robust estimate {robust}",
+            f" plain mean is {mean}, the robust estimate {robust}",
         )
 
 
