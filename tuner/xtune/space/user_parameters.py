@@ -164,24 +164,24 @@ def _items(text: str, listed: str) -> Iterator[tuple[str, bool]]:
     while at <= len(listed):
         found = _ITEM.match(listed, at)
         assert found is not None
-        single, double, plain = found.groups()
+        single, double, unquoted = found.groups()
         end, at = found.end(), found.end() + 1
         if "\0" in found[0]:
             raise SpaceError(f"--param {text!r}: no argument can hold a null character")
-        if plain is None:
+        if unquoted is None:
             if end < len(listed) and listed[end] != ",":
                 rest = f"a comma is missing before {listed[end:]!r}; quotes hold a whole value"
                 raise SpaceError(f"--param {text!r}: {rest}")
             inside = double.replace('""', '"') if single is None else single.replace("''", "'")
             yield inside, True
-        elif plain[:1] in ("'", '"'):
+        elif unquoted[:1] in ("'", '"'):
             raise SpaceError(
                 f"--param {text!r}: the quote in {listed[found.start(3) :]!r} is not closed"
             )
-        elif not plain.strip():
+        elif not unquoted.strip():
             raise SpaceError(f"--param {text!r}: a value is empty; for empty text write ''")
         else:
-            yield plain.rstrip(), False
+            yield unquoted.rstrip(), False
 
 
 def _spread(text: str, item: str) -> list[str]:
