@@ -76,14 +76,14 @@ class Signature:
         self._positional = list(names or ())[: len(args)]
         """The names of the arguments that were exported by position."""
         # The usual call needs no pytree: tensors by position alone.
-        self._plain = not kwargs and all(isinstance(one, int) for one in args)
+        self._takes_tensors_only = not kwargs and all(isinstance(one, int) for one in args)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
         """Return the call in the form of the export; arguments may be given by name.
 
         Raises QuantizationError for a call that differs.
         """
-        if self._plain and not kwargs and len(args) == len(self.inputs):
+        if self._takes_tensors_only and not kwargs and len(args) == len(self.inputs):
             flat = list(args)
         else:
             given = dict(kwargs)
