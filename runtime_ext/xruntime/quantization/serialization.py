@@ -58,7 +58,7 @@ def save(module: QuantizedModule, path: str | os.PathLike[str]) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="No complete tensor found in the group")
             torch.export.save(
-                _plain(module.exported), archive, extra_files={EXTRA_FILE: json.dumps(extra)}
+                _stored_form(module.exported), archive, extra_files={EXTRA_FILE: json.dumps(extra)}
             )
         write_whole(os.fspath(path), archive.getvalue())
     except QuantizationError as error:
@@ -99,31 +99,31 @@ def load(path: str | os.PathLike[str]) -> QuantizedModule:
     return QuantizedModule(exported, conf, str(content["name"]))
 
 
-def _plain(exported: ExportedProgram) -> ExportedProgram:
+def _stored_form(exported: ExportedProgram) -> ExportedProgram:
     """Return the same program without example inputs, and with outputs of Python's own classes."""
     spec = exported.call_spec.out_spec
     assert spec is not None
     order = list(range(spec.num_leaves))
-    leaves, plain_spec = pytree.tree_flatten(_plain_value(spec.unflatten(order)))
+    leaves, builtin_spec = pytree.tree_flatten(_builtin_value(spec.unflatten(order)))
     if leaves != order:
         raise QuantizationError("its outputs have a class that is not a tuple, list or dict")
     first, *others = exported.module_call_graph
     assert first.signature is not None
-    signature = dataclasses.replace(first.signature, out_spec=plain_spec)
-    plain = copy.copy(exported)
+    signature = dataclasses.replace(first.signature, out_spec=builtin_spec)
+    stored = copy.copy(exported)
     # There is no public way to change either.
-    plain._module_call_graph = [dataclasses.replace(first, signature=signature), *others]  # noqa: SLF001
-    plain._example_inputs = None  # noqa: SLF001
-    return plain
+    stored._module_call_graph = [dataclasses.replace(first, signature=signature), *others]  # noqa: SLF001
+    stored._example_inputs = None  # noqa: SLF001
+    return stored
 
 
-def _plain_value(value: Any) -> Any:
+def _builtin_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain_value(item) for key, item in value.items()}
+        return {key: _builtin_value(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple([_plain_value(item) for item in value])
+        return tuple([_builtin_value(item) for item in value])
     if isinstance(value, list):
-        return [_plain_value(item) for item in value]
+        return [_builtin_value(item) for item in value]
     return value
 
 
