@@ -15,14 +15,14 @@ from xruntime.generation.linear_rows import MIN_WEIGHTS
 from xruntime.generation.packed_linear import PackedLinear
 from xruntime.kept.kept_weights import KeptWeights
 from xruntime.optimization.module_order import has_hooks
-from xruntime.optimization.run import Run
+from xruntime.optimization.run import PassRun
 from xruntime.optimization.steps import SkipPassError
 
 _QUANTIZED: Final = ("quantization_config", "is_quantized", "hf_quantizer", "quantization_method")
 """What transformers sets, on the configuration or the model, for a checkpoint that is quantized."""
 
 
-def pack_weights(run: Run) -> str:
+def pack_weights(run: PassRun) -> str:
     """Store the weights of linears in `weight_bits`, and those of the output layer in `head_bits`.
 
     Raises OptimizationError if there is none, or if weights are not finite.

@@ -18,14 +18,14 @@ from xruntime.optimization.module_order import (
     has_hooks,
     shared_parameters,
 )
-from xruntime.optimization.run import Run
+from xruntime.optimization.run import PassRun
 from xruntime.optimization.skipped_norms import AwaitNorm, Folded, FoldedNorm
 from xruntime.optimization.steps import SkipPassError
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
-def remove_dropouts(run: Run) -> str:
+def remove_dropouts(run: PassRun) -> str:
     """Let dropouts return their input."""
     dropouts = [m for m in run.inner_modules() if type(m) in DROPOUTS]
     if not dropouts:
@@ -39,7 +39,7 @@ def remove_dropouts(run: Run) -> str:
     return f"removed {len(replaced)}" + (f"; {hooked} with hooks are kept" if hooked else "")
 
 
-def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
+def fold_norms(run: PassRun, kinds: tuple[type[nn.Module], ...], what: str) -> str:
     """Fold batch norms into the modules of these classes before them."""
     norms = [m for m in run.model.modules() if type(m) in NORMS]
     firsts = [m for m in run.model.modules() if type(m) in kinds]
@@ -77,7 +77,7 @@ def fold_norms(run: Run, kinds: tuple[type[nn.Module], ...], what: str) -> str:
     return "; ".join([f"folded {folded} ({how})", *refused])
 
 
-def _order(run: Run) -> tuple[TracedOrder | CallRecording, str]:
+def _order(run: PassRun) -> tuple[TracedOrder | CallRecording, str]:
     traced, problem = run.traced
     if traced is not None:
         return traced, "order found by torch.fx"
@@ -87,7 +87,7 @@ def _order(run: Run) -> tuple[TracedOrder | CallRecording, str]:
 
 
 def _obstacle(
-    run: Run, order: TracedOrder | CallRecording, first: Any, norm: Any, shared: set[int]
+    run: PassRun, order: TracedOrder | CallRecording, first: Any, norm: Any, shared: set[int]
 ) -> str | None:
     """Why these two cannot be folded; None if they can."""
     if has_hooks(first) or has_hooks(norm):
@@ -115,7 +115,7 @@ def _obstacle(
     return None
 
 
-def _fold_pair(run: Run, first: Any, norm: Any) -> None:
+def _fold_pair(run: PassRun, first: Any, norm: Any) -> None:
     """Fold in fp64, so that weights are rounded once."""
 
     def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:

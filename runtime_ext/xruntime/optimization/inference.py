@@ -37,12 +37,12 @@ from xruntime.optimization.passes import (
     use_linear_rows,
     without_gradients,
 )
-from xruntime.optimization.run import KnownCall, Run, undoing_calls
+from xruntime.optimization.run import KnownCall, PassRun, undoing_calls
 from xruntime.optimization.runner import Modes, SlowCallWarning
 from xruntime.optimization.skipped_norms import folded_weights
 from xruntime.optimization.steps import PassOutcome, Timing, remember
 
-PASSES: Final[Mapping[str, Callable[[Run], str]]] = {
+PASSES: Final[Mapping[str, Callable[[PassRun], str]]] = {
     "no_grad": without_gradients,
     "dropout": remove_dropouts,
     "conv_bn": partial(fold_norms, kinds=CONVOLUTIONS, what="convolution"),
@@ -115,7 +115,7 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
         ) from error
 
 
-class _Inference(Run):
+class _Inference(PassRun):
     """One call of `optimize` for inference."""
 
     def __init__(

@@ -17,7 +17,7 @@ from xruntime.generation.large_pages import put_into_large_pages
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
-from xruntime.optimization.run import Run
+from xruntime.optimization.run import PassRun
 from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError
 from xruntime.pytrees import tensors_in
@@ -26,12 +26,12 @@ CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
 """Modules whose weights are stored in a lower precision. Norms are not among them."""
 
 
-def without_gradients(run: Run) -> str:
+def without_gradients(run: PassRun) -> str:
     run.modes = run.modes._replace(no_grad=True)
     return "calls run under torch.no_grad()"
 
 
-def use_channels_last(run: Run) -> str:
+def use_channels_last(run: PassRun) -> str:
     """Store the weights of convolutions channels-last, if convolutions are most of the run."""
     kinds = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     convolutions = [m for m in run.model.modules() if type(m) in kinds]
@@ -58,7 +58,7 @@ def use_channels_last(run: Run) -> str:
     return f"converted {counted(len(convolutions), 'weight')}; {why}"
 
 
-def lower_precision(run: Run) -> str:
+def lower_precision(run: PassRun) -> str:
     """Run under autocast to the dtype that the user asked for."""
     wanted = run.request.dtype
     if wanted is None:
@@ -80,7 +80,9 @@ def lower_precision(run: Run) -> str:
     return f"calls run under autocast to {_name(wanted)}{kept}"
 
 
-def _output_dtype(run: Run, wanted: torch.dtype, weights: set[torch.dtype]) -> torch.dtype | None:
+def _output_dtype(
+    run: PassRun, wanted: torch.dtype, weights: set[torch.dtype]
+) -> torch.dtype | None:
     """Return what outputs in `wanted` are converted to; None: they stay, as the model's are `wanted`, too.
 
     Raises SkipPassError if the model returns several dtypes that autocast could turn into `wanted`.
@@ -99,7 +101,7 @@ def _output_dtype(run: Run, wanted: torch.dtype, weights: set[torch.dtype]) -> t
     return None if returned == wanted else returned
 
 
-def lower_weights(run: Run) -> str:
+def lower_weights(run: PassRun) -> str:
     """Store weights in the precision that autocast would convert them to in each call."""
     wanted = run.modes.dtype
     if wanted not in (torch.bfloat16, torch.float16):
@@ -113,7 +115,7 @@ def lower_weights(run: Run) -> str:
     return f"stored {len(parameters)} in {_name(wanted)}; those of norms and other modules are as before"
 
 
-def take_float32(run: Run, low: torch.dtype) -> None:
+def take_float32(run: PassRun, low: torch.dtype) -> None:
     """Have the layers whose weights are in `low` take and return float32 where autocast is off."""
     for module in run.inner_modules():
         if type(module) in CONVERTED and module.weight.dtype == low:
@@ -135,7 +137,7 @@ def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
     ]
 
 
-def join_linears(run: Run) -> str:
+def join_linears(run: PassRun) -> str:
     """Join linears that the sample's call gave the same tensor."""
     if run.recording is None:
         raise SkipPassError("without sample_input it is unknown which linears have one input")
@@ -168,7 +170,7 @@ def join_linears(run: Run) -> str:
     return f"joined {sum(map(len, groups))} linears into {len(groups)}{left}"
 
 
-def use_linear_rows(run: Run) -> str:
+def use_linear_rows(run: PassRun) -> str:
     """Compute 1 to 3 rows of the model's linears by native code."""
     if not available():
         raise SkipPassError("there is no native library: see python -m xruntime kernels")
@@ -188,7 +190,7 @@ def use_linear_rows(run: Run) -> str:
     return f"{counted(count, 'linear')} read weights in the order of memory for 1 to 3 rows"
 
 
-def use_decode_step(run: Run) -> str:
+def use_decode_step(run: PassRun) -> str:
     """Compute calls with one token of each sequence by one native call."""
     if not available():
         raise SkipPassError("there is no native library: see python -m xruntime kernels")
@@ -209,7 +211,7 @@ def use_decode_step(run: Run) -> str:
     return f"calls with one token of each sequence are one native call, and the first is compared{pages}"
 
 
-def _joinable(run: Run, linear: Any, shared: set[int]) -> bool:
+def _joinable(run: PassRun, linear: Any, shared: set[int]) -> bool:
     recording = run.recording
     assert recording is not None
     return (

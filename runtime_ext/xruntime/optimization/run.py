@@ -28,7 +28,7 @@ from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError,
 from xruntime.pytrees import with_tensors
 
 
-class Run:
+class PassRun:
     """The model while it is optimized. `steps` has what became of each pass so far.
 
     A pass is a function of the run. It changes the model by `edits`, and `modes`; returns what it did, or
@@ -203,7 +203,7 @@ class OutputCheck:
     with the sample, or computes something else each time.
     """
 
-    def __init__(self, run: Run, sample: Any, known_call: KnownCall | None) -> None:
+    def __init__(self, run: PassRun, sample: Any, known_call: KnownCall | None) -> None:
         model, request = run.model, run.request
         autocast = run.modes._replace(dtype=request.dtype).autocast()
         self.tolerance = request.tolerance or 0.0

@@ -30,7 +30,7 @@ from xruntime.optimization.passes import (
     take_float32,
     use_channels_last,
 )
-from xruntime.optimization.run import Run
+from xruntime.optimization.run import PassRun
 from xruntime.optimization.steps import PassOutcome, SkipPassError, remember
 
 KINDS: Final[Mapping[type[Optimizer], type[NativeOptimizer]]] = {
@@ -111,7 +111,7 @@ class WithDropouts(Replaced):
         return dropout_operator.reaching_dropouts(self._layer.forward, self, *args, **kwargs)
 
 
-def reach_dropouts(run: Run) -> str:
+def reach_dropouts(run: PassRun) -> str:
     """Have dropouts computed natively: modules, and calls in the code of modules.
 
     The model itself has to be called through `reaching_dropouts`. Raises SkipPassError.
@@ -183,7 +183,7 @@ class NativeGelu(Replaced):
         return gelu_operator.gelu(input, APPROXIMATIONS.get(name) or str(layer.approximate))
 
 
-def use_native_gelus(run: Run) -> str:
+def use_native_gelus(run: PassRun) -> str:
     """Have modules that compute GELU do so natively. Raises SkipPassError."""
     gelus = [gelu for gelu in run.inner_modules() if _computes_gelu(gelu)]
     if not gelus:
@@ -205,7 +205,7 @@ def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class _Training(Run):
+class _Training(PassRun):
     """One call of `optimize` for training."""
 
     keeps_parameters: ClassVar = True
