@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, program, xlaunch
 
 from xlaunch.cli.launch import HINTS, program_hints
 from xlaunch.environment.program import resolve_program
 from xlaunch.planning.request import ProgramRequest
-
-WORKERS = "starts workers, which share the cores and are not placed: write"
-LATER = "chooses the interpreter after xlaunch, which sets less for a program that it does not know: write"
 
 
 def hints(directory: Path, words: str, **variables: str) -> list[str]:
@@ -29,54 +27,19 @@ def hints(directory: Path, words: str, **variables: str) -> list[str]:
     return list(program_hints(found, environment))
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("torchrun --nproc-per-node 4 x.py", f"torchrun {WORKERS} xlaunch --nproc-per-node 4 PROGRAM"),
-        ("torchrun --nproc_per_node=auto x.py",
-         f"torchrun {WORKERS} xlaunch --nproc-per-node N PROGRAM"),
-        ("python -m torch.distributed.run --nproc-per-node=4 x.py",
-         f"torch.distributed.run {WORKERS} xlaunch --nproc-per-node 4 PROGRAM"),
-        ("accelerate launch x.py",
-         f"accelerate launch {WORKERS} accelerate launch --no_python xlaunch PROGRAM"),
-        ("deepspeed x.py", f"deepspeed {WORKERS} deepspeed --no_python --no_local_rank xlaunch PROGRAM"),
-        ("uvicorn app:app --workers 4",
-         f"uvicorn {WORKERS} xlaunch --instances 4 --substitute uvicorn APP --port {{8000+index}}"),
-        ("python -m uvicorn app:app --workers=4",
-         f"uvicorn {WORKERS} xlaunch --instances 4 --substitute uvicorn APP --port {{8000+index}}"),
-        ("gunicorn -w4 app:app",
-         f"gunicorn {WORKERS} xlaunch --instances 4 gunicorn --reuse-port APP"),
-        ("hypercorn -w 4 app:app",
-         f"hypercorn {WORKERS} xlaunch --instances 4 --substitute hypercorn APP --bind :{{8000+index}}"),
-        ("dask worker host:8786 --nworkers 4",
-         f"dask worker {WORKERS} xlaunch --instances 4 dask worker SCHEDULER"),
-        ("ray start --head",
-         f"ray start {WORKERS} xlaunch --instances N ray start --block --address HOST:PORT"),
-        ("mpirun -np 4 app", f"mpirun {WORKERS} mpirun --bind-to none -n 4 xlaunch PROGRAM"),
-        ("srun app", f"srun {WORKERS} srun -n N xlaunch PROGRAM"),
-        ("horovodrun -np 4 python x.py",
-         f"horovodrun {WORKERS} horovodrun --mpi -np 4 xlaunch PROGRAM"),
-        ("uv run x.py", f"uv run {LATER} uv run xlaunch PROGRAM"),
-        ("conda run -n env python x.py", f"conda run {LATER} conda run xlaunch PROGRAM"),
-        ("sudo python x.py",
-         "sudo drops the variables that xlaunch sets: write sudo xlaunch PROGRAM"),
-        ("docker run image", "docker run starts its program elsewhere, where nothing arrives of what "
-         "xlaunch chooses: write docker run IMAGE xlaunch PROGRAM"),
-        ("nice torchrun --nproc-per-node 2 x.py",
-         f"torchrun {WORKERS} xlaunch --nproc-per-node 2 PROGRAM"),
-        ("env A=1 B=x*y python x.py", "env sets variables after xlaunch has chosen its own: write "
-         "xlaunch --env A=1 --env 'B=x*y' PROGRAM"),
-        ("numactl -C 0 python x.py",
-         "numactl binds again, after xlaunch has chosen the number of threads for its own CPUs: leave "
-         "numactl out and use --cpus or --numa-nodes"),
-        ("env -i python x.py", "env with these options hides its program from xlaunch, which sets less "
-         "for it: write xlaunch between env's options and PROGRAM"),
-        ("sh -c python\tx.py", "sh runs a shell script, and xlaunch sets less for Python programs "
-         "that it does not know: write xlaunch before them, in the script"),
-    ],
-)  # fmt: skip
-def test_the_form_that_places_a_program_is_named(tmp_path: Path, words: str, expected: str) -> None:
-    assert hints(tmp_path, words) == [expected]
+def test_the_form_that_places_a_program_is_named(golden: Golden, tmp_path: Path) -> None:
+    said = []
+    for words in (
+        "torchrun --nproc-per-node 4 x.py", "torchrun --nproc_per_node=auto x.py",
+        "python -m torch.distributed.run --nproc-per-node=4 x.py", "accelerate launch x.py", "deepspeed x.py",
+        "uvicorn app:app --workers 4", "python -m uvicorn app:app --workers=4", "gunicorn -w4 app:app",
+        "hypercorn -w 4 app:app", "dask worker host:8786 --nworkers 4", "ray start --head", "mpirun -np 4 app",
+        "srun app", "horovodrun -np 4 python x.py", "uv run x.py", "conda run -n env python x.py",
+        "sudo python x.py", "docker run image", "nice torchrun --nproc-per-node 2 x.py",
+        "env A=1 B=x*y python x.py", "numactl -C 0 python x.py", "env -i python x.py", "sh -c python\tx.py",
+    ):  # fmt: skip
+        said += [f"$ xlaunch {words}", *hints(tmp_path, words)]
+    golden(said)
 
 
 @pytest.mark.parametrize(

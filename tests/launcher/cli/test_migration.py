@@ -117,70 +117,27 @@ def test_old_words_do_what_todays_do(
     assert json.loads(done.out) == json.loads(ask(*asked, *shlex.split(today), *program).out)
 
 
-@pytest.mark.parametrize(
-    ("old", "said"),
-    [
-        ("--ccl-worker-count 4", "leave it out, and use --reserve-cores N"),
-        ("--hostfile hosts", "mpirun ... xlaunch train.py"),
-        ("--convert-fp64-to-fp32", "convert the model in the script"),
-        ("--disable-ipex-graph-mode", 'graph="none"'),
-        ("--ninstances", "--ninstances takes a value"),
-        ("--ninstances many", "'many' is not a count"),
-        ("--auto-ipex --dtype int8", "write float32 or bfloat16"),
-        ("--log-file-prefix run", "name the directory too, with --log-dir"),
-        ("--use-logical-cores --ncores-per-instance 3", "write a multiple of 2"),
-        (
-            "--use-logical-cores --cores-list 0-3,56 --ncores-per-instance 2",
-            "of some cores the list has one CPU",
-        ),
-        (
-            "--bind-numa-node --ninstances 3 --ncores-per-instance 20",
-            "3 instances x 20 cores within NUMA nodes (--bind-numa-node) of 28, 28 cores: at most 2 instances of"
-            " 20 cores, or 3 of 14",
-        ),
-        ("--skip_cross_node_cores --ncores-per-instance 40", "at most instances of 28 cores"),
-        (
-            "--bind-numa-node --ninstances 60 --ncores-per-instance 1",
-            "at most 56 instances of 1 core",
-        ),
-        (
-            "--ninstances 3 --ncores-per-instance -1",
-            "-1 spreads 56 cores over 3 instances of several sizes",
-        ),
-        (
-            "--ninstances 3 --bind-numa-node --ncores-per-instance -1",
-            "leave it out for 3 of 14 cores",
-        ),
-        (
-            "--latency-mode --throughput-mode",
-            "--throughput-mode contradicts --latency-mode: drop one",
-        ),
-        ("--multi-instance --latency-mode", "--multi-instance without sizes is --throughput-mode"),
-        ("--latency-mode --mode throughput", "--latency-mode contradicts --mode: drop one"),
-        (
-            "--enable-tcmalloc --enable-jemalloc",
-            "--enable-jemalloc contradicts --enable-tcmalloc: drop one",
-        ),
-        ("--memory-allocator jemalloc --use-default-allocator", "contradicts --memory-allocator"),
-        (
-            "--enable_tcmalloc --allocator jemalloc",
-            "--enable_tcmalloc contradicts --allocator: drop one",
-        ),
-        ("--disable-iomp --omp-runtime intel", "--omp-runtime contradicts --disable-iomp"),
-        ("--ninstances 2 --instances 3", "--ninstances contradicts --instances: drop one"),
-        ("--nodes-list 0 --node-id 1", "--node-id contradicts --nodes-list: drop one"),
-        ("--bind-numa-node --ecores some", "--ecores: 'some' is not"),
-        ("--bind-numa-node --ncores 0", "--ncores: "),
-        ("--core-list 0,1 --ninstances 1 --ncores-per-instance 00", "--ncores: "),
-        ("--bind-numa-node --gpus-per-instance 1", "contradicts --gpus-per-instance"),
-        ("--use-logical-cores --no-smt", "--use-logical-cores contradicts --no-smt: drop one"),
-        ("xpu infer.py", "ipexrun's xpu"),
-        ("ipexrun xpu infer.py", "ipexrun's xpu"),
-    ],
-)
-def test_what_can_mean_nothing_says_what_to_use(old: str, said: str, machine: list[str]) -> None:
-    message = ask("plan", *machine, *shlex.split(old)).refused()
-    assert said in message
+def test_what_can_mean_nothing_says_what_to_use(golden: Golden, machine: list[str]) -> None:
+    said = []
+    for old in (
+        "--ccl-worker-count 4", "--hostfile hosts", "--convert-fp64-to-fp32", "--disable-ipex-graph-mode",
+        "--ninstances", "--ninstances many", "--auto-ipex --dtype int8", "--log-file-prefix run",
+        "--use-logical-cores --ncores-per-instance 3",
+        "--use-logical-cores --cores-list 0-3,56 --ncores-per-instance 2",
+        "--bind-numa-node --ninstances 3 --ncores-per-instance 20",
+        "--skip_cross_node_cores --ncores-per-instance 40",
+        "--bind-numa-node --ninstances 60 --ncores-per-instance 1", "--ninstances 3 --ncores-per-instance -1",
+        "--ninstances 3 --bind-numa-node --ncores-per-instance -1", "--latency-mode --throughput-mode",
+        "--multi-instance --latency-mode", "--latency-mode --mode throughput",
+        "--enable-tcmalloc --enable-jemalloc", "--memory-allocator jemalloc --use-default-allocator",
+        "--enable_tcmalloc --allocator jemalloc", "--disable-iomp --omp-runtime intel",
+        "--ninstances 2 --instances 3", "--nodes-list 0 --node-id 1", "--bind-numa-node --ecores some",
+        "--bind-numa-node --ncores 0", "--core-list 0,1 --ninstances 1 --ncores-per-instance 00",
+        "--bind-numa-node --gpus-per-instance 1", "--use-logical-cores --no-smt", "xpu infer.py",
+        "ipexrun xpu infer.py",
+    ):  # fmt: skip
+        said += [f"$ xlaunch plan {old}", ask("plan", *machine, *shlex.split(old)).refused()]
+    golden(said)
 
 
 def test_ranks_of_the_old_launchers_are_torchruns_now(tmp_path: Path) -> None:

@@ -50,25 +50,19 @@ def test_dictionary_is_read_from_the_line(line: str, expected: Announcement):
     assert parse_announcement(line) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "write a dictionary after @hypertune"),
-        ("{'name': latency}", "write a dictionary"),
-        ("__import__('os').system('true')", "write a dictionary"),
-        ("[" * 5000, "write a dictionary"),
-        ("['name']", "may have name, higher_is_better, target_val"),
-        ("{'name': 'x', 'goal': 'max'}", "may have name, higher_is_better, target_val"),
-        ("{'name': 3}", "needs a 'name', which is text"),
-        ("{'name': ' '}", "needs a 'name'"),
-        ("{'name': 'x', 'higher_is_better': 'yes'}", "is True or False"),
-    ],
-)
-def test_wrong_dictionary_is_named(text: str, said: str):
-    with pytest.raises(ValueError, match=said) as refused:
-        parse_announcement(f"@hypertune {text}")
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 250
+def test_wrong_dictionary_is_named(golden: Golden):
+    said = []
+    for text in (
+        "", "{'name': latency}", "__import__('os').system('true')", "[" * 5000, "['name']",
+        "{'name': 'x', 'goal': 'max'}", "{'name': 3}", "{'name': ' '}",
+        "{'name': 'x', 'higher_is_better': 'yes'}",
+    ):  # fmt: skip
+        with pytest.raises(ValueError) as refused:  # noqa: PT011
+            parse_announcement(f"@hypertune {text}")
+        said.append(str(refused.value))
+        assert "\n" not in said[-1]
+        assert len(said[-1]) < 250
+    golden(said)
 
 
 def test_announcement_is_an_objective():

@@ -73,33 +73,20 @@ def test_limits_without_a_unit_are_as_printed(text: str, quantity: str, limit: f
     assert parse_requirement(text) == Requirement(text, quantity, False, limit, as_printed=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "not a bound"),
-        ("p99", "not a bound"),
-        ("<=20ms", "not a bound"),
-        ("p99<=fast", "not a bound"),
-        ("p99<=1,5ms", "not a bound"),
-        ("rss<8GiB", "'<' is not supported; write <= or >="),
-        ("accuracy=1", "'=' is not supported"),
-        ("rss<=8", "give a unit; rss takes B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"),
-        ("rss<=8G", "'G' is not a unit of it; rss takes B, KiB"),
-        ("energy<=8ms", "'ms' is not a unit of it; energy takes J, kJ, Wh"),
-        ("p99<=20GiB", "'GiB' is not a unit of time"),
-        ("accuracy>=0.9points", "'points' is not a unit of time.*as it is printed"),
-        ("p49<=20ms", "p49 is not supported; write p50 to p99.9"),
-        ("p99.99(step_ms)<=20", "p99.99 is not supported"),
-        ("p99<=0ms", "nothing can meet it; the limit must be above 0"),
-        ("x<=1e999", "the limit is too large"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_in_a_line(text: str, said: str):
-    with pytest.raises(ObjectiveError, match=said) as refused:
-        parse_requirement(text)
-    assert f"--require {text!r}" in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert refused.value.exit_code == 2
+def test_what_cannot_be_read_is_refused_in_a_line(golden: Golden):
+    said = []
+    for text in (
+        "", "p99", "<=20ms", "p99<=fast", "p99<=1,5ms", "rss<8GiB", "accuracy=1", "rss<=8", "rss<=8G",
+        "energy<=8ms", "p99<=20GiB", "accuracy>=0.9points", "p49<=20ms", "p99.99(step_ms)<=20", "p99<=0ms",
+        "x<=1e999",
+    ):  # fmt: skip
+        with pytest.raises(ObjectiveError) as refused:
+            parse_requirement(text)
+        said.append(str(refused.value))
+        assert f"--require {text!r}" in said[-1]
+        assert "\n" not in said[-1]
+        assert refused.value.exit_code == 2
+    golden(said)
 
 
 @given(st.text(max_size=30))

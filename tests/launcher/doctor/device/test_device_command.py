@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.launcher.cli.commands import ask, clean_environment, xlaunch
 
 DOCTOR = ("doctor", "--device")
@@ -50,29 +51,19 @@ def test_json_has_stdout_for_itself_and_variables_set_options(script: Path):
     assert {"to stdout", "to stderr"} <= set(done.err.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("--device", "there is none"),
-        ("--device --", "there is none"),
-        ("--device -- --ncores 1", "there is none"),
-        ("--device train.py --epochs 3", "there is no option --epochs; put -- before"),
-        ("--device train.py --json", "put -- before the program"),
-        ("--device --sysroot x -- train.py", "--sysroot does not go with that"),
-        ("--compare cpu,cuda -v -- train.py", "-v does not go with that"),
-        ("--device -- --ncore 2 train.py", "there is no option --ncore;"),
-        ("--device -- --nproc-per-node 2 train.py", "there is no option --nproc-per-node;"),
-        ("--device -- --exclusive train.py", "there is no option --exclusive;"),
-        ("--device -- --ncores none train.py", "'none' is not a count"),
-        ("--compare cpu,gpu -- train.py", "'gpu' is not a device; write cpu, cuda, xpu"),
-        ("--compare cpu,cuda:x -- train.py", "'cuda:x' is not a device"),
-        ("--compare cpu -- train.py", "name two different devices or more"),
-        ("--compare cpu,cpu -- train.py", "name two different devices or more"),
-        ("--compare= -- train.py", "'' is not a device"),
-    ],
-)
-def test_what_is_refused(script: Path, words: str, text: str):
-    assert text in ask("doctor", *words.split(), cwd=script.parent).refused()
+def test_what_is_refused(golden: Golden, script: Path):
+    said = []
+    for words in (
+        "--device", "--device --", "--device -- --ncores 1", "--device train.py --epochs 3",
+        "--device train.py --json", "--device --sysroot x -- train.py", "--compare cpu,cuda -v -- train.py",
+        "--device -- --ncore 2 train.py", "--device -- --nproc-per-node 2 train.py",
+        "--device -- --exclusive train.py", "--device -- --ncores none train.py",
+        "--compare cpu,gpu -- train.py", "--compare cpu,cuda:x -- train.py", "--compare cpu -- train.py",
+        "--compare cpu,cpu -- train.py", "--compare= -- train.py",
+    ):  # fmt: skip
+        line = ask("doctor", *words.split(), cwd=script.parent).refused()
+        said += [f"$ xlaunch doctor {words}", line]
+    golden(said)
 
 
 def test_program_that_does_not_exist():
