@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePath
@@ -173,7 +173,10 @@ class _Facts:
         self._texts: dict[str, None] = {}
         """Words that code has in quotes, and that may be names of variables of the environment."""
 
-        self._reads_environment = False
+        self._words: set[str] = set()
+        """Names in code."""
+
+        self._tensors: list[torch.Tensor] = []
         self._waiting: list[Any] = []
         self.read: list[Variable] = []
 
@@ -184,16 +187,22 @@ class _Facts:
             if id(followed) not in self._followed:
                 self._followed.add(id(followed))
                 (self._add_class if isinstance(followed, type) else self._add_function)(followed)
-        for word in self._texts if self._reads_environment else ():
-            variable = Variable.of(f"os.environ[{word!r}]", partial(os.environ.get, word))
-            self.read.append(variable)
-            self._code[f"{variable.name}={variable.value!r}"] = None
+        names = self._texts if _ENVIRONMENT & self._words else ()
+        read = {f"os.environ[{name!r}]": partial(os.environ.get, name) for name in names}
+        if "argv" in self._words:
+            read["sys.argv"] = partial(getattr, sys, "argv")
+        for name, get in read.items():
+            self.read.append(variable := Variable.of(name, get))
+            self._code[f"{name}={variable.value!r}"] = None
+        for name in OF_TENSORS.keys() & self._words:
+            self.read.append(Variable.of(name, partial(_of_all, OF_TENSORS[name], self._tensors)))
         return [*self._lines, *sorted(self._code)]
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Add the attributes of each module, and the properties of each tensor without its
         values.
         """
+        self._tensors += [*model.parameters(), *model.buffers()]
         for part in model.modules():
             self._is_new(part)
         described: set[int] = set()
@@ -280,9 +289,9 @@ class _Facts:
         constants = [text for code in codes for text in code.co_consts if isinstance(text, str)]
         texts = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", " ".join(constants)))
         self._texts |= dict.fromkeys(filter(str.isupper, texts))
-        self._reads_environment |= not _ENVIRONMENT.isdisjoint(words)
         if not _LOOKUPS.isdisjoint(words):
             words |= texts
+        self._words |= words.keys()
         package = function.__globals__.get("__package__") or ""
         imported = [sys.modules.get(name) for word in words for name in (word, f"{package}.{word}")]
         self._add_variables(function.__globals__, imported, words)
@@ -349,6 +358,12 @@ _LOOKUPS: Final = frozenset(("getattr", "globals", "vars", "eval", "__dict__", "
 """Names in code that looks up others by text."""
 
 _ENVIRONMENT: Final = frozenset(("environ", "getenv"))
+OF_TENSORS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "requires_grad": operator.attrgetter("requires_grad"),
+    "grad": operator.attrgetter("_grad"),  # the other one warns
+}
+"""What changes in a model's tensors without a change of their values, by the name that code reads it by."""
+
 _UNRELATED: Final = ("__doc__", "__module__", "__qualname__", "__firstlineno__", "__file__")
 
 
@@ -381,6 +396,10 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
+
+
+def _of_all(get: Callable[[Any], Any], tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+    return tuple(map(get, tensors))
 
 
 def _version(top: str) -> str:

@@ -31,6 +31,7 @@ MAX_VALUES: Final = 100_000
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 _ADDRESS: Final = torch.Tensor.data_ptr
+_STRIDE: Final = torch.Tensor.stride
 _SIZE: Final = operator.attrgetter("nbytes")  # no operation, so torch.jit.trace does not record it
 _VERSION: Final = operator.attrgetter("_version")
 _VALUE: Final = operator.attrgetter("value")
@@ -86,6 +87,7 @@ class WatchedState:
         self._plain = list(filter(_is_plain, tensors))
         self._addresses = list(map(_ADDRESS, self._plain))
         self._sizes = list(map(_SIZE, self._plain))
+        self._strides = list(map(_STRIDE, self._plain))
         self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
         self._versions = list(map(_VERSION, self._counted))
         # Storages stay in memory while their words are read.
@@ -149,6 +151,7 @@ class WatchedState:
         if (
             list(map(_ADDRESS, self._plain)) != self._addresses
             or list(map(_SIZE, self._plain)) != self._sizes
+            or list(map(_STRIDE, self._plain)) != self._strides
             or list(map(_VERSION, self._counted)) != self._versions
         ):
             for watched in self._tensors:
@@ -238,8 +241,7 @@ class _Tensor(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-    address: int
-    size: int
+    place: tuple[Any, ...]
     version: int
     alias: torch.Tensor | None
     """The same memory; None if it is not restored."""
@@ -248,24 +250,21 @@ class _Tensor(NamedTuple):
 
     def is_same(self) -> bool:
         """Whether nothing replaced its memory, and torch counted no write to it."""
-        now = (_address(self.tensor), self.tensor.numel(), _version(self.tensor))
-        return now == (self.address, self.size, self.version)
+        return _place(self.tensor) == self.place and _version(self.tensor) == self.version
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, *, copied: bool) -> _Tensor:
         with torch.inference_mode(tensor.is_inference()):
             alias = tensor.data if copied and _is_plain(tensor) else None
             content = None if alias is None else alias.clone()
-        facts = (_address(tensor), tensor.numel(), _version(tensor))
-        return _Tensor(name, tensor, *facts, alias, content)
+        return _Tensor(name, tensor, _place(tensor), _version(tensor), alias, content)
 
     def restore(self) -> bool:
         """Restore the values; return whether they are as they were."""
         if self.alias is None or self.content is None:
             return self.is_same()
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
-            moved = self.tensor.data_ptr() != self.address
-            if moved or self.tensor.shape != self.alias.shape:
+            if _place(self.tensor) != self.place:
                 self.tensor.data = self.alias
             if not torch.equal(self.alias, self.content):
                 self.alias.copy_(self.content)
@@ -281,8 +280,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() if _is_plain(tensor) else 0
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where its values are, in which order."""
+    memory = (tensor.data_ptr(), tensor.stride()) if _is_plain(tensor) else ()
+    return tensor.shape, *memory
 
 
 def sampled_words(tensor: torch.Tensor) -> list[Any]:

@@ -172,6 +172,25 @@ CASES: dict[str, Case] = {
         lambda _: float(os.environ.get("TESTS_GAIN", "1")),
         lambda _: os.environ.update(TESTS_GAIN="2"),
     ),
+    "an argument of the program": Case(
+        lambda _: 1.0 + ("twice" in sys.argv),
+        lambda _: sys.argv.__setitem__(slice(1, None), ["twice"]),
+    ),
+    "a setting of torch's": Case(
+        lambda _: 1.0 + torch.backends.cudnn.benchmark,
+        lambda _: setattr(torch.backends.cudnn, "benchmark", True),
+    ),
+    "a weight without gradients": Case(
+        lambda model: 1.0 + model.two.weight.requires_grad,
+        lambda model: model.two.weight.requires_grad_(False),
+    ),
+    "a weight's gradient": Case(
+        lambda model: 1.0 + (model.two.weight.grad is not None),
+        lambda model: setattr(model.two.weight, "grad", torch.eye(WIDTH)),
+    ),
+    "a transposed weight": plain(
+        lambda model: setattr(model.two.weight, "data", model.two.weight.data.t())
+    ),
     "a global object's method": Case(lambda _: HELPER.gain(), set_global("GAIN", 2.0)),
     "a method that is replaced": Case(
         lambda _: HELPER.gain(), lambda _: setattr(Helper, "gain", lambda _: 2.0)
@@ -233,7 +252,7 @@ CASES: dict[str, Case] = {
 @pytest.fixture(autouse=True)
 def unchanged() -> Iterator[None]:
     """Undo what the cases change."""
-    gain, defaults = Helper.gain, scaled.__defaults__
+    gain, defaults, argv = Helper.gain, scaled.__defaults__, list(sys.argv)
     NAMES.gain = 1.0  # type: ignore[attr-defined]
     sys.modules["tests_settings"] = NAMES
     with warnings.catch_warnings():
@@ -242,7 +261,7 @@ def unchanged() -> Iterator[None]:
     globals()["GAIN"], TABLE["deep"] = 1.0, [{"gain": 1.0}]
     Helper.gain, scaled.__defaults__ = gain, defaults  # type: ignore[method-assign]
     scaled_by.__defaults__ = ([1.0],)
-    VIEWED["gain"] = 1.0
+    VIEWED["gain"], sys.argv[:], torch.backends.cudnn.benchmark = 1.0, argv, False
     Model.gain = Settings.gain = 1.0
     vars(Mode.FAST).pop("own", None)
     os.environ.pop("TESTS_GAIN", None)
