@@ -372,7 +372,7 @@ def compare(reports: dict[str, list[Report]]) -> DeviceComparison:
     basis = (
         f"over {counted(rounds, 'interleaved run')} of each" if rounds > 1 else "one run of each"
     )
-    first, *rest = values
+    first, *others = values
     return DeviceComparison(
         what=what,
         larger_is_better=larger,
@@ -380,7 +380,7 @@ def compare(reports: dict[str, list[Report]]) -> DeviceComparison:
         devices=tuple(reports),
         estimates=tuple(map(_estimate, values)),
         speedups=tuple(
-            [_ratio(other, first) if larger else _ratio(first, other) for other in rest]
+            [_ratio(other, first) if larger else _ratio(first, other) for other in others]
         ),
     )
 

@@ -45,8 +45,8 @@ def run_checks(facts: Facts, ignore: Collection[str] = ()) -> tuple[list[CheckRe
             if check.name in ignore:
                 continue
             if check.available(facts):
-                found = check.show(facts)
-                results += [CheckResult(title, check.name, finding) for finding in found]
+                findings = check.show(facts)
+                results += [CheckResult(title, check.name, finding) for finding in findings]
             else:
                 unavailable.append(check.name)
     order = list(Severity)

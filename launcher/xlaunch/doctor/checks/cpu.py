@@ -54,12 +54,12 @@ def show_governor(facts: Facts) -> Iterator[Finding]:
     command = "sudo cpupower frequency-set -g performance"
     for governor, cpus in governors.items():
         where = "" if len(governors) == 1 else f" on {name_numbers('CPU', cpus)}"
-        found = f"frequency governor {governor} ({driver}){where}"
+        setting = f"frequency governor {governor} ({driver}){where}"
         if governor == "performance":
-            yield ok(found)
+            yield ok(setting)
         elif governor == "powersave" and driver not in OWN_GOVERNORS:
             yield warning(
-                found,
+                setting,
                 "it keeps the lowest frequency whatever the load is"
                 f"{_range(facts, first)} (kernel, admin-guide/pm/cpufreq.rst)",
                 command,
@@ -67,10 +67,10 @@ def show_governor(facts: Facts) -> Iterator[Finding]:
         else:
             preference = facts.tree.read(f"{CPU}/cpu{first}/cpufreq/energy_performance_preference")
             if preference in ("performance", "balance_performance"):
-                yield ok(f"{found}, prefers {preference}")
+                yield ok(f"{setting}, prefers {preference}")
                 continue
             yield advice(
-                found + (f", prefers {preference}" if preference else ""),
+                setting + (f", prefers {preference}" if preference else ""),
                 "the frequency rises only after load was seen, so short work runs slower and "
                 f"timings vary{_range(facts, first)} (kernel, admin-guide/pm/cpufreq.rst)",
                 command,
@@ -166,8 +166,8 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
     named = f"{brand}: " if brand else ""
     if architecture == "aarch64" and flags:
         extensions = [name for name in ("sve2", "sve", "bf16", "i8mm") if name in flags]
-        found = f"{named}Arm with {', '.join(['asimd', *extensions])}"
-        yield ok(found)
+        instructions = f"{named}Arm with {', '.join(['asimd', *extensions])}"
+        yield ok(instructions)
     if architecture != "x86_64" or not flags:
         return
     torch = _levels(TORCH_LEVELS, flags)
@@ -177,8 +177,12 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
         yield _held_back(ATEN, facts.environment[ATEN], f"torch could use {torch[0]}")
     for variable in ONEDNN:
         limit = facts.environment.get(variable, "").lower()
-        known = [name for name, _ in ONEDNN_LEVELS]
-        if limit in known and onednn and known.index(limit) > known.index(onednn[0]):
+        level_names = [name for name, _ in ONEDNN_LEVELS]
+        if (
+            limit in level_names
+            and onednn
+            and level_names.index(limit) > level_names.index(onednn[0])
+        ):
             yield _held_back(variable, facts.environment[variable], f"oneDNN could use {onednn[0]}")
             onednn = [limit]
     if torch[0] == "default":

@@ -100,12 +100,12 @@ def show_hidden(facts: Facts) -> Iterator[Finding]:
     gpus = read_gpus(facts.tree)
     for vendor in Vendor:
         own = [gpu for gpu in gpus if gpu.vendor is vendor]
-        left = usable_gpus(own, facts.environment)
+        visible = usable_gpus(own, facts.environment)
         without = vendor is Vendor.INTEL and WITHOUT_GPUS.fullmatch(facts.environment.get(SYCL, ""))
-        if own and left.narrowed_by and not left.usable and (without or not left.problem):
-            names = [name for name in VARIABLES if f"{name}=" in left.narrowed_by]
+        if own and visible.narrowed_by and not visible.usable and (without or not visible.problem):
+            names = [name for name in VARIABLES if f"{name}=" in visible.narrowed_by]
             yield serious(
-                f"{left.narrowed_by} hides {'the GPU' if len(own) == 1 else 'every GPU'} of {vendor.value}",
+                f"{visible.narrowed_by} hides {'the GPU' if len(own) == 1 else 'every GPU'} of {vendor.value}",
                 "torch finds no device, and everything runs on the CPU, whatever torch is built for",
                 f"unset {' '.join(names)}",
             )

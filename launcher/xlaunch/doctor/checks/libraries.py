@@ -77,8 +77,8 @@ def show_allocator(facts: Facts) -> Iterator[Finding]:
         yield ok(f"allocator: glibc's, with {', '.join(tuned)}, kept")
         return
     loads = read_program(facts.interpreter)
-    found = find_libraries(ALLOCATORS, facts.prefix, facts.environment, loads=loads)
-    chosen = [entry.library for entry in judge(found, facts.interpreter)[0] if entry.chosen]
+    libraries = find_libraries(ALLOCATORS, facts.prefix, facts.environment, loads=loads)
+    chosen = [entry.library for entry in judge(libraries, facts.interpreter)[0] if entry.chosen]
     others = [f"{library.name} {library.version or ''}".strip() for library in chosen]
     if any(library.name == "tcmalloc" for library in chosen):
         yield ok(f"allocators: {', '.join(others)}; xlaunch preloads tcmalloc")
@@ -101,15 +101,15 @@ def show_runtimes(facts: Facts) -> Iterator[Finding]:
     assert facts.prefix is not None
     own = program_runtime(facts.prefix, facts.interpreter)
     loads = read_program(facts.interpreter)
-    found = find_libraries(OPENMP, facts.prefix, facts.environment, loads=loads)
+    libraries = find_libraries(OPENMP, facts.prefix, facts.environment, loads=loads)
     carried = sorted(
         {
             os.path.basename(os.path.dirname(library.path)).removesuffix(".libs")
-            for library in found
+            for library in libraries
             if ".libs/" in library.path
         }
     )
-    usable = [entry.library for entry in judge(found, facts.interpreter)[0] if entry.chosen]
+    usable = [entry.library for entry in judge(libraries, facts.interpreter)[0] if entry.chosen]
     names = ", ".join(f"{library.name} {library.version or ''}".strip() for library in usable)
     linked = f"torch is linked to {own}" if own else "torch is not installed"
     able = f"; --omp can take {names}" if names else ""
@@ -161,11 +161,11 @@ def show_binding(facts: Facts) -> Iterator[Finding]:
     request = ProgramRequest((facts.interpreter,))
     program = resolve_program(request, facts.environment)
     users = prove_entries(facts.environment, facts.interpreter)
-    found = binding_variable({**facts.environment, "LD_PRELOAD": users.value}, program)
-    name = "" if found is None else found.assignment.partition("=")[0]
-    if found is not None and name not in _invalid(facts):
+    binding = binding_variable({**facts.environment, "LD_PRELOAD": users.value}, program)
+    name = "" if binding is None else binding.assignment.partition("=")[0]
+    if binding is not None and name not in _invalid(facts):
         yield warning(
-            f"{found.assignment} binds the main thread of programs to one place, with {found.runtime}",
+            f"{binding.assignment} binds the main thread of programs to one place, with {binding.runtime}",
             "every process and data loader worker that a program starts inherits that mask "
             "(pytorch issues 99625, 91989, 101850)",
             f"unset {name}",

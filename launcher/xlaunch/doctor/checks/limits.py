@@ -74,12 +74,12 @@ def show_memory_policy(facts: Facts) -> Iterator[Finding]:
         restore_memory_policy(read_memory_policy())
     except OSError as error:
         several = len(facts.machine.topology.numa_nodes) > 1
-        found = f"set_mempolicy is refused ({error.strerror})"
+        refusal = f"set_mempolicy is refused ({error.strerror})"
         if not several:
-            yield ok(f"{found}; there is one NUMA node")
+            yield ok(f"{refusal}; there is one NUMA node")
             return
         yield warning(
-            found,
+            refusal,
             "memory lies where it is first touched, which may be another NUMA node "
             "(set_mempolicy(2); docker allows it with CAP_SYS_NICE)",
             "docker run --cap-add SYS_NICE IMAGE",
@@ -96,12 +96,14 @@ def show_files(facts: Facts) -> Iterator[Finding]:
         return
     soft, hard = (None if word == "unlimited" else int(word) for word in match.groups())
     most = 65536 if hard is None else min(hard, 65536)
-    found = f"{counted(soft, 'open file')} allowed" if soft is not None else "open files: no limit"
+    limit_text = (
+        f"{counted(soft, 'open file')} allowed" if soft is not None else "open files: no limit"
+    )
     if soft is None or soft >= MIN_FILES:
-        yield ok(found)
+        yield ok(limit_text)
         return
     yield warning(
-        found,
+        limit_text,
         "each tensor that a DataLoader's worker hands over holds a descriptor (torch.multiprocessing, "
         "file_descriptor), and a supervised instance of xlaunch 5",
         f"ulimit -n {most}"

@@ -96,12 +96,12 @@ def show_available(facts: Facts) -> Iterator[Finding]:
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     if not total or available is None:
         return
-    found = f"{size(available)} of {size(total)} of memory are available"
+    memory_text = f"{size(available)} of {size(total)} of memory are available"
     if available >= (1 - FULL_SHARE) * total:
-        yield ok(found)
+        yield ok(memory_text)
         return
     yield warning(
-        found,
+        memory_text,
         "the kernel ends processes when it has no more (kernel, admin-guide/mm/concepts.rst, OOM killer)",
         LARGEST,
     )
@@ -123,14 +123,14 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
     limit = facts.machine.limits.memory_limit_bytes
     if limit is None:
         return
-    found = f"memory limit {size(limit)}"
+    limit_text = f"memory limit {size(limit)}"
     total = facts.machine.limits.memory_total_bytes
     if total is not None and limit >= total:
-        yield ok(f"{found}: as much as the machine has")
+        yield ok(f"{limit_text}: as much as the machine has")
         return
     if limit < TORCH_BYTES:
         yield serious(
-            found,
+            limit_text,
             f"importing torch and calling one layer takes {size(TORCH_BYTES)} (torch 2.13, CPU build, "
             "measured): the kernel ends the process before it works",
             _raise_limit(facts, limit, 2 << 30),
@@ -139,12 +139,12 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
     used = _used_below(facts, limit)
     if used is None or used < FULL_SHARE * limit:
         if past := _past_shortage(facts, limit):
-            yield past._replace(found=f"{found}, {past.found}")
+            yield past._replace(found=f"{limit_text}, {past.found}")
             return
-        yield ok(found + (f", {size(used)} in use" if used is not None else ""))
+        yield ok(limit_text + (f", {size(used)} in use" if used is not None else ""))
         return
     yield serious(
-        f"{found}, and {size(used)} are in use already",
+        f"{limit_text}, and {size(used)} are in use already",
         f"{used / limit:.0%} of the limit, page cache not counted: at the limit the kernel ends a process "
         "of the group (kernel, admin-guide/cgroup-v2.rst, memory.max)",
         _raise_limit(facts, limit, 2 * limit),
@@ -215,8 +215,8 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
         total = status.f_blocks * status.f_frsize
     # More than half of the memory is no remedy: what fills it cannot be reclaimed.
     limits = facts.machine.limits
-    known = [it for it in (limits.memory_total_bytes, limits.memory_limit_bytes) if it is not None]
-    halves = [it // 2 >> 20 << 20 for it in known]
+    sizes = [it for it in (limits.memory_total_bytes, limits.memory_limit_bytes) if it is not None]
+    halves = [it // 2 >> 20 << 20 for it in sizes]
     if total is not None and total >= min([MIN_SHARED_BYTES, *halves]):
         free = status.f_bavail * status.f_frsize
         yield ok(f"{SHARED}: {size(free)} of {size(total)} are free")

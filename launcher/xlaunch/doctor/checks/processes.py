@@ -85,12 +85,12 @@ def show_first_process(facts: Facts) -> Iterator[Finding]:
 
 def _zombies(facts: Facts) -> list[int]:
     """Zombies whose parent is PID 1, see proc_pid_stat(5)."""
-    found = []
+    zombies = []
     for pid in facts.tree.numbered("/proc", ""):
         fields = (facts.tree.read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
         if fields[:2] == ["Z", "1"]:
-            found.append(pid)
-    return found
+            zombies.append(pid)
+    return zombies
 
 
 LOAD = (Check("load", show_load, is_live),)

@@ -315,9 +315,9 @@ def _unread(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
         and (dotted(value.func) or ast.unparse(value.func)).rpartition(".")[2] in parse
     }
     read = {attribute.attr for attribute, _, _ in facts.attributes} | facts.words | facts.texts
-    known = [call for call in options if not has_stars(call.node)]
-    missing = [call for call in known if _destination(call.node) not in read]
-    if not names or len(known) != len(options) or len(missing) * 3 > len(known):
+    readable = [call for call in options if not has_stars(call.node)]
+    missing = [call for call in readable if _destination(call.node) not in read]
+    if not names or len(readable) != len(options) or len(missing) * 3 > len(readable):
         return
     assigned = [value for _, value, _ in facts.assignments]
     for call in facts.calls:  # the options as a whole may go to code that is not in this file
@@ -398,18 +398,18 @@ def _long_option(node: ast.Call) -> str:
 
 def _destination(node: ast.Call) -> str:
     """The attribute that the option sets."""
-    given = keyword(node, "dest")
-    if isinstance(given, ast.Constant):
-        return str(given.value)
+    destination = keyword(node, "dest")
+    if isinstance(destination, ast.Constant):
+        return str(destination.value)
     return _long_option(node).lstrip("-").replace("-", "_")
 
 
 def _action(node: ast.Call) -> str:
     """The action's name; empty for the default one."""
-    given = keyword(node, "action")
-    if given is None or _is_constant(given, "store"):
+    action = keyword(node, "action")
+    if action is None or _is_constant(action, "store"):
         return ""
-    return str(given.value) if isinstance(given, ast.Constant) else "another"
+    return str(action.value) if isinstance(action, ast.Constant) else "another"
 
 
 def _is_bool_call(facts: FileFacts, node: ast.expr | None, scope: Scope) -> bool:
@@ -427,12 +427,12 @@ def _is_constant(node: ast.expr | None, value: object) -> bool:
 def _number_type(nodes: Sequence[ast.expr]) -> str | None:
     """``int`` or ``float`` for numbers, with a sign or without; None for anything else, and for none."""
     values = [value.operand if isinstance(value, ast.UnaryOp) else value for value in nodes]
-    found = {
+    types = {
         type(argument.value) if isinstance(argument, ast.Constant) else None for argument in values
     }
-    if not found or not found <= {int, float}:
+    if not types or not types <= {int, float}:
         return None
-    return "float" if float in found else "int"
+    return "float" if float in types else "int"
 
 
 def _opposite(option: str) -> str:

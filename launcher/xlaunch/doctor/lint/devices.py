@@ -47,9 +47,9 @@ def _autocasts(facts: FileFacts) -> list[Call]:
     applied = []  # functools.partial(torch.autocast, "cuda", dtype=...)
     for call in facts.calls_named("functools.partial"):
         if call.node.args:
-            func, *given = call.node.args
-            made = ast.copy_location(ast.Call(func, given, call.node.keywords), call.node)
-            applied.append(call._replace(node=made))
+            func, *arguments = call.node.args
+            inner_call = ast.copy_location(ast.Call(func, arguments, call.node.keywords), call.node)
+            applied.append(call._replace(node=inner_call))
     return [
         call
         for call in (*facts.named("autocast"), *applied)
@@ -96,13 +96,13 @@ def _other_device(facts: FileFacts) -> Iterator[Problem]:
         return
     for call in _autocasts(facts):
         first = argument(call.node, 0, "device_type")
-        found = isinstance(first, ast.Constant) and _DEVICE.match(str(first.value))
-        if found and found[1] not in used:
+        device = isinstance(first, ast.Constant) and _DEVICE.match(str(first.value))
+        if device and device[1] not in used:
             others = " and ".join(sorted(used))
             yield (
                 call.node,
                 "XL016",
-                f"autocast is for {found[1]}, and this file moves to {others}, where it has no effect; "
+                f"autocast is for {device[1]}, and this file moves to {others}, where it has no effect; "
                 f"pass device_type=device.type",
             )
 
@@ -110,10 +110,10 @@ def _other_device(facts: FileFacts) -> Iterator[Problem]:
 def _made_each_step(facts: FileFacts) -> Iterator[Problem]:
     for step in steps(facts):
         for call in (call for block in step.regions for call in facts.within[block.scope]):
-            made = call.receiver if call.name in ("to", "cuda") else None
-            if not isinstance(made, ast.Call) or keyword(made, "device"):
+            tensor = call.receiver if call.name in ("to", "cuda") else None
+            if not isinstance(tensor, ast.Call) or keyword(tensor, "device"):
                 continue
-            module, _, name = (facts.full(made.func, call.scope) or "").rpartition(".")
+            module, _, name = (facts.full(tensor.func, call.scope) or "").rpartition(".")
             is_loss = module == "torch.nn" and name.endswith("Loss")
             if not is_loss and not (module == "torch" and name in _MAKERS):
                 continue

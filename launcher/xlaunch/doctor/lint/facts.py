@@ -182,7 +182,7 @@ class FileFacts:
         text = dotted(node)
         if text is None:
             return None
-        first, dot, rest = text.partition(".")
+        first, dot, attributes = text.partition(".")
         bound = scope.find_bindings(first)
         if not bound:
             module = _STARRED.get(text, "")
@@ -191,7 +191,7 @@ class FileFacts:
         imported = {binding.text for binding in bound if binding.how == "import"}
         others = [b.node for b in bound if b.how != "import"]
         if len(imported) == 1 and all(isinstance(b, ast.Constant) and not b.value for b in others):
-            return imported.pop() + dot + rest
+            return imported.pop() + dot + attributes
         return None
 
     def call_name(self, node: ast.expr | None, scope: Scope) -> str:
@@ -223,14 +223,14 @@ class FileFacts:
         text = dotted(call.receiver)
         if text == "self":
             return call.scope.enclosing_class
-        made = (
+        values = (
             [binding.node for binding in call.scope.find_bindings(text)] if text is not None else []
         )
-        if len(made) != 1 or not isinstance(made[0], ast.Call):
+        if len(values) != 1 or not isinstance(values[0], ast.Call):
             return None
-        name = dotted(made[0].func)
-        found = call.scope.find_bindings(name) if name is not None else []
-        node = found[0].node if len(found) == 1 else None
+        name = dotted(values[0].func)
+        bindings = call.scope.find_bindings(name) if name is not None else []
+        node = bindings[0].node if len(bindings) == 1 else None
         return self.classes.get(node) if node is not None else None
 
     def _walk(self, tree: ast.Module) -> None:
@@ -323,8 +323,8 @@ class FileFacts:
                     block = Block(part, "loop", block, block.scope)
                     self._bind_target(part.target, "each", part.iter, block)
                     parts.append((block, [part.target, *part.ifs]))
-                made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-                parts.append((block, made))
+                elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                parts.append((block, elements))
             case ast.If():
                 parts = [(block, [node.test]), (inner("body"), node.body)]
                 parts += [(inner("orelse"), node.orelse)]
@@ -480,10 +480,10 @@ def _parts(
             yield "each", source, target.elts[1]
             return
     for part in target.elts:
-        known = how in ("is", "each")
+        is_value = how in ("is", "each")
         yield (
             {"is": "item", "each": "each item"}.get(how, "unknown"),
-            value if known else None,
+            value if is_value else None,
             part,
         )
 

@@ -61,8 +61,8 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
         assert isinstance(loop.node, ast.For)
         head = f"{ast.unparse(loop.node.target)} {ast.unparse(loop.node.iter)}"
         is_epoch = re.search(r"epoch|iter", head, re.IGNORECASE) is not None
-        given = [*call.node.args, *(option.value for option in call.node.keywords)]
-        parts = [part for value in given for part in ast.walk(value)]
+        arguments = [*call.node.args, *(option.value for option in call.node.keywords)]
+        parts = [part for value in arguments for part in ast.walk(value)]
         # An argument may have another value in each round.
         changes = any(
             binding.block.is_within(loop)
@@ -77,5 +77,5 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
         for other in facts.calls_of(call.scope.node)
         if not any(isinstance(block.node, ast.If) for block in other.block.outwards())
     ]
-    found = [_epoch_of(facts, one, depth - 1) for one in callers]
-    return next((one for one in found if one is not None), None)
+    epochs = [_epoch_of(facts, one, depth - 1) for one in callers]
+    return next((one for one in epochs if one is not None), None)

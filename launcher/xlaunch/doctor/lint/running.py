@@ -138,9 +138,12 @@ def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
 def check_codes(codes: Sequence[str]) -> None:
     """Raise `UsageError` for a code that is neither a rule's nor the beginning of one."""
     for code in codes:
-        known = [rule.code for rule in RULES]
-        if not code or not any(name.startswith(code) for name in known):
-            hint = did_you_mean(code.upper(), known, count=2) or f"; they are {', '.join(known)}"
+        known_codes = [rule.code for rule in RULES]
+        if not code or not any(name.startswith(code) for name in known_codes):
+            hint = (
+                did_you_mean(code.upper(), known_codes, count=2)
+                or f"; they are {', '.join(known_codes)}"
+            )
             raise UsageError(f"there is no rule {code!r}{hint}")
 
 
@@ -156,8 +159,8 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     except SkippedError as error:
         return [], 0, str(error)
     except SyntaxError as error:
-        found = syntax_finding(path, error)
-        return [found] if selection.takes(found.code) else [], 0, ""
+        syntax_problem = syntax_finding(path, error)
+        return [syntax_problem] if selection.takes(syntax_problem.code) else [], 0, ""
     text = "\n".join(source.lines)
     if not _SUBJECTS.search(text):
         return [], 0, ""

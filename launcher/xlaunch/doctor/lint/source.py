@@ -89,12 +89,12 @@ class Source(NamedTuple):
 
     def ends_cell(self, line: int) -> bool:
         """Whether a line is the last one of a notebook's cell, but for comments and empty lines."""
-        rest = [
+        later_lines = [
             self.lines[at]
             for at, (cell, _) in enumerate(self.cells)
             if cell == self.cells[line - 1][0] and at >= line
         ]
-        return bool(self.cells) and not any(re.match(r"\s*[^\s#]", one) for one in rest)
+        return bool(self.cells) and not any(re.match(r"\s*[^\s#]", one) for one in later_lines)
 
     def placed(self, finding: ScriptFinding) -> ScriptFinding:
         """A finding as it is shown: in a notebook, at its cell and the line there.
@@ -201,15 +201,15 @@ def find_files(words: Sequence[str]) -> Files:
     skipped: dict[str, int] = {}
     for word in words:
         if os.path.isdir(word):
-            found = list(_walk(word, skipped))
-            if not found:
+            script_paths = list(_walk(word, skipped))
+            if not script_paths:
                 raise UsageError(f"the directory {word!r} holds no Python files")
         elif os.path.isfile(word):
-            found = [word]
+            script_paths = [word]
         else:
             missing = "does not exist" if not os.path.lexists(word) else "is not a file"
             raise UsageError(f"{word!r} {missing}; name files or directories of Python code")
-        for path in found:
+        for path in script_paths:
             paths.setdefault(os.path.realpath(path), path)
     return Files(tuple(paths.values()), skipped)
 

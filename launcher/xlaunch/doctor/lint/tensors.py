@@ -110,8 +110,8 @@ def _batch_of(call: Call) -> str | None:
 
 def _method(call: Call) -> str:
     """**Ex.:** ``to(device)``."""
-    given = [*map(ast.unparse, call.node.args), *map(ast.unparse, call.node.keywords)]
-    return f"{call.name}({', '.join(given)})"
+    arguments = [*map(ast.unparse, call.node.args), *map(ast.unparse, call.node.keywords)]
+    return f"{call.name}({', '.join(arguments)})"
 
 
 def _remedy_in_batch(call: Call, name: str) -> str | None:
@@ -293,16 +293,16 @@ def _binds_tensor(facts: FileFacts, binding: Binding, depth: int) -> bool:
 def _is_loader(facts: FileFacts, node: ast.expr, scope: Scope) -> bool:
     """Whether a loop unpacks the usual batches of a `DataLoader`: tensors on the CPU."""
     source, _ = looped_over(node)
-    made = [source]
+    values = [source]
     if (text := dotted(source)) is not None:
-        made = [
+        values = [
             binding.node
             for binding in scope.find_bindings(text)
             if isinstance(binding.node, ast.expr)
         ]
-        if not made:  # a parameter
+        if not values:  # a parameter
             return text.endswith("loader") and not facts.modules() & _OTHER_BATCHES
-    return all(isinstance(one, ast.Call) and _returns_loader(facts, one, scope) for one in made)
+    return all(isinstance(one, ast.Call) and _returns_loader(facts, one, scope) for one in values)
 
 
 def _returns_loader(facts: FileFacts, node: ast.Call, scope: Scope) -> bool:

@@ -119,8 +119,8 @@ def _layer(facts: FileFacts) -> str | None:
     """What in this file computes something else in training mode."""
     for attribute, _, block in facts.attributes:
         full = facts.full(attribute, block.scope) or ""
-        if full.startswith("torch.nn.") and (found := _LAYERS.search(full)):
-            return found[0]
+        if full.startswith("torch.nn.") and (match := _LAYERS.search(full)):
+            return match[0]
     for call in facts.calls:
         full = facts.full(call.node.func, call.scope) or ""
         if _MODELS.match(full) or (full.startswith("torch.nn.") and _LAYERS.search(full)):
@@ -149,8 +149,8 @@ def _layer_beside(path: str, wanted: str) -> str | None:
     if not wanted or not os.path.isfile(os.path.join(path, "__init__.py")):
         return None
     files = sorted(name for name in os.listdir(path) if name.endswith(".py"))[:_MAX_FILES]
-    found = (_layer_in(os.path.join(path, name), wanted, is_whole=True) for name in files)
-    return next((one for one in found if one is not None), None)
+    layers = (_layer_in(os.path.join(path, name), wanted, is_whole=True) for name in files)
+    return next((one for one in layers if one is not None), None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -305,9 +305,9 @@ def _is_of_another(call: Call, model: str) -> bool:
     bound = call.scope.bindings
     if owner is None:
         target = call.parent.targets[0] if isinstance(call.parent, ast.Assign) else None
-        made = [ast.unparse(one.node) for one in bound.get(model, ()) if one.node is not None]
+        makers = [ast.unparse(one.node) for one in bound.get(model, ()) if one.node is not None]
         return isinstance(target, ast.Name) and not any(
-            re.search(rf"\b{target.id}\b", text) for text in (model, *made)
+            re.search(rf"\b{target.id}\b", text) for text in (model, *makers)
         )
     ways = [binding.how for name in (owner, model) for binding in bound.get(name, ())]
     return owner != model and ways == ["parameter", "parameter"]
@@ -317,8 +317,8 @@ def _passed(call: Call, scope: Scope, name: str) -> str:
     """What a call of a function passes as its parameter `name`; `name` for what is no parameter."""
     assert isinstance(scope.node, Function)
     own = [parameter.arg for parameter in scope.node.args.args if parameter.arg != "self"]
-    given = dict(zip(own, call.node.args, strict=False))
-    return dotted(given.get(name) or keyword(call.node, name)) or name
+    argument_of = dict(zip(own, call.node.args, strict=False))
+    return dotted(argument_of.get(name) or keyword(call.node, name)) or name
 
 
 def _gradients_are_off(facts: FileFacts, call: Call, _: str) -> bool | None:
@@ -344,8 +344,10 @@ def _gradients_are_off(facts: FileFacts, call: Call, _: str) -> bool | None:
 def _sets_mode(call: Call) -> bool:
     """**Ex.:** ``model.eval()``, ``model.train(False)``, ``set_mode(model, "eval")``."""
     if call.name == "train" and call.receiver is not None:
-        given = [*call.node.args, *(option.value for option in call.node.keywords)]
-        return bool(given) and not re.search(r"load|data|epoch|args|\d|True", ast.unparse(given[0]))
+        arguments = [*call.node.args, *(option.value for option in call.node.keywords)]
+        return bool(arguments) and not re.search(
+            r"load|data|epoch|args|\d|True", ast.unparse(arguments[0])
+        )
     if call.name == "eval":
         return call.receiver is not None and not call.node.args
     return _SETS_MODE.match(call.name) is not None

@@ -158,8 +158,8 @@ def _shown_read(facts: FileFacts, call: Call, regions: tuple[Block, ...]) -> str
     if _synchronizes(facts, call):
         return f"{dotted(call.node.func)}()"
     if call.name in _SHOWS:
-        given = [*call.node.args, *(option.value for option in call.node.keywords)]
-        parts = [part for value in given for part in _formatted(value)]
+        arguments = [*call.node.args, *(option.value for option in call.node.keywords)]
+        parts = [part for value in arguments for part in _formatted(value)]
         for part in parts:
             if (
                 not isinstance(part, ast.Call)
