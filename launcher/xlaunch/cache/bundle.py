@@ -173,8 +173,8 @@ def export(
                 replace(os.path.join(copies, WHOLE), os.path.realpath(path))
     except OSError as error:
         of_cache = str(error.filename).startswith(os.path.join(base, ""))
-        what = f"{error.filename} cannot be read" if of_cache else f"{path} cannot be written"
-        raise UsageError(f"{what}: {error.strerror}") from None
+        problem = f"{error.filename} cannot be read" if of_cache else f"{path} cannot be written"
+        raise UsageError(f"{problem}: {error.strerror}") from None
     files = sum([len(it.files) for it in caches])
     weights_bytes = sum([it.size_bytes for it in caches if BY_NAME[it.cache].weights])
     size_bytes = sum([it.size_bytes for it in caches])
@@ -244,8 +244,8 @@ def files_below(root: str, below: str = "") -> Iterator[str]:
         return
     link = stat.S_ISLNK(status.st_mode)
     if link or status.st_uid != os.geteuid():
-        what = "is a link" if link else "belongs to another user"
-        raise UsageError(f"{path} {what}; xlaunch cache verify --fix removes it")
+        reason = "is a link" if link else "belongs to another user"
+        raise UsageError(f"{path} {reason}; xlaunch cache verify --fix removes it")
     if stat.S_ISREG(status.st_mode):
         yield below
     for name in names:
@@ -355,8 +355,8 @@ def verify_manifest(data: bytes, signature: bytes, allowed_signers: str) -> str:
         file.flush()
         descriptor = file.fileno()
         key = ("-f", os.path.abspath(allowed_signers), "-s", f"/proc/self/fd/{descriptor}")
-        done = found = _ssh_keygen("find-principals", *key, inherited=descriptor)
-        words = found.stdout.decode(errors="replace").replace(",", "\n").splitlines()
+        done = listing = _ssh_keygen("find-principals", *key, inherited=descriptor)
+        words = listing.stdout.decode(errors="replace").replace(",", "\n").splitlines()
         for identity in [word for word in words if word and not word.startswith("!")]:
             done = _ssh_keygen(
                 "verify", *key, "-I", identity, "-n", NAMESPACE, data=data, inherited=descriptor
@@ -364,7 +364,7 @@ def verify_manifest(data: bytes, signature: bytes, allowed_signers: str) -> str:
             if done.returncode == 0:
                 return identity
     reason = _reason(done)
-    if found.returncode != 0 and "principal" in reason:
+    if listing.returncode != 0 and "principal" in reason:
         reason = "its key is not in that file"
     raise UsageError(f"{option}: the bundle is not signed by one of them: {reason}")
 
@@ -388,8 +388,8 @@ def _ssh_keygen(
             check=False,
         )
     except FileNotFoundError:
-        what = "ssh-keygen, which signs and checks bundles, is not installed"
-        raise UsageError(f"{what}; install OpenSSH's client (Debian: openssh-client)") from None
+        problem = "ssh-keygen, which signs and checks bundles, is not installed"
+        raise UsageError(f"{problem}; install OpenSSH's client (Debian: openssh-client)") from None
     except subprocess.TimeoutExpired:
         raise UsageError(f"ssh-keygen -Y {action} did not end within {TIMEOUT_S} s") from None
 

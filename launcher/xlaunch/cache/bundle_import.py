@@ -96,8 +96,8 @@ def import_bundle(
                     directory = store.begin_use(base, keys[it.cache])
                     sizes += _place(directory, files, f"{staging}/{it.cache}")
     except OSError as error:
-        what = path if error.filename is None else error.filename
-        raise UsageError(f"{what!r} cannot be read or written: {error.strerror}") from None
+        name = path if error.filename is None else error.filename
+        raise UsageError(f"{name!r} cannot be read or written: {error.strerror}") from None
     kept = sum([len(it.files) for it in caches]) - len(sizes)
     return ImportResult(len(sizes), kept, sum(sizes), tuple(directories), signer)
 
@@ -132,9 +132,9 @@ def _damage_as_error(path: str) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        what = printable(str(error))
+        reason = printable(str(error))
         raise UsageError(
-            f"{path} is not a bundle of xlaunch, or is damaged: {what}; nothing was imported"
+            f"{path} is not a bundle of xlaunch, or is damaged: {reason}; nothing was imported"
         ) from None
 
 
@@ -167,8 +167,8 @@ class _Reader:
 
     def end(self) -> None:
         """Check that only padding follows, and the checksum of compressed data."""
-        rest = self._stream.read(2 * tarfile.RECORDSIZE)
-        if self.name is not None or any(rest) or len(rest) == 2 * tarfile.RECORDSIZE:
+        padding = self._stream.read(2 * tarfile.RECORDSIZE)
+        if self.name is not None or any(padding) or len(padding) == 2 * tarfile.RECORDSIZE:
             raise ValueError(f"it goes on after the last file in its {bundle.MANIFEST}")
 
 
@@ -227,7 +227,7 @@ def _stage(
     reader: _Reader, bundled: bundle.BundledCache, staging: str, directory: CacheDirectory
 ) -> dict[str, ImportedFile]:
     """Copy the files of a cache to `staging`, with the content that they will have in `directory`."""
-    found = {}
+    staged = {}
     for name, file in zip(bundled.names, bundled.files, strict=True):
         path = os.path.join(staging, bundled.cache, file.path)
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
@@ -240,8 +240,8 @@ def _stage(
         # With a time in the future, ninja and the pruner would not see later changes.
         now_ns = time.time_ns()
         os.utime(path, ns=(now_ns, min(max(file.modified_ns, 0), now_ns)))
-        found[file.path] = ImportedFile(_sha256(path), os.stat(path).st_mtime_ns)
-    return found
+        staged[file.path] = ImportedFile(_sha256(path), os.stat(path).st_mtime_ns)
+    return staged
 
 
 def _sha256(path: str) -> str:

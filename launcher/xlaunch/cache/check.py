@@ -121,8 +121,8 @@ class _Verification:
             directory = found._replace(path=found.path.removesuffix(RECORD))
             if directory.parts() is None:
                 with store.not_in_use(directory) as free:  # the lock of its users is on this file
-                    what = "it is not the record of a key"
-                    self._report(found.path, Aspect.FORMAT, what, fix=free, seen=status)
+                    problem = "it is not the record of a key"
+                    self._report(found.path, Aspect.FORMAT, problem, fix=free, seen=status)
 
     def _file(self, directory: CacheDirectory, path: str, status: os.stat_result) -> None:
         """Check a file of a cache."""
@@ -131,8 +131,8 @@ class _Verification:
         if entries.format is Format.LOCK:
             with store.not_in_use(directory) as free:
                 if free and self._now_s - status.st_mtime > MIN_LOCK_AGE_S:
-                    what = "the program that held it has ended, and others wait for it"
-                    self._report(path, Aspect.LOCK, what)
+                    problem = "the program that held it has ended, and others wait for it"
+                    self._report(path, Aspect.LOCK, problem)
         elif entries is not UNFINISHED:
             imported = self._imported(directory).get(relative)
             self._content(path, status, entries.format, imported, directory)
@@ -150,22 +150,22 @@ class _Verification:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as stream:
                 if imported is None or imported.modified_ns != status.st_mtime_ns:
-                    what = formats.damage(stream, form)
+                    problem = formats.damage(stream, form)
                 else:
                     same = hashlib.file_digest(stream, "sha256").hexdigest() == imported.sha256
-                    what = None if same else "its content is not what was imported"
+                    problem = None if same else "its content is not what was imported"
                     aspect = Aspect.CHECKSUM
         except FileNotFoundError:
             return
         except OSError as error:
-            aspect, what = Aspect.MODE, f"it cannot be read ({error.strerror})"
-        if what is None:
+            aspect, problem = Aspect.MODE, f"it cannot be read ({error.strerror})"
+        if problem is None:
             return
         if directory is not None and time.time() - status.st_mtime < RECENT_S:
             with store.not_in_use(directory) as free:
                 if not free:  # it is being written
                     return
-        self._report(path, aspect, what, seen=status)
+        self._report(path, aspect, problem, seen=status)
 
     def _files(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
         """The regular files below a directory that are this user's; report all others."""
@@ -193,12 +193,12 @@ class _Verification:
         """
         mode = status.st_mode
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-            what = "it is a link or a special file, which programs would follow"
-            self._report(path, Aspect.LINK, what, fix=fix)
+            problem = "it is a link or a special file, which programs would follow"
+            self._report(path, Aspect.LINK, problem, fix=fix)
             return False
         if status.st_uid != os.geteuid():
-            what = f"it belongs to another user ({status.st_uid})"
-            self._report(path, Aspect.OWNER, what, fix=fix)
+            problem = f"it belongs to another user ({status.st_uid})"
+            self._report(path, Aspect.OWNER, problem, fix=fix)
             return False
         needed = stat.S_IRWXU if stat.S_ISDIR(mode) else stat.S_IRUSR
         wanted = stat.S_IMODE((mode | needed) & ~OTHERS_WRITE)
@@ -208,9 +208,9 @@ class _Verification:
                     os.chmod(path, wanted)
             fixed = stat.S_IMODE(os.lstat(path).st_mode) == wanted
             others = mode & OTHERS_WRITE
-            what = "others than its owner may write it" if others else "its owner may not use it"
-            what = f"{what} ({stat.S_IMODE(mode):o})"
-            self._problems.append(Problem(path, Aspect.MODE, what, fixed))
+            problem = "others than its owner may write it" if others else "its owner may not use it"
+            problem = f"{problem} ({stat.S_IMODE(mode):o})"
+            self._problems.append(Problem(path, Aspect.MODE, problem, fixed))
         return True
 
     def _report(

@@ -76,8 +76,8 @@ def is_temporary(relative: str) -> bool:
 def unit_of(cache: str, relative: str) -> str:
     """The text that the paths of all files of one unit share; see `Cache.unit`."""
     unit = BY_NAME[cache].unit
-    found = None if unit is None else re.match(unit, relative)
-    return relative if found is None else found.group()
+    match = None if unit is None else re.match(unit, relative)
+    return relative if match is None else match.group()
 
 
 def usage_of(directory: CacheDirectory) -> Usage:

@@ -90,9 +90,9 @@ class Key(NamedTuple):
 @functools.cache
 def _name_of(parts: tuple[tuple[str, str], ...]) -> str:
     facts, text_of = set(Part), dict(parts)
-    known = {name: text for name, text in parts if text not in (ABSENT, UNKNOWN)}
-    words = [f"{name}{text}" for name, text in known.items() if name not in facts]
-    words += [f"py{known[Part.PYTHON]}"] if Part.PYTHON in known else []
+    text_of_known = {name: text for name, text in parts if text not in (ABSENT, UNKNOWN)}
+    words = [f"{name}{text}" for name, text in text_of_known.items() if name not in facts]
+    words += [f"py{text_of_known[Part.PYTHON]}"] if Part.PYTHON in text_of_known else []
     digest = zlib.crc32(repr(parts).encode())
     text = "-".join([*words, text_of[Part.ARCHITECTURE], f"{digest:08x}"])
     return "".join([c if c.isalnum() or c in "+-._" else "_" for c in text])
@@ -128,11 +128,11 @@ def _instruction_set(architecture: str, fields: Mapping[str, str], tree: Tree) -
     if "flags" in fields:  # x86
         return tuple(sorted(X86_EXTENSIONS.intersection(fields["flags"].split())))
     if architecture == "aarch64":
-        found = {*fields.get("Features", "").split()} - ARM_NOT_EXTENSIONS
-        if "sve" in found:  # the width of its vectors differs between processors
+        extensions = {*fields.get("Features", "").split()} - ARM_NOT_EXTENSIONS
+        if "sve" in extensions:  # the width of its vectors differs between processors
             width = tree.read("/proc/sys/abi/sve_default_vector_length")
-            found.add(f"sve-{width or UNKNOWN}-bytes")
-        return tuple(sorted(found))
+            extensions.add(f"sve-{width or UNKNOWN}-bytes")
+        return tuple(sorted(extensions))
     names = ("isa", "features", "Features", "cpu", "machine")
     return tuple([fields[name] for name in names if name in fields])
 

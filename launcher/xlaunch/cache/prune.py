@@ -54,23 +54,23 @@ def prune(
     excess = 0
     if max_bytes is not None:
         excess = sum([unit.size_bytes for own in units.values() for unit in own]) - max_bytes
-    found = []
+    removals = []
     for directory, own in units.items():
         expired = older_than_s is not None and remover.now_s - directory.last_use_s > older_than_s
         if excess > 0 or expired:
             removal = remover.remove(directory, own if expired else _oldest(own, excess), len(own))
             excess -= removal.size_bytes
-            found.append(removal)
-    return [removal for removal in found if removal.files or removal.whole]
+            removals.append(removal)
+    return [removal for removal in removals if removal.files or removal.whole]
 
 
 def clear(base: str, directories: Iterable[CacheDirectory], *, dry_run: bool) -> list[Removal]:
     """Remove whole caches, except those in use. Raises `XLaunchError` as `prune` does."""
-    remover, found = _Remover(base, dry_run), []
+    remover, removals = _Remover(base, dry_run), []
     for directory in directories:
         units = _units(directory)
-        found.append(remover.remove(directory, units, len(units)))
-    return [removal for removal in found if removal.whole]
+        removals.append(remover.remove(directory, units, len(units)))
+    return [removal for removal in removals if removal.whole]
 
 
 class _Unit(NamedTuple):

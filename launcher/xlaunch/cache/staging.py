@@ -122,7 +122,7 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
     """
     with open_below(base) as lock:
         alone = try_lock(lock, timeout_s=timeout_s)
-        found = []
+        abandoned = []
         places: list[tuple[list[str], tuple[str, ...]]] = [([], _OUTSIDE_CACHES)]
         places += [([name], _OUTSIDE_CACHES) for name in BY_NAME]
         places += [([it.cache, it.key], (PARTIAL,)) for it in stored(base)]
@@ -139,5 +139,5 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
                     running = number.isdecimal() and os.path.exists(f"/proc/{number}")
                     old = time.time() - it.stat(follow_symlinks=False).st_mtime > DAY_S
                     if (old and not running) or (alone and it.name.startswith(IMPORTING)):
-                        found.append(os.path.join(base, *above, it.name))
-        yield found
+                        abandoned.append(os.path.join(base, *above, it.name))
+        yield abandoned

@@ -188,8 +188,8 @@ def why_unwritable(path: str) -> str | None:
 
 def why_shared(path: str) -> str | None:
     """Why other users may change `path`; members of this process's groups count as others."""
-    found = inspect_ownership(path)
-    return found.refusal or found.note
+    ownership = inspect_ownership(path)
+    return ownership.refusal or ownership.note
 
 
 def _refusal(path: str) -> str | None:
@@ -275,7 +275,7 @@ def named_by_processes() -> frozenset[str]:
     A daemon, or a program such as sudo, closes the descriptors of `hold` and keeps using the cache.
     """
     prefixes = tuple([f"{name}=".encode() for name in VARIABLES])
-    found = set()
+    paths = set()
     try:
         numbers = [name for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
@@ -285,8 +285,8 @@ def named_by_processes() -> frozenset[str]:
             continue
         with contextlib.suppress(OSError), open(f"/proc/{number}/environ", "rb") as stream:
             entries = stream.read().split(b"\0")
-            found |= {it.partition(b"=")[2] for it in entries if it.startswith(prefixes)}
-    return frozenset([os.path.realpath(os.fsdecode(path)) for path in found if path])
+            paths |= {it.partition(b"=")[2] for it in entries if it.startswith(prefixes)}
+    return frozenset([os.path.realpath(os.fsdecode(path)) for path in paths if path])
 
 
 def _lock(directory: CacheDirectory, *, shared: bool = False, timeout_s: float = 0.0) -> int | None:
