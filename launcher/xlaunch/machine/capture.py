@@ -237,8 +237,8 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
 
     lines = []
     for line in (tree.read("/proc/self/cgroup") or "").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+        number, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
         # Named hierarchies belong to service managers, and have no limits.
         if not controllers.startswith("name="):
             lines.append(f"{number}:{controllers}:{rename(path)}")

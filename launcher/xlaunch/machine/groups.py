@@ -102,11 +102,11 @@ def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Grou
     groups: list[CPUs] = []
     seen: set[int] = set()
     for group in sorted(votes, key=lambda group: (-votes[group] / len(group), -len(group), group)):
-        rest = tuple(cpu for cpu in group if cpu not in seen)
+        unclaimed = tuple(cpu for cpu in group if cpu not in seen)
         # Only a CPU that made the claim may start a group with it.
-        if any(claims.get(cpu) == group for cpu in rest):
-            groups.append(rest)
-            seen.update(rest)
+        if any(claims.get(cpu) == group for cpu in unclaimed):
+            groups.append(unclaimed)
+            seen.update(unclaimed)
     without = tuple(cpu for cpu in cpus if cpu not in seen)
     return Groups(tuple(sorted(groups)), without, True)
 

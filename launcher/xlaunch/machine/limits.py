@@ -141,8 +141,8 @@ def _own_paths(tree: Tree) -> dict[str, str]:
     """The path of this process by controller; that of version 2 under the empty name."""
     paths: dict[str, str] = {}
     for line in (tree.read("/proc/self/cgroup") or "").splitlines():
-        number, _, rest = line.partition(":")
-        names, colon, path = rest.partition(":")
+        number, _, fields = line.partition(":")
+        names, colon, path = fields.partition(":")
         if not colon:
             continue
         if number == "0" and not names:
@@ -234,9 +234,9 @@ def read_limits(root: str, topology: Topology) -> Limits:
 
     for kind, cpus, group in _cpu_limits(tree, groups, live=is_live(root)):
         inside = frozenset(cpus)
-        rest = tuple(cpu for cpu in allowed if cpu in inside)
-        if rest and len(rest) < len(allowed):
-            allowed = rest
+        narrowed = tuple(cpu for cpu in allowed if cpu in inside)
+        if narrowed and len(narrowed) < len(allowed):
+            allowed = narrowed
             where = f" ({_describe(group)})" if group else ""
             narrowed_by.append(f"{kind} {format_cpu_list(cpus)}{where}")
             narrowed_via.append(_mount_of(group) if group else kind)
@@ -268,9 +268,9 @@ def _cpu_limits(
 ) -> list[tuple[str, CPUs, ControlGroup | None]]:
     """The sets of CPUs that confine this process: kind, CPUs, and the group that sets it."""
     limits: list[tuple[str, CPUs, ControlGroup | None]] = [
-        ("cpuset", *found)
+        ("cpuset", *cpus_and_group)
         for levels in groups.enclosing("cpuset")
-        if (found := _cpuset(tree, levels, CPUSET_CPUS))
+        if (cpus_and_group := _cpuset(tree, levels, CPUSET_CPUS))
     ]
     mask = tuple(sorted(os.sched_getaffinity(0))) if live else _status_list(tree, "Cpus_allowed")
     if mask:
@@ -307,14 +307,14 @@ def _origin(tree: Tree, levels: list[ControlGroup], name: str, numbers: CPUs) ->
 def _allowed_nodes(tree: Tree, groups: ControlGroups, topology: Topology) -> tuple[int, ...]:
     nodes = tuple(node.id for node in topology.numa_nodes)
     sets = [
-        found[0]
+        nodes_and_group[0]
         for levels in groups.enclosing("cpuset")
-        if (found := _cpuset(tree, levels, CPUSET_MEMS))
+        if (nodes_and_group := _cpuset(tree, levels, CPUSET_MEMS))
     ]
     sets.append(_status_list(tree, "Mems_allowed"))
     for allowed in sets:
-        rest = tuple(node for node in nodes if node in allowed)
-        nodes = rest or nodes
+        common = tuple(node for node in nodes if node in allowed)
+        nodes = common or nodes
     return nodes
 
 

@@ -88,23 +88,23 @@ def threads(pid: int) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """Processes whose parent is `pid`, zombies included."""
-    found: list[int] = []
+    pids: list[int] = []
     for thread in threads(pid):
         text = read_file(f"/proc/{pid}/task/{thread}/children")
         if text is None:
             if not os.path.exists("/proc/thread-self/children"):
                 return _children_by_scan(pid)
             continue
-        found.extend(int(word) for word in text.split())
-    return found
+        pids.extend(int(word) for word in text.split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Children of `pid`, their children, and so on; parents before their children."""
-    found = children(pid)
-    for process in found:
-        found.extend(children(process))
-    return found
+    pids = children(pid)
+    for process in pids:
+        pids.extend(children(process))
+    return pids
 
 
 def initial_environment(pid: int) -> dict[str, str]:
@@ -124,13 +124,13 @@ def ancestor_without(variable: str) -> int | None:
     """
     pid = os.getppid()
     while pid and (status := read_process(pid)) is not None:
-        found = initial_environment(pid)
-        if not found:
+        variables = initial_environment(pid)
+        if not variables:
             try:
                 return pid if os.stat(f"/proc/{pid}").st_uid != os.geteuid() else None
             except OSError:
                 return None
-        if variable not in found:
+        if variable not in variables:
             return pid
         pid = status.parent
     return None
@@ -158,8 +158,8 @@ def has_job_control(pid: int) -> bool:
 def migrations(pid: int, thread: int) -> int | None:
     """How often the kernel moved a thread to another CPU; None if the kernel does not count it."""
     text = read_file(f"/proc/{pid}/task/{thread}/sched")
-    _, found, rest = (text or b"").partition(b"nr_migrations")
-    return int(rest.split(b"\n", 1)[0].strip(b" :")) if found else None
+    _, name, count = (text or b"").partition(b"nr_migrations")
+    return int(count.split(b"\n", 1)[0].strip(b" :")) if name else None
 
 
 def _children_by_scan(pid: int) -> list[int]:

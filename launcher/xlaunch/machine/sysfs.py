@@ -120,14 +120,14 @@ def _read_cores(
     by_id, without = _group_by_ids(
         tree, siblings.without, ("physical_package_id", "die_id", "core_id")
     )
-    known = bool(siblings.groups or by_id)
+    are_known = bool(siblings.groups or by_id)
     if without:
-        is_single = known and len(without) == 1
-        what = f"{plural(len(without), 'CPU')} {_shorten(without)}" if known else "any CPU"
+        is_single = are_known and len(without) == 1
+        cpus = f"{plural(len(without), 'CPU')} {_shorten(without)}" if are_known else "any CPU"
         counts = "it counts" if is_single else "each counts"
-        notes.append(f"the SMT siblings of {what} are not known; {counts} as a core")
+        notes.append(f"the SMT siblings of {cpus} are not known; {counts} as a core")
     singles = tuple((cpu,) for cpu in without)
-    return tuple(sorted((*siblings.groups, *by_id, *singles))), known
+    return tuple(sorted((*siblings.groups, *by_id, *singles))), are_known
 
 
 def _are_amd_modules(tree: Tree, siblings: tuple[CPUs, ...]) -> bool:
@@ -156,8 +156,8 @@ def _read_packages(
     _note_contradiction(packages_by_file, "packages", notes)
     by_id, without = _group_by_ids(tree, packages_by_file.without, ("physical_package_id",))
     # CPUs without any information are put into one package.
-    rest = (without,) if without else ()
-    groups = sorted((*packages_by_file.groups, *by_id, *rest))
+    remaining = (without,) if without else ()
+    groups = sorted((*packages_by_file.groups, *by_id, *remaining))
     packages = [Package(_package_id(tree, group[0]), group) for group in groups]
     return tuple(_mend_packages_cut_at_nodes(packages, nodes, notes))
 

@@ -81,9 +81,9 @@ class LiveWriter:
         source = (line.instance, line.stream)
         if self._mark in line.text:
             self._lines_left[source] = LINES_AFTER_MARK + 1
-        left = self._lines_left.get(source, 0)
-        if left:
-            self._lines_left[source] = left - 1
+        remaining = self._lines_left.get(source, 0)
+        if remaining:
+            self._lines_left[source] = remaining - 1
             self.write(line)
 
 

@@ -111,13 +111,13 @@ class Metric(NamedTuple):
     def read(self, line: str) -> Value | None:
         """Its value on `line`; None if there is none."""
         if self.named and self.name not in line:
-            found = self.inverse.search(line) if self.inverse else None
-            inverse = _value(found[1], None) if found else None
+            match = self.inverse.search(line) if self.inverse else None
+            inverse = _value(match[1], None) if match else None
             return Value(1 / inverse.number, None) if inverse and inverse.number else None
         for pattern in self.patterns:
-            found = pattern.search(line)
-            if found is not None:
-                start, end = found.span(1)
+            match = pattern.search(line)
+            if match is not None:
+                start, end = match.span(1)
                 return _value(line[start:end], self.unit_after(line[end:])) if start >= 0 else None
         return None
 
@@ -133,8 +133,8 @@ class Metric(NamedTuple):
         is_time = self.kind is MetricKind.TIME
         if is_time and self.name in SECONDS_PER_UNIT:
             return self.name
-        found = (_UNIT_AFTER if is_time else _OTHER_UNIT_AFTER).match(rest)
-        return found[1] if found and (is_time or found[1] != self.name) else None
+        match = (_UNIT_AFTER if is_time else _OTHER_UNIT_AFTER).match(rest)
+        return match[1] if match and (is_time or match[1] != self.name) else None
 
 
 def parse_metrics(texts: Iterable[str]) -> tuple[Metric, ...]:
@@ -155,8 +155,8 @@ def parse_metric(text: str) -> Metric:
         inverse = _before(f"{time}/{work}", _PREFIX) if "s" in (work, time) else None
         return Metric(name, kind, tuple(_patterns(name, kind)), True, inverse)
     expression = name
-    if found := _NAMED_EXPRESSION.fullmatch(name):
-        name, expression = found.groups()
+    if match := _NAMED_EXPRESSION.fullmatch(name):
+        name, expression = match.groups()
     try:
         pattern = re.compile(expression)
     except (re.error, OverflowError, RecursionError) as error:
@@ -205,14 +205,14 @@ def unit_size(unit: str) -> tuple[float, str]:
     """
     if unit in SECONDS_AFTER_NUMBER:
         return SECONDS_AFTER_NUMBER[unit], "s"
-    found = _OTHER_UNIT.fullmatch(unit)
-    if found is None or unit == "%":
+    match = _OTHER_UNIT.fullmatch(unit)
+    if match is None or unit == "%":
         return 1.0, unit
-    per = found["per"] or found["rate"]
+    per = match["per"] or match["rate"]
     size = 1.0 / SECONDS_AFTER_NUMBER[per] if per else 1.0
-    if name := found["size"]:
-        power = "KMGTP".find(found["prefix"].upper() or "?") + 1
-        size *= (1024.0 if found["binary"] else 1000.0) ** power
+    if name := match["size"]:
+        power = "KMGTP".find(match["prefix"].upper() or "?") + 1
+        size *= (1024.0 if match["binary"] else 1000.0) ** power
         size /= 8.0 if name == "b" or "it" in name else 1.0
     return size, ("B" if name else "") + ("/s" if per else "")
 
@@ -225,9 +225,9 @@ class LineSplitter:
 
     def feed(self, data: bytes) -> Iterator[str]:
         """The lines that `data` completes, without colours and line ends."""
-        *lines, rest = re.split(rb"[\n\r\b]", self._pending + data)
+        *lines, tail = re.split(rb"[\n\r\b]", self._pending + data)
         # Only the beginning of a long line is searched.
-        self._pending = rest[: 4 * MAX_LINE]
+        self._pending = tail[: 4 * MAX_LINE]
         for line in filter(None, lines):
             text = line[: 4 * MAX_LINE].decode(errors="replace")
             if len(text) > MAX_LINE:  # a number is not to be cut

@@ -199,11 +199,11 @@ class Relay:
         """Read what an instance that has ended left in its pipes; at most what they can hold."""
         chunks: list[Chunk] = []
         for descriptor, source in list(self._sources.items()):
-            left = PIPE_BYTES if source.index == index else 0
-            while descriptor in self._sources and left > 0:
+            room = PIPE_BYTES if source.index == index else 0
+            while descriptor in self._sources and room > 0:
                 new_chunks = self._read_source(descriptor)
                 chunks += new_chunks
-                left -= sum(len(chunk.data) for chunk in new_chunks) or left
+                room -= sum(len(chunk.data) for chunk in new_chunks) or room
         return chunks
 
     def finish(self) -> list[Chunk]:
@@ -339,8 +339,8 @@ class Messages:
     def show_end_of(self, path: str) -> None:
         """Show the end of a log file."""
         lines = last_lines(path)
-        what = f"xlaunch: the end of {path}:" if lines else f"xlaunch: {path} is empty"
-        self.say_block("\n".join([what, *[f"  {line}" for line in lines]]))
+        heading = f"xlaunch: the end of {path}:" if lines else f"xlaunch: {path} is empty"
+        self.say_block("\n".join([heading, *[f"  {line}" for line in lines]]))
 
     def report_lost_output(self) -> bool:
         """Print why output was lost; return whether some was."""

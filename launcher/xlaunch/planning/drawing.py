@@ -204,8 +204,8 @@ class Artist:
 
     def _run(self, run: list[CPUs]) -> Iterator[Segment]:
         first = run[0]
-        what = f"{self.kind_of[first[0]]}-core" if first[0] in self.kind_of else "core"
-        count = counted(len(run), what) + (f" x{len(first)}" if len(first) > 1 else "")
+        kind = f"{self.kind_of[first[0]]}-core" if first[0] in self.kind_of else "core"
+        count = counted(len(run), kind) + (f" x{len(first)}" if len(first) > 1 else "")
         states = [cpu in self._allowed for cpu in first]
         every = [cpu for core in run for cpu in core]
         if len(set(states)) == 1 and every == list(range(every[0], every[-1] + 1)):

@@ -40,11 +40,11 @@ def count_instances(request: LayoutRequest, gpus: Gpus, budget: int) -> int:
     count = len(gpus.usable) // each
     if isinstance(request.instances, int):
         if request.instances > count:
-            what = f"{counted(request.instances, 'instance')} x {counted(each, 'GPU')}"
+            wanted = f"{counted(request.instances, 'instance')} x {counted(each, 'GPU')}"
             fits = f"at most {counted(count, 'instance')}"
             if request.instances <= len(gpus.usable):
                 fits += f", or --gpus-per-instance {len(gpus.usable) // request.instances}"
-            raise UsageError(f"{what} need {request.instances * each} GPUs, and {held}: {fits}")
+            raise UsageError(f"{wanted} need {request.instances * each} GPUs, and {held}: {fits}")
         return request.instances
     size = request.ncores if isinstance(request.ncores, int) else 1
     return max(1, min(count, budget // max(1, size)))
@@ -226,7 +226,7 @@ def place_near(
     `cores` must be enough for all shares.
     """
     placed: dict[int, list[Core]] = {}
-    left = {core.cpus[0]: core for core in cores}
+    free = {core.cpus[0]: core for core in cores}
 
     def take(numbers: list[int], near: list[Core], each: int) -> None:
         for number, slot in zip(
@@ -234,7 +234,7 @@ def place_near(
         ):
             placed[number] = slot
             for core in slot:
-                del left[core.cpus[0]]
+                del free[core.cpus[0]]
 
     for package in dict.fromkeys([share.package for share in shares if share.package is not None]):
         here = [core for core in cores if core.domains.package == package]
@@ -250,17 +250,17 @@ def place_near(
                 take(numbers, near, each)
         for number in members:
             missing = size - len(placed.get(number, ()))
-            near = [core for core in here if core.cpus[0] in left]
+            near = [core for core in here if core.cpus[0] in free]
             if missing and number in placed:
                 more = near[:missing]
                 placed[number] += more
                 for core in more:
-                    del left[core.cpus[0]]
+                    del free[core.cpus[0]]
             elif missing:
                 take([number], near, size)
-    rest = [i for i in range(len(shares)) if i not in placed]
-    if rest:
-        take(rest, [core for core in cores if core.cpus[0] in left], size)
+    elsewhere = [i for i in range(len(shares)) if i not in placed]
+    if elsewhere:
+        take(elsewhere, [core for core in cores if core.cpus[0] in free], size)
     return [placed[i] for i in range(len(shares))]
 
 

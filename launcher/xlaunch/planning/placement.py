@@ -177,19 +177,19 @@ def _slots_in(
     if depth == len(cores[0].path):
         return cut, list(cores[end:])
     slots: list[list[Core]] = []
-    left: list[Core] = []
+    free: list[Core] = []
     for child in _children(cores, depth):
         inside, outside = _slots_in(child, size, depth=depth + 1, chain=chain)
         slots += inside
-        left += outside
-    while len(left) >= size:
-        slot = _gather(left, size=size, depth=depth)
+        free += outside
+    while len(free) >= size:
+        slot = _gather(free, size=size, depth=depth)
         taken = {core.cpus[0] for core in slot}
-        left = [core for core in left if core.cpus[0] not in taken]
+        free = [core for core in free if core.cpus[0] not in taken]
         slots.append(slot)
     if chain and _total_crossings(cut) < _total_crossings(slots):
         return cut, list(cores[end:])
-    return slots, left
+    return slots, free
 
 
 def _children(cores: Cores, depth: int) -> list[list[Core]]:

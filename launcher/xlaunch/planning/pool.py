@@ -243,10 +243,10 @@ def _narrowing(limits: Limits) -> str:
 
 def _given(request: LayoutRequest, cpus: str) -> str:
     """The options that name CPUs. `cpus`: how to write the first."""
-    given = [] if request.cpus is None else [cpus]
+    options = [] if request.cpus is None else [cpus]
     if request.numa_nodes is not None:
-        given.append(f"--numa-nodes {format_cpu_list(request.numa_nodes)}")
-    return " and ".join(given)
+        options.append(f"--numa-nodes {format_cpu_list(request.numa_nodes)}")
+    return " and ".join(options)
 
 
 def _why_these(request: LayoutRequest, limits: Limits) -> str:

@@ -149,16 +149,16 @@ class _Picture:
         if not box.boxes:
             for number, core in enumerate(box.cores):
                 row, column = divmod(number, size.columns)
-                left = x + PAD + column * (CORE + GAP)
-                yield from self._core(core, left, y + HEADING + row * (self._core_height + GAP))
+                x0 = x + PAD + column * (CORE + GAP)
+                yield from self._core(core, x0, y + HEADING + row * (self._core_height + GAP))
             return
         top = y + HEADING
         for first in range(0, len(box.boxes), size.columns):
-            left = x + PAD
+            x0 = x + PAD
             row_sizes = size.inner[first : first + size.columns]
             for inner, inner_size in zip(box.boxes[first:], row_sizes, strict=False):
-                yield from self._box(inner, left, top, inner_size, depth)
-                left += inner_size.width + GAP
+                yield from self._box(inner, x0, top, inner_size, depth)
+                x0 += inner_size.width + GAP
             top += max(row_size.height for row_size in row_sizes) + GAP
 
     def _core(self, core: CPUs, x: int, y: int) -> Iterator[str]:

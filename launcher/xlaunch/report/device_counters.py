@@ -90,14 +90,14 @@ class NvidiaCounters:
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         power_mw = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        found = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         busy = None if rates is None else min(1.0, rates.gpu / 100)
         own_busy, own_memory = None, None
-        mine = [process for process in found or () if process.pid in own]
-        theirs = {process.pid for process in found or ()} - set(own)
+        mine = [process for process in processes or () if process.pid in own]
+        theirs = {process.pid for process in processes or ()} - set(own)
         if mine:
             self._names_ours[i] = True
-        if found is not None and self._names_ours[i]:
+        if processes is not None and self._names_ours[i]:
             self.others[i] |= theirs
             sizes = [process.usedGpuMemory for process in mine]
             own_memory = None if None in sizes else sum(sizes)

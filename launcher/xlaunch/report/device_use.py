@@ -272,33 +272,35 @@ def _verdict(
     counts: bool,
 ) -> tuple[DeviceVerdict, str]:
     """What a device did, and the sentence about it."""
-    what = f"{device.name} ({device.model})"
+    named_device = f"{device.name} ({device.model})"
     if device.hidden:
-        return DeviceVerdict.HIDDEN, f"{what} was hidden from the program"
+        return DeviceVerdict.HIDDEN, f"{named_device} was hidden from the program"
     if used and not counts:
         memory = f"{size(peak_bytes)} of memory in use"
         return (
             DeviceVerdict.UNKNOWN,
-            f"{what}: {memory}; its driver does not count engine use",
+            f"{named_device}: {memory}; its driver does not count engine use",
         )
     if seen_s < MIN_TIME_S:
         seen = f"{seen_s:.1f} s were sampled, {MIN_TIME_S:g} s are needed"
-        return DeviceVerdict.UNKNOWN, f"{what}: the run was too short to say ({seen})"
+        return DeviceVerdict.UNKNOWN, f"{named_device}: the run was too short to say ({seen})"
     if not used:
-        return DeviceVerdict.UNUSED, f"{what} was not used"
+        return DeviceVerdict.UNUSED, f"{named_device} was not used"
     if busy < idle:
-        memory = f"memory of {what} is allocated ({size(peak_bytes)}) but its engines are idle"
+        memory = (
+            f"memory of {named_device} is allocated ({size(peak_bytes)}) but its engines are idle"
+        )
         if cpus_used >= BUSY_CPUS:
             return DeviceVerdict.IDLE, f"{memory}: the work runs on the CPU"
         reason = "and so are the CPUs: the program waits for something else"
         return DeviceVerdict.IDLE, f"{memory}, {reason}"
     if busy >= WORKED_SHARE:
-        return DeviceVerdict.WORKED, f"worked on {what}, {busy:.0%} busy"
+        return DeviceVerdict.WORKED, f"worked on {named_device}, {busy:.0%} busy"
     waits = [moment for moment in used if moment.busy < WORKED_SHARE] or used
     if (_mean([(moment.cpus_used, moment.length_s) for moment in waits]) or 0.0) >= BUSY_CPUS:
-        return DeviceVerdict.WAITED, f"{what} waits for data {1 - busy:.0%} of the time"
+        return DeviceVerdict.WAITED, f"{named_device} waits for data {1 - busy:.0%} of the time"
     reason = "and so are the CPUs: the program waits for storage, the network or a lock"
-    return DeviceVerdict.WAITED, f"{what} is idle {1 - busy:.0%} of the time, {reason}"
+    return DeviceVerdict.WAITED, f"{named_device} is idle {1 - busy:.0%} of the time, {reason}"
 
 
 def _mean(weighted: Iterable[tuple[float, float]]) -> float | None:

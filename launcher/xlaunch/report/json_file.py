@@ -135,8 +135,8 @@ def write_report_or_complain(
         check_output(path, REPORT, option="--report", force=force, inputs=inputs)
         write_report(report, path)
     except (OSError, UsageError) as error:
-        what = "--report" if isinstance(error, OSError) else "error: no report is written"
-        print(f"xlaunch: {what}: {error}", file=sys.stderr)
+        problem = "--report" if isinstance(error, OSError) else "error: no report is written"
+        print(f"xlaunch: {problem}: {error}", file=sys.stderr)
         return report.exit_code or XLaunchError.exit_code
     return report.exit_code
 
