@@ -93,12 +93,14 @@ def check_output(
     open descriptor; with `force` any other file. Never one of `inputs`: files that the same command runs,
     reads or writes otherwise, also by another name (links).
     """
-    what = f"{option} {path!r}".strip()
+    named_path = f"{option} {path!r}".strip()
     if os.path.isdir(path):
-        raise UsageError(f"{what} is a directory; name a file")
+        raise UsageError(f"{named_path} is a directory; name a file")
     if is_special_file(path):
         if stat.S_ISBLK(os.stat(path).st_mode) and not _is_descriptor(path):
-            raise UsageError(f"{what} is a block device, whose content would be lost; name a file")
+            raise UsageError(
+                f"{named_path} is a block device, whose content would be lost; name a file"
+            )
         return
     for other in inputs:
         same = False
@@ -109,7 +111,7 @@ def check_output(
         if same:
             named = "" if other == path else f" ({other!r})"
             raise UsageError(
-                f"{what} is a file{named} that this command itself uses; choose another name"
+                f"{named_path} is a file{named} that this command itself uses; choose another name"
             )
     instead = "choose another name, or replace it with --force"
     try:
@@ -118,12 +120,12 @@ def check_output(
     except (FileNotFoundError, NotADirectoryError):
         return
     except ValueError:  # a null character
-        raise UsageError(f"{what} is not a file name") from None
+        raise UsageError(f"{named_path} is not a file name") from None
     except OSError as error:
         if force:
             return
         raise UsageError(
-            f"{what} cannot be read to see what it is: {error.strerror}; {instead}"
+            f"{named_path} cannot be read to see what it is: {error.strerror}; {instead}"
         ) from None
     if not head or force:
         return
@@ -133,7 +135,7 @@ def check_output(
     except UsageError as error:
         ours, why = False, f" ({error})"
     if not ours:
-        raise UsageError(f"{what} exists and is not {kind.name}{why}; {instead}")
+        raise UsageError(f"{named_path} exists and is not {kind.name}{why}; {instead}")
 
 
 def write_output(
@@ -150,7 +152,7 @@ def write_output(
     Raises `UsageError`, which names `option`, also for what `check_output` refuses, to which `kind`,
     `force` and `inputs` go. A device or pipe is written to, as is a name such as /dev/stdout.
     """
-    what = f"{option} {path!r}".strip()
+    named_path = f"{option} {path!r}".strip()
     if kind is not None:
         check_output(path, kind, option=option, force=force, inputs=inputs)
     try:
@@ -161,9 +163,9 @@ def write_output(
         else:
             write_whole(path, data, mode=PRIVATE)
     except UnicodeEncodeError:
-        raise UsageError(f"{what} cannot be written: a value in it is not UTF-8") from None
+        raise UsageError(f"{named_path} cannot be written: a value in it is not UTF-8") from None
     except OSError as error:
-        raise UsageError(f"{what} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{named_path} cannot be written: {error.strerror}") from None
 
 
 def open_input(path: str | os.PathLike[str]) -> BufferedReader:
@@ -335,9 +337,9 @@ def runtime_directory(name: str, environment: Mapping[str, str], memory: str = M
     It is ``$XDG_RUNTIME_DIR/name``, else ``/dev/shm/name-UID``. Raises `XLaunchError` if it cannot be
     made, is a link, or others may enter it.
     """
-    given = environment.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(given) and os.access(given, os.W_OK | os.X_OK):
-        directory = os.path.join(given, name)
+    base = environment.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(base) and os.access(base, os.W_OK | os.X_OK):
+        directory = os.path.join(base, name)
     else:
         directory = os.path.join(memory, f"{name}-{os.geteuid()}")
     try:

@@ -258,12 +258,12 @@ class LeaseReader:
                 directories[uid] += 1
                 if not is_of_one_user(status) or directories[uid] > MAX_DIRECTORIES_OF_USER:
                     continue
-                left = MAX_OWN_RECORDS
+                room = MAX_OWN_RECORDS
                 if uid != os.geteuid():
-                    left = min(MAX_RECORDS_OF_USER, MAX_RECORDS - records.total())
-                left += self._cpu_count - records[uid]
+                    room = min(MAX_RECORDS_OF_USER, MAX_RECORDS - records.total())
+                room += self._cpu_count - records[uid]
                 with _opened(path, uid, flags=os.O_DIRECTORY) as place:
-                    names = _record_names(place)[: max(0, left)]
+                    names = _record_names(place)[: max(0, room)]
                     records[uid] += len(names) if uid != os.geteuid() else 0
                     for record in names:
                         if lease := self._read_running(record, place, path, uid):

@@ -104,7 +104,7 @@ def plan_beside_others(
     deadline, is_waiting = time.monotonic() + (host.wait_s or 0.0), False
     while True:
         try:
-            made, held, lease = _take_cores(
+            own_plan, held, lease = _take_cores(
                 request, machine, environment, exclusive, job, record=record, directory=directory
             )
             break
@@ -115,12 +115,12 @@ def plan_beside_others(
                 note(f"waiting: {error}")
             is_waiting = True
         time.sleep(WAIT_INTERVAL_S)
-    if made.bound and (neighbours := sharing(held, made.used_cpus)):
+    if own_plan.bound and (neighbours := sharing(held, own_plan.used_cpus)):
         notes.append(f"shares cores with {_names(neighbours)}")
-    if neighbours := sharing(held, (), _gpus_of(made)):
+    if neighbours := sharing(held, (), _gpus_of(own_plan)):
         notes.append(f"shares GPUs with {_names(neighbours)}")
-    made = made._replace(warnings=(*warnings, *made.warnings))
-    return PreparedLaunch(request, machine, made, None, environment, lease, tuple(notes))
+    own_plan = own_plan._replace(warnings=(*warnings, *own_plan.warnings))
+    return PreparedLaunch(request, machine, own_plan, None, environment, lease, tuple(notes))
 
 
 def _take_cores(

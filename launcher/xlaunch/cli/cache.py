@@ -173,12 +173,12 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
     base = _named_base(cache_dir)
     problems = verify(base, fix=fix)
     lines = [f"{it.path}: {it.what}{' (fixed)' if it.fixed else ''}" for it in problems]
-    left = sum([not problem.fixed for problem in problems])
+    remaining = sum([not problem.fixed for problem in problems])
     files = sum([contents.usage_of(it).files for it in store.stored(base)])
-    result = f"{counted(left, 'problem')} left" if left else "whole"
+    result = f"{counted(remaining, 'problem')} left" if remaining else "whole"
     lines.append(f"{base}: {counted(files, 'file')}, {result}")
     _answer(as_json, lines, base=base, problems=[problem._asdict() for problem in problems])
-    return int(left > 0)
+    return int(remaining > 0)
 
 
 @_subcommand(PYTHON, JSON)
@@ -281,8 +281,8 @@ def _import(
         base, file, *here, allowed_signers=allowed_signers, force=force, max_bytes=most
     )
     for it in prune(base, max_bytes=most):
-        what = f"{counted(it.files, 'file')}, {size(it.size_bytes)}"
-        say(f"pruned to {size(most)}: {it.directory.path}: {what}")
+        removed = f"{counted(it.files, 'file')}, {size(it.size_bytes)}"
+        say(f"pruned to {size(most)}: {it.directory.path}: {removed}")
     added = f"{counted(done.added, 'file')} added ({size(done.size_bytes)})"
     _answer(as_json, [f"{base}: {added}, {done.kept} here already"], base=base, **done._asdict())
 
@@ -395,8 +395,8 @@ def _show_removals(base: str, removals: Sequence[Removal], *, dry_run: bool, as_
     verb = "would be removed" if dry_run else "removed"
     lines, removed = [], []
     for removal in removals:
-        what = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)} {verb}"
-        lines.append(f"{removal.directory.path}: {what}")
+        removed_text = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)} {verb}"
+        lines.append(f"{removal.directory.path}: {removed_text}")
         sizes = {"files": removal.files, "size_bytes": removal.size_bytes, "whole": removal.whole}
         removed.append(removal.directory._asdict() | sizes)
     lines.append(f"{base}: {size(total)} {verb}")

@@ -127,9 +127,9 @@ _SPELT = {
 
 def _refuse(what: str, options: Mapping[str, object]) -> None:
     """Raise `UsageError` if an option was given that is for another kind of check."""
-    given = [_SPELT.get(name, f"--{name}") for name, value in options.items() if value]
-    if given:
-        raise UsageError(f"{what}; {given[0]} does not go with that")
+    typed_options = [_SPELT.get(name, f"--{name}") for name, value in options.items() if value]
+    if typed_options:
+        raise UsageError(f"{what}; {typed_options[0]} does not go with that")
 
 
 def check_scripts(

@@ -169,8 +169,8 @@ def _systemd(surroundings: Surroundings) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            what = f"the value of {name} cannot be in a unit"
-            raise UsageError(f"{what}: systemd takes UTF-8 only") from None
+            problem = f"the value of {name} cannot be in a unit"
+            raise UsageError(f"{problem}: systemd takes UTF-8 only") from None
         _check_name(name, "systemd")
         lines.append(f'Environment="{f"{name}={value}".translate(_SYSTEMD_ESCAPES)}"')
     instance = surroundings.instance

@@ -154,8 +154,8 @@ def _refuse_command_names(request: ProgramRequest, arguments: Sequence[str]) -> 
         return
     word = request.words[0]
     if word in RESERVED and "--" not in arguments[: -len(request.words)][-1:]:
-        given = assignments(request.words[1:]) if word == "env" else []
-        variables = f"; or a variable as --env {given[0]}" if given else ""
+        own_variables = assignments(request.words[1:]) if word == "env" else []
+        variables = f"; or a variable as --env {own_variables[0]}" if own_variables else ""
         raise UsageError(
             f"{word!r} is a command of xlaunch: put it first, or write '-- {word}' or a path "
             f"for a program of that name{variables}"

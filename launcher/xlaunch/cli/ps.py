@@ -219,8 +219,8 @@ def find_run(word: str) -> Lease:
     else:
         raise UsageError(f"{word!r} is not the PID of a launch, nor self; xlaunch ps lists them")
     if not named:
-        what = "no launch runs here" if word == SELF else f"no launch has the PID {word}"
-        raise UsageError(f"{what}; xlaunch ps lists them")
+        problem = "no launch runs here" if word == SELF else f"no launch has the PID {word}"
+        raise UsageError(f"{problem}; xlaunch ps lists them")
     if len(named) > 1:
         pids = ", ".join([str(lease.pid) for lease in named])
         raise UsageError(f"several launches run here: name one of {pids}")

@@ -45,10 +45,12 @@ def command(*, as_json: bool, svg: bool, capture: str | None, force: bool, **typ
     CPUs that may not be used here are marked. With --instances, --ncores or another layout option:
     also which instance would run where.
     """
-    given = {key: value for key, value in typed.items() if value is not None}
-    variables = variables_layer(os.environ, given)
+    typed_options = {key: value for key, value in typed.items() if value is not None}
+    variables = variables_layer(os.environ, typed_options)
     inherited = {key: value for key, value in variables.values.items() if key in typed}
-    options = resolve([Layer(COMMAND_LINE, given), variables._replace(values=inherited)]).values
+    options = resolve(
+        [Layer(COMMAND_LINE, typed_options), variables._replace(values=inherited)]
+    ).values
     request = request_from(options)
     sysroot, synthetic = options.get("sysroot"), options.get("synthetic")
     if as_json and svg:

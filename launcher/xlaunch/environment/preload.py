@@ -234,10 +234,10 @@ def require_library(
     if "/" in wanted:
         raise UsageError(f"{option}: {'; '.join(refused)}")
     looked = ", ".join([searched.place for searched in places(prefix, environment)])
-    what = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
+    problem = f"refused: {'; '.join(refused)}" if refused else f"no such library in {looked}"
     if refused and loads is not None and loads.c_library != "glibc":
-        raise UsageError(f"{option}: {what}; leave the option out, or name a library's path")
-    raise UsageError(f"{option}: {what}. To install it: {how_to_install(wanted)}")
+        raise UsageError(f"{option}: {problem}; leave the option out, or name a library's path")
+    raise UsageError(f"{option}: {problem}. To install it: {how_to_install(wanted)}")
 
 
 def _first_preloadable(

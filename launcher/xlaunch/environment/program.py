@@ -96,8 +96,8 @@ def resolve_program(request: ProgramRequest, environment: Mapping[str, str]) -> 
     (127), `ProgramNotExecutableError` (126), and `UsageError` for an interpreter that does not exist.
     """
     if not request.words:
-        what = "module" if request.module else "program"
-        raise UsageError(f"no {what} given; usage: xlaunch [OPTIONS] [--] PROGRAM [ARGS...]")
+        kind = "module" if request.module else "program"
+        raise UsageError(f"no {kind} given; usage: xlaunch [OPTIONS] [--] PROGRAM [ARGS...]")
     name, *arguments = request.words
     if not name:
         raise ProgramNotFoundError("the program's name is empty")
@@ -384,14 +384,18 @@ def _behind(wrapper: Wrapper, arguments: Sequence[str]) -> tuple[str, ...]:
     from getopt import GetoptError, getopt
 
     try:
-        _, rest = getopt(list(arguments), wrapper.short, wrapper.long.split())
+        _, operands = getopt(list(arguments), wrapper.short, wrapper.long.split())
     except GetoptError:
         return ()
     if wrapper is WRAPPERS["env"]:
-        count = len(assignments(rest))
+        count = len(assignments(operands))
         # With another PATH, the name of the command may mean another file.
-        return () if any(word.startswith("PATH=") for word in rest[:count]) else tuple(rest[count:])
-    return tuple(rest[wrapper.operands :])
+        return (
+            ()
+            if any(word.startswith("PATH=") for word in operands[:count])
+            else tuple(operands[count:])
+        )
+    return tuple(operands[wrapper.operands :])
 
 
 def assignments(words: Sequence[str]) -> list[str]:

@@ -305,17 +305,17 @@ def _chosen(
     """`value`, or the user's own."""
     name, option = proposal.name, proposal.option
     own = asked.get(name, inherited.get(name) or None)
-    given = None if proposal.reach is Reach.NO_PROCESS else value
+    own_value = None if proposal.reach is Reach.NO_PROCESS else value
     reaches = proposal.reach is Reach.CHILDREN
     if proposal.merged or own is None:
-        return VariableSetting(name, given, proposal.reason, inherited=reaches)
+        return VariableSetting(name, own_value, proposal.reason, inherited=reaches)
     if own == value:
         return VariableSetting(name, own, "already set", users_own=True)
     if option is not None and name not in asked:
         reason = f"{option} asks for it; {own} was inherited"
-        if given is None:
+        if own_value is None:
             reason = f"{option} asks for {value}; {own} was inherited; {proposal.reason}"
-        return VariableSetting(name, given, reason, lost=own, option=option, inherited=reaches)
+        return VariableSetting(name, own_value, reason, lost=own, option=option, inherited=reaches)
     reason = f"already set; not changed to {value}"
     return VariableSetting(name, own, reason, users_own=True, lost=value)
 

@@ -257,19 +257,19 @@ def launch_command(
 
 def resolved_options(typed: dict[str, Any]) -> ResolvedOptions:
     """Merge what was typed, as click gives it, with variables and files, and print the notes."""
-    given = {key: value for key, value in typed.items() if value not in (None, ())}
+    typed_values = {key: value for key, value in typed.items() if value not in (None, ())}
     # A caller within Python may give what no command line holds. The program is looked for first.
-    for key, value in given.items():
+    for key, value in typed_values.items():
         if key != "program":
             check_passable(value)
-    variables = variables_layer(os.environ, given)
-    early = {**variables.values, **given}
+    variables = variables_layer(os.environ, typed_values)
+    early = {**variables.values, **typed_values}
     notes: list[str] = []
     isolated = early.get("isolated", False)
     layers = file_layers(
         early.get("preset"), isolated=isolated, environment=os.environ, notes=notes
     )
-    resolved = resolve([Layer(COMMAND_LINE, given), variables, *layers])
+    resolved = resolve([Layer(COMMAND_LINE, typed_values), variables, *layers])
     resolved = resolved._replace(notes=(*notes, *resolved.notes))
     if not resolved.values.get("quiet"):
         for note in resolved.notes:

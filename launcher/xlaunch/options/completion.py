@@ -46,8 +46,8 @@ def complete(
     `instruction`: what the script asks for, such as ``bash_complete``. `command_of`: returns the
     command of a name, and for any other word the command that takes a program.
     """
-    shell, _, what = instruction.partition("_")
-    if what != "complete":
+    shell, _, request = instruction.partition("_")
+    if request != "complete":
         raise UsageError(f"{instruction!r} is not bash_complete, zsh_complete or fish_complete")
     words, incomplete = _of_shell(shell, program).get_completion_args()
     items = [] if words else _beginning((*commands, "help"), incomplete)

@@ -163,7 +163,7 @@ def translate(
     `inherited`: options of the layout that variables set. Raises `UsageError` for a value that is missing or that means nothing, for options that contradict each
     other, and for those of mpiexec.
     """
-    typed, rest = split(arguments)
+    typed, program = split(arguments)
     today = {name: value for name, value, _ in typed if name not in OLD}
     if (mode := today.get("mode")) is not None:
         today["mode"] = mode.lower()
@@ -197,7 +197,7 @@ def translate(
     others = [word for name, _, words in typed if name in today.keys() - options for word in words]
     order = sorted(options, key=lambda key: list(_TODAY).index(key))
     new_words = [word for key in order for word in (f"--{key}", options[key]) if word is not None]
-    return Translation((*others, *new_words, *rest), tuple(notes))
+    return Translation((*others, *new_words, *program), tuple(notes))
 
 
 def _combine(
@@ -212,10 +212,10 @@ def _combine(
         notes.append("--cpus decides; the given NUMA nodes had no effect either")
     _choose_mode(options, old, today, notes)
     settle_layout(options, old, today, machine, notes)
-    given = options.keys() | today.keys()
-    if "ncores" in options and not given & {"instances", "nproc-per-node", "nnodes"}:
+    names = options.keys() | today.keys()
+    if "ncores" in options and not names & {"instances", "nproc-per-node", "nnodes"}:
         options["instances"] = "max"
-    if "distributed" in old and given & {"nproc-per-node", "nnodes"}:
+    if "distributed" in old and names & {"nproc-per-node", "nnodes"}:
         notes.append("--distributed is not needed: the number of ranks or hosts says as much")
     elif "distributed" in old:
         options["nnodes"] = "1"
@@ -225,7 +225,7 @@ def _combine(
             raise UsageError(f"--dtype {old['dtype']!r}: write float32 or bfloat16")
         options["optimize"] = precision
     if "master-addr" in old or "master-port" in old:
-        if "nnodes" not in options and not given & {"nproc-per-node", "nnodes"}:
+        if "nnodes" not in options and not names & {"nproc-per-node", "nnodes"}:
             notes.append("--master-addr and --master-port are not needed: no ranks are started")
         else:
             address = old.get("master-addr")

@@ -82,17 +82,17 @@ def settle_layout(
 
     `old`: values of the old options. `today`: today's options that were typed beside them.
     """
-    given = {**today, **options}
+    typed_values = {**today, **options}
     every_core = "smt" in options or "core-list" in old
     binds = [name for name in BINDING if name in old]
     spreads = old.get("ncores-per-instance", old.get("ncore-per-instance")) == "-1"
     if not (every_core or binds or spreads):
         return
     fields = ("cpus", "numa_nodes", "ecores", "reserve_cores")
-    values = {field: _value(given, field.replace("_", "-")) for field in fields}
+    values = {field: _value(typed_values, field.replace("_", "-")) for field in fields}
     layout = LayoutRequest(**{name: value for name, value in values.items() if value is not None})
     if is_live(machine.root):  # a rank plans on its share
-        mode = _value(given, "rank-mode") or RankMode.AUTO
+        mode = _value(typed_values, "rank-mode") or RankMode.AUTO
         request, machine = share_here(Request(layout=layout), machine, os.environ, mode)
         layout = request.layout
     cores = allowed_cores(layout, machine)
@@ -102,11 +102,11 @@ def settle_layout(
         options["ncores"] = _cores_of_cpus(cpus, cores)
     if "core-list" in old:
         _run_what_the_list_holds(options, cores, notes)
-    if spreads and "mode" not in given:
-        _refuse_to_spread(given, cores, binds)
+    if spreads and "mode" not in typed_values:
+        _refuse_to_spread(typed_values, cores, binds)
     if binds:
-        ranks = _number(given, "nproc-per-node")
-        if ranks is None and ("nnodes" in given or "distributed" in old):
+        ranks = _number(typed_values, "nproc-per-node")
+        if ranks is None and ("nnodes" in typed_values or "distributed" in old):
             ranks = len(cores.node_sizes)
         if ranks is not None and cores.bound:
             _refuse_straddling_ranks(binds[0], ranks, layout, machine)
@@ -167,22 +167,24 @@ def _keep_within_nodes(
     notes: list[str],
 ) -> None:
     """Choose count and size so that no instance straddles NUMA nodes, or say what would fit."""
-    given = {**today, **options}
+    typed_values = {**today, **options}
     if not cores.bound:
         notes.append(f"--{option} has no effect: under a CPU quota instances are bound to no CPUs")
         return
-    if len(cores.node_sizes) < 2 or given.get("mode") == "throughput":
+    if len(cores.node_sizes) < 2 or typed_values.get("mode") == "throughput":
         return
-    if "gpus-per-instance" in given:
+    if "gpus-per-instance" in typed_values:
         raise UsageError(
             f"--{option} contradicts --gpus-per-instance, which places instances by their GPUs: drop one"
         )
-    count = _number(given, "instances")
-    size = LATENCY_CORES if given.get("mode") == "latency" else _number(given, "ncores")
+    count = _number(typed_values, "instances")
+    size = (
+        LATENCY_CORES if typed_values.get("mode") == "latency" else _number(typed_values, "ncores")
+    )
     if size is None:
         size = _largest_within(cores.node_sizes, count or 1)
         # One core each never straddles, and of too many instances the planner says what would fit.
-        if size and _value(given, "instances") is not MAX:
+        if size and _value(typed_values, "instances") is not MAX:
             count = count or 1
             options |= {"instances": str(count), "ncores": str(size)}
             idle = f"{cores.size - count * size} of {counted(cores.size, 'core')} idle"

@@ -67,16 +67,16 @@ def check_preset_path(path: str, *, force: bool, program: Sequence[str] = ()) ->
 
     `force`: or any other file, but none that the words of the `program` name.
     """
-    what = f"{OPTION} {path!r}"
+    named_path = f"{OPTION} {path!r}"
     if not path.endswith(SUFFIX):
-        raise UsageError(f"{what}: the name of a preset ends in {SUFFIX}")
+        raise UsageError(f"{named_path}: the name of a preset ends in {SUFFIX}")
     directory = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
-        raise UsageError(f"{what}: {directory} is not a directory that can be written")
+        raise UsageError(f"{named_path}: {directory} is not a directory that can be written")
     if not os.path.lexists(path):
         return
     if not os.path.isfile(path):
-        raise UsageError(f"{what} exists and is not a regular file")
+        raise UsageError(f"{named_path} exists and is not a regular file")
     shown, title = shorten(path), TITLE.encode()
     # One that we wrote, or that sets an option of xlaunch and nothing else.
     preset = OutputKind("a preset", lambda it: it.startswith(title) or bool(options_in(it, shown)))

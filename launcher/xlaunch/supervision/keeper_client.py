@@ -63,8 +63,8 @@ class RunningLaunch:
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self, select.POLLIN)
         while not self._keeper.ended:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not poll.poll(None if left is None else 1000 * left):
+            remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not poll.poll(None if remaining_s is None else 1000 * remaining_s):
                 return False
             self._keeper.receive()
         return True

@@ -361,7 +361,7 @@ class Replacements(Part):
         self._current = None
         self.problem = f"instance {run.instance.index} {why}"
         if self._queue:
-            left = [self._run.plan.instances[at].index for at in self._queue]
+            indices = [self._run.plan.instances[at].index for at in self._queue]
             self._queue.clear()
-            self.problem += f"; {name_numbers('instance', left)} not restarted"
+            self.problem += f"; {name_numbers('instance', indices)} not restarted"
             self._run.messages.warn(self.problem)

@@ -367,22 +367,22 @@ class Supervisor:
         while not self._is_reaping or time.monotonic() < until:
             self._is_reaping = False
             try:
-                found = os.waitid(os.P_ALL, 0, options)
+                child = os.waitid(os.P_ALL, 0, options)
             except ChildProcessError:
                 return
-            if found is None:
+            if child is None:
                 return
             self._is_reaping = True
-            if found.si_code == os.CLD_STOPPED:
-                os.waitid(os.P_PID, found.si_pid, os.WSTOPPED | os.WNOHANG)
-                self._note_stop(found.si_pid, found.si_status)
-            elif found.si_pid in self._run.running:
-                self._reap_instance(found.si_pid)
-            elif found.si_pid in self._run.helpers:
+            if child.si_code == os.CLD_STOPPED:
+                os.waitid(os.P_PID, child.si_pid, os.WSTOPPED | os.WNOHANG)
+                self._note_stop(child.si_pid, child.si_status)
+            elif child.si_pid in self._run.running:
+                self._reap_instance(child.si_pid)
+            elif child.si_pid in self._run.helpers:
                 for part in self._parts:
-                    part.reap(found.si_pid)
+                    part.reap(child.si_pid)
             else:
-                self._leftovers.reap(found.si_pid, self._run.all_runs())
+                self._leftovers.reap(child.si_pid, self._run.all_runs())
 
     def _reap_instance(self, pid: int) -> None:
         run = self._run.running.pop(pid)
