@@ -26,6 +26,7 @@ from xlaunch.doctor.device import (
     run_all,
 )
 from xlaunch.errors import UsageError
+from xlaunch.files import temporary_directory
 from xlaunch.machine import read_machine
 from xlaunch.machine.topology import Machine
 from xlaunch.options.commands import launch_command
@@ -71,16 +72,22 @@ def watch_program(
         say(f"warning: {problem}", NAME)
     if compared is not None:
         return _compare(request, machine, compared, as_json=as_json)
+    watch, whole_plan = None, plan(request.layout, machine)
     decoding: tuple[Decoding, ...] = ()
-    with tempfile.TemporaryDirectory(prefix="xlaunch-doctor-") as directory:
-        watch, whole_plan = DecodingWatch(directory), plan(request.layout, machine)
-        is_one = len(whole_plan.instances) == 1
+    with contextlib.ExitStack() as stack:
+        if len(whole_plan.instances) == 1:
+            with contextlib.suppress(
+                OSError
+            ):  # nothing can be written: only the devices are watched
+                place = temporary_directory("xlaunch-decoding", tempfile.gettempdir())
+                watch = DecodingWatch(stack.enter_context(place))
         with _output(as_json=as_json):
-            report = _run(watch.watched(request) if is_one else request, machine)
-        if is_one:
-            decoding = watch.results(whole_plan, machine)
-    told = [line for it in decoding if verbose or it.is_slow for line in it.lines()]
-    for line in (*render(report, request), *told):
+            report = _run(request if watch is None else watch.watched(request), machine)
+        for line in render(report, request):
+            say_line(line)
+        if watch is not None:
+            decoding = watch.results(whole_plan, machine, report.warnings)
+    for line in [line for it in decoding if verbose or it.is_slow for line in it.lines()]:
         say_line(line)
     if as_json:
         seen = [it.as_dict() for it in decoding]

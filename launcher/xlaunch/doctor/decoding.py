@@ -23,6 +23,7 @@ from xlaunch.doctor.checks.findings import Facts
 from xlaunch.doctor.decode_probe import DIRECTORY, VARIABLE
 from xlaunch.environment.program import resolve_program
 from xlaunch.environment.threads import hook_reaches
+from xlaunch.errors import WarningKind, kind_of
 from xlaunch.machine.topology import Machine
 from xlaunch.machine.tree import Tree
 from xlaunch.planning.plans import Instance, Plan
@@ -145,8 +146,13 @@ class DecodingWatch:
         variables = ((PATH, os.pathsep.join(entries)), (VARIABLE, self._path))
         return request.replace(env=(*request.program.env, *variables))
 
-    def results(self, plan: Plan, machine: Machine) -> tuple[Decoding, ...]:
-        """What was seen, the most time first, with the speed of memory; nothing without decode steps."""
+    def results(
+        self, plan: Plan, machine: Machine, warnings: tuple[str, ...]
+    ) -> tuple[Decoding, ...]:
+        """What was seen, the most time first, with the speed of memory; nothing without decode steps.
+
+        `warnings`: those of the run.
+        """
         try:
             with open(self._path, encoding="utf-8") as file:
                 found = [Decoding(**record) for record in json.load(file)]
@@ -156,25 +162,34 @@ class DecodingWatch:
         speed = read_speed(instance, bound=plan.bound, limit_bytes=limits.memory_limit_bytes)
         machine = machine._replace(limits=limits._replace(allowed_cpus=instance.cpus))
         flags = Facts(machine, Tree(machine.root), live=True, environment={}).flags
-        found = [_explained(it._replace(read_bytes_per_s=speed), machine, flags) for it in found]
+        shared = any(kind_of(warning) is WarningKind.SHARED_CPUS for warning in warnings)
+        found = [
+            _explained(it._replace(read_bytes_per_s=speed), machine, flags, shared=shared)
+            for it in found
+        ]
         return tuple(sorted(found, key=lambda it: -it.steps * it.token_s))
 
 
-def _explained(decoding: Decoding, machine: Machine, flags: frozenset[str]) -> Decoding:
+def _explained(
+    decoding: Decoding, machine: Machine, flags: frozenset[str], *, shared: bool
+) -> Decoding:
     if not decoding.is_slow:
         return decoding
-    pairs = list(causes_of(decoding, machine, flags))
+    pairs = list(causes_of(decoding, machine, flags, shared=shared))
     steps = tuple([step for _, step in pairs if step])
     return decoding._replace(causes=tuple([cause for cause, _ in pairs]), next_steps=steps)
 
 
 def causes_of(
-    decoding: Decoding, machine: Machine, flags: frozenset[str]
+    decoding: Decoding, machine: Machine, flags: frozenset[str], *, shared: bool = False
 ) -> Iterator[tuple[str, str]]:
     """Likely causes of slow decoding, each with what to do; empty if the cause says that.
 
-    `machine`: with the program's CPUs as the allowed ones; `flags`: those of /proc/cpuinfo.
+    `machine`: with the program's CPUs as the allowed ones; `flags`: those of /proc/cpuinfo;
+    `shared`: a warning says that other work used these CPUs.
     """
+    if shared:
+        yield "other work on these CPUs, of which a warning tells", ""
     outside_s = decoding.token_s - decoding.model_s
     if outside_s > LOOP_SHARE * decoding.token_s:
         yield (
@@ -211,7 +226,8 @@ def causes_of(
             "torch's linears read the weights of one row at about half the speed of memory",
             "xlaunch --optimize auto, or xruntime.optimize(model): docs/generation.md",
         )
-    yield "other programs that read memory", "xlaunch doctor shows what else is running"
+    if not shared:
+        yield "other programs that read memory", "xlaunch doctor shows what else is running"
 
 
 def machine_causes(machine: Machine, threads: int) -> list[str]:

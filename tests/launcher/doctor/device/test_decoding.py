@@ -104,6 +104,12 @@ def test_likely_causes(
     )
 
 
+def test_other_work_on_the_cpus_is_the_first_cause():
+    pairs = list(causes_of(DECODING, read_capture("epyc-vm-2-cpus"), frozenset(), shared=True))
+    assert "other work on these CPUs" in pairs[0][0]
+    assert not any("other programs" in cause for cause, _ in pairs)
+
+
 def test_memory_nodes_are_a_cause():
     machine = read_capture("2-packages-2-nodes-smt")
     native = DECODING._replace(native=True, threads=16)

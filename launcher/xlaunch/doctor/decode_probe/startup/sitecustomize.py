@@ -38,6 +38,7 @@ class Finder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.pid = os.getpid()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """The spec that others find. To look for the module alone starts nothing."""
@@ -58,6 +59,8 @@ class Finder:
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
+                if os.getpid() != self.pid:  # a fork's steps are not the program's
+                    return
                 try:
                     Probe(self.path).install(module.PreTrainedModel)
                 except Exception:  # noqa: BLE001 - another torch or transformers: the program goes on
@@ -96,7 +99,7 @@ class Probe:
         self.torch: Any = sys.modules["torch"]
 
     def install(self, kind: Any) -> None:
-        """Give transformers' base class of models a `__call__`, which torch's own has."""
+        """Give transformers' base class of models a `__call__` that times torch's."""
         if "__call__" in vars(kind):
             return
         module_class, thread = self.torch.nn.Module, self.thread
@@ -161,9 +164,7 @@ class Probe:
             steps.token_s[place] = began - before[1]
         if steps.count >= MIN_STEPS and steps.count & (steps.count - 1) == 0:
             self.thread.before = None  # what follows is no part of the program
-            if not steps.record:
-                self.records.append(steps.record)
-            steps.record |= {
+            record = {
                 "model": type(model).__name__,
                 "batch": tokens.shape[0],
                 "steps": steps.count,
@@ -171,6 +172,9 @@ class Probe:
                 "token_s": max(median(steps.model_s), median(steps.token_s)),
                 **self.described(model, cache),
             }
+            if not steps.record:
+                self.records.append(steps.record)
+            steps.record.update(record)
             self.write()
 
     def described(self, model: Any, cache: Any) -> dict[str, Any]:
