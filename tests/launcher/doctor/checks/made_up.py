@@ -49,6 +49,15 @@ def one(check: str, facts: Facts) -> Finding:
     return finding
 
 
+def told(check: str, facts: Facts) -> list[str]:
+    """The check's only finding as text; one line if it finds nothing."""
+    if not shown(check, facts):
+        return [f"{check}: nothing"]
+    finding = one(check, facts)
+    more = [part for part in (finding.why, finding.advise) if part]
+    return [f"{check}: {finding.severity.value}: {finding.found}", *more]
+
+
 def severity(check: str, facts: Facts) -> Severity:
     return one(check, facts).severity
 

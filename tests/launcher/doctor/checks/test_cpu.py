@@ -15,6 +15,7 @@ from tests.launcher.doctor.checks.made_up import (
     machine,
     one,
     shown,
+    told,
 )
 
 from xlaunch.doctor.checks.findings import Severity
@@ -40,31 +41,25 @@ ISOLATED = {f"{CPU_DIRECTORY}/isolated": "2-3"}
 GUEST = {"proc/cpuinfo": "flags : fpu lm hypervisor"}
 
 
-@pytest.mark.parametrize(
-    ("check", "files", "severity", "said"),
-    [
-        ("frequency-governor", frequency("performance", "acpi-cpufreq"), OK, "performance"),
-        ("frequency-governor", frequency("powersave", "acpi-cpufreq"), WARNING, "0.8 to 3.9 GHz here"),
-        ("frequency-governor", frequency("schedutil", "acpi-cpufreq"), ADVICE, "0.8 to 3.9 GHz here"),
-        ("frequency-governor", frequency("powersave", "intel_pstate", "balance_performance"), OK, "powersave"),
-        ("frequency-governor", frequency("powersave", "amd-pstate-epp", "power"), ADVICE, "0.8 to 3.9 GHz here"),
-        ("boost", boost("intel_pstate/no_turbo", "1"), WARNING, "up to 1.40 times here"),
-        ("boost", boost("intel_pstate/no_turbo", "0"), OK, ""),
-        ("boost", boost("cpufreq/boost", "0"), WARNING, "up to 1.40 times here"),
-        ("boost", boost("cpufreq/boost", "1"), OK, ""),
-        ("offline-cpus", {}, None, ""),
-        ("isolated-cpus", ISOLATED, WARNING, "\nxlaunch --cpus 0-1 PROGRAM"),
-        ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 2-3"}, WARNING, "\nxlaunch --instances max --ncores 1 PROGRAM"),
-        ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 0-1"}, None, ""),
-        ("topology", GUEST, None, ""),
-        ("instruction-set", {"proc/cpuinfo": "flags : lm hypervisor sse4_1"}, WARNING, ""),
-        ("instruction-set", {"proc/cpuinfo": "CPU implementer : 0x41\nFeatures : fp asimd sve bf16"}, OK,
-         "Arm with asimd, sve, bf16"),
-        ("instruction-set", {}, None, ""),
-    ],
-)  # fmt: skip
-def test_check(check: str, files: Files, severity: Severity | None, said: str, tmp_path: Path):
-    expect(check, machine(tmp_path, files), severity, said)
+def test_checks(golden: Golden, tmp_path: Path):
+    found = []
+    for number, (check, files) in enumerate((
+        ("frequency-governor", frequency("performance", "acpi-cpufreq")),
+        ("frequency-governor", frequency("powersave", "acpi-cpufreq")),
+        ("frequency-governor", frequency("schedutil", "acpi-cpufreq")),
+        ("frequency-governor", frequency("powersave", "intel_pstate", "balance_performance")),
+        ("frequency-governor", frequency("powersave", "amd-pstate-epp", "power")),
+        ("boost", boost("intel_pstate/no_turbo", "1")), ("boost", boost("intel_pstate/no_turbo", "0")),
+        ("boost", boost("cpufreq/boost", "0")), ("boost", boost("cpufreq/boost", "1")), ("offline-cpus", {}),
+        ("isolated-cpus", ISOLATED),
+        ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 2-3"}),
+        ("isolated-cpus", ISOLATED | {"proc/self/status": "Cpus_allowed_list: 0-1"}), ("topology", GUEST),
+        ("instruction-set", {"proc/cpuinfo": "flags : lm hypervisor sse4_1"}),
+        ("instruction-set", {"proc/cpuinfo": "CPU implementer : 0x41\nFeatures : fp asimd sve bf16"}),
+        ("instruction-set", {}),
+    )):  # fmt: skip
+        found += told(check, machine(tmp_path / str(number), files))
+    golden(found)
 
 
 def test_governors_that_differ_are_named_with_their_cpus(golden: Golden, tmp_path: Path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.golden import Golden
-from tests.launcher.doctor.checks.made_up import expect, machine, one, severity
+from tests.launcher.doctor.checks.made_up import machine, one, severity, told
 
 from xlaunch.doctor.checks.findings import Severity
 
@@ -69,56 +69,27 @@ HARDLY_MORE = {name: text.replace("4096", "512 ") for name, text in LOW.items()}
 RESIZE = "\ndocker update --memory 8192m --memory-swap 8192m CONTAINER"
 
 
-@pytest.mark.parametrize(
-    ("check", "files", "severity", "said"),
-    [
-        ("huge-pages", huge_pages("always madvise [never]"), ADVICE, ""),
-        ("huge-pages", huge_pages("always [madvise] never"), OK, ""),
-        ("huge-pages", huge_pages("[always] madvise never"), OK, ""),
-        ("swap", swap(8 << 20), OK, ""),
-        ("swap", swap((8 << 20) - 100), ADVICE, ""),
-        ("swap", swap(7 << 20), SERIOUS, ""),
-        ("available-memory", memory(MemTotal=1000, MemAvailable=1000), OK, ""),
-        ("available-memory", memory(MemTotal=1000, MemAvailable=50), WARNING, ""),
-        ("memory-limit", limit(4 * GIB, GIB * 39 // 10), SERIOUS, RESIZE),
-        ("memory-limit", limit(4 * GIB, GIB * 39 // 10, 3 * GIB), OK, ""),
-        ("memory-limit", limit(4 * GIB), OK, ""),
-        ("memory-limit", limit(GIB // 8), SERIOUS, ""),
-        ("memory-limit", {}, None, ""),
-        (
-            "memory-limit",
-            limit(4 * GIB, GIB) | {f"{JOB}/memory.peak": str(GIB * 39 // 10)},
-            ADVICE,
-            "97% of the limit",
-        ),
-        ("memory-limit", limit(4 * GIB, GIB) | {f"{JOB}/memory.peak": str(3 * GIB)}, OK, ""),
-        (
-            "memory-limit",
-            limit(4 * GIB, GIB) | {f"{JOB}/memory.events": "oom 2\noom_kill 2"},
-            WARNING,
-            "2 processes of the group ended",
-        ),
-        (
-            "memory-limit",
-            limit(4 * GIB, GIB) | {f"{JOB}/memory.events": "oom 2\noom_kill 0"},
-            OK,
-            "",
-        ),
-        ("cpu-quota", {}, OK, "no CPU quota"),
-        ("open-files", LOW, WARNING, "\nulimit -n 4096"),
-        (
-            "open-files",
-            LOWEST,
-            WARNING,
-            "\nsudo prlimit --pid $$ --nofile=65536:65536\ndocker run --ulimit nofile=65536 IMAGE",
-        ),
-        ("open-files", HARDLY_MORE, WARNING, "\nsudo prlimit --pid $$ --nofile=65536:65536"),
-        ("open-files", HIGH, OK, ""),
-        ("first-process", {"proc/1/comm": "python3.12"}, ADVICE, ""),
-    ],
-)
-def test_check(check: str, files: Files, severity: Severity | None, said: str, tmp_path: Path):
-    expect(check, machine(tmp_path, files), severity, said)
+def test_checks(golden: Golden, tmp_path: Path):
+    found = []
+    for number, (check, files) in enumerate((
+        ("huge-pages", huge_pages("always madvise [never]")),
+        ("huge-pages", huge_pages("always [madvise] never")),
+        ("huge-pages", huge_pages("[always] madvise never")), ("swap", swap(8 << 20)),
+        ("swap", swap((8 << 20) - 100)), ("swap", swap(7 << 20)),
+        ("available-memory", memory(MemTotal=1000, MemAvailable=1000)),
+        ("available-memory", memory(MemTotal=1000, MemAvailable=50)),
+        ("memory-limit", limit(4 * GIB, GIB * 39 // 10)),
+        ("memory-limit", limit(4 * GIB, GIB * 39 // 10, 3 * GIB)), ("memory-limit", limit(4 * GIB)),
+        ("memory-limit", limit(GIB // 8)), ("memory-limit", {}),
+        ("memory-limit", limit(4 * GIB, GIB) | {f"{JOB}/memory.peak": str(GIB * 39 // 10)}),
+        ("memory-limit", limit(4 * GIB, GIB) | {f"{JOB}/memory.peak": str(3 * GIB)}),
+        ("memory-limit", limit(4 * GIB, GIB) | {f"{JOB}/memory.events": "oom 2\noom_kill 2"}),
+        ("memory-limit", limit(4 * GIB, GIB) | {f"{JOB}/memory.events": "oom 2\noom_kill 0"}),
+        ("cpu-quota", {}), ("open-files", LOW), ("open-files", LOWEST), ("open-files", HARDLY_MORE),
+        ("open-files", HIGH), ("first-process", {"proc/1/comm": "python3.12"}),
+    )):  # fmt: skip
+        found += told(check, machine(tmp_path / str(number), files))
+    golden(found)
 
 
 def test_quota_below_the_threads(golden: Golden, tmp_path: Path):
