@@ -138,6 +138,8 @@ MIN_MEMORY_BYTES = 32 << 20
 """Minimum memory of a program that computes on a device: its context alone takes more."""
 BUSY_CPUS = 0.5
 """If the program uses fewer CPUs, it waits for something itself."""
+MIN_CPUS = 0.05
+"""A program that uses fewer CPUs hardly works on them."""
 MIN_TIME_S = 1.0
 """Minimum length of a run for a verdict: drivers average over up to a second."""
 
@@ -178,12 +180,13 @@ def summarize(uses: Sequence[DeviceUse], cpus_used: float, cpus: int, seen_s: fl
             return f"{'; '.join(texts)} ({on_cpu})"
     if not uses and seen_s < MIN_TIME_S:
         return f"the run was too short to say ({seen_s:.1f} s were sampled); no GPU can be seen from here"
+    did = "worked on the CPU" if cpus_used >= MIN_CPUS else "waited, and hardly used the CPU"
     if not uses:
-        return f"worked on the CPU ({on_cpu}); no GPU can be seen from here"
+        return f"{did} ({on_cpu}); no GPU can be seen from here"
     if len(uses) == 1:
-        return f"worked on the CPU ({on_cpu}); {uses[0].text}"
+        return f"{did} ({on_cpu}); {uses[0].text}"
     names = ", ".join([use.name for use in uses])
-    return f"worked on the CPU ({on_cpu}); none of {names} was used"
+    return f"{did} ({on_cpu}); none of {names} was used"
 
 
 def _judge_one(

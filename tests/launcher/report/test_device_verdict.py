@@ -108,6 +108,8 @@ def test_work_on_the_cpu():
         use = judged((40, 7.5, reading(0.0, 0.0, 0.0)), device=H100._replace(hidden=hidden))
         assert summarize([use], 7.5, 8, 40.0) == f"{busy}; {GPU} was {told}"
     assert summarize([], 7.5, 8, 40.0) == f"{busy}; no GPU can be seen from here"
+    waited = "waited, and hardly used the CPU (0.0 of 8 CPUs busy)"
+    assert summarize([], 0.04, 8, 40.0) == f"{waited}; no GPU can be seen from here"
     short = "the run was too short to say (0.2 s were sampled); no GPU can be seen from here"
     assert summarize([], 0.0, 8, 0.2) == short
 
