@@ -27,6 +27,28 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
     assert python("-c", script) == "False\n"
 
 
+def test_what_compiles_is_imported_where_it_is_used() -> None:
+    script = """if True:
+        import sys, torch
+        before = {*sys.modules}
+        from xruntime import optimize
+        optimize(torch.nn.Linear(2, 2).eval())
+        print(*{*sys.modules} - before)
+    """
+    imported = python("-c", script).split()
+    dear = (
+        "torch._",
+        "torch.export",
+        "sympy",
+        "subprocess",
+        "xruntime.aoti.c",
+        "xruntime.kept.m",
+        "xlaunch.machine.gpus",
+    )
+    assert "xruntime.optimization.inference" in imported
+    assert [name for name in imported if name.startswith(dear)] == []
+
+
 def test_without_torch_the_error_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; from xruntime import optimize"
     last = start_python("-c", script).stderr.splitlines()[-1]

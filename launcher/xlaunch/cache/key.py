@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from xlaunch.cache.table import CACHES, Cache, Part
-from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
-from xlaunch.machine.sysfs import glibc_version
 from xlaunch.machine.topology import Gpu
 from xlaunch.machine.tree import Tree, parse_fields
 
@@ -105,6 +103,10 @@ def is_key_name(name: str) -> bool:
 
 def read_hardware(root: str = "/") -> Hardware:
     """Read what keys are made of from /proc and /sys."""
+    # Imported here: a program whose cache a launch has chosen needs no key.
+    from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
+    from xlaunch.machine.sysfs import glibc_version
+
     tree = Tree(root)
     architecture = os.uname().machine if hasattr(os, "uname") else UNKNOWN
     fields = parse_fields(tree.read_start("/proc/cpuinfo").split("\n\n", 1)[0])

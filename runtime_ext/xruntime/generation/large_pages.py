@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import itertools
 import mmap
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
 from xlaunch import read_machine
+from xruntime.generation.mapped_files import MappedFiles, lines
 
 _MADV_COLLAPSE: Final = 25
 """Linux 6.1 and newer; older ones refuse it."""
@@ -50,6 +49,12 @@ def put_into_large_pages(weights: Iterable[torch.Tensor]) -> int:
     tensors = list({id(it): it for it in weights}.values())
     _copy_from_files(tensors)
     return _collapse(tensors)
+
+
+def drop_file_pages(tensors: Iterable[torch.Tensor], files: MappedFiles) -> None:
+    """Drop pages of files from the process's memory, which it reads again if they are needed."""
+    for span in map(_span, tensors):
+        _drop(span, files)
 
 
 def large_memory(size: int) -> torch.Tensor:
@@ -88,24 +93,18 @@ def _collapse(tensors: list[torch.Tensor]) -> int:
 
 def _copy_from_files(tensors: list[torch.Tensor]) -> None:
     """Copy tensors whose memory is a private mapping of a file into anonymous memory."""
-    files = _private_files()
-    begins = [file.begin for file in files]
-
-    def file_of(span: _Span) -> _Mapping | None:
-        at = bisect.bisect(begins, span.begin) - 1
-        return files[at] if at >= 0 and span.end <= files[at].end else None
-
+    files = MappedFiles()
     groups: dict[_Span, list[torch.Tensor]] = {}
     for tensor in tensors:
         span = _span(tensor)
-        if _can_move(tensor) and file_of(span):
+        if _can_move(tensor) and files.holding(*span):
             groups.setdefault(span, []).append(tensor)
     spans = sorted(groups)
     # Tensors that share a part of their memory would no longer do so.
     if any(one.end > other.begin for one, other in itertools.pairwise(spans)):
         return
     sizes = [-(-(span.end - span.begin) // _ALIGNMENT) * _ALIGNMENT for span in spans]
-    if not spans or sum(sizes) > _MAX_SHARE * _available_bytes():
+    if sum(sizes) < _PAGE_BYTES or sum(sizes) > _MAX_SHARE * _available_bytes():
         return
     try:
         memory, offset = _new_memory(sum(sizes))
@@ -119,10 +118,14 @@ def _copy_from_files(tensors: list[torch.Tensor]) -> None:
             if number == 0:
                 copy.copy_(tensor.detach())  # the team's threads touch the pages first
             tensor.data = copy
-        file = file_of(span)
-        if file is not None and file.unchanged:
-            _advise(span.inner(mmap.PAGESIZE), mmap.MADV_DONTNEED)
+        _drop(span, files)
         offset += size
+
+
+def _drop(span: _Span, files: MappedFiles) -> None:
+    mapping = files.holding(*span)
+    if mapping is not None and files.is_unchanged(mapping):
+        _advise(span.inner(mmap.PAGESIZE), mmap.MADV_DONTNEED)
 
 
 def _span(tensor: torch.Tensor) -> _Span:
@@ -139,31 +142,6 @@ def _can_move(tensor: torch.Tensor) -> bool:
     )
 
 
-class _Mapping(NamedTuple):
-    """A private mapping of a file."""
-
-    begin: int
-    end: int
-    unchanged: bool
-    """Whether all its pages are the file's: dropped ones are read again, where changed ones would be lost."""
-
-
-def _private_files() -> list[_Mapping]:
-    """The process's private mappings of files by address (proc_pid_smaps(5))."""
-    found: list[_Mapping] = []
-    is_private = False
-    for line in _lines("self/smaps"):
-        words = line.split(maxsplit=5)
-        if not words[0].endswith(":"):
-            begin, end = (int(it, 16) for it in words[0].split("-"))
-            is_private = words[1].endswith("p") and len(words) == 6 and words[5].startswith("/")
-            if is_private:
-                found.append(_Mapping(begin, end, False))
-        elif is_private and words[0] == "Anonymous:":
-            found[-1] = found[-1]._replace(unchanged=words[1] == "0")
-    return found
-
-
 def _available_bytes() -> float:
     """Memory that new pages may take."""
     limit = read_machine().limits.memory_limit_bytes
@@ -173,15 +151,7 @@ def _available_bytes() -> float:
 
 def _size(name: str, field: str) -> int:
     """Return a size in a file of /proc, in bytes; 0 without it."""
-    return next((int(it.split()[1]) << 10 for it in _lines(name) if it.startswith(field)), 0)
-
-
-def _lines(name: str) -> list[str]:
-    """The lines of a file of /proc; none if it cannot be read."""
-    try:
-        return Path("/proc", name).read_text().splitlines()
-    except OSError:
-        return []
+    return next((int(it.split()[1]) << 10 for it in lines(name) if it.startswith(field)), 0)
 
 
 def _advise(span: _Span, advice: int) -> bool:

@@ -3,5 +3,5 @@
 
 `served_model` has the libraries of a model, by kind of call; `call_libraries` says how a call is served. `fingerprint`
 names a model by its code and weights. `calls` describes what calls the code serves. `making` compiles in a child
-process, as an AOTInductor library. `store` keeps it in a cache directory. `kept_weights` keeps packed weights there, too.
+process, as an AOTInductor library. `store` is the cache directory that keeps it, `library` what it keeps of each. `kept_weights` keeps packed weights there, too.
 """

@@ -29,6 +29,7 @@ from xruntime.compilation.judge import Trial, difference
 from xruntime.errors import CompilationError, PackageError, PackageInputError
 from xruntime.kept.calls import FlatCall, Nest, Pattern, Sizes
 from xruntime.kept.compile_queue import compile_queue
+from xruntime.kept.library import Library, NotCompiledError, load_library, write_refusal
 from xruntime.kept.making import CompileJob, compile_in_child
 from xruntime.kept.model_libraries import (
     CalledModel,
@@ -37,7 +38,7 @@ from xruntime.kept.model_libraries import (
     own_memory_problem,
     own_tensor_problem,
 )
-from xruntime.kept.store import CodeStore, Library, NotCompiledError, open_store, write_refusal
+from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.pytrees import are_equal
 
@@ -326,14 +327,14 @@ class CallLibraries:
                         store.add(partial, name)
                     raise
                 store.add(partial, name)
-            library = store.load(name, runners=self._runners)
+            library = load_library(store.path, name, runners=self._runners)
         library.kept = False
         return library
 
     def _loaded(self, store: CodeStore, name: str) -> Library | None:
         """Load an entry; remove one that cannot be used, and say why. Raises NotCompiledError."""
         try:
-            return store.load(name, runners=self._runners)
+            return load_library(store.path, name, runners=self._runners)
         except FileNotFoundError:
             return None
         except (PackageError, OSError, ValueError, KeyError, TypeError) as error:

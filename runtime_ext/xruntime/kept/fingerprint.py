@@ -9,7 +9,6 @@ name, is not part of it; so kept code is compared with the model at its first ca
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import enum
 import hashlib
 import importlib.metadata
@@ -19,7 +18,6 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
@@ -28,10 +26,8 @@ import torch
 
 from xruntime.kept.held_values import VALUES, buffer_content, is_installed, is_same, parts_of
 from xruntime.kept.watched_state import WatchedState
+from xruntime.kept.weights_digest import weights_digest
 from xruntime.pytrees import CONSTANT_TYPES
-
-CHUNK_BYTES: Final = 16 << 20
-"""Weights are hashed in pieces of this size, by as many threads as torch has."""
 
 MAX_DEPTH: Final = 12
 """Maximum depth of plain objects whose attributes are read."""
@@ -125,36 +121,6 @@ def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerpri
     names = [it.name for it in facts.read if it.watched and it.watched.unfollowed]
     unfollowed = f"it reads {names[0]}, whose changes are not followed" if names else None
     return Fingerprint(digest.hexdigest()[:32], tuple(facts.read), unfollowed)
-
-
-def weights_digest(tensors: Iterable[torch.Tensor]) -> bytes:
-    """Return a hash of what the tensors hold. Equal memory is hashed once."""
-    pieces: dict[tuple[int, int], None] = {}
-    kept = []  # copies whose memory must live until it has been hashed
-    for given in tensors:
-        tensor = given
-        if given.layout is not torch.strided or not _is_dense(given):
-            tensor = given.to_dense().contiguous()
-            kept.append(tensor)
-        size = tensor.numel() * tensor.element_size()
-        start = tensor.data_ptr()
-        for offset in range(0, size, CHUNK_BYTES):
-            pieces[start + offset, min(CHUNK_BYTES, size - offset)] = None
-
-    def digest(piece: tuple[int, int]) -> bytes:
-        start, size = piece
-        # hashlib releases the GIL.
-        return hashlib.sha256((ctypes.c_char * size).from_address(start)).digest()
-
-    whole = hashlib.sha256()
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for piece_digest in pool.map(digest, pieces):
-            whole.update(piece_digest)
-    return whole.digest()
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return torch.ops.aten.is_non_overlapping_and_dense(tensor) or not tensor.numel()
 
 
 class _Facts:

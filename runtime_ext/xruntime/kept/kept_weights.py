@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed weights of a language model that the next process finds again.
 
-kept = KeptWeights(model, layers)   # the matrices, and how many bits each is to have
-packed = kept.load()                # None: pack them
-kept.save(packed)                   # for the next process
-kept.note                           # what became of it
+kept = KeptWeights(model, layers, files)  # the matrices, and how many bits each is to have
+packed = kept.load()                      # None: pack them
+kept.save(packed)                         # for the next process
+kept.note                                 # what became of it
 
 An entry of the store is named by a digest of all values, so other weights, such as those of a model that was trained
-meanwhile, never find it. Its file ends with a digest of what is before. It is read, not mapped: so the weights lie in
-pages of 2 MiB, on the memory node of the process, and stay what they are if the file changes.
+meanwhile, never find it. Its file ends with a digest of what is before, and with the `files_digest` of the weights that
+were packed: while the model's are unchanged pages of these files, they need not be read to find it. The file is read,
+not mapped: so the weights lie in pages of 2 MiB, on the memory node of the process, and stay what they are if it changes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -29,19 +31,26 @@ from torch import nn
 from xlaunch.ownership import inspect_ownership
 from xruntime.errors import PackageError
 from xruntime.generation.large_pages import large_memory
+from xruntime.generation.mapped_files import MappedFiles
 from xruntime.generation.packed_weights import PackedWeight, packed_bytes
-from xruntime.kept.fingerprint import CHUNK_BYTES, weights_digest
-from xruntime.kept.model_libraries import store_for
+from xruntime.kept.store import store_for
+from xruntime.kept.weights_digest import files_digest, weights_digest
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes with the layout of the file, and with the values that `xk_pack_weights` computes."""
 
 MIN_BYTES: Final = 32 << 20
 """Smaller models are packed faster than anyone notices."""
 
+_PREFIX: Final = "weights-"
 FILE: Final = "weights.bin"
 ALIGNMENT: Final = 64
 DIGEST_BYTES: Final = 32
+NO_FILES: Final = bytes(DIGEST_BYTES)
+"""In place of the `files_digest` of weights that are no pages of files."""
+
+PIECE_BYTES: Final = 4 << 20
+"""A thread reads so much and then hashes it, while it is in a cache."""
 
 _log = logging.getLogger("xruntime")
 _saved: Final[set[str]] = set()
@@ -57,12 +66,14 @@ class KeptWeights:
         Matrices on the CPU, each with the number of bits that a weight is to have.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[tuple[torch.Tensor, int]]) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[tuple[torch.Tensor, int]], files: MappedFiles
+    ) -> None:
         self.note = ""
         """For the explanation; empty if there is nothing to say."""
 
         self._layers = layers
-        self._name: str | None = None
+        self._is_kept = False
         if sum(weight.nbytes for weight, _ in layers) < MIN_BYTES:
             return
         checkpoint = getattr(getattr(model, "config", None), "_name_or_path", None)
@@ -75,20 +86,25 @@ class KeptWeights:
             self._starts, self._size = _places(layers)
             described = _description(layers)
             self._kind = f"{checkpoint} {described}"
-            digest = weights_digest([weight.detach() for weight, _ in layers])
-            self._name = f"weights-{hashlib.sha256(described.encode() + digest).hexdigest()[:32]}"
+            self._described = described.encode()
+            source = files_digest((weight for weight, _ in layers), files)
+            self._source = NO_FILES
+            if source is not None:
+                self._source = hashlib.sha256(self._described + source).digest()
+            self._is_kept = True
 
     def load(self) -> list[PackedWeight] | None:
         """Return the packed matrices; None if they are not kept. A damaged entry is removed."""
-        if self._name is None:
+        if not self._is_kept:
             return None
+        name = self._name_by_files() or self._name
         try:
-            memory = self._read(os.path.join(self._store.path, self._name))
+            memory = self._read(os.path.join(self._store.path, name))
         except FileNotFoundError:
             return None
         except (OSError, PackageError) as error:
             self.note = f"kept weights are removed: {error}"
-            self._store.remove(self._name)
+            self._store.remove(name)
             return None
         self.note = "read from the cache"
         return [
@@ -98,12 +114,35 @@ class KeptWeights:
 
     def save(self, packed: Sequence[PackedWeight]) -> None:
         """Write them in a thread, for which the end of the program waits."""
-        if self._name is None or self._kind in _saved:
+        if not self._is_kept or self._kind in _saved:
             return
         _saved.add(self._kind)
         self.note = "; ".join(filter(None, (self.note, "kept for the next start")))
         what = (self._name, packed)
         threading.Thread(target=self._write, args=what, name="xruntime-weights").start()
+
+    @functools.cached_property
+    def _name(self) -> str:
+        """The name of the entry, for which all weights are read."""
+        digest = weights_digest([weight.detach() for weight, _ in self._layers])
+        return _PREFIX + hashlib.sha256(self._described + digest).hexdigest()[:32]
+
+    def _name_by_files(self) -> str | None:
+        """The name of an entry that was made of the same unchanged files."""
+        for name in self._store.names(_PREFIX) if self._source != NO_FILES else ():
+            path = os.path.join(self._store.path, name, FILE)
+            with contextlib.suppress(OSError), open(path, "rb", 0, opener=_open) as stream:
+                if (
+                    os.pread(stream.fileno(), DIGEST_BYTES, self._size + DIGEST_BYTES)
+                    == self._source
+                ):
+                    return name
+        return None
+
+    def _note_files(self, path: str) -> None:
+        """Write which files an entry's weights are in, if others were there."""
+        with contextlib.suppress(OSError), open(path, "r+b", 0, opener=_open) as stream:
+            os.pwrite(stream.fileno(), self._source, self._size + DIGEST_BYTES)
 
     def _read(self, directory: str) -> torch.Tensor:
         """Return what a file holds. Raises OSError, and PackageError if it cannot be used."""
@@ -112,14 +151,17 @@ class KeptWeights:
             refusal = inspect_ownership(directory).refusal or inspect_ownership(path).refusal
             if refusal is not None:
                 raise PackageError(f"{path}: {refusal}")
-            if os.fstat(stream.fileno()).st_size != self._size + DIGEST_BYTES:
+            if os.fstat(stream.fileno()).st_size != self._size + 2 * DIGEST_BYTES:
                 raise PackageError(f"{path} is not whole")
             memory = large_memory(self._size)
             digest = _digest(stream.fileno(), self._size, into=_bytes_of(memory))
             if os.pread(stream.fileno(), DIGEST_BYTES, self._size) != digest:
                 raise PackageError(f"{path} is damaged")
-            with contextlib.suppress(OSError):  # for the pruner: this entry was used now
-                os.utime(path)
+            noted = os.pread(stream.fileno(), DIGEST_BYTES, self._size + DIGEST_BYTES)
+        if noted != self._source != NO_FILES:
+            self._note_files(path)
+        with contextlib.suppress(OSError):  # for the pruner: this entry was used now
+            os.utime(path)
         return memory
 
     def _write(self, name: str, packed: Sequence[PackedWeight]) -> None:
@@ -134,7 +176,7 @@ class KeptWeights:
                         stream.write(_bytes_of(weight.scales))
                     stream.truncate(self._size)  # the gap behind the last one
                     stream.seek(self._size)
-                    stream.write(_digest(stream.fileno(), self._size))
+                    stream.write(_digest(stream.fileno(), self._size) + self._source)
                 self._store.add(partial, name)
         except BlockingIOError:
             pass  # another process writes them
@@ -169,7 +211,7 @@ def _digest(descriptor: int, size: int, into: memoryview | None = None) -> bytes
     """
 
     def read(start: int) -> bytes:
-        end = min(start + CHUNK_BYTES, size)
+        end = min(start + PIECE_BYTES, size)
         piece = memoryview(bytearray(end - start)) if into is None else into[start:end]
         done = 0
         while done < len(piece):
@@ -179,7 +221,7 @@ def _digest(descriptor: int, size: int, into: memoryview | None = None) -> bytes
             done += count
         return hashlib.sha256(piece).digest()
 
-    starts = range(0, size, CHUNK_BYTES)
+    starts = range(0, size, PIECE_BYTES)
     if into is None:  # beside the program, or at its end, when there can be no further threads
         return hashlib.sha256(b"".join(map(read, starts))).digest()
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:

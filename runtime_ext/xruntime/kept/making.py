@@ -40,7 +40,7 @@ from xruntime.compilation.inductor import (
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import Pattern, ServedSizes
 from xruntime.kept.compile_queue import compile_queue
-from xruntime.kept.store import LIBRARY, NotCompiledError, write_description
+from xruntime.kept.library import LIBRARY, NotCompiledError, write_description
 from xruntime.threads.team import team_of
 
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"

@@ -8,7 +8,6 @@ import enum
 import functools
 import hashlib
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -17,14 +16,14 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xruntime import operator_library
 from xruntime.kept.calls import FlatCall, Form, Nest
 from xruntime.kept.compile_queue import compile_queue
 from xruntime.kept.fingerprint import Fingerprint, fingerprint
+from xruntime.kept.library import Library
 from xruntime.kept.making import NoLibraryError
-from xruntime.kept.store import CodeStore, Library, open_store
+from xruntime.kept.store import CodeStore, store_for
 from xruntime.threads.torch_modes import Autocast, under_autocast
 
 _log = logging.getLogger("xruntime")
@@ -33,9 +32,6 @@ _FORMAT: Final = "3"
 
 SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """What a number is while a model is exported, if it depends on values of tensors or on sizes that vary."""
-
-ROOM_BYTES: Final = 64 << 20
-"""Free disk space that keeping code needs, in addition to twice the size of the weights."""
 
 
 def stored_format() -> str:
@@ -86,16 +82,6 @@ class ModelCall:
         return tuple(tensors_of(outputs))
 
 
-def store_for(model: nn.Module) -> CodeStore:
-    """Return the store that has room for this model."""
-    store = open_store()
-    if store.temporary is None:
-        free = shutil.disk_usage(store.path).free
-        if free < 2 * weight_bytes(model) + ROOM_BYTES:
-            return open_store(temporary=f"{store.path} has only {free >> 20} MiB left")
-    return store
-
-
 def tensors_of(outputs: Any) -> list[torch.Tensor]:
     """Return the tensors of a nest, in the order in which `Nest` takes them."""
     leaves = pytree.tree_flatten(outputs)[0]
@@ -105,20 +91,6 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
 def settings() -> str:
     """Describe torch's settings that decide what is computed."""
     return f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Return the memory of parameters and buffers; memory that several share counts once."""
-    storages = {}
-    tensors: list[Any] = [*model.parameters(), *model.buffers()]
-    while tensors:
-        tensor = tensors.pop()
-        if is_traceable_wrapper_subclass(tensor):  # quantized weights: several tensors hold them
-            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        elif tensor.device.type == "cpu" and tensor.layout.__str__() == "torch.strided":
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 def own_tensor_problem(model: nn.Module, outputs: Any) -> str | None:

@@ -14,25 +14,23 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from xlaunch.cache.store import PARTIAL
 from xlaunch.cache.table import KEEP_NOTHING
 from xlaunch.cache.use import check_directory, own_directory
 from xlaunch.errors import UsageError
 from xlaunch.files import locked, make_temporary, names_in, remove_dead, temporary_path
-from xruntime.aoti.inputs import Inputs, InputSpec
-from xruntime.aoti.package_file import check_machine, check_trusted
-from xruntime.aoti.runners import CRunner
-from xruntime.errors import PackageError
-from xruntime.kept.calls import Nest, Pattern, ServedSizes, Sizes
+
+if TYPE_CHECKING:
+    from xruntime.kept.calls import Pattern
 
 VARIABLE: Final = "XRUNTIME_CACHE_DIR"
 """The variable that names the directory; with 0, nothing is kept."""
@@ -40,71 +38,8 @@ VARIABLE: Final = "XRUNTIME_CACHE_DIR"
 CACHE: Final = "optimized"
 """The cache's name in ``xlaunch cache ls``."""
 
-MAX_SUITABLE: Final = 4096
-"""Maximum number of remembered sizes of checked tensors."""
-
-LIBRARY: Final = "model.so"
-DESCRIPTION: Final = "description.json"
-
-
-class NotCompiledError(Exception):
-    """There is no library. `final`: another attempt would fail, too."""
-
-    def __init__(self, reason: str, *, final: bool) -> None:
-        super().__init__(reason)
-        self.final = final
-
-
-class Library:
-    """A loaded library. Called with the tensors of a call; returns the tensors of its outputs.
-
-    `written`: what `write_description` wrote.
-    """
-
-    def __init__(self, directory: str, written: dict[str, Any], runners: int) -> None:
-        self.name = os.path.basename(directory)
-        """The name of its entry."""
-
-        self.sizes = ServedSizes(written["dims"], written["ranges"], written["conditions"])
-        self.seconds = written["seconds"]
-        """How long compiling took."""
-
-        self.kept = True
-        """Whether an earlier process compiled it."""
-
-        self.outputs: Nest | None = None
-        """The nest of its outputs, once they were compared with the model's."""
-
-        self.compared: set[Sizes] = set()
-        """Sizes of calls on which it was compared with the model."""
-
-        self.compared_contexts: set[tuple[Any, ...]] = set()
-        """Contexts of calls on which it was compared, see `FlatCall`."""
-
-        inputs = written["inputs"]
-        specs = None if inputs is None else tuple([spec and _read(spec) for spec in inputs])
-        self._runner = CRunner(os.path.join(directory, LIBRARY), runners, directory)
-        self._inputs = Inputs(self._runner.input_form, specs)
-        self._suitable: set[Sizes] = set()
-        """Sizes for which tensors were checked before; they are not checked again."""
-
-    def __call__(self, tensors: list[torch.Tensor], sizes: Sizes | None = None) -> Any:
-        """Raises PackageInputError for tensors of another layout; PackageError if the code fails.
-
-        `sizes`: those of a `flat_call` of the form that the code is for. They decide alone whether its tensors
-        suit, so these are checked once.
-        """
-        if sizes not in self._suitable:
-            given, tensors = tensors, self._inputs.of_call(tuple(tensors), {})
-            unchanged = all(one is other for one, other in zip(given, tensors, strict=True))
-            if sizes is not None and unchanged and len(self._suitable) < MAX_SUITABLE:
-                self._suitable.add(sizes)
-        return self._runner.run(tensors)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether some thread runs the code."""
-        return self._runner.is_running
+ROOM_BYTES: Final = 64 << 20
+"""Free disk space that keeping code needs, in addition to twice the size of the weights."""
 
 
 class CodeStore:
@@ -133,28 +68,6 @@ class CodeStore:
     def is_empty(self) -> bool:
         """Whether there is no entry of any model."""
         return all(name.startswith(".") for name in names_in(self.path))
-
-    def load(self, name: str, *, runners: int) -> Library:
-        """Load an entry. Raises FileNotFoundError without one, NotCompiledError for one that says why there is no
-        code, and PackageError, OSError, ValueError, KeyError or TypeError for one that cannot be used.
-        """
-        directory = os.path.join(self.path, name)
-        os.lstat(directory)
-        check_trusted(directory)
-        path = os.path.join(directory, DESCRIPTION)
-        check_trusted(path)
-        with open(path, encoding="utf-8") as stream:
-            written = json.load(stream)
-        if "refused" in written:
-            raise NotCompiledError(str(written["refused"]), final=True)
-        check_machine(written["machine"], directory)
-        library = os.path.join(directory, LIBRARY)
-        check_trusted(library)
-        if os.stat(library).st_size != written["bytes"]:  # loading half a library crashes
-            raise PackageError(f"{library} is not whole")
-        with contextlib.suppress(OSError):  # for the pruner: this entry was used now
-            os.utime(path)
-        return Library(directory, written, runners)
 
     def remove(self, name: str) -> None:
         """Remove an entry, ignoring files that cannot be removed."""
@@ -219,46 +132,6 @@ atexit.register(_remove_unfinished)
 os.register_at_fork(after_in_child=_paths.clear)
 
 
-def write_description(
-    directory: str, sizes: ServedSizes, specs: Any, machine: dict[str, str], seconds: float
-) -> None:
-    """Write what `CodeStore.load` reads. Raises OSError."""
-    inputs = specs and [
-        spec
-        and [
-            str(spec.dtype).removeprefix("torch."),
-            spec.dims,
-            *[sorted(numbers.items()) for numbers in spec[2:]],
-        ]
-        for spec in specs
-    ]
-    written = {
-        "dims": sizes.dims,
-        "ranges": sizes.ranges,
-        "conditions": sizes.conditions,
-        "inputs": inputs,
-        "machine": machine,
-        "bytes": os.stat(os.path.join(directory, LIBRARY)).st_size,
-        "seconds": round(seconds, 1),
-    }
-    _write(directory, written)
-
-
-def write_refusal(directory: str, reason: str) -> None:
-    """Write why there is no code. Raises OSError."""
-    _write(directory, {"refused": reason})
-
-
-def _write(directory: str, written: dict[str, Any]) -> None:
-    with open(os.path.join(directory, DESCRIPTION), "w", encoding="utf-8") as stream:
-        json.dump(written, stream, indent=1)
-
-
-def _read(spec: Any) -> InputSpec:
-    dtype, dims, sizes, strides = spec
-    return InputSpec(getattr(torch, dtype), dims, dict(sizes), dict(strides))
-
-
 def open_store(temporary: str | None = None) -> CodeStore:
     """Return the store of this process: in the cache directory, or temporary for the reason that is given."""
     if temporary is not None:
@@ -294,6 +167,30 @@ def _temporary(reason: str) -> CodeStore:
     make_temporary(path)  # the lock is held until this process and its forks have ended
     _paths.add(path)
     return CodeStore(path, temporary=reason)
+
+
+def store_for(model: nn.Module) -> CodeStore:
+    """Return the store that has room for this model."""
+    store = open_store()
+    if store.temporary is None:
+        free = shutil.disk_usage(store.path).free
+        if free < 2 * weight_bytes(model) + ROOM_BYTES:
+            return open_store(temporary=f"{store.path} has only {free >> 20} MiB left")
+    return store
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Return the memory of parameters and buffers; memory that several share counts once."""
+    storages = {}
+    tensors: list[Any] = [*model.parameters(), *model.buffers()]
+    while tensors:
+        tensor = tensors.pop()
+        if is_traceable_wrapper_subclass(tensor):  # quantized weights: several tensors hold them
+            tensors += [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        elif tensor.device.type == "cpu" and tensor.layout.__str__() == "torch.strided":
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
 
 
 def _versions() -> dict[str, str]:

@@ -17,10 +17,11 @@ import torch
 from xruntime.compilation.compiled_code import CompiledCode
 from xruntime.errors import CompilationError
 from xruntime.kept.calls import FlatCall, Form
+from xruntime.kept.library import Library, NotCompiledError
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import Policy, settings
 from xruntime.kept.served_model import ServedModel
-from xruntime.kept.store import CodeStore, Library, NotCompiledError, open_store
+from xruntime.kept.store import CodeStore, open_store
 from xruntime.kept.watched_state import WatchedState
 from xruntime.threads.torch_modes import Autocast, under_autocast
 

@@ -11,7 +11,9 @@ from torch import nn
 
 from xlaunch.text import counted
 from xruntime.errors import OperatorError, OptimizationError
+from xruntime.generation.large_pages import drop_file_pages
 from xruntime.generation.linear_rows import MIN_WEIGHTS
+from xruntime.generation.mapped_files import MappedFiles
 from xruntime.generation.packed_linear import PackedLinear
 from xruntime.kept.kept_weights import KeptWeights
 from xruntime.optimization.module_order import has_hooks
@@ -45,7 +47,9 @@ def pack_weights(run: PassRun) -> str:
             f"weight_bits={bits}: {run.runner.kind.__name__} has no nn.Linear of at least {MIN_WEIGHTS} weights"
             " besides its output layer: leave it out"
         )
-    store = KeptWeights(run.model, [(linear.weight, number) for linear, number in chosen])
+    files = MappedFiles()
+    layers = [(linear.weight, number) for linear, number in chosen]
+    store = KeptWeights(run.model, layers, files)
     found = store.load() or itertools.repeat(None)
     made = []
     for (linear, number), packed in zip(chosen, found, strict=False):
@@ -58,6 +62,8 @@ def pack_weights(run: PassRun) -> str:
     run.edits.replace_modules({linear: new for (linear, _), new in zip(chosen, made, strict=True)})
     if packed is None:
         store.save([linear.packed for linear in made])
+    if run.request.inplace:  # embeddings may keep the file mapped
+        drop_file_pages((weight for weight, _ in layers), files)
     before = sum(linear.weight.nbytes for linear, _ in chosen)
     after = sum(linear.packed.nbytes for linear in made)
     kept = "embeddings and the output layer keep their precision"

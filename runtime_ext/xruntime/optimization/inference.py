@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -19,14 +19,11 @@ from xruntime.compilation.inductor import first_line
 from xruntime.compilation.judge import Trial, compared_speed
 from xruntime.errors import OptimizationError
 from xruntime.generation.language_models import generates
-from xruntime.kept.making import CAN_FORK
-from xruntime.kept.model_libraries import Policy
 from xruntime.kept.watched_state import WatchedState
 from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.few_bits import pack_weights
 from xruntime.optimization.folding import fold_norms, remove_dropouts
 from xruntime.optimization.module_order import CONVOLUTIONS, part_with_hooks
-from xruntime.optimization.optimized_code import OptimizedCode
 from xruntime.optimization.original_weights import OriginalWeights
 from xruntime.optimization.passes import (
     join_linears,
@@ -41,6 +38,9 @@ from xruntime.optimization.run import KnownCall, PassRun, undoing_calls
 from xruntime.optimization.runner import Modes, SlowCallWarning
 from xruntime.optimization.skipped_norms import folded_weights
 from xruntime.optimization.steps import PassOutcome, Timing, remember
+
+if TYPE_CHECKING:  # what compiles is imported where it is used: generate() starts without it
+    from xruntime.optimization.optimized_code import OptimizedCode
 
 PASSES: Final[Mapping[str, Callable[[PassRun], str]]] = {
     "no_grad": without_gradients,
@@ -170,6 +170,8 @@ class _Inference(PassRun):
             return "generate() calls it with a longer sequence for each token"
         if check is None:
             return "without sample_input compiled code cannot be checked"
+        from xruntime.kept.making import CAN_FORK
+
         if not CAN_FORK:
             return "code is compiled by a child process, on Linux only"
         hooked = part_with_hooks(self.model)
@@ -198,12 +200,16 @@ class _Inference(PassRun):
         return wanted and checked and not self.generates
 
     def _new_code(self, modes: Modes, *, wait: bool = False) -> OptimizedCode:
+        from xruntime.optimization.optimized_code import OptimizedCode
+
         assert self.check is not None
         tolerance = self.check.tolerance
         return OptimizedCode(self.model, self.runner, modes, tolerance=tolerance, wait=wait)
 
     def _compiled_now(self, *, is_timed: bool) -> OptimizedCode | None:
         """Return the model's compiled form; None if it cannot be compiled."""
+        from xruntime.kept.model_libraries import Policy
+
         code = self._new_code(self.modes, wait=True)
         code.report = lambda _line: None  # the step has these lines
         code.times_code = not is_timed

@@ -201,7 +201,7 @@ def use_decode_step(run: PassRun) -> str:
 
     pages = ""
     if run.request.inplace:  # otherwise the original may be short-lived
-        size_bytes = put_into_large_pages((*run.model.parameters(), *run.model.buffers()))
+        size_bytes = put_into_large_pages(_read_weights(run.model))
         pages = f"; {size_bytes / 1e6:.0f} MB of weights are in 2 MiB pages"
     try:
         run.runner.step = DecodeStep(run.model, kind, say)
@@ -209,6 +209,16 @@ def use_decode_step(run: PassRun) -> str:
         raise SkipPassError(f"{error}{pages}") from error
     run.edits.add_undo(lambda: setattr(run.runner, "step", None))
     return f"calls with one token of each sequence are one native call, and the first is compared{pages}"
+
+
+def _read_weights(model: nn.Module) -> list[torch.Tensor]:
+    """What a token reads: of an embedding that is no other layer's weight, too, only a row."""
+    modules = [module for module in model.modules() if not isinstance(module, nn.Embedding)]
+    return [
+        tensor
+        for module in modules
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    ]
 
 
 def _joinable(run: PassRun, linear: Any, shared: set[int]) -> bool:

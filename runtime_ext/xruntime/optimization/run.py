@@ -16,8 +16,7 @@ from torch import nn
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.compilation.judge import Difference, difference, tolerance_for
 from xruntime.errors import CompilationError, OptimizationError
-from xruntime.kept.fingerprint import changed_variable, variables_of
-from xruntime.kept.model_libraries import weight_bytes
+from xruntime.kept.store import weight_bytes
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
@@ -211,6 +210,9 @@ class OutputCheck:
             self.tolerance = tolerance_for((*model.parameters(), *model.buffers()), autocast)
         self.latest: Difference | None = None
         """Of the latest comparison."""
+
+        # Imported here, as models of generate() have no sample, and their start is short.
+        from xruntime.kept.fingerprint import changed_variable, variables_of
 
         # The caller's autocast does not count with a dtype, and the input has its own precision.
         own = Modes(dtype=None if request.dtype is None else torch.float32)

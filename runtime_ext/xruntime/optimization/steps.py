@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from xruntime.compilation.judge import Difference
 from xruntime.errors import OptimizationError
-from xruntime.generation.decode_step import DecodeStep
-from xruntime.optimization.optimized_code import OptimizedCode
+
+if TYPE_CHECKING:
+    from xruntime.optimization.optimized_code import OptimizedCode
 
 
 class SkipPassError(Exception):
@@ -141,7 +142,7 @@ def explain(model: nn.Module) -> Explanation:
             " optimize() returned"
         )
     native = getattr(vars(model).get("_xruntime_optimized"), "step", None)
-    if isinstance(native, DecodeStep) and native.speed.line is not None:
+    if native is not None and native.speed.line is not None:
         step = explanation.step("decode_step")
         measured = step._replace(reason=f"{step.reason}; {native.speed.line}")
         steps = [measured if other is step else other for other in explanation.steps]

@@ -92,7 +92,7 @@ def test_a_model_in_place() -> None:
 def test_a_model_of_a_file(large: None, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    saved = decoder("llama-tied")
+    saved = decoder("llama-tied", vocab_size=16384)
     saved.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     parameters = dict(loaded.named_parameters())

@@ -15,7 +15,8 @@ from tests.runtime_ext.interpreters import python
 from torch import nn
 from torch.nn import functional
 
-from xruntime.kept.fingerprint import fingerprint, weights_digest
+from xruntime.kept.fingerprint import fingerprint
+from xruntime.kept.weights_digest import weights_digest
 
 SOURCE = """
 import functools
@@ -240,7 +241,7 @@ def test_other_facts_and_tied_weights_count() -> None:
 
 def test_large_weights_are_hashed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(1000)
-    monkeypatch.setattr("xruntime.kept.fingerprint.CHUNK_BYTES", 128)
+    monkeypatch.setattr("xruntime.kept.weights_digest.CHUNK_BYTES", 128)
     before = weights_digest([weight])
     for at in (0, 31, 32, 999):
         changed = weight.clone()

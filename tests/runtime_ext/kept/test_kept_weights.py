@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ torch = pytest.importorskip("torch")
 from tests.runtime_ext.generation.decoder_models import decoder  # noqa: E402
 
 from xruntime import optimize  # noqa: E402
-from xruntime.kept import kept_weights  # noqa: E402
+from xruntime.kept import kept_weights, weights_digest  # noqa: E402
 from xruntime.optimization import explain  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -49,18 +50,21 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def started(checkpoint: Path, *, scale: float = 1, **options: Any) -> tuple[torch.Tensor, str]:
+def started(
+    checkpoint: Path, *, scale: float | None = None, **options: Any
+) -> tuple[torch.Tensor, str]:
     """Load and pack a model as a process does that starts; return its logits, and what was said of the pass.
 
     scale
-        A factor of the last weight, as a program that trains would change it.
+        A factor of the last weight, as a program that trains would change it. None: all stay pages of the file.
     """
     from transformers import AutoModelForCausalLM
 
     kept_weights._saved.clear()
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
-    with torch.no_grad():
-        model.model.layers[-1].mlp.down_proj.weight[-1, -1] *= scale
+    if scale is not None:
+        with torch.no_grad():
+            model.model.layers[-1].mlp.down_proj.weight[-1, -1] *= scale
     model = optimize(model, **{"weight_bits": 8, "head_bits": 4, "inplace": True} | options)
     for thread in threading.enumerate():
         if thread.name == "xruntime-weights":
@@ -130,6 +134,71 @@ def test_what_cannot_be_trusted_is_packed_again(
     assert told.endswith("; kept for the next start")
     assert torch.equal(found, wanted)
     assert started(checkpoint)[1].endswith("; read from the cache")
+
+
+@pytest.fixture
+def digests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many matrices were read for each digest of their values; files that are new count, too."""
+    monkeypatch.setattr(weights_digest, "MIN_AGE_S", 0)
+    read: list[int] = []
+
+    def digest(tensors: list[Any]) -> bytes:
+        read.append(len(tensors))
+        return weights_digest.weights_digest(tensors)
+
+    monkeypatch.setattr(kept_weights, "weights_digest", digest)
+    return read
+
+
+def test_unchanged_files_are_not_read(cache: Path, checkpoint: Path, digests: list[int]) -> None:
+    wanted, _ = started(checkpoint)
+    assert len(digests) == 1
+    found, told = started(checkpoint)
+    assert told.endswith("; read from the cache")
+    assert torch.equal(found, wanted)
+    assert len(digests) == 1
+    started(checkpoint, scale=1)  # the process's own page
+    assert len(digests) == 2
+    assert len(entries(cache)) == 1
+
+
+def test_a_copy_of_a_checkpoint_is_read_once(
+    cache: Path, checkpoint: Path, digests: list[int]
+) -> None:
+    started(checkpoint)
+    other = checkpoint.with_name("other")
+    shutil.copytree(checkpoint, other, copy_function=shutil.copy2)
+    for _ in range(2):
+        assert started(other)[1].endswith("; read from the cache")
+    assert len(digests) == 2
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "too new"])
+def test_files_that_changed_are_read(
+    how: str,
+    cache: Path,
+    checkpoint: Path,
+    digests: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started(checkpoint)
+    path = checkpoint / "model.safetensors"
+    data, status = bytearray(path.read_bytes()), path.stat()
+    data[8 + int.from_bytes(data[:8], "little")] ^= (
+        1  # of the output layer, the first behind the header
+    )
+    if how == "too new":
+        monkeypatch.setattr(weights_digest, "MIN_AGE_S", 3600)
+    elif how == "written":
+        path.write_bytes(data)
+    else:
+        path.unlink()
+        path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    started(checkpoint)
+    assert len(digests) == 2
+    assert len(entries(cache)) == (1 if how == "too new" else 2)
 
 
 def test_what_is_not_kept(cache: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

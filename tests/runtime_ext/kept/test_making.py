@@ -20,6 +20,7 @@ from tests.tiers import quick_first
 
 from xruntime import operator_library
 from xruntime.kept.calls import Pattern, flat_call
+from xruntime.kept.library import NotCompiledError
 from xruntime.kept.making import (
     KEPT_SPEED,
     ONLY_IDLE,
@@ -31,7 +32,6 @@ from xruntime.kept.making import (
     compile_priority,
 )
 from xruntime.kept.model_libraries import CallKey, ModelCall, stored_format
-from xruntime.kept.store import NotCompiledError
 
 pytestmark = pytest.mark.usefixtures("native")
 

@@ -91,7 +91,7 @@ def test_code_is_kept_for_equal_weights_threads_and_precision(
     other = copy.deepcopy(kept)
     with torch.no_grad():
         other.weight.view(torch.int32)[0, 0] ^= 1
-    monkeypatch.setattr("xruntime.kept.model_libraries.ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr("xruntime.kept.store.ROOM_BYTES", 1 << 62)
     for model, asked in (
         (other, {"threads": 1}),
         (kept, {"threads": 2}),
@@ -256,7 +256,7 @@ def test_where_nothing_can_be_kept(
         return notes(compiled)
 
     assert reason(freezing=False) == "not kept: its weights are not constants (freezing)"
-    monkeypatch.setattr("xruntime.kept.model_libraries.ROOM_BYTES", 1 << 62)
+    monkeypatch.setattr("xruntime.kept.store.ROOM_BYTES", 1 << 62)
     assert " MiB left" in reason()
     (tmp_path / "file").write_text("")
     for value, problem in (

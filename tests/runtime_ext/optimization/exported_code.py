@@ -16,12 +16,12 @@ from torch import Tensor
 from xruntime.compilation.inductor import compiling, first_line
 from xruntime.kept.call_libraries import CallLibraries
 from xruntime.kept.calls import Nest, Sizes
+from xruntime.kept.library import NotCompiledError
 from xruntime.kept.making import CompileJob, as_module, exported_program, served_sizes
-from xruntime.kept.store import NotCompiledError
 
 
 class ExportedLibrary:
-    """Stands for `xruntime.kept.store.Library`."""
+    """Stands for `xruntime.kept.library.Library`."""
 
     name, seconds, kept, is_running = "exported", 0.1, False, False
 
