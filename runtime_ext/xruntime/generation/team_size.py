@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,16 @@ from xruntime import native
 from xruntime.threads.team import team_size
 
 TRIALS: Final = 5
-"""How many steps are timed with each of two numbers of threads, alternately, before the quickest are compared."""
+"""How many steps are timed with each of two numbers of threads, alternately, before they are compared."""
+
+MAX_TRIALS: Final = 20
+"""So many where the usual steps say something else than the quickest, until that is certain."""
+
+LEFT_OUT: Final = 5
+"""The longest of so many steps is no usual one."""
+
+MIN_CERTAINTY: Final = 2
+"""By so many times its standard error a difference of usual steps is certain."""
 
 MIN_GAIN: Final = 0.03
 """A smaller number is used if it is this much faster."""
@@ -75,8 +86,10 @@ _steps: Final = _Steps()
 class Search:
     """Finds the useful number of threads, at most `most`: halves while that is faster, then tries three quarters.
 
-    Other programs only lengthen a step, so the quickest steps are compared. They may lengthen all steps of a search:
-    twice the number that it has found is tried again, first soon, then after twice as many steps each time.
+    Other programs only lengthen a step, so the quickest steps are compared. But they may lengthen steps of all CPUs more
+    often than those of a few, which the usual steps show: these decide where the difference is certain. They may
+    lengthen all steps of a search, too: twice the number that it has found is tried again, first soon, then after
+    twice as many steps each time.
     """
 
     def __init__(self, most: int) -> None:
@@ -118,9 +131,19 @@ class Search:
             timed = min(len(best), len(other))
             if timed < 2:
                 return
-            if timed < TRIALS and min(other) < HOPELESS * min(best):
+            if timed < TRIALS and min(other) < HOPELESS * max(best):
                 return
-            if min(other) < (1 - MIN_GAIN) * min(best):
+            other_is_faster = min(other) < (1 - MIN_GAIN) * min(best)
+            if timed >= TRIALS:
+                excess, error = _usual_excess(best, other)
+                if (excess < 0) is not other_is_faster:
+                    if abs(excess) >= MIN_CERTAINTY * error:
+                        other_is_faster = not other_is_faster
+                    elif timed < MAX_TRIALS:
+                        return
+            self._times[self.best] = best[-TRIALS:]  # what they are compared with next is timed now
+            self._times[self._other] = other[-TRIALS:]
+            if other_is_faster:
                 self.best = self._other
                 self._other = self.best // 2 if self._halving else 0
             else:
@@ -129,6 +152,17 @@ class Search:
                 self._halving = False
             if self._other == 0 and self.best == self._first < self._most:  # perhaps more
                 self._begin(min(2 * self.best, self._most))
+
+
+def _usual_excess(best: list[float], other: list[float]) -> tuple[float, float]:
+    """By how much the mean of usual steps is above one that is faster by `MIN_GAIN`, and the standard error of that."""
+    means, errors = [], []
+    for times in (best, other):
+        usual = sorted(times)[: len(times) - len(times) // LEFT_OUT]
+        means.append(statistics.fmean(usual))
+        errors.append(statistics.stdev(usual) / len(usual) ** 0.5)
+    share = 1 - MIN_GAIN
+    return means[1] - share * means[0], math.hypot(errors[1], share * errors[0])
 
 
 class TeamSizes:
