@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -69,6 +70,7 @@ class CacheDirectory(NamedTuple):
         return {str(k): str(v) for k, v in parts.items()} if isinstance(parts, dict) else None
 
 
+@functools.cache
 def directory_of(base: str, key: Key) -> CacheDirectory:
     """Where the cache of a key is."""
     return CacheDirectory(key.cache, key.name, os.path.join(base, key.cache, key.name))

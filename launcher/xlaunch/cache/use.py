@@ -335,7 +335,7 @@ def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
     Caches keep libraries at most one directory deep. Nothing is removed while another program uses the
     cache. Raises OSError.
     """
-    if not any(entries.format is Format.ELF for entries in BY_NAME[directory.cache].entries):
+    if Format.ELF not in [entries.format for entries in BY_NAME[directory.cache].entries]:
         return
     since_s -= CLOCK_STEP_S
     with os.scandir(directory.path) as entries:

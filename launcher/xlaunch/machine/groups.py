@@ -308,7 +308,7 @@ def _by_design(traits: dict[CPUs, _Traits]) -> dict[CPUs, _Traits]:
         return {core: slowest[trait.midr] for core, trait in traits.items()}
 
     traits = {core: trait._replace(midr=0) for core, trait in traits.items()}
-    if any(trait.max_khz and not trait.base_khz for trait in all_traits):
+    if [trait for trait in all_traits if trait.max_khz and not trait.base_khz]:
         return traits
     # Favoured cores: for equal base frequencies, a small spread of the maximum is ignored.
     alike: dict[tuple[int, int], list[_Traits]] = {}

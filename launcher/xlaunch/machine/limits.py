@@ -113,15 +113,13 @@ def _levels(tree: Tree, mount: Mount, path: str) -> list[ControlGroup]:
     # The path may be outside the mounted part: begin where directories exist.
     while below and not tree.has_directory(f"{mount.directory}/{below}"):
         below = below.rpartition("/")[0]
-    directories = []
-    while below:
-        directories.append(f"{mount.directory}/{below}")
+    levels = []
+    while True:
+        directory = f"{mount.directory}/{below}" if below else mount.directory
+        levels.append(ControlGroup(mount.version, directory, mount.prefixed, mount.directory))
+        if not below:
+            return levels
         below = below.rpartition("/")[0]
-    directories.append(mount.directory)
-    return [
-        ControlGroup(mount.version, directory, mount.prefixed, mount.directory)
-        for directory in directories
-    ]
 
 
 def _below_mount(path: str, mount_root: str) -> str:

@@ -90,8 +90,13 @@ class Tree:
         **Ex.:** ``numbered("/sys/devices/system/node", "node")`` is ``[0, 1]``.
         """
         start = len(prefix)
-        names = [name[start:] for name in self.names(path) if name.startswith(prefix)]
-        return sorted([int(digits) for digits in names if digits.isdecimal()])
+        return sorted(
+            [
+                int(name[start:])
+                for name in self.names(path)
+                if name.startswith(prefix) and name[start:].isdecimal()
+            ]
+        )
 
 
 def is_live(root: str) -> bool:

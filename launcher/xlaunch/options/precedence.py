@@ -340,8 +340,8 @@ def project_files(directory: str) -> Iterator[tuple[str, bytes]]:
         if os.path.isfile(path) and b"xlaunch" in (data := _read(path)):
             yield path, data
         parent = os.path.dirname(directory)
-        top = any(os.path.lexists(os.path.join(directory, mark)) for mark in REPOSITORY_MARKS)
-        if top or parent == directory:
+        marks = [m for m in REPOSITORY_MARKS if os.path.lexists(os.path.join(directory, m))]
+        if marks or parent == directory:
             return
         directory = parent
 
