@@ -307,7 +307,7 @@ def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | N
         raise UsageError("these are too many files for a bundle; see --only")
     first = {MANIFEST: data}
     if sign is not None:
-        first[SIGNATURE] = sign_manifest(data, sign)
+        first[SIGNATURE] = _sign_manifest(data, sign)
     for name, data in first.items():
         write_whole(os.path.join(copies, name), data)
     members = [(name, name) for name in first]
@@ -323,7 +323,7 @@ def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | N
                 tar.addfile(header, stream)
 
 
-def sign_manifest(data: bytes, key: str) -> bytes:
+def _sign_manifest(data: bytes, key: str) -> bytes:
     """Sign by ``ssh-keygen -Y`` with the private key in the file `key`, or its copy in the SSH agent.
 
     Raises `UsageError`. Never asks for a passphrase.

@@ -136,7 +136,7 @@ def cache_settings(
         is_free = (asked is not None or not users_own) and row.variable not in fixed
         if is_free or users_own == directories[row.name].path:
             used.append(row.name)
-    seed = seed_directory(environment)
+    seed = _seed_directory(environment)
     warmth = {name: _warmth(keys[name], base, seed) for name in used}
     places = [directories[name] for name in used]
     try:
@@ -256,11 +256,11 @@ def prepare(base: str, key: Key, seed: str | None) -> CacheDirectory:
         plant(seed, base, key)
     directory = store.directory_of(base, key)
     if os.path.exists(directory.record):
-        remove_cut_libraries(directory, directory.last_use_s)
+        _remove_cut_libraries(directory, directory.last_use_s)
     return store.begin_use(base, key)
 
 
-def seed_directory(environment: Mapping[str, str]) -> str | None:
+def _seed_directory(environment: Mapping[str, str]) -> str | None:
     """The directory that `SEED_VARIABLE` names; None if it is not set.
 
     Raises `UsageError` if it is absent, or if another user than root or this one could have changed it.
@@ -327,7 +327,7 @@ def _copy(source: str, target: str, place: str) -> None:
                 relocate(path, os.path.join(place, entry.name))
 
 
-def remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
+def _remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
     """Remove truncated libraries that were linked after `since_s` (seconds since the epoch).
 
     Linkers write into the final file, and Inductor loads any file of that name: with one that is too
@@ -383,7 +383,7 @@ def own_directory(
     key = key_of(BY_NAME[name], hardware, Packages(versions, "{}.{}".format(*sys.version_info)))
     try:
         refusal = hardware.why_unknown or store.why_unusable(base, [store.directory_of(base, key)])
-        seed = seed_directory(environment)
+        seed = _seed_directory(environment)
         refusal = refusal or missing_home(environment)
         if refusal is not None:
             raise UsageError(refusal)

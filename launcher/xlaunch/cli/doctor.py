@@ -98,7 +98,7 @@ def command(
     of_scripts = {name: options.pop(name) for name in ("hints", "select", "output_format")}
     if rule is not None:
         _refuse("--rule explains a rule", {**options, **of_scripts, **ignore, "a file": words})
-        return explain_rule(rule)
+        return _explain_rule(rule)
     if device or compare is not None:
         verbose = options.pop("verbose")
         if compare is not None:
@@ -110,7 +110,7 @@ def command(
     if words:
         _refuse("files are checked by their source", options)
         of_scripts["output_format"] = of_scripts["output_format"] or ("json" if as_json else "text")
-        return check_scripts(words, **of_scripts, **ignore)
+        return _check_scripts(words, **of_scripts, **ignore)
     _refuse("without files the machine is checked", of_scripts)
     from xlaunch.cli.doctor_machine import check_machine
 
@@ -132,7 +132,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
         raise UsageError(f"{what}; {typed_options[0]} does not go with that")
 
 
-def check_scripts(
+def _check_scripts(
     paths: tuple[str, ...],
     *,
     hints: bool,
@@ -159,7 +159,7 @@ def check_scripts(
     return 1 if result.findings else 0
 
 
-def explain_rule(code: str) -> int:
+def _explain_rule(code: str) -> int:
     """Print what a rule finds, with a failing and a passing example."""
     from xlaunch.doctor.lint.rules import BY_CODE
 

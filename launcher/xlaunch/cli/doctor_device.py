@@ -84,11 +84,11 @@ def watch_program(
         with _output(as_json=as_json):
             report = _run(request if watch is None else watch.watched(request), machine)
         for line in render(report, request):
-            say_line(line)
+            _say_line(line)
         if watch is not None:
             decoding = watch.results(whole_plan, machine, report.warnings)
     for line in [line for it in decoding if verbose or it.is_slow for line in it.lines()]:
-        say_line(line)
+        _say_line(line)
     if as_json:
         seen = [it.as_dict() for it in decoding]
         _print_json({**document(report, request), "decoding": seen})
@@ -163,7 +163,7 @@ def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) ->
         say("nothing is compared, because a run failed", NAME)
     comparison = None if failed else compare(reports)
     for line in comparison.lines() if comparison else ():
-        say_line(line)
+        _say_line(line)
     if as_json:
         runs = [
             {"device": device, **document(report, request_for(request, device))}
@@ -175,7 +175,7 @@ def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) ->
     return failed.exit_code if failed else 0
 
 
-def say_line(text: str) -> None:
+def _say_line(text: str) -> None:
     """Print a line of the verdict, its indentation kept, on standard error."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{NAME}: {text}\n")

@@ -80,7 +80,7 @@ def command(*, as_json: bool, watch: bool, ready: bool, run: str | None) -> int 
         click.echo(json.dumps(state, indent=1))
         return None
     while True:
-        lines = table(look()) if run is None else instance_table(state_of(find_run(run)))
+        lines = table(look()) if run is None else _instance_table(state_of(find_run(run)))
         if not watch:
             click.echo("\n".join(lines))
             return None
@@ -146,7 +146,7 @@ def _without_empty(columns: Sequence[tuple[str, list[str]]], optional: Sequence[
     return fit(rows, width=terminal_width(STDOUT), optional=optional)
 
 
-def instance_table(state: dict[str, Any]) -> list[str]:
+def _instance_table(state: dict[str, Any]) -> list[str]:
     """The instances of a run as lines of text. `state`: see docs/supervision.md."""
     rows = state["instances"]
     columns = [

@@ -118,7 +118,7 @@ def _contribute_caches(situation: Situation) -> Contribution:
     return Contribution(variables, warnings=caches.warnings, caches=caches)
 
 
-def contribute_pages(situation: Situation) -> Contribution:
+def _contribute_pages(situation: Situation) -> Contribution:
     """The variables of `--thp`."""
     return request_pages(situation.request.thp, system_mode())
 
@@ -165,7 +165,7 @@ def _gpu_settings(gpus: Sequence[Gpu], inherited: Mapping[str, str]) -> list[Pro
     return settings
 
 
-def contribute_gpus(situation: Situation) -> Contribution:
+def _contribute_gpus(situation: Situation) -> Contribution:
     """The variables of `--gpus-per-instance`. Raises `UsageError` where `--env` chooses GPUs, too."""
     if situation.plan.layout.gpus_per_instance is None:
         return Contribution()
@@ -184,11 +184,11 @@ CONTRIBUTORS: tuple[Contributor, ...] = (
     _contribute_output,
     contribute_allocator,
     contribute_openmp,
-    contribute_pages,
+    _contribute_pages,
     _contribute_optimization,
     contribute_rank_hook,
     _contribute_caches,
-    contribute_gpus,
+    _contribute_gpus,
 )
 """The concerns, in the order in which --explain shows their variables."""
 

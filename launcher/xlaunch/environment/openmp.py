@@ -201,7 +201,7 @@ def binding_variable(
     """
     value = environment.get(KMP_AFFINITY, "")
     if value and any(word in value.lower() for word in _KMP_TYPES):
-        runtime = f"--omp {chosen}" if chosen in KMP else kmp_runtime(program, environment)
+        runtime = f"--omp {chosen}" if chosen in KMP else _kmp_runtime(program, environment)
         if runtime is not None:
             return Binding(f"{KMP_AFFINITY}={value}", runtime)
     if environment.get("OMP_PROC_BIND", "").lower() == "false":
@@ -213,7 +213,7 @@ def binding_variable(
     return None
 
 
-def kmp_runtime(program: Program, environment: Mapping[str, str]) -> str | None:
+def _kmp_runtime(program: Program, environment: Mapping[str, str]) -> str | None:
     """Where Intel's or LLVM's runtime comes from that `program` loads; None: it is not known to load one.
 
     Preloaded by the user, linked to the executable or to torch, brought by a package for itself, or by MKL.

@@ -213,10 +213,10 @@ def every_library_counts_the_mask(program: Program) -> bool:
         return MACHINES.get(program.loads.target.machine) == "x86-64"
     if [name for name in names_in(f"{program.prefix}/lib") if name.startswith("libblis.so")]:
         return False
-    return not program.installed.has("torch") or torch_has_mkl(program)
+    return not program.installed.has("torch") or _torch_has_mkl(program)
 
 
-def torch_has_mkl(program: Program) -> bool:
+def _torch_has_mkl(program: Program) -> bool:
     """Whether the program's torch is linked to a threaded MKL; False if that cannot be seen."""
     for site in site_directories(program.prefix, program.interpreter) if program.prefix else ():
         text = read_file(f"{site}/torch/include/ATen/Config.h", max_bytes=1 << 16)

@@ -66,7 +66,7 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
             node = tree.read_int(f"{directory}/numa_node")
             model = ":".join([str(number).removeprefix("0x") for number in numbers])
             uuid = (
-                nvidia_facts(tree, address).get("GPU UUID", "") if vendor is Vendor.NVIDIA else ""
+                _nvidia_facts(tree, address).get("GPU UUID", "") if vendor is Vendor.NVIDIA else ""
             )
             gpus.append(
                 Gpu(vendor, model, address, node if node is not None and node >= 0 else None, uuid)
@@ -97,7 +97,7 @@ def gpu_models(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     return tuple(sorted(models, key=lambda gpu: (gpu.vendor.value, gpu.model)))
 
 
-def nvidia_facts(tree: Tree, address: str) -> dict[str, str]:
+def _nvidia_facts(tree: Tree, address: str) -> dict[str, str]:
     """What NVIDIA's driver says of a GPU. **Ex.:** ``{"GPU UUID": "GPU-5c1f...", "Device Minor": "0"}``."""
     text = tree.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
     return parse_fields(text)
@@ -177,7 +177,7 @@ def openable(found: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
         return os.access(f"{prefix}/dev/{node}", os.R_OK | os.W_OK)
 
     nvidia = [gpu for gpu in found if gpu.vendor is Vendor.NVIDIA]
-    minors = {gpu: nvidia_facts(tree, gpu.address).get("Device Minor") for gpu in nvidia}
+    minors = {gpu: _nvidia_facts(tree, gpu.address).get("Device Minor") for gpu in nvidia}
     nodes = [n for n in tree.numbered("/dev", "nvidia") if opens(f"nvidia{n}")]
     if nvidia and None not in minors.values():
         nvidia = [gpu for gpu, minor in minors.items() if opens(f"nvidia{minor}")]

@@ -51,7 +51,7 @@ def read_topology(root: str) -> tuple[Topology, tuple[str, ...]]:
     sharing = SharingReader(tree, online)
 
     cores, cores_known = _read_cores(tree, sharing, online, notes)
-    nodes, node_notes = read_numa_nodes(tree, online)
+    nodes, node_notes = _read_numa_nodes(tree, online)
     packages = _read_packages(tree, sharing, online, nodes, notes)
     package_cpus = tuple(package.cpus for package in packages)
     dies = _read_dies(sharing, online, package_cpus, notes)
@@ -260,7 +260,7 @@ def _shorten(cpus: CPUs) -> str:
     return shown if len(cpus) <= 8 else f"{shown},... ({len(cpus)} in all)"
 
 
-def read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], list[str]]:
+def _read_numa_nodes(tree: Tree, online: CPUs) -> tuple[tuple[NumaNode, ...], list[str]]:
     """Every node that the kernel lists, by id, and notes on inconsistent files."""
     ids = tree.numbered(NODE_DIRECTORY, "node")
     notes: list[str] = []

@@ -92,7 +92,7 @@ class Value(NamedTuple):
     number: float
     """NaN and infinities, too: programs print them when they diverge."""
     unit: str | None
-    """The unit after it, if any: of time, a size, something per time, or %; see `unit_size`."""
+    """The unit after it, if any: of time, a size, something per time, or %; see `_unit_size`."""
 
 
 class Metric(NamedTuple):
@@ -194,11 +194,11 @@ def conversion(unit: str, to: str) -> float | None:
     """How many `to` one `unit` is; None if they measure different things. **Ex.:** GB/s, MB/s: 1000."""
     if unit == to:
         return 1.0
-    (size, what), (to_size, to_what) = unit_size(unit), unit_size(to)
+    (size, what), (to_size, to_what) = _unit_size(unit), _unit_size(to)
     return size / to_size if what == to_what else None
 
 
-def unit_size(unit: str) -> tuple[float, str]:
+def _unit_size(unit: str) -> tuple[float, str]:
     """The size of a unit that follows a number, and what it measures.
 
     **Ex.:** ``ms``: 0.001, s;  ``MiB/s``: 1048576, B/s;  ``items/min``: 1/60, /s;  ``%``: 1, %.

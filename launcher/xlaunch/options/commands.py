@@ -76,11 +76,11 @@ class OptionType(ParamType):
         words = [word for word in self.kind.words if word.startswith(incomplete.lower())]
         if words or "FILE" in self.name or "DIR" in self.name:
             kind = "dir" if self.name == "DIR" else "file"
-            return [CompletionItem(word) for word in words] or [complete_files(incomplete, kind)]
+            return [CompletionItem(word) for word in words] or [_complete_files(incomplete, kind)]
         return []
 
 
-def complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
+def _complete_files(incomplete: str, kind: str = "file") -> CompletionItem:
     """Has the shell complete names of files, or with ``"dir"`` of directories."""
     from click.shell_completion import CompletionItem
 
@@ -109,7 +109,7 @@ class GroupedCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete options; after the program's name, files: what follows it is the program's."""
         if ctx.params.get("program"):
-            return [complete_files(incomplete)]
+            return [_complete_files(incomplete)]
         return super().shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -135,7 +135,7 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that `args` begin with. Raises `UsageError`."""
         if args[0] not in self.commands:
-            raise no_command(args[0], self.commands, ctx.command_path)
+            raise _no_command(args[0], self.commands, ctx.command_path)
         return super().resolve_command(ctx, args)
 
 
@@ -214,7 +214,7 @@ def with_program(command: Command, *, required: bool = True) -> Command:
         nargs=-1,
         type=click.UNPROCESSED,
         metavar=metavar,
-        shell_complete=lambda _context, _parameter, incomplete: [complete_files(incomplete)],
+        shell_complete=lambda _context, _parameter, incomplete: [_complete_files(incomplete)],
     )(command)
 
 
@@ -289,11 +289,11 @@ def words_for_help(words: Sequence[str], commands: Collection[str], program: str
     if words[:1] in (["-h"], ["--help"]):
         words = []
     if words and words[0] not in commands:
-        raise no_command(words[0], commands, program)
+        raise _no_command(words[0], commands, program)
     return [*words, "--help"]
 
 
-def no_command(word: str, commands: Collection[str], program: str) -> UsageError:
+def _no_command(word: str, commands: Collection[str], program: str) -> UsageError:
     """The error for a word that is not one of the commands."""
     from xlaunch.options.suggestions import command_hint
 

@@ -44,7 +44,7 @@ class AllowedCores(NamedTuple):
         return sum(self.node_sizes)
 
 
-def allowed_cores(layout: LayoutRequest, machine: Machine) -> AllowedCores:
+def _allowed_cores(layout: LayoutRequest, machine: Machine) -> AllowedCores:
     """The cores of a request that names CPUs, nodes, kinds of core and reserved cores."""
     one_core_each = plan(layout._replace(instances=MAX, ncores=1, smt=True), machine)
     instances = one_core_each.instances
@@ -95,7 +95,7 @@ def settle_layout(
         mode = _value(typed_values, "rank-mode") or RankMode.AUTO
         request, machine = share_here(Request(layout=layout), machine, os.environ, mode)
         layout = request.layout
-    cores = allowed_cores(layout, machine)
+    cores = _allowed_cores(layout, machine)
     if "core-list" in old and max(cores.widths) > 1:
         options["smt"] = None  # run_cpu used every CPU of its list, siblings too
     if "smt" in options and (cpus := _number(options, "ncores")) is not None:

@@ -295,7 +295,7 @@ def locate_preset(name: str, option: str = "--preset") -> str:
         raise UsageError(f"{option} {name!r} is not a file name")
     full = name if name.endswith(SUFFIX) else name + SUFFIX
     candidates = [name, full]
-    store = user_directory("presets")
+    store = _user_directory("presets")
     if "/" not in name and store is not None:
         candidates.append(os.path.join(store, full))
     for candidate in candidates:
@@ -316,7 +316,7 @@ def locate_preset(name: str, option: str = "--preset") -> str:
     raise UsageError(f"{option} {name!r} is neither here nor in {shorten(store)}{near}")
 
 
-def user_directory(*names: str) -> str | None:
+def _user_directory(*names: str) -> str | None:
     """The path of a file in the user's configuration directory; None without a home directory."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification says to ignore relative ones
@@ -368,7 +368,7 @@ def _project_layer(notes: list[str]) -> Layer | None:
 
 
 def _user_layer(notes: list[str]) -> Layer | None:
-    path = user_directory("config" + SUFFIX)
+    path = _user_directory("config" + SUFFIX)
     if path is None or not os.path.lexists(path) or not _is_ours(path, notes):
         return None
     shown = shorten(path)

@@ -128,7 +128,7 @@ class Relay:
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink, log: int | None) -> int:
         if self._run.pty:
-            reader, writer = open_pseudo_terminal()
+            reader, writer = _open_pseudo_terminal()
         else:
             reader, writer = os.pipe()
         os.set_blocking(reader, False)
@@ -153,7 +153,7 @@ class Relay:
 
     def resize_terminals(self) -> None:
         """Set the instances' pseudo-terminals to the current size of the launcher's terminal."""
-        size = window_size()
+        size = _window_size()
         for descriptor in self._sources if self._run.pty else ():
             with contextlib.suppress(termios.error):  # no process has it open any more
                 termios.tcsetwinsize(descriptor, size)
@@ -288,7 +288,7 @@ class Relay:
                 self._poll.register(descriptor, select.POLLIN if readable else 0)
 
 
-def open_pseudo_terminal() -> tuple[int, int]:
+def _open_pseudo_terminal() -> tuple[int, int]:
     """Open a pseudo-terminal (`--pty`): the end to read from, and the instance's. Raises OSError.
 
     It is not the controlling terminal: Ctrl-C and job control are not affected, and it has no input.
@@ -298,11 +298,11 @@ def open_pseudo_terminal() -> tuple[int, int]:
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-    termios.tcsetwinsize(theirs, window_size())
+    termios.tcsetwinsize(theirs, _window_size())
     return ours, theirs
 
 
-def window_size() -> tuple[int, int]:
+def _window_size() -> tuple[int, int]:
     """Rows and columns of the launcher's terminal."""
     for descriptor in (1, 2, 0):
         with contextlib.suppress(termios.error):

@@ -67,18 +67,18 @@ def plan(
     share = _memory_share(machine, len(instances))
     decisions = [
         *pool.decisions,
-        *(explain_siblings(request, pool) if bound else ()),
-        *explain_quota(machine, capacity, can_bind=can_bind),
+        *(_explain_siblings(request, pool) if bound else ()),
+        *_explain_quota(machine, capacity, can_bind=can_bind),
         *layout.decisions,
-        *(explain_placement(request, crossed, idle) if bound else ()),
-        *explain_memory(instances, reasons),
-        *explain_memory_share(machine, share),
+        *(_explain_placement(request, crossed, idle) if bound else ()),
+        *_explain_memory(instances, reasons),
+        *_explain_memory_share(machine, share),
     ]
     warnings = [*machine.warnings, *pool.warnings, *layout.warnings]
     warnings += [] if can_bind else _warn_of_unbound(request)
     warnings += _warn_of_placement(request, machine.topology, layout, cores, placed, crossed)
-    warnings += warn_of_one_node(request, instances)
-    warnings += warn_of_isolated(instances, machine.topology, bound=bound)
+    warnings += _warn_of_one_node(request, instances)
+    warnings += _warn_of_isolated(instances, machine.topology, bound=bound)
     return Plan(
         instances=_selected(request, instances),
         count=len(instances),
@@ -269,7 +269,7 @@ def _selected(request: LayoutRequest, instances: list[Instance]) -> tuple[Instan
     return tuple([instances[index] for index in sorted(set(request.instance_index))])
 
 
-def explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
+def _explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
     """The decision whether second SMT siblings are used; nothing if there are none."""
     second = [cpu for core in pool.cores for cpu in core[1:]]
     if not second:
@@ -284,7 +284,7 @@ def explain_siblings(request: LayoutRequest, pool: Pool) -> list[Decision]:
     return [Decision("SMT", "off", reason)]
 
 
-def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
+def _explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> list[Decision]:
     """The decision about the CPU quota, and why the plan does not set masks."""
     if not can_bind:
         return [Decision("binding", "no", "this system has no CPU masks: threads go anywhere")]
@@ -306,7 +306,7 @@ def explain_quota(machine: Machine, capacity: Capacity, *, can_bind: bool) -> li
     return decisions
 
 
-def explain_placement(
+def _explain_placement(
     request: LayoutRequest, crossed: list[Levels], idle: list[Core]
 ) -> list[Decision]:
     """The number of crossings of all instances, and the idle cores."""
@@ -329,7 +329,7 @@ def explain_placement(
     return decisions
 
 
-def explain_memory(instances: Sequence[Instance], reasons: Sequence[str]) -> list[Decision]:
+def _explain_memory(instances: Sequence[Instance], reasons: Sequence[str]) -> list[Decision]:
     """One decision per policy and reason, for all instances that share them."""
     alike: dict[tuple[str, str], list[Instance]] = {}
     for instance, reason in zip(instances, reasons, strict=True):
@@ -364,7 +364,7 @@ def _warn_of_placement(
     warnings: list[str] = []
     sized = not takes_everything(request) and not (layout.shares and request.ncores is None)
     if not layout.oversubscribed and not layout.by_node and sized:
-        warnings += warn_of_crossings(request, topology, cores, placed, crossed)
+        warnings += _warn_of_crossings(request, topology, cores, placed, crossed)
     if layout.shares:
         from xlaunch.planning.gpus import warn_of_remote_gpus
 
@@ -372,7 +372,7 @@ def _warn_of_placement(
     return warnings
 
 
-def warn_of_crossings(
+def _warn_of_crossings(
     request: LayoutRequest,
     topology: Topology,
     cores: Sequence[Core],
@@ -410,7 +410,7 @@ def warn_of_crossings(
     return warnings
 
 
-def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Decision]:
+def _explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Decision]:
     """Each instance's share of a memory limit that is below the machine's memory."""
     limit, total = machine.limits.memory_limit_bytes, machine.limits.memory_total_bytes
     if share_bytes is None or limit is None or (total is not None and limit >= total):
@@ -420,7 +420,7 @@ def explain_memory_share(machine: Machine, share_bytes: int | None) -> list[Deci
     return [Decision("memory share", f"{share_bytes / 2**30:.1f} GiB", reason)]
 
 
-def warn_of_one_node(request: LayoutRequest, instances: Sequence[Instance]) -> list[str]:
+def _warn_of_one_node(request: LayoutRequest, instances: Sequence[Instance]) -> list[str]:
     """Warn of instances that `--mem-policy interleave` was asked for, and that have one node."""
     within = [i.index for i in instances if len(i.memory_nodes) < 2]
     if request.mem_policy is not MemoryPolicy.INTERLEAVE or not within:
@@ -431,7 +431,7 @@ def warn_of_one_node(request: LayoutRequest, instances: Sequence[Instance]) -> l
     ]
 
 
-def warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
+def _warn_of_isolated(instances: list[Instance], topology: Topology, *, bound: bool) -> list[str]:
     """Warn of isolated CPUs: the kernel does not move threads between them."""
     isolated = set(topology.isolated_cpus)
     used = {cpu for i in instances if i.threads > 1 for cpu in i.cpus if cpu in isolated}

@@ -66,7 +66,7 @@ def render_report(report: Report, *, explain: bool = False, width: int | None = 
     if report.devices is not None:
         lines += report.devices.lines()
     if report.metrics:
-        lines += ["", *render_metrics(report)]
+        lines += ["", *_render_metrics(report)]
     return "\n".join(lines)
 
 
@@ -87,7 +87,7 @@ def _caches(report: Report) -> list[str]:
     return lines
 
 
-def render_metrics(report: Report) -> list[str]:
+def _render_metrics(report: Report) -> list[str]:
     """A table of the metrics of each instance, and a line per metric over all instances."""
     rows = [
         (

@@ -61,7 +61,7 @@ def show_huge_pages(facts: Facts) -> Iterator[Finding]:
 
 def show_swap(facts: Facts) -> Iterator[Finding]:
     """Whether memory has been written to swap."""
-    memory = read_meminfo(facts)
+    memory = _read_meminfo(facts)
     total, swap, free = (memory.get(name) for name in ("MemTotal", "SwapTotal", "SwapFree"))
     if total is None or swap is None or free is None:
         return
@@ -92,7 +92,7 @@ def _room_bytes(facts: Facts, memory: dict[str, int]) -> float:
 
 def show_available(facts: Facts) -> Iterator[Finding]:
     """How much memory is available for another program."""
-    memory = read_meminfo(facts)
+    memory = _read_meminfo(facts)
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     if not total or available is None:
         return
@@ -107,7 +107,7 @@ def show_available(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def read_meminfo(facts: Facts) -> dict[str, int]:
+def _read_meminfo(facts: Facts) -> dict[str, int]:
     """The sizes of ``/proc/meminfo``, in bytes."""
     fields = parse_fields(facts.tree.read("/proc/meminfo") or "")
     values = {name: value.partition(" ") for name, value in fields.items()}
@@ -153,7 +153,7 @@ def show_limit(facts: Facts) -> Iterator[Finding]:
 
 def _raise_limit(facts: Facts, limit: int, wanted: int) -> str:
     """The command that raises the limit, where the machine has the memory for it."""
-    memory = read_meminfo(facts)
+    memory = _read_meminfo(facts)
     margin = MARGIN_SHARE * memory.get("MemTotal", 0)
     if wanted - limit > memory.get("MemAvailable", 0) - margin:
         return LARGEST
