@@ -90,11 +90,13 @@ def _of_function(
 
 def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
     """Options as they are typed. **Ex.:** ``--param=n=1,2``. Raises `UsageError` for one that is not known."""
-    known = {one.name: one for one in options_of(with_search_options) if one.name not in OUTPUT}
+    options_by_name = {
+        one.name: one for one in options_of(with_search_options) if one.name not in OUTPUT
+    }
     for name, value in options.items():
-        if name not in known:
-            raise UsageError(f"tune has no option {name!r}{did_you_mean(name, known)}")
-        option = known[name]
+        if name not in options_by_name:
+            raise UsageError(f"tune has no option {name!r}{did_you_mean(name, options_by_name)}")
+        option = options_by_name[name]
         if value is None:
             continue
         if option.is_flag:

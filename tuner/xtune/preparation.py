@@ -125,9 +125,9 @@ def prepare(
             f"{count} times the work; give a --metric, or --work shared if they divide it"
         )
     one_instance = metric == WALL and not asked.work_shared
-    made = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
-    made.space.require_choice()
-    resolver = Resolver(made.space, request, os.environ, machine)
+    made_space = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
+    made_space.space.require_choice()
+    resolver = Resolver(made_space.space, request, os.environ, machine)
     resolver.command(BARE)  # raises if the program is missing
 
     def runner_for(objective: Objective) -> Runner:
@@ -155,7 +155,7 @@ def prepare(
         objective = known.objective
     elif metric.startswith(MARK) and not asked.goals and function is None:
         unknown = Objective(metric, Goal.MINIMIZE, requirements)
-        announced = _kept_objective(Subject(*identities, made.space, unknown), kept())
+        announced = _kept_objective(Subject(*identities, made_space.space, unknown), kept())
         if announced is None:
             runner = runner_for(unknown)
             observer = observer or Observer()
@@ -170,17 +170,17 @@ def prepare(
         objective = announced
     else:
         objective = Objective(metric, goal_of(metric, asked.goals[:1]), requirements)
-    subject = Subject(*identities, made.space, objective)
+    subject = Subject(*identities, made_space.space, objective)
     if launches and known is not None:
         difference = subject.difference(known)
         if difference is not None:
             raise StudyError(
                 f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
             )
-    made = made._replace(notes=(*made.notes, *_notes(asked, subject, resolver)))
+    made_space = made_space._replace(notes=(*made_space.notes, *_notes(asked, subject, resolver)))
     runner = runner_for(objective)
     measurer = runner if function is None else FunctionMeasurer(function, resolver, objective)
-    return SearchTask(asked, subject, made, resolver, measurer, probe)
+    return SearchTask(asked, subject, made_space, resolver, measurer, probe)
 
 
 def _notes(asked: SearchRequest, subject: Subject, resolver: Resolver) -> Iterator[str]:

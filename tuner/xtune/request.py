@@ -147,7 +147,7 @@ def _service(options: Mapping[str, Any]) -> Service | None:
 
 def parse_percentage(text: str) -> float:
     """A percentage with its sign. **Ex.:** ``1%`` is 0.01. Raises `UsageError`."""
-    found = _PERCENT.fullmatch(text.strip())
-    if found is None or float(found[1]) >= 100:
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None or float(match[1]) >= 100:
         raise UsageError(f"{text!r} is not a percentage from 0% to below 100%; write 1% or 0.5%")
-    return float(found[1]) / 100.0
+    return float(match[1]) / 100.0

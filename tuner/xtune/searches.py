@@ -205,10 +205,10 @@ def open_store(task: SearchTask, study: Study, say: Say) -> StudyStore:
         names, only_they = changed_variables(store.left_out, now)
         inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
         if only_they:
-            what = f"{inherited} {'has' if len(names) == 1 else 'have'} changed"
+            reason = f"{inherited} {'has' if len(names) == 1 else 'have'} changed"
         else:
-            what = f"--cpus, --python, caches, {inherited} or libraries have changed"
-        say(_left_out(len(store.left_out), what))
+            reason = f"--cpus, --python, caches, {inherited} or libraries have changed"
+        say(_left_out(len(store.left_out), reason))
     numbers, changes = outdated(records, now)
     if numbers:
         were = "was" if len(numbers) == 1 else "were"

@@ -72,11 +72,11 @@ def next_step(
     # every finalist failed and there is room for others.
     final = strategy.final(records)
     if final is not None:
-        made = [record for _, record in final_records(records)]
-        if _is_under_way(made):
+        final_launches = [record for _, record in final_records(records)]
+        if _is_under_way(final_launches):
             return None
         step = strategy.final_step(final, allowance.left)
-        goes_on = made[-1].number < allowance.since or (
+        goes_on = final_launches[-1].number < allowance.since or (
             final.is_deserted and allowance.left > MIN_FINAL.launches
         )
         if step is not None or not (final.is_over and goes_on):
@@ -105,14 +105,14 @@ def next_step(
         return step
 
     # Nothing is left to search: the rest of the budget is for the final.
-    rest = strategy.size_of_final(records, allowance, rest=True)
-    if rest is None:
+    rest_size = strategy.size_of_final(records, allowance, rest=True)
+    if rest_size is None:
         return None
-    if rest.launches + strategy.checks_left(records) <= allowance.left and (
+    if rest_size.launches + strategy.checks_left(records) <= allowance.left and (
         step := strategy.check(records)
     ):
         return step
-    return strategy.first_of_final(records, rest)
+    return strategy.first_of_final(records, rest_size)
 
 
 def _is_under_way(records: Sequence[Record]) -> bool:
@@ -305,20 +305,22 @@ class Search:
         if self._resolution_told is None or (
             step.stage is Stage.FINAL and self._resolution_told is not Stage.FINAL
         ):
-            found = self.strategy.resolution(self._records, self._allowance())
-            if found is not None and (
-                found.degrees >= MIN_NOISE_DEGREES or len(self._walls) >= NOISE_KNOWN_AFTER
+            resolution = self.strategy.resolution(self._records, self._allowance())
+            if resolution is not None and (
+                resolution.degrees >= MIN_NOISE_DEGREES or len(self._walls) >= NOISE_KNOWN_AFTER
             ):
                 self._resolution_told = step.stage
-                self.observer.resolution_known(found)
+                self.observer.resolution_known(resolution)
 
     def _allowance(self) -> Allowance:
-        made, elapsed_s = len(self._walls), self._elapsed_s()
+        launches, elapsed_s = len(self._walls), self._elapsed_s()
         # With what xtune itself does between launches.
-        launch_s = elapsed_s / made if made else None
-        left = self.budget.left(made, elapsed_s, launch_s)
+        launch_s = elapsed_s / launches if launches else None
+        launches_left = self.budget.left(launches, elapsed_s, launch_s)
         limited_s = launch_s if self.budget.time_s is not None else None
-        return Allowance(left, made + left, self._since, self._earlier, limited_s)
+        return Allowance(
+            launches_left, launches + launches_left, self._since, self._earlier, limited_s
+        )
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
         return Progress(len(self._walls), allowance.left, self._elapsed_s(), stage)
@@ -374,8 +376,8 @@ class Search:
 
     def _nothing_to_compare(self) -> str:
         """The reason why there was no finalist."""
-        made = [one.launch for one in self._records if one.step.configuration != BARE]
-        tried = [launch for launch in made if launch is not None]
+        launches = [one.launch for one in self._records if one.step.configuration != BARE]
+        tried = [launch for launch in launches if launch is not None]
         if not tried:
             return "only the bare command could be launched"
         measured = [launch for launch in tried if launch.outcome is Outcome.MEASURED]
@@ -388,5 +390,7 @@ class Search:
 
 def _without_final(records: Sequence[Record]) -> int:
     """The number of launches since the last final, or since the beginning."""
-    made = [record.step.stage for record in records if record.launch is not None]
-    return next((at for at, stage in enumerate(reversed(made)) if stage is Stage.FINAL), len(made))
+    stages = [record.step.stage for record in records if record.launch is not None]
+    return next(
+        (at for at, stage in enumerate(reversed(stages)) if stage is Stage.FINAL), len(stages)
+    )

@@ -173,12 +173,12 @@ def _pair(measures: Sequence[Callable[[], Launch]], order: Sequence[int]) -> Pai
 
 
 def _show_progress(comparison: Comparison, pair_s: float) -> None:
-    made, planned = len(comparison.pairs), comparison.plan.planned
+    pairs, planned = len(comparison.pairs), comparison.plan.planned
     interval = comparison.finding(in_full=False).interval
     assert interval is not None
-    left = duration((planned - made) * pair_s)
+    time_left = duration((planned - pairs) * pair_s)
     _rewrite(
-        f"xtune: {made} of up to {planned} runs of each, up to {left} left;"
+        f"xtune: {pairs} of up to {planned} runs of each, up to {time_left} left;"
         f" B is {as_good_as(interval.step, interval.estimate)} A"
     )
 
@@ -214,7 +214,7 @@ def _print(comparison: Comparison, commands: Sequence[str], objective: Objective
 
 def _sentence(comparison: Comparison, objective: Objective) -> str:
     """The verdict."""
-    finding, made = comparison.finding(), len(comparison.pairs)
+    finding, pairs = comparison.finding(), len(comparison.pairs)
     interval, result = finding.interval, finding.result
     if interval is None:
         return "inconclusive: it was interrupted before each command had run"
@@ -224,18 +224,18 @@ def _sentence(comparison: Comparison, objective: Objective) -> str:
     is_value = objective.metric != WALL and kind_in(objective.metric) is MetricKind.VALUE
     times = as_good_as(interval.step, interval.estimate)
     times = times if is_value else times.replace("good", "fast")
-    span = f"95 % confidence interval: {describe_interval(interval)}; {counted(made, 'pair')}"
+    span = f"95 % confidence interval: {describe_interval(interval)}; {counted(pairs, 'pair')}"
     times = f"{better} is {times} {other} ({span})"
     if result in (Result.FIRST, Result.SECOND):
         return times
     if result is Result.NO_DIFFERENCE:
         return f"no difference of {100 * comparison.plan.rule.min_effect:g} % or more: {times}"
     advice = ""
-    if made < RUNS[0]:
+    if pairs < RUNS[0]:
         advice = f"; a verdict takes at least {RUNS[0]} pairs"
-    elif finding.more is not None and made + finding.more <= RUNS[-1]:
-        advice = f"; --runs {made + finding.more} should settle it"
-    elif made >= comparison.plan.planned:
+    elif finding.more is not None and pairs + finding.more <= RUNS[-1]:
+        advice = f"; --runs {pairs + finding.more} should settle it"
+    elif pairs >= comparison.plan.planned:
         advice = "; longer runs, or a higher --min-effect, would settle it sooner"
     return f"inconclusive: {times}{advice}"
 

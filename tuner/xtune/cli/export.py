@@ -54,7 +54,7 @@ def command(
     if output not in (None, "-"):
         check_output(output, kind, option="--output", force=force)
     stored = find_stored(open_named(storage), study)
-    found = stored.study
+    chosen = stored.study
     rows = [
         {
             "number": record.number,
@@ -63,17 +63,17 @@ def command(
             "host": record.host,
             **encode_launch(record.launch, series=not no_samples),
         }
-        for record in read_records(StudyStore(found), say)
+        for record in read_records(StudyStore(chosen), say)
         if record.launch is not None
     ]
     text = json.dumps(
         {
             "schema_version": SCHEMA_VERSION,
-            "study": found.name,
+            "study": chosen.name,
             "arguments": list(stored.arguments),
             "directory": stored.directory,
-            **found.subject.to_plain(),
-            "verdict": found.notes.get("verdict"),
+            **chosen.subject.to_plain(),
+            "verdict": chosen.notes.get("verdict"),
             "launches": rows,
         },
         indent=1,
@@ -82,6 +82,6 @@ def command(
         click.echo(text)
         return 0
     if not rows:
-        raise XLaunchError(f"study {found.name!r} has no launch yet; nothing is written")
+        raise XLaunchError(f"study {chosen.name!r} has no launch yet; nothing is written")
     write_output(output, text + "\n", option="--output", kind=kind, force=force)
     return 0

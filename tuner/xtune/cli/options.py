@@ -162,14 +162,20 @@ class SearchCommand(GroupedCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; those of no group come last."""
         options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        left = {option.name: option for option in options}
+        options_by_name = {option.name: option for option in options}
         sections: dict[str, set[Any]] = {
             title: {one.name for one in options_of(with_options(group))}
             for title, group in GROUPS.items()
         }
-        sections["Other"] = left.keys() - {name for one in sections.values() for name in one}
+        sections["Other"] = options_by_name.keys() - {
+            name for one in sections.values() for name in one
+        }
         for title, names in sections.items():
-            rows = [left[name].get_help_record(ctx) for name in left if name in names]
+            rows = [
+                options_by_name[name].get_help_record(ctx)
+                for name in options_by_name
+                if name in names
+            ]
             with formatter.section(title):
                 formatter.write_dl([row for row in rows if row is not None])
 

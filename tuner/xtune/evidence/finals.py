@@ -201,8 +201,8 @@ class Final:
     def _advance(self) -> None:
         """Close the complete blocks."""
         while not self.is_over and not self._missing():
-            made = [one for one in self.plan.order(self.blocks) if self._is_in(one)]
-            block = {one: self._made[self.blocks, one] for one in made if self._has(one)}
+            candidates = [one for one in self.plan.order(self.blocks) if self._is_in(one)]
+            block = {one: self._made[self.blocks, one] for one in candidates if self._has(one)}
             self._blocks.append(block)
             for candidate in block.keys() - {BASELINE}:
                 self._put_out_if_bad(candidate)
@@ -210,8 +210,8 @@ class Final:
 
     def _missing(self) -> list[int]:
         """The candidates that the next block still needs, in its order."""
-        made = self._made.get((self.blocks, BASELINE))
-        if made is not None and not self._objective.has_level(made):
+        baseline = self._made.get((self.blocks, BASELINE))
+        if baseline is not None and not self._objective.has_level(baseline):
             return []
         order = self.plan.order(self.blocks)
         return [one for one in order if self._is_in(one) and not self._has(one)]
@@ -330,14 +330,14 @@ class Final:
         for number, finalist in enumerate(self.plan.finalists, start=1):
             mine = [block[number] for block in self._blocks if number in block]
             peaks = [one.secondary.peak_rss_bytes for one in mine]
-            known = [peak for peak in peaks if peak is not None]
+            known_peaks = [peak for peak in peaks if peak is not None]
             dropped, interval = self._dropped.get(number, ("", None))
             results[number] = FinalistResults(
                 configuration=finalist.configuration,
                 changes=finalist.changes,
                 log_ratios=tuple([self._log_ratio(block, number) for block in self._blocks]),
                 kept=tuple([self._kept(block.get(number)) for block in self._blocks]),
-                memory_bytes=statistics.median(known) if known else None,
+                memory_bytes=statistics.median(known_peaks) if known_peaks else None,
                 out=self._out.get(number, ""),
                 dropped=dropped,
                 interval=interval,

@@ -95,10 +95,10 @@ def noise_cautions(values: Sequence[float], levels: Sequence[float]) -> Iterator
             "the first launch is an outlier, probably with cold caches (files, compiled code); run the"
             " workload once before"
         )
-    rest = [place + 1 for place in odd if place]
-    if rest:
+    outlying_launches = [place + 1 for place in odd if place]
+    if outlying_launches:
         yield (
-            f"launch {', '.join(map(str, rest))} of {len(values)} is an outlier; it is kept, and"
+            f"launch {', '.join(map(str, outlying_launches))} of {len(values)} is an outlier; it is kept, and"
             " trimmed if there are enough others"
         )
 
@@ -112,12 +112,12 @@ def disturbance_of(pairs: Iterable[tuple[Launch, Launch]]) -> str:
     launches whose waiting is known; else empty.
     """
     waits = [(one.secondary.waited, other.secondary.waited) for one, other in pairs]
-    known = [abs(a - b) for a, b in waits if a is not None and b is not None]
-    disturbed = sum(one > MAX_WAIT_DIFFERENCE for one in known)
-    if 2 * disturbed <= len(known):
+    differences = [abs(a - b) for a, b in waits if a is not None and b is not None]
+    disturbed = sum(one > MAX_WAIT_DIFFERENCE for one in differences)
+    if 2 * disturbed <= len(differences):
         return ""
     return (
-        f"not known: in {disturbed} of {counted(len(known), 'pair')} of launches one waited"
+        f"not known: in {disturbed} of {counted(len(differences), 'pair')} of launches one waited"
         f" much longer (by over {MAX_WAIT_DIFFERENCE:.0%} of the time) for CPUs that other programs"
         " used; end these, or give CPUs of their own by --cpus"
     )

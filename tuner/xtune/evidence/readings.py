@@ -80,9 +80,9 @@ def importance_of(
     objective = compared(objective, launches)
     usable: dict[Configuration, list[float]] = {}
     for one in launches:
-        known = one.configuration.keys() <= {row.name for row in parameters}
+        is_complete = one.configuration.keys() <= {row.name for row in parameters}
         level = objective.level(one.value)
-        if known and one.outcome is Outcome.MEASURED and level is not None:
+        if is_complete and one.outcome is Outcome.MEASURED and level is not None:
             values = {row.name: one.configuration.get(row.name, row.default) for row in parameters}
             logs = usable.setdefault(Configuration(values), [])
             logs.append(level)
@@ -94,14 +94,14 @@ def importance_of(
     }
     columns = [one for one, n in counts.items() if MIN_OF_A_VALUE <= n < len(usable)]
     needed = 5 + math.ceil(len(columns) / 2)
-    found = Importance(configurations=len(usable), launches=sum(map(len, usable.values())))
+    importance = Importance(configurations=len(usable), launches=sum(map(len, usable.values())))
     if not columns:
         note = "no setting was varied often enough to estimate its effect"
-        return found._replace(note=note)
+        return importance._replace(note=note)
     if len(usable) < needed:
         needing = counted(len(columns), "value")
         note = f"{len(usable)} configurations are too few to estimate the effects of {needing}"
-        return found._replace(note=f"{note}; that takes {needed} or more")
+        return importance._replace(note=f"{note}; that takes {needed} or more")
 
     design = np.array([[float(one[name] == value) for name, value in columns] for one in usable])
     target = np.array([sum(logs) / len(logs) for logs in usable.values()])
@@ -135,7 +135,7 @@ def importance_of(
         settings.append(SettingImportance(row.name, share, tuple(each), matters))
     settings.sort(key=lambda row: -row.share)
     explained = max(0.0, 1.0 - missed / max(float(target.var()), 1e-12))
-    return found._replace(settings=tuple(settings), explained=explained)
+    return importance._replace(settings=tuple(settings), explained=explained)
 
 
 class Point(NamedTuple):

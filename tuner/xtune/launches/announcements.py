@@ -66,9 +66,9 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> LaunchAnnou
         The start of the launch, on the clock of the lines.
     """
     waiting: dict[tuple[int, str], Announcement] = {}
-    left: dict[tuple[int, str], int] = {}
-    known: dict[str, Announcement] = {}
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    lines_left: dict[tuple[int, str], int] = {}
+    announced: dict[str, Announcement] = {}
+    timed_values: dict[tuple[str, int], list[tuple[float, float]]] = {}
     notes: list[str] = []
     not_finite = ""
     for line in lines:
@@ -79,30 +79,30 @@ def read_announcements(lines: Iterable[LiveLine], began_s: float) -> LaunchAnnou
                 waiting[source] = parse_announcement(line.text)
             except ValueError as error:
                 notes.append(f"instance {line.instance}: {error}")
-            left[source] = LINES_AFTER_MARK
+            lines_left[source] = LINES_AFTER_MARK
             continue
         if source not in waiting:
             continue
-        left[source] -= 1
+        lines_left[source] -= 1
         value = _number(line.text)
         if value is not None and not math.isfinite(value):
             waiting.pop(source)
             not_finite = not_finite or line.text.strip()
         elif value is not None:
             announcement = waiting.pop(source)
-            known.setdefault(announcement.name, announcement)
-            values = found.setdefault((announcement.metric, line.instance), [])
+            announced.setdefault(announcement.name, announcement)
+            values = timed_values.setdefault((announcement.metric, line.instance), [])
             values.append((line.at_s - began_s, value))
-        elif left[source] == 0:
+        elif lines_left[source] == 0:
             _give_up(waiting.pop(source), line.instance, notes)
     for (instance, _), announcement in waiting.items():
         _give_up(announcement, instance, notes)
     series = [
         Series(instance, metric, tuple(at for at, _ in values), tuple(v for _, v in values))
-        for (metric, instance), values in sorted(found.items())
+        for (metric, instance), values in sorted(timed_values.items())
     ]
     return LaunchAnnouncements(
-        tuple(known.values()), tuple(series), tuple(dict.fromkeys(notes)), not_finite
+        tuple(announced.values()), tuple(series), tuple(dict.fromkeys(notes)), not_finite
     )
 
 

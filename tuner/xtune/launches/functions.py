@@ -40,8 +40,8 @@ class Trial(NamedTuple):
         metrics
             Other numbers, by the names that requirements and a second metric give them.
         """
-        found = tuple((metrics or {}).items())
-        return Launch(BARE, "", Outcome.MEASURED, value, 0.0, metrics=found)
+        named_metrics = tuple((metrics or {}).items())
+        return Launch(BARE, "", Outcome.MEASURED, value, 0.0, metrics=named_metrics)
 
 
 Function = Callable[[Trial], "float | Launch"]
@@ -117,13 +117,13 @@ class FunctionMeasurer:
                 )
             result = trial.launch(float(result))
         secondary = result.secondary
-        made: Launch = result._replace(
+        completed: Launch = result._replace(
             configuration=launch.configuration, plan_hash=launch.plan_hash, began_s=launch.began_s,
             secondary=secondary if secondary.wall_s else secondary._replace(wall_s=wall_s),
         )  # fmt: skip
-        if made.value is not None and not math.isfinite(made.value):
-            notes = (f"the function returned {made.value}",)
-            return made._replace(outcome=Outcome.NOT_FINITE, value=None, notes=notes)
-        summaries = {name: summary_of_share(name, value) for name, value in made.metrics}
-        seen, unmet = check(self.objective.requirements, summaries, made.secondary)
-        return made._replace(requirements=seen, notes=(*made.notes, *unmet))
+        if completed.value is not None and not math.isfinite(completed.value):
+            notes = (f"the function returned {completed.value}",)
+            return completed._replace(outcome=Outcome.NOT_FINITE, value=None, notes=notes)
+        summaries = {name: summary_of_share(name, value) for name, value in completed.metrics}
+        seen, unmet = check(self.objective.requirements, summaries, completed.secondary)
+        return completed._replace(requirements=seen, notes=(*completed.notes, *unmet))

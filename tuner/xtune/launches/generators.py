@@ -58,7 +58,7 @@ def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Su
     metrics
         As for xlaunch's --metric. The last value of an output counts.
     """
-    found = dict[str, Summary]()
+    summaries = dict[str, Summary]()
     for text in metrics:
         metric = parse_metric(text)
         values = [_last(text, output) for output in outputs]
@@ -70,15 +70,17 @@ def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Su
             total = fmean(numbers)
             if metric.kind is not MetricKind.VALUE:
                 total = max(numbers) if metric.kind is MetricKind.TIME else math.fsum(numbers)
-            made = _summary(metric.name, metric.kind, unit, total)
+            summary = _summary(metric.name, metric.kind, unit, total)
             each = tuple([(number,) for number in numbers])
-            found[metric.name] = made._replace(printed_in=printed or "", values=each)
+            summaries[metric.name] = summary._replace(printed_in=printed or "", values=each)
     for name, (percentiles, printed) in _percentiles(outputs).items():
-        half = percentiles.get(50.0, _median_printed(found.get(name)))
-        made = _summary(name, MetricKind.TIME, "s", half)
+        half = percentiles.get(50.0, _median_printed(summaries.get(name)))
+        summary = _summary(name, MetricKind.TIME, "s", half)
         p90, p99 = percentiles.get(90.0), percentiles.get(99.0)
-        found[name] = made._replace(p90=p90, p99=p99, printed_in=printed, printed=percentiles)
-    return found
+        summaries[name] = summary._replace(
+            p90=p90, p99=p99, printed_in=printed, printed=percentiles
+        )
+    return summaries
 
 
 def _median_printed(summary: Summary | None) -> float:
@@ -97,10 +99,10 @@ def _last(text: str, output: str) -> Value | None:
         re.IGNORECASE,
     )
     for line in reversed(output.splitlines()):
-        found = labelled.fullmatch(line) if metric.named else None
-        unit = found and (metric.unit_after(found[3]) or metric.unit_after(found[1] or ""))
-        if found is not None and (unit or not re.match(r"[\w.]|\s[kKMG]\b", found[3])):
-            return Value(float(found[2].replace(",", "")), unit)
+        match = labelled.fullmatch(line) if metric.named else None
+        unit = match and (metric.unit_after(match[3]) or metric.unit_after(match[1] or ""))
+        if match is not None and (unit or not re.match(r"[\w.]|\s[kKMG]\b", match[3])):
+            return Value(float(match[2].replace(",", "")), unit)
         value = metric.read(line) or (in_any_case.read(line) if metric.named else None)
         if value is not None:
             return value
@@ -145,8 +147,8 @@ class Requests(NamedTuple):
     @property
     def shares(self) -> dict[str, float]:
         """The shares of failed and rejected requests in percent, by the names of requirements."""
-        made = max(self.made, 1)
-        return {ERRORS: 100.0 * self.failed / made, REJECTED: 100.0 * self.rejected / made}
+        requests = max(self.made, 1)
+        return {ERRORS: 100.0 * self.failed / requests, REJECTED: 100.0 * self.rejected / requests}
 
     def __str__(self) -> str:
         """**Ex.:** ``12 of 300 requests failed, 74 were rejected (429, 503)``."""
@@ -156,11 +158,11 @@ class Requests(NamedTuple):
 
 def requests_of(outputs: Sequence[str]) -> Requests | None:
     """The requests of all generators; None if one of them is not known, so that errors are not seen."""
-    found = [_read(output) for output in outputs]
-    known = [one for one in found if one is not None]
-    if not known or len(known) < len(found):
+    requests_of_each = [_read(output) for output in outputs]
+    readable = [one for one in requests_of_each if one is not None]
+    if not readable or len(readable) < len(requests_of_each):
         return None
-    return Requests(*map(sum, zip(*known, strict=True)))
+    return Requests(*map(sum, zip(*readable, strict=True)))
 
 
 def _read(output: str) -> Requests | None:
@@ -175,16 +177,16 @@ def _count(pattern: str, output: str) -> int | None:
 
 def _by_status(counts: Iterable[tuple[str, str]], without_answer: int = 0) -> Requests:
     """Requests from pairs of a status and a count; a status below 100 stands for no answer."""
-    made = failed = without_answer
+    requests = failed = without_answer
     rejected = 0
     for status_text, count_text in counts:
         status, count = int(status_text), int(count_text)
-        made += count
+        requests += count
         if status in REJECTING:
             rejected += count
         elif status >= FAILED_FROM or status < 100:
             failed += count
-    return Requests(made, failed, rejected)
+    return Requests(requests, failed, rejected)
 
 
 def _wrk(output: str) -> Requests | None:
@@ -206,8 +208,8 @@ def _hey_or_oha(output: str) -> Requests | None:
     statuses = re.findall(r"^\s*\[(\w+)\]\s+(\d+) responses", output, re.MULTILINE)
     words = [(word, int(count)) for word, count in statuses if not word.isdigit()]
     if words:
-        made = sum([count for _, count in words])
-        return Requests(made, sum([count for word, count in words if word != "OK"]))
+        requests = sum([count for _, count in words])
+        return Requests(requests, sum([count for word, count in words if word != "OK"]))
     _, _, errors = output.rpartition("Error distribution:")
     listed = re.findall(r"^\s*\[(\d+)\]\s+(.*)", errors, re.MULTILINE)
     lost = [int(count) for count, why in listed if ENDED_BY_ITSELF not in why]
@@ -215,13 +217,13 @@ def _hey_or_oha(output: str) -> Requests | None:
 
 
 def _ab(output: str) -> Requests | None:
-    made = _count(r"^Complete requests:\s+(\d+)", output)
-    if made is None:
+    requests = _count(r"^Complete requests:\s+(\d+)", output)
+    if requests is None:
         return None
     failed = _count(r"^Failed requests:\s+(\d+)", output) or 0
     other_length = _count(r"^\s+\(Connect: .*Length: (\d+)", output) or 0
     return Requests(
-        made, failed - other_length + (_count(r"^Non-2xx responses:\s+(\d+)", output) or 0)
+        requests, failed - other_length + (_count(r"^Non-2xx responses:\s+(\d+)", output) or 0)
     )
 
 
@@ -239,11 +241,11 @@ def _locust(output: str) -> Requests | None:
     totals = re.findall(r"^\s*Aggregated\s+(\d+)\s+(\d+)\([\d.]+%\)", output, re.MULTILINE)
     if not totals:
         return None
-    made, failed = map(int, totals[-1])
+    requests, failed = map(int, totals[-1])
     statuses = "|".join(map(str, REJECTING))
     listed = re.findall(rf"^\s*(\d+)\s+.*HTTPError\('(?:{statuses}) ", output, re.MULTILINE)
     rejected = sum(map(int, listed))
-    return Requests(made, failed - rejected, rejected)
+    return Requests(requests, failed - rejected, rejected)
 
 
 def _vllm(output: str) -> Requests | None:
@@ -255,15 +257,15 @@ def _vllm(output: str) -> Requests | None:
 
 
 def _h2load(output: str) -> Requests | None:
-    made = _count(r"^requests: (\d+) total,", output)
+    requests = _count(r"^requests: (\d+) total,", output)
     failed = _count(r"^requests: .* (\d+) failed,", output)
-    return None if made is None or failed is None else Requests(made, failed)
+    return None if requests is None or failed is None else Requests(requests, failed)
 
 
 def _siege(output: str) -> Requests | None:
     failed = _count(r"failed[_ ]transactions\"?:\s+(\d+)", output.lower())
-    made = _count(r"^\s*(?:\{\s*)?\"?transactions\"?:\s+(\d+)", output.lower())
-    return None if made is None or failed is None else Requests(made + failed, failed)
+    requests = _count(r"^\s*(?:\{\s*)?\"?transactions\"?:\s+(\d+)", output.lower())
+    return None if requests is None or failed is None else Requests(requests + failed, failed)
 
 
 def _vegeta(output: str) -> Requests | None:
@@ -275,10 +277,10 @@ def _bombardier(output: str) -> Requests | None:
     counts = re.findall(r"\b([1-5])xx - (\d+)", output)
     if not counts:
         return None
-    made = sum([int(count) for _, count in counts])
+    requests = sum([int(count) for _, count in counts])
     failed = sum([int(count) for hundreds, count in counts if int(hundreds) >= 4])
     others = _count(r"\bothers - (\d+)", output) or 0
-    return Requests(made + others, failed + others)
+    return Requests(requests + others, failed + others)
 
 
 def _fortio(output: str) -> Requests | None:

@@ -52,10 +52,10 @@ class LoadRange(NamedTuple):
 
 def parse_load(text: str, measure: str) -> LoadRange:
     """Parse --load for a generator's command. Raises `UsageError`."""
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"--load {text!r}: write NAME=LOW..HIGH in whole numbers, as in c=1..512")
-    loads = LoadRange(found[1], int(found[2]), int(found[3]))
+    loads = LoadRange(match[1], int(match[2]), int(match[3]))
     if not 1 <= loads.low < loads.high:
         raise UsageError(f"--load {text!r}: write the lower end first, from 1 on")
     if loads.name in (*LAUNCHER_WORDS, "port"):

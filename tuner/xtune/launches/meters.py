@@ -66,15 +66,15 @@ class EnergyMeter:
 
     def _find(self) -> list[tuple[str, int]]:
         """The counters of packages and of their memory, each with its range."""
-        found = []
+        counters = []
         for name in sorted(self._tree.names(POWERCAP)):
             kind, _, numbers = name.partition(":")
             label = self._tree.read(f"{POWERCAP}/{name}/name") or ""
             is_package = ":" not in numbers and label.startswith("package-")
             range_uj = self._tree.read_int(f"{POWERCAP}/{name}/max_energy_range_uj")
             if kind == CONTROL_TYPE and (is_package or label == "dram") and range_uj is not None:
-                found.append((f"{POWERCAP}/{name}", range_uj))
-        return found
+                counters.append((f"{POWERCAP}/{name}", range_uj))
+        return counters
 
 
 class CpuWait:

@@ -76,13 +76,13 @@ def parse_requirement(text: str) -> Requirement:
 
     **Ex.:** ``p99 <= 20 ms``: quantity ``p99``, at most, limit 0.02.
     """
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         raise ObjectiveError(f"--require {text!r}: not a bound; {_EXAMPLES}")
-    quantity, sign, unit = found["quantity"].strip(), found["sign"], found["unit"].strip()
+    quantity, sign, unit = match["quantity"].strip(), match["sign"], match["unit"].strip()
     if sign not in ("<=", ">=", "≤", "≥"):
         raise ObjectiveError(f"--require {text!r}: {sign!r} is not supported; write <= or >=")
-    value = float(found["number"])
+    value = float(match["number"])
     if not math.isfinite(value):
         raise ObjectiveError(f"--require {text!r}: the limit is too large")
     asked = _PERCENTILE.fullmatch(quantity)
@@ -100,11 +100,11 @@ def parse_requirement(text: str) -> Requirement:
 
 def describe_seen(requirement: Requirement, seen: float) -> str:
     """A measured value in the unit of the requirement's text. **Ex.:** ``34.2 ms``, ``0.87``."""
-    found = _FORM.fullmatch(requirement.text)
-    if found is None or not requirement.limit:
+    match = _FORM.fullmatch(requirement.text)
+    if match is None or not requirement.limit:
         return number(seen)
-    value = number(seen / requirement.limit * float(found["number"]))
-    return f"{value} {found['unit'].strip()}".rstrip()
+    value = number(seen / requirement.limit * float(match["number"]))
+    return f"{value} {match['unit'].strip()}".rstrip()
 
 
 def _limit(text: str, quantity: str, number: float, unit: str) -> tuple[float, bool]:
@@ -112,11 +112,11 @@ def _limit(text: str, quantity: str, number: float, unit: str) -> tuple[float, b
     if quantity in RESOURCES:
         resource = RESOURCES[quantity]
         allowed = ", ".join(resource.units)
-        known = resource.units.get(unit or resource.default or "")
-        if known is None:
+        factor = resource.units.get(unit or resource.default or "")
+        if factor is None:
             said = f"{unit!r} is not a unit of it" if unit else "give a unit"
             raise ObjectiveError(f"--require {text!r}: {said}; {quantity} takes {allowed}")
-        return number * known, False
+        return number * factor, False
     if not unit or unit == "%":
         return number, True
     if unit not in TIME_UNITS:
@@ -141,13 +141,15 @@ def metrics_to_read(objective: Objective, others: Iterable[str] = ()) -> tuple[s
         if name is not None and name not in RESOURCES:
             is_time = asked is not None and not name.startswith(MARK)
             wanted.append(f"{MetricKind.TIME.value}:{name}" if is_time else name)
-    found: dict[str, str] = {}
+    metrics_by_name: dict[str, str] = {}
     for text in wanted:
-        found.setdefault(name_of(text), text)
-    times = [name for name, text in found.items() if kind_in(text) is MetricKind.TIME]
+        metrics_by_name.setdefault(name_of(text), text)
+    times = [name for name, text in metrics_by_name.items() if kind_in(text) is MetricKind.TIME]
     for requirement in objective.requirements:
         _percentile_of(requirement, times)
-    return tuple(dict.fromkeys(MARK if text.startswith(MARK) else text for text in found.values()))
+    return tuple(
+        dict.fromkeys(MARK if text.startswith(MARK) else text for text in metrics_by_name.values())
+    )
 
 
 def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[float, str] | None:
@@ -155,19 +157,19 @@ def _percentile_of(requirement: Requirement, times: Sequence[str]) -> tuple[floa
 
     `times`: the metrics that are times. Raises `ObjectiveError` if the metric is not clear.
     """
-    found = _PERCENTILE.fullmatch(requirement.quantity)
-    if found is None:
+    match = _PERCENTILE.fullmatch(requirement.quantity)
+    if match is None:
         return None
-    if found[2] is not None:
-        return float(found[1]), name_of(found[2])
+    if match[2] is not None:
+        return float(match[1]), name_of(match[2])
     if len(times) == 1:
-        return float(found[1]), times[0]
+        return float(match[1]), times[0]
     head = f"--require {requirement.text!r}"
     if not times:
         raise ObjectiveError(
-            f"{head}: p{found[1]} of what? No metric is a latency; name it, as in p{found[1]}(step_ms)"
+            f"{head}: p{match[1]} of what? No metric is a latency; name it, as in p{match[1]}(step_ms)"
         )
-    listed = ", ".join(f"p{found[1]}({name})" for name in times)
+    listed = ", ".join(f"p{match[1]}({name})" for name in times)
     raise ObjectiveError(f"{head}: of which metric? Write one of {listed}")
 
 
@@ -219,8 +221,8 @@ def _seen(
     if value is None and asked is not None and not summary.printed:
         return None, _too_few(asked[0], summary.count)
     if value is None and summary.printed:
-        known = [f"p{percent:g}" for percent in sorted(summary.printed)]
-        return None, f"the load generator printed only {', '.join(known)}"
+        percentiles = [f"p{percent:g}" for percent in sorted(summary.printed)]
+        return None, f"the load generator printed only {', '.join(percentiles)}"
     if value is None or math.isnan(value):
         return None, "it was not printed"
     if requirement.as_printed:

@@ -156,20 +156,20 @@ class Runner:
             padding = "x" * self._random.randrange(MAX_PADDING)
             inherited = {**self.environment, PADDING_VARIABLE: padding}
             is_bare, run = configuration == BARE, self._watched(request.run)
-            made = None if is_bare else self.resolver.resolve(configuration).plan
-            port = free_ports(1 if made is None else made.count) if self.service else 0
+            plan = None if is_bare else self.resolver.resolve(configuration).plan
+            port = free_ports(1 if plan is None else plan.count) if self.service else 0
             words = at_ports(request, port).program
             program: ProgramRequest | Environment = words
-            if made is None:
-                made, program = bare_command(words, run, inherited, self.resolver.machine)
-            if self.objective.metric == WALL and made.count > 1 and not self.work_shared:
+            if plan is None:
+                plan, program = bare_command(words, run, inherited, self.resolver.machine)
+            if self.objective.metric == WALL and plan.count > 1 and not self.work_shared:
                 note = (
-                    f"wall time of {made.count} instances cannot be compared, since they do"
-                    f" {made.count} times the work; give --work shared if they divide it, or --metric"
+                    f"wall time of {plan.count} instances cannot be compared, since they do"
+                    f" {plan.count} times the work; give --work shared if they divide it, or --metric"
                 )
                 return launch._replace(notes=(note,))
-            command = _Command(made, program, run, inherited, port)
-            return self._run(launch, command, self._race(made, limits.cut_at), limit_s)
+            command = _Command(plan, program, run, inherited, port)
+            return self._run(launch, command, self._race(plan, limits.cut_at), limit_s)
         except SpaceError:
             raise
         except (XLaunchError, OSError) as error:

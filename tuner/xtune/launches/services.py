@@ -74,15 +74,15 @@ def bare_command(
         The variables that it inherits, usually `os.environ`.
     """
     nowhere = LayoutRequest(mem_policy=MemoryPolicy.NONE)
-    made = plan(nowhere, machine)._replace(bound=False, decisions=(), warnings=())
-    (instance,) = made.instances
+    generator_plan = plan(nowhere, machine)._replace(bound=False, decisions=(), warnings=())
+    (instance,) = generator_plan.instances
     inherited = split_inherited(environment).users_own
     program = resolve_program(request, inherited)
-    variables = inherited | own_variables(request, made, instance)
-    if made.relayed(run):
+    variables = inherited | own_variables(request, generator_plan, instance)
+    if generator_plan.relayed(run):
         variables.setdefault("PYTHONUNBUFFERED", "1")
-    programs = (own_program(program, request, made, instance),)
-    return made, Environment(program, programs, ((),), (variables,))
+    programs = (own_program(program, request, generator_plan, instance),)
+    return generator_plan, Environment(program, programs, ((),), (variables,))
 
 
 FIRST_PORT = 8000
@@ -354,11 +354,15 @@ class LoadTest:
             generators, files = [], []
             for command in dict.fromkeys(_command_of(measure, words) for words in self._words):
                 request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
-                made, prepared = bare_command(request, asked, self.environment, self.machine)
+                generator_plan, prepared = bare_command(
+                    request, asked, self.environment, self.machine
+                )
                 files.append(stack.enter_context(tempfile.TemporaryFile()))
                 with confined(self._cpus):
                     output = files[-1].fileno()
-                    run = xlaunch.start(made, prepared, asked, stdout=output, stderr=output)
+                    run = xlaunch.start(
+                        generator_plan, prepared, asked, stdout=output, stderr=output
+                    )
                 generators.append(stack.enter_context(run))
             while not all(one.wait(0) for one in generators):
                 if self._has_ended(MAX_PAUSE_S, generators):

@@ -85,8 +85,8 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
         return Judgement(Steadiness.TOO_FEW, 0, (), note)
     # Avoid overflow and underflow of squares.
     scale = float(np.max(np.abs(values))) or 1.0
-    found = np.asarray(values, dtype=np.float64) / scale
-    clipped = _clip(found)
+    scaled = np.asarray(values, dtype=np.float64) / scale
+    clipped = _clip(scaled)
     size = -(-count // MAX_BLOCKS)
     starts = np.arange(0, count - size // 2, size)
     blocks = np.add.reduceat(clipped, starts) / np.diff(np.append(starts, count))
@@ -104,11 +104,11 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
             f" {told[-1].start} of {count} values"
         )
         return Judgement(Steadiness.NOT_STEADY, 0, told, note)
-    start = _after_odd_beginning(found, start)
+    start = _after_odd_beginning(scaled, start)
     if start == 0:
         return Judgement(Steadiness.FLAT, 0, told, "")
-    name = _name_of_change(found, start, levels, larger_is_better=larger_is_better)
-    before, after = scale * found[:start].mean(), scale * found[start:].mean()
+    name = _name_of_change(scaled, start, levels, larger_is_better=larger_is_better)
+    before, after = scale * scaled[:start].mean(), scale * scaled[start:].mean()
     dropped = f"the first {start} of {count} values were dropped"
     note = f"{name.value}: {dropped} (mean {number(before)}, then {number(after)})"
     return Judgement(name, start, told, note)
@@ -206,11 +206,11 @@ def _after_odd_beginning(values: Floats, start: int) -> int:
     """`start`, moved past outliers at the beginning of the steady part."""
     import numpy as np
 
-    rest = values[start:]
-    middle = float(np.median(rest))
-    width = _ODD * (_scatter(rest - middle) or _trimmed(rest - middle, 0.95))
+    steady_part = values[start:]
+    middle = float(np.median(steady_part))
+    width = _ODD * (_scatter(steady_part - middle) or _trimmed(steady_part - middle, 0.95))
     width = max(width, SAME_LEVEL * abs(middle))
-    latest = start + len(rest) // 4
+    latest = start + len(steady_part) // 4
     while start < latest and abs(values[start] - middle) > width:
         start += 1
     return start

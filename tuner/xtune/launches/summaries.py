@@ -163,7 +163,7 @@ def summaries_of_run(
     report: Report, announced: LaunchAnnouncements, objective: Objective, window: Window
 ) -> dict[str, Summary]:
     """Every metric with values in the window, by name."""
-    found = dict[str, Summary]()
+    summaries = dict[str, Summary]()
     better = objective.goal is Goal.MAXIMIZE
     by_metric: dict[str, list[Series]] = {}
     for series in (*series_of(report), *announced.series):
@@ -179,7 +179,7 @@ def summaries_of_run(
             known=total.notes,
         )
         if summary is not None:
-            found[total.name] = summary
+            summaries[total.name] = summary
     for one in announced.announcements:
         summary = summarise(
             one.metric,
@@ -188,8 +188,8 @@ def summaries_of_run(
             larger_is_better=one.higher_is_better,
         )
         if summary is not None:
-            found[one.metric] = summary
-    return found
+            summaries[one.metric] = summary
+    return summaries
 
 
 def summarise(
@@ -217,16 +217,17 @@ def summarise(
     if larger_is_better is None and kind is not MetricKind.VALUE:
         larger_is_better = kind is MetricKind.RATE
     inside = {one.instance: window.of(one) for one in series}
-    found = {index: one for index, one in inside.items() if one.values}
-    if not found:
+    with_values = {index: one for index, one in inside.items() if one.values}
+    if not with_values:
         return None
     judgements = {
-        index: judge(one.values, larger_is_better=larger_is_better) for index, one in found.items()
+        index: judge(one.values, larger_is_better=larger_is_better)
+        for index, one in with_values.items()
     }
-    steady, kept = _steady_part(window, found, judgements)
-    told = [*known, *_describe(judgements, of_several=len(found) > 1)]
+    steady, kept = _steady_part(window, with_values, judgements)
+    told = [*known, *_describe(judgements, of_several=len(with_values) > 1)]
     if not all(kept.values()):
-        steady, kept = window, {index: one.values for index, one in found.items()}
+        steady, kept = window, {index: one.values for index, one in with_values.items()}
         told.append("the instances were never steady at the same time: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
     if kind is MetricKind.RATE:
@@ -247,7 +248,7 @@ def summarise(
     elif kind is MetricKind.TIME:
         value = percentile(pooled, 50)
     else:
-        kept = {index: one.values for index, one in found.items()}
+        kept = {index: one.values for index, one in with_values.items()}
         value = _mean([last_tenth(values) for values in kept.values()])
     is_time = kind is MetricKind.TIME
     return Summary(
@@ -380,15 +381,15 @@ def printed_units(launches: Iterable[Launch], metrics: Iterable[str]) -> dict[st
     Empty for one that was measured without a unit; older versions kept the units of times alone.
     `metrics`: as written.
     """
-    found: dict[str, str] = {}
+    units: dict[str, str] = {}
     kinds = {name_of(text): kind_in(text) for text in metrics if text != WALL}
     for launch in launches:
-        known = dict(launch.units)
-        for name in kinds.keys() - found.keys():
+        printed_units = dict(launch.units)
+        for name in kinds.keys() - units.keys():
             is_time = kinds[name] is MetricKind.TIME and unit_in(name) is None
-            if name in known or (launch.value is not None and is_time):
-                found[name] = known.get(name, "")
-    return found
+            if name in printed_units or (launch.value is not None and is_time):
+                units[name] = printed_units.get(name, "")
+    return units
 
 
 def with_unit(objective: Objective, launches: Iterable[Launch]) -> Objective:

@@ -332,8 +332,8 @@ def secondary_of(report: Report, joules: float | None) -> Secondary:
 def _total(values: Iterable[Number | None]) -> Number | None:
     """The sum; None if a value is unknown or there are none."""
     listed = list(values)
-    known = [value for value in listed if value is not None]
-    return sum(known[1:], known[0]) if known and len(known) == len(listed) else None
+    numbers = [value for value in listed if value is not None]
+    return sum(numbers[1:], numbers[0]) if numbers and len(numbers) == len(listed) else None
 
 
 class EndedRun(NamedTuple):

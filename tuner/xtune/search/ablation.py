@@ -80,7 +80,7 @@ def ablations_of(
     larger = [
         one for one in plans if one != configuration and changes <= space.changes(one).items()
     ]
-    known: list[tuple[str, list[float]]] = []
+    compared: list[tuple[str, list[float]]] = []
     whole: list[float] = []
     for base in (configuration, *larger):
         others = [
@@ -90,14 +90,14 @@ def ablations_of(
             and plan_of(other) != plan_of(base)
             and name in dict(changes)
         ]
-        if len(others) > len(known) and plan_of(base) in scores:
-            known, whole = others, scores[plan_of(base)]
-    found = []
-    for name, without in known:
+        if len(others) > len(compared) and plan_of(base) in scores:
+            compared, whole = others, scores[plan_of(base)]
+    ablations = []
+    for name, without in compared:
         lost = sum(without) / len(without) - sum(whole) / len(whole)
         error = scale.spread * math.sqrt(1.0 / len(without) + 1.0 / len(whole))
-        reach = student_quantile(0.5 * (1.0 - CONFIDENCE) / len(known), scale.degrees) * error
+        reach = student_quantile(0.5 * (1.0 - CONFIDENCE) / len(compared), scale.degrees) * error
         ratio, low, high = (math.exp(lost + way * reach) for way in (0, -1, 1))
         value, default = space.complete(configuration)[name], space.parameter(name).default
-        found.append(Ablation(name, value, default, ratio, low, high, len(without)))
-    return tuple(sorted(found, key=lambda one: one.ratio))
+        ablations.append(Ablation(name, value, default, ratio, low, high, len(without)))
+    return tuple(sorted(ablations, key=lambda one: one.ratio))

@@ -50,13 +50,13 @@ class Budget(NamedTuple):
         launch_s
             Duration of a launch; None if unknown.
         """
-        left = math.inf if self.launches is None else float(self.launches - launches)
+        launches_left = math.inf if self.launches is None else float(self.launches - launches)
         if self.time_s is not None:
             rest_s = self.time_s - time_s
             if rest_s <= 0.0:
                 return 0.0
-            left = min(left, rest_s / launch_s) if launch_s else left
-        return max(left, 0.0)
+            launches_left = min(launches_left, rest_s / launch_s) if launch_s else launches_left
+        return max(launches_left, 0.0)
 
 
 def parse_budget(text: str) -> Budget:
@@ -139,8 +139,8 @@ def min_launches_for_final(earlier: int) -> int:
 
 
 def _duration(time_s: float) -> str:
-    hours, rest = divmod(round(time_s), 3600)
-    minutes, seconds = divmod(rest, 60)
+    hours, seconds_left = divmod(round(time_s), 3600)
+    minutes, seconds = divmod(seconds_left, 60)
     parts = [
         f"{hours}h" * bool(hours),
         f"{minutes}m" * bool(minutes),

@@ -150,8 +150,8 @@ def decode_result(plain: Plain, step: NextLaunch) -> Launch:
 
 def _read_compressed(attributes: Mapping[str, Any], name: str) -> Any:
     count, _, text = attributes[f"{PREFIX}{name}#0"].partition(" ")
-    rest = [attributes[f"{PREFIX}{name}#{number}"] for number in range(1, int(count))]
-    return json.loads(zlib.decompress(base64.b64decode("".join([text, *rest]))))
+    further_parts = [attributes[f"{PREFIX}{name}#{number}"] for number in range(1, int(count))]
+    return json.loads(zlib.decompress(base64.b64decode("".join([text, *further_parts]))))
 
 
 def read_compressed_study(attributes: Mapping[str, Any]) -> Plain:

@@ -95,8 +95,8 @@ class Belief:
         """The means and standard deviations of their scores."""
         shared = self._model.kernel(self._model.rows(configurations), self._rows)
         means = self._level + self._scale * (shared @ self._weights)
-        left = 1.0 - np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
-        return means, self._scale * np.sqrt(np.maximum(left, 1e-12))
+        unexplained = 1.0 - np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
+        return means, self._scale * np.sqrt(np.maximum(unexplained, 1e-12))
 
 
 class Proposer:
@@ -187,16 +187,16 @@ class Proposer:
         each = [
             alike[rows[:, at][:, None], others[:, at][None]] for at, alike in enumerate(self._alike)
         ]
-        found: Floats = 0.5 * (np.mean(each, axis=0) + np.prod(each, axis=0))
-        return found
+        chances: Floats = 0.5 * (np.mean(each, axis=0) + np.prod(each, axis=0))
+        return chances
 
     def rows(self, configurations: Sequence[Configuration]) -> NDArray[np.intp]:
         """(configurations, parameters): the position of each value."""
-        found = [
+        positions = [
             [p.values.index(one.get(p.name, p.default)) for p in self._parameters]
             for one in configurations
         ]
-        return np.array(found, dtype=np.intp).reshape(-1, len(self._parameters))
+        return np.array(positions, dtype=np.intp).reshape(-1, len(self._parameters))
 
     def _second_looks(
         self, ratings: Sequence[Rating], best: Configuration, known: Collection[str]
@@ -207,7 +207,7 @@ class Proposer:
             for one in self._parameters
             if len(one.values) <= MAX_VALUES_LOOKED_AT and not one.ordered
         ]
-        found = [
+        rarely_tried = [
             best.with_value(one.name, value)
             for one in small
             for value in one.values
@@ -215,7 +215,9 @@ class Proposer:
             < MIN_LOOKS
         ]
         return [
-            one for one in found if one in self._space and self.resolve(one) not in {*known, None}
+            one
+            for one in rarely_tried
+            if one in self._space and self.resolve(one) not in {*known, None}
         ]
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
@@ -224,13 +226,13 @@ class Proposer:
         """
         tried = self.rows([one.configuration for one in ratings])
         failed = np.array([one.is_failure for one in ratings], dtype=bool)
-        found = np.ones(len(members))
+        chances = np.ones(len(members))
         for at, column in enumerate(self.rows(members).T if failed.any() else ()):
             count = len(self._parameters[at].values)
             worked = np.bincount(tried[~failed, at], minlength=count)
             broke = np.bincount(tried[failed, at], minlength=count)
-            found = np.minimum(found, ((worked + 1.0) / (worked + broke + 1.0))[column])
-        return found
+            chances = np.minimum(chances, ((worked + 1.0) / (worked + broke + 1.0))[column])
+        return chances
 
     def _around(
         self, launched: Collection[Configuration], best: Sequence[Configuration]
@@ -238,10 +240,10 @@ class Proposer:
         """The candidates."""
         if self._space.size <= MAX_HELD:
             return self._pool
-        found = dict.fromkeys((*self._pool, *launched))
+        candidates = dict.fromkeys((*self._pool, *launched))
         for one in best:
-            found |= dict.fromkeys(self._space.neighbours(one) if one in self._space else ())
-        return tuple(found)
+            candidates |= dict.fromkeys(self._space.neighbours(one) if one in self._space else ())
+        return tuple(candidates)
 
     def _make_pool(self, rng: random.Random) -> Sequence[Configuration]:
         space = self._space
@@ -275,8 +277,8 @@ def improvement(means: Floats, deviations: Floats, best: float) -> Floats:
     """The expected improvement on `best` (Mockus 1975)."""
     distances = (means - best) / deviations
     density = np.exp(-0.5 * distances**2) / math.sqrt(2.0 * math.pi)
-    found: Floats = deviations * (distances * special.ndtr(distances) + density)
-    return found
+    improvements: Floats = deviations * (distances * special.ndtr(distances) + density)
+    return improvements
 
 
 def _similarities(space: Space, name: str) -> Floats:
@@ -287,5 +289,5 @@ def _similarities(space: Space, name: str) -> Floats:
         return np.eye(count)
     points = np.array(places)
     distances = np.sqrt(((points[:, None] - points[None]) ** 2).sum(axis=2))
-    found: Floats = np.exp(-SIMILARITY_RATE * distances)
-    return found
+    similarities: Floats = np.exp(-SIMILARITY_RATE * distances)
+    return similarities

@@ -193,8 +193,8 @@ class ScoreScale:
     @cached_property
     def bare(self) -> float | None:
         """The mean score of the bare command; None before it was measured."""
-        found = [self.score_of(record) for record in _bare(self._records)]
-        scores = [one for one in found if one is not None]
+        bare_scores = [self.score_of(record) for record in _bare(self._records)]
+        scores = [one for one in bare_scores if one is not None]
         return sum(scores) / len(scores) if scores else None
 
     @property
@@ -206,8 +206,8 @@ class ScoreScale:
 
     def mean_of(self, plan_hash: str) -> float | None:
         """The mean score of a plan; None if no launch has a score."""
-        found = [one.score for one in self.ratings if one.plan_hash == plan_hash]
-        scores = [score for score in found if score is not None]
+        plan_scores = [one.score for one in self.ratings if one.plan_hash == plan_hash]
+        scores = [score for score in plan_scores if score is not None]
         return sum(scores) / len(scores) if scores else None
 
     @property

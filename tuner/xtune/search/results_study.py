@@ -96,8 +96,8 @@ def _is_up_to_date(
         if record.launch is not None:
             groups.setdefault(record.step.configuration, []).append(record)
     wanted = {tuple([record.number for record in group]): group for group in groups.values()}
-    found = [one.launch for group in groups.values() for one in group if one.launch is not None]
-    launched_s = sum(launch.secondary.wall_s for launch in found)
+    launches = [one.launch for group in groups.values() for one in group if one.launch is not None]
+    launched_s = sum(launch.secondary.wall_s for launch in launches)
     missing = [numbers for numbers in wanted if numbers not in shown.trials]
     is_stale = len(shown.trials) + len(missing) > len(wanted)
     if not shown.is_own or not (missing or is_stale):
@@ -189,12 +189,12 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
 
 def _metrics(launches: Sequence[Launch]) -> dict[str, list[float]]:
     """The other metrics, and what every launch used, by name."""
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for launch in launches:
         for name, value in (*launch.metrics, *launch.secondary._asdict().items()):
             if value is not None and len(name) <= MAX_NAME:
-                found.setdefault(name, []).append(value)
-    return found
+                values_by_name.setdefault(name, []).append(value)
+    return values_by_name
 
 
 def state_of(launch: Launch, objective: Objective) -> TrialState:

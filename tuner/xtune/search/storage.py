@@ -303,8 +303,8 @@ def _parsed(url: str) -> URL:
 
 def _shown(url: str) -> str:
     """A URL without its password."""
-    scheme, separator, rest = url.partition("://")
-    user, at, place = rest.rpartition("@")
+    scheme, separator, location = url.partition("://")
+    user, at, place = location.rpartition("@")
     return f"{scheme}{separator}{user.partition(':')[0]}{at}{place}"
 
 

@@ -102,10 +102,10 @@ class Strategy:
 
     def starting_point(self, records: Sequence[Record]) -> NextLaunch | None:
         """Xlaunch's defaults, presets and earlier winners, each once."""
-        known = {record.step.plan_hash for record in records}
+        launched = {record.step.plan_hash for record in records}
         for seed in self._seeds:
             plan_hash = self._hash(seed.configuration)
-            if plan_hash not in known:
+            if plan_hash not in launched:
                 return self._step(Stage.SEED, seed.configuration, f"seed {plan_hash}", seed.origin)
         return None
 
@@ -141,14 +141,14 @@ class Strategy:
         best = self._clear_best(records)
         if best is None:
             return None
-        known = {record.step.plan_hash for record in records}
+        launched = {record.step.plan_hash for record in records}
         lean = self._lean(records, best)
         wanted = [*self._without(best)]
         if lean != best:
             wanted.append(("the best without what seems to do nothing", lean))
         for origin, configuration in wanted:
             plan_hash = self._proposer.resolve(configuration)
-            if plan_hash is not None and plan_hash not in known:
+            if plan_hash is not None and plan_hash not in launched:
                 return self._step(Stage.ABLATION, configuration, f"ablation {plan_hash}", origin)
         return None
 
@@ -157,9 +157,9 @@ class Strategy:
         best = self._clear_best(records)
         if best is None:
             return 0
-        known = {record.step.plan_hash for record in records}
+        launched = {record.step.plan_hash for record in records}
         plans = [self._proposer.resolve(one) for _, one in self._without(best)]
-        return sum(plan not in known for plan in plans) + 1
+        return sum(plan not in launched for plan in plans) + 1
 
     def _clear_best(self, records: Sequence[Record]) -> Configuration | None:
         """The favourite if it is ahead of the bare command by more than noise."""
@@ -198,16 +198,16 @@ class Strategy:
 
     def final(self, records: Sequence[Record]) -> Final | None:
         """The last final with all its launches; None before there is one."""
-        made = final_records(records)
-        if not made:
+        final_launches = final_records(records)
+        if not final_launches:
             return None
         launches = {
             (details.block, details.candidate): record.launch
-            for details, record in made
+            for details, record in final_launches
             if record.launch is not None
         }
         launched = [one.launch for one in records if one.launch is not None]
-        return Final(made[0][0].plan, compared(self._objective, launched), launches)
+        return Final(final_launches[0][0].plan, compared(self._objective, launched), launches)
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""

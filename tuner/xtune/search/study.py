@@ -174,29 +174,29 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
             names = itertools.chain([subject.name], further)
             return _create(storage, subject, next(one for one in names if one not in taken))
         _refuse_unreadable(storage, name, problems)
-        found = next((one for one in studies if one.name == name), None)
-        if found is None:
+        stored = next((one for one in studies if one.name == name), None)
+        if stored is None:
             return _create(storage, subject, name)
-        if (difference := subject.difference(found.subject)) is not None:
+        if (difference := subject.difference(stored.subject)) is not None:
             raise StudyError(
                 f"study {name!r} cannot be continued: {difference}; leave out --study, or give another"
                 " name"
             )
-        found.require_current()
-        return found
+        stored.require_current()
+        return stored
 
 
 def find_study(storage: Storage, name: str) -> Study:
     """The study of that name, or with that beginning. Raises StudyError, with the names of the others."""
     studies, problems = list_studies(storage)
     _refuse_unreadable(storage, name, problems)
-    found = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
-    found.sort(key=lambda one: one.name != name)
-    if found and (len(found) == 1 or found[0].name == name):
-        return found[0]
-    known = ", ".join(repr(one.name) for one in studies) or "none"
-    many = "several studies are named" if found else "there is no study named"
-    raise StudyError(f"{many} {name!r} in {storage.shown}; there are {known}")
+    named = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
+    named.sort(key=lambda one: one.name != name)
+    if named and (len(named) == 1 or named[0].name == name):
+        return named[0]
+    names = ", ".join(repr(one.name) for one in studies) or "none"
+    many = "several studies are named" if named else "there is no study named"
+    raise StudyError(f"{many} {name!r} in {storage.shown}; there are {names}")
 
 
 def list_studies(storage: Storage) -> tuple[list[Study], dict[str, str]]:
@@ -209,7 +209,7 @@ def list_studies(storage: Storage) -> tuple[list[Study], dict[str, str]]:
 
 def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
     """The winners of other studies of this program on this kind of machine, as seeds for this space."""
-    found = []
+    seeds = []
     for study in list_studies(storage)[0]:
         verdict, other = study.notes.get("verdict"), study.subject
         if not verdict or verdict["kind"] != VerdictKind.GAIN.value:
@@ -219,10 +219,10 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
         is_ours = same and subject.program.agrees(other.program)
         if is_ours and winner != BARE and subject.difference(other) is not None:
             values = {one.name: one.values for one in subject.space.parameters}
-            known = {name: one for name, one in winner.items() if one in values.get(name, ())}
-            seed = subject.space.complete(known)
-            found.append(Seed(f"winner of study {study.name!r}", seed))
-    return found
+            settings = {name: one for name, one in winner.items() if one in values.get(name, ())}
+            seed = subject.space.complete(settings)
+            seeds.append(Seed(f"winner of study {study.name!r}", seed))
+    return seeds
 
 
 def _read(storage: Storage) -> tuple[list[Study], dict[str, str]]:

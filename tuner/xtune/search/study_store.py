@@ -154,8 +154,8 @@ class StudyStore:
     def _read(self) -> tuple[Sequence[Record], list[int]]:
         """The records that count, by number, and the numbers of those whose worker is dead."""
         dead: list[int] = []
-        found = [self._record(trial, dead) for trial in self._trials()]
-        records = [record for record in found if record is not None]
+        trial_records = [self._record(trial, dead) for trial in self._trials()]
+        records = [record for record in trial_records if record is not None]
         counted: dict[tuple[str, ...], Record] = {}
         left_out: list[Record] = []
         starts_as_now = self._starts_as_now(records)
@@ -227,7 +227,7 @@ class StudyStore:
         is_current = self.study.version == SCHEMA_VERSION
         plain = (read_values if is_current else read_compressed_trial)(trial.user_attrs)
         worker = from_plain(SearchWorker, plain["worker"])
-        made = from_plain(Provenance, plain["made"])
+        provenance = from_plain(Provenance, plain["made"])
         step, launch = from_plain(NextLaunch, {**plain, "configuration": {}}), None
         configuration = BARE if plain.get("bare") else Configuration(trial.params)
         step = step._replace(configuration=configuration)
@@ -243,7 +243,11 @@ class StudyStore:
                     f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
                     f" {launch.value}"
                 )
-        return worker, plain.get("token"), Record(trial.number, step, worker.host, launch, made)
+        return (
+            worker,
+            plain.get("token"),
+            Record(trial.number, step, worker.host, launch, provenance),
+        )
 
     # Writing.
 

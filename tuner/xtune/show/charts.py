@@ -75,8 +75,8 @@ class Scale:
     """Positions of values in percent of a length."""
 
     def __init__(self, values: Iterable[float | None], *, linear: bool = False) -> None:
-        known = [one for one in values if one is not None and abs(one) < MAX_SHOWN] or [0.0, 1.0]
-        low, high = min(known), max(known)
+        finite = [one for one in values if one is not None and abs(one) < MAX_SHOWN] or [0.0, 1.0]
+        low, high = min(finite), max(finite)
         self._is_log = not linear and low > 0 and high > MAX_LINEAR_RANGE * low
         if self._is_log:
             low, high = math.log10(low), math.log10(high)
@@ -117,9 +117,9 @@ def ratio_scale(finalists: Sequence[FinalistResults]) -> Scale:
     shown: list[float] = []
     for row in finalists:
         if row.interval is not None:
-            found = [row.interval.low or 1.0, row.interval.estimate, row.interval.high, 1.0]
-            found += [math.exp(log) for log in row.seen]
-            shown += map(row.interval.in_values, found)
+            ratios = [row.interval.low or 1.0, row.interval.estimate, row.interval.high, 1.0]
+            ratios += [math.exp(log) for log in row.seen]
+            shown += map(row.interval.in_values, ratios)
     return Scale(shown)
 
 
@@ -161,8 +161,8 @@ def sample_rows(result: SearchResult) -> list[tuple[str, int, list[float]]]:
     rows = []
     for at, launch in enumerate(result.launches, start=1):
         label = result.labels.get(launch.configuration)
-        found = [one.values for one in launch.series if one.metric == name]
-        samples = [value for values in found for value in values if math.isfinite(value)]
+        series_values = [one.values for one in launch.series if one.metric == name]
+        samples = [value for values in series_values for value in values if math.isfinite(value)]
         if label is None or result.objective.metric == WALL or len(samples) < MIN_SAMPLES:
             continue
         quartiles = statistics.quantiles(samples, method="inclusive")
@@ -186,8 +186,8 @@ def history_chart(result: SearchResult) -> Chart:
     starts = [one for n, one in enumerate(best) if n == 0 or best[n - 1][1] != one[1]]
     for (at, value), (end, _) in zip(starts, [*starts[1:], (count, 0.0)], strict=True):
         if at < end:
-            left = across.at(at)
-            steps.append((left, across.at(end) - left, 100 - up.at(value)))
+            start = across.at(at)
+            steps.append((start, across.at(end) - start, 100 - up.at(value)))
     label = f"Every launch in order; {objective_quantity(result.objective).better}"
     ticks = [one for one in across.ticks if "." not in one[1]]
     return Chart(label, marks, legend, ticks, up.ticks, "launch", steps)

@@ -70,21 +70,21 @@ def check_page(path: str, *, force: bool = False) -> None:
 
     `force`: or any other file.
     """
-    what = f"--html {path!r}"
+    option = f"--html {path!r}"
     if path == "-":
         raise UsageError(
-            f"{what}: a page goes to a file, not to standard output; write --html report.html"
+            f"{option}: a page goes to a file, not to standard output; write --html report.html"
         )
     # Without FILE, the study's name is taken for it, and that often starts with a script's name.
     if not path.endswith(SUFFIXES):
-        raise UsageError(f"{what}: the name of a page ends in .html; write --html report.html")
+        raise UsageError(f"{option}: the name of a page ends in .html; write --html report.html")
     directory = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(directory):
-        raise UsageError(f"{what}: the directory {directory} does not exist; create it first")
+        raise UsageError(f"{option}: the directory {directory} does not exist; create it first")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise UsageError(f"{what}: {directory} is not writable")
+        raise UsageError(f"{option}: {directory} is not writable")
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise UsageError(f"{what} exists and is not a regular file; choose another name")
+        raise UsageError(f"{option} exists and is not a regular file; choose another name")
     check_output(path, PAGE, option="--html", force=force)
 
 
@@ -204,9 +204,9 @@ def _placement(result: SearchResult) -> dict[str, Any] | str:
 
 def _versions(result: SearchResult) -> dict[str, dict[str, str]]:
     """The versions of the latest launches, or those installed now if they were not recorded."""
-    found, program = result.records[-1].made.installed, None
-    if not found:
+    versions, program = result.records[-1].made.installed, None
+    if not versions:
         with contextlib.suppress(XLaunchError):
             program = result.resolver.program
-        found = installed(program)
-    return {title: dict(found[group]) for group, title in GROUPS.items() if found.get(group)}
+        versions = installed(program)
+    return {title: dict(versions[group]) for group, title in GROUPS.items() if versions.get(group)}

@@ -141,8 +141,8 @@ def resume_command(result: SearchResult) -> str:
 
 
 def _is_affordable(result: SearchResult) -> bool:
-    more, made = result.verdict.more, len(result.launches)
-    return more is not None and more.launches <= max(MAX_MORE * made, MIN_WITH_FINAL)
+    more, made_launches = result.verdict.more, len(result.launches)
+    return more is not None and more.launches <= max(MAX_MORE * made_launches, MIN_WITH_FINAL)
 
 
 def _storage_option(result: SearchResult) -> str:
@@ -171,9 +171,9 @@ def _passed_over(result: SearchResult) -> Iterator[str]:
         )
     others = {one.configuration for one in result.launches} - {*compared, verdict.best, BARE}
     medians = {one: result.median(one) for one in others if not result.broke(one)}
-    known = {one: median * goal for one, median in medians.items() if median is not None}
-    best, own = max(known, key=known.__getitem__, default=None), result.median(verdict.best)
-    if best is not None and own is not None and known[best] > own * goal:
+    scores = {one: median * goal for one, median in medians.items() if median is not None}
+    best, own = max(scores, key=scores.__getitem__, default=None), result.median(verdict.best)
+    if best is not None and own is not None and scores[best] > own * goal:
         yield (
             f"  not compared in the final: {settings(best, result.space)}, whose median is"
             f" {_medians(result, best)}"

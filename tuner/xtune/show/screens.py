@@ -107,8 +107,8 @@ class PlainScreen(Observer):
         shown = describe_launch(record, self.space, self.objective)
         if self._is_news("time"):
             left_s = time_left(progress, self._budget)
-            rest = "" if left_s is None else f"; the search will take up to {duration(left_s)}"
-            self.say(f"{shown}; a launch took {duration(launch.secondary.wall_s)}{rest}")
+            time_text = "" if left_s is None else f"; the search will take up to {duration(left_s)}"
+            self.say(f"{shown}; a launch took {duration(launch.secondary.wall_s)}{time_text}")
             self._said_at = self.clock()
         elif self.verbose:
             self.say(f"{record.step.stage.value}: {shown}")

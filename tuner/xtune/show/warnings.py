@@ -52,11 +52,11 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
             f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared {whose} CPUs with"
             f" other work; the last: {seen[numbers[-1] - 1]}",
         )
-    made = [record.launch for record in records if record.launch is not None]
-    failed = [note for one in made for note in one.notes if note.startswith("--cleanup ")]
+    ended_launches = [record.launch for record in records if record.launch is not None]
+    failed = [note for one in ended_launches for note in one.notes if note.startswith("--cleanup ")]
     if failed:
         yield ResultWarning(
-            "cleanup", f"after {launches(len(failed))} of {len(made):,}: {failed[-1]}"
+            "cleanup", f"after {launches(len(failed))} of {len(ended_launches):,}: {failed[-1]}"
         )
     caution = disturbance_of(final_pairs(records))
     if caution:

@@ -89,8 +89,8 @@ def ratios(*values: float) -> list[str]:
 
     **Ex.:** ``1.0436``, ``1.0004``, ``1.0886``; ``3.98``, ``3.90``, ``4.06``.
     """
-    known = [value for value in values if math.isfinite(value)] or [1.0]
-    apart = [abs(value - 1.0) for value in known] + [max(known) - min(known)]
+    finite = [value for value in values if math.isfinite(value)] or [1.0]
+    apart = [abs(value - 1.0) for value in finite] + [max(finite) - min(finite)]
     smallest = min([one for one in apart if one > 1e-6], default=1.0)
     places = min(max(2, 1 - math.floor(math.log10(smallest))), MAX_PLACES)
     return [f"{value:.{places}f}" if value < 10.0 else number(value) for value in values]
@@ -172,14 +172,14 @@ def launches(count: float) -> str:
 
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers, runs shortened. **Ex.:** ``3, 7 to 9``."""
-    found = []
+    ranges = []
     for _, group in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]
         if len(members) > 2:
-            found.append(f"{members[0]} to {members[-1]}")
+            ranges.append(f"{members[0]} to {members[-1]}")
         else:
-            found += [str(number) for number in members]
-    return ", ".join(found)
+            ranges += [str(number) for number in members]
+    return ", ".join(ranges)
 
 
 STAGES = {
@@ -274,13 +274,13 @@ def time_left(progress: Progress, budget: Budget) -> float | None:
 
 def describe_left(progress: Progress, budget: Budget) -> str:
     """Launches made and left. **Ex.:** ``12 launches, up to 28 left (40 s)``."""
-    made = launches(progress.launches)
+    launches_made = launches(progress.launches)
     left_s = time_left(progress, budget)
     if left_s is None or progress.left == 0:
-        return made
+        return launches_made
     if budget.launches is None:  # the number of launches left is unknown
-        return f"{made}, up to {duration(left_s)} left"
-    return f"{made}, up to {progress.left:,.0f} left ({duration(left_s)})"
+        return f"{launches_made}, up to {duration(left_s)} left"
+    return f"{launches_made}, up to {progress.left:,.0f} left ({duration(left_s)})"
 
 
 def describe_favourite(favourite: Favourite, space: Space, objective: Objective) -> str:
@@ -339,13 +339,13 @@ def broken_requirements(launch: Launch, objective: Objective) -> list[Requiremen
 def unmet(launch: Launch, objective: Objective) -> str:
     """The requirements that a measured launch breaks, or the reason why that is unknown."""
     seen = dict(launch.requirements)
-    known = [
+    broken = [
         f"{one.text} (measured: {describe_seen(one, value)})"
         for one in broken_requirements(launch, objective)
         if (value := seen[one.text]) is not None
     ]
     unknown = [note for note in launch.notes if note.startswith("--require ")]
-    return "; ".join([*known, *unknown])
+    return "; ".join([*broken, *unknown])
 
 
 def describe_failure(launch: Launch) -> str:

@@ -50,15 +50,15 @@ class Condition(NamedTuple):
         """
         try:
             # Only nodes that `_is_allowed` knows.
-            found = eval(self.code, {"__builtins__": {}}, {**self.words, **values})  # noqa: S307
+            holds = eval(self.code, {"__builtins__": {}}, {**self.words, **values})  # noqa: S307
         except ZeroDivisionError:
             where = ", ".join(f"{name}={values[name]}" for name in sorted(self.names))
             raise _error(self.text, f"divides by 0 where {where}") from None
         except TypeError:
             raise _error(self.text, "computes with text, or compares it with a number") from None
-        if not isinstance(found, bool):
+        if not isinstance(holds, bool):
             raise _error(self.text, "is not true or false; compare it, as in threads<=ncores")
-        return found
+        return holds
 
 
 def parse_condition(

@@ -98,12 +98,12 @@ def read_settings(path: str) -> HypertuneSettings:
     def refuse(key: str, value: object, allowed: str) -> NoReturn:
         raise SpaceError(f"{path}: {key}: {value!r} is not possible here; it takes {allowed}")
 
-    def mapping(content: Any, key: str, known: Sequence[str]) -> dict[str, Any]:
+    def mapping(content: Any, key: str, allowed: Sequence[str]) -> dict[str, Any]:
         if not isinstance(content, dict):
-            refuse(key, content, f"a mapping with {', '.join(known)}")
+            refuse(key, content, f"a mapping with {', '.join(allowed)}")
         for name in content:
-            if name not in known:
-                refuse(key, name, f"only {', '.join(known)}")
+            if name not in allowed:
+                refuse(key, name, f"only {', '.join(allowed)}")
         return content
 
     content = {} if content is None else content
@@ -122,14 +122,14 @@ def read_settings(path: str) -> HypertuneSettings:
     groups = mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
     lists: dict[str, Any] = {}
     if "launcher" in groups:
-        known = (*DEFAULTS, *OLD_SPELLINGS)
-        launcher = mapping(groups["launcher"], "hyperparams.launcher", ("hp", *known))
+        parameters = (*DEFAULTS, *OLD_SPELLINGS)
+        launcher = mapping(groups["launcher"], "hyperparams.launcher", ("hp", *parameters))
         names: Any = launcher.get("hp")
         if not isinstance(names, list) or not names:
-            refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(known)}")
+            refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(parameters)}")
         for name in names:
-            if name not in known:
-                refuse("hyperparams.launcher.hp", name, ", ".join(known))
+            if name not in parameters:
+                refuse("hyperparams.launcher.hp", name, ", ".join(parameters))
             today = OLD_SPELLINGS.get(name) or str(name)
             own = launcher.get(name)
             key = f"hyperparams.launcher.{name}"
@@ -281,10 +281,12 @@ def _layout(
         )
         asked = asked.replace(numa_nodes=nodes[:1])
     try:
-        made = plan(asked.layout, machine)
-        text = str(Layout(made.count, min(instance.ncores for instance in made.instances)))
+        layout_plan = plan(asked.layout, machine)
+        text = str(
+            Layout(layout_plan.count, min(instance.ncores for instance in layout_plan.instances))
+        )
         same = plan(with_option(request, LAYOUT, text).layout, machine)
     except UsageError:
         return None
-    places = [instance.cpus for instance in made.instances]
+    places = [instance.cpus for instance in layout_plan.instances]
     return text if places == [instance.cpus for instance in same.instances] else None

@@ -65,11 +65,11 @@ def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> d
     pairs = _pairs(machine, pool, budget, one_instance=one_instance)
     for text in [*map(str, pairs), *([] if one_instance else [BY_NODE])]:
         try:
-            made = plan(with_option(request, LAYOUT, text).layout, machine)
+            layout_plan = plan(with_option(request, LAYOUT, text).layout, machine)
         except UsageError:
             continue
-        if not _starves(made):
-            by_place.setdefault(_places(made), (text, made))
+        if not _starves(layout_plan):
+            by_place.setdefault(_places(layout_plan), (text, layout_plan))
     return dict(by_place.values())
 
 

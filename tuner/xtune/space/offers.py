@@ -107,7 +107,7 @@ def read_offers(
     raises for a missing program or an impossible request.
     """
     inherited = split_inherited(environment).users_own
-    given = {**inherited, **dict(request.program.env)}
+    variables = {**inherited, **dict(request.program.env)}
     program = resolve_program(request.program, inherited)
     has_torch = program.prefix is not None and program.installed.has("torch")
     left_out: list[LeftOut] = []
@@ -135,17 +135,17 @@ def read_offers(
         return tuple(by_hash.values())
 
     allocators: tuple[str, ...] = ("auto",)
-    users = prove_entries(given, prover_of(bare.program)).value
+    users = prove_entries(variables, prover_of(bare.program)).value
     preload = other_allocator({PRELOAD: users})
     if preload is not None:
         left_out.append(LeftOut(ALLOCATOR, f"LD_PRELOAD names {preload}, which is kept"))
-    elif tuned := [name for name in GLIBC_VARIABLES if given.get(name)]:
+    elif tuned := [name for name in GLIBC_VARIABLES if variables.get(name)]:
         left_out.append(LeftOut(ALLOCATOR, f"{', '.join(tuned)} is set, which is kept"))
     elif request.program.allocator == "auto":
         allocators = kept(ALLOCATOR, ("auto", *ALLOCATOR_PROFILES))
     runtimes: tuple[str, ...] = ("auto",)
     if request.program.omp == "auto":
-        waits = _waiting(given, quota=whole.cpu_quota, left_out=left_out)
+        waits = _waiting(variables, quota=whole.cpu_quota, left_out=left_out)
         runtimes = kept(OMP, _runtimes(program_runtime(program.prefix, program.interpreter), waits))
     huge_pages: tuple[str, ...] = ("auto",)
     if request.program.thp is HugePages.AUTO:
@@ -161,7 +161,7 @@ def read_offers(
         "compile": has_torch and _compiles(request),
         "bf16": has_torch and processor.has_fast_bf16,
     }
-    switches = tuple(_switches(met, given, left_out))
+    switches = tuple(_switches(met, variables, left_out))
     return Offers(allocators, runtimes, huge_pages, switches, tuple(left_out))
 
 

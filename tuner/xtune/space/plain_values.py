@@ -44,17 +44,17 @@ def from_plain(kind: type[T], plain: Any) -> T:
     hints = _hints(kind)  # type: ignore[arg-type]
     defaults = getattr(kind, "_field_defaults", {})
     fields = plain if isinstance(plain, Mapping) else dict(zip(hints, plain, strict=True))
-    made = {}
+    arguments = {}
     for name, hint in hints.items():
         if name in fields:
             try:
-                made[name] = _checked(hint, fields[name])
+                arguments[name] = _checked(hint, fields[name])
             except _MisfitError:
                 seen = textwrap.shorten(repr(fields[name]), 60, placeholder=" ...")
                 raise TypeError(f"{name} is {seen}") from None
         elif defaults.get(name, True) and NoneType not in get_args(hint):
             raise KeyError(name)
-    return kind(**{name: None for name in hints if name not in defaults} | made)
+    return kind(**{name: None for name in hints if name not in defaults} | arguments)
 
 
 class _MisfitError(Exception):

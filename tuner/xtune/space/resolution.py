@@ -126,12 +126,12 @@ class Resolver:
         carried out, and `SpaceError` if it is not in the space.
         """
         complete = self.space.complete(configuration)
-        known = self._known.get(complete)
-        if known is None:
-            known = self._known[complete] = self._resolve(complete)
-        if isinstance(known, XLaunchError):
-            raise known
-        return known
+        resolved = self._known.get(complete)
+        if resolved is None:
+            resolved = self._known[complete] = self._resolve(complete)
+        if isinstance(resolved, XLaunchError):
+            raise resolved
+        return resolved
 
     def plan_hash(self, configuration: Configuration) -> str | None:
         """The hash of all that affects the start of a configuration; None if it cannot start.
@@ -194,18 +194,18 @@ class Resolver:
     def _resolve(self, complete: Configuration) -> ResolvedConfiguration | XLaunchError:
         try:
             request = self.request(complete)
-            made = plan(request.layout, self.machine)
-            share = made.memory_share_bytes
+            launch_plan = plan(request.layout, self.machine)
+            share = launch_plan.memory_share_bytes
             rounded = None if share is None else _leading(share, MEMORY_BITS)
-            prepared = self._prepare(made._replace(memory_share_bytes=rounded), request)
+            prepared = self._prepare(launch_plan._replace(memory_share_bytes=rounded), request)
         except XLaunchError as error:
             return error
-        plan_hash = self._identify(made, prepared)
+        plan_hash = self._identify(launch_plan, prepared)
         if self._elsewhere:
             plan_hash = _digest(
                 {"started": plan_hash, **{name: complete[name] for name in self._elsewhere}}
             )
-        return ResolvedConfiguration(complete, request, made, plan_hash)
+        return ResolvedConfiguration(complete, request, launch_plan, plan_hash)
 
     def _prepare(self, made: Plan, request: Request) -> Environment:
         return prepare_environment(made, request.program, self._environment, run=request.run)
@@ -356,10 +356,12 @@ def starting_point(path: str, resolver: Resolver) -> tuple[Configuration, tuple[
     }
     try:
         configuration = resolver.space.complete(values)
-        made = resolver.request(configuration)
+        resolved_request = resolver.request(configuration)
     except SpaceError as error:
         raise SpaceError(f"{path} cannot be tried: {error}") from None
-    left_out = tuple(_left_out(resolver.original, asked, made, has_layout=LAYOUT in values))
+    left_out = tuple(
+        _left_out(resolver.original, asked, resolved_request, has_layout=LAYOUT in values)
+    )
     if left_out and not resolver.space.changes(configuration):
         raise SpaceError(
             f"{path} cannot be tried: none of its options is searched ({', '.join(left_out)}); give"
@@ -371,11 +373,11 @@ def starting_point(path: str, resolver: Resolver) -> tuple[Configuration, tuple[
 def _with_preset(request: Request, path: str) -> Request:
     """`request` with the preset's options added; those of the request take precedence."""
     said = request_from(read_preset(path, option="--try").values)
-    default, given = Request().options(), request.options()
+    default, requested = Request().options(), request.options()
     fields = {
         name: value
         for name, value in said.options().items()
-        if name not in (*NAMING, "words", "env") and given[name] == default[name]
+        if name not in (*NAMING, "words", "env") and requested[name] == default[name]
     }
     env = {**dict(said.program.env), **dict(request.program.env)}
     return request.replace(**fields, env=tuple(env.items()))

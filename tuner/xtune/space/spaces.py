@@ -135,8 +135,8 @@ class Space:
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name. Raises `SpaceError` if there is none."""
         if name not in self._by_name:
-            known = ", ".join(self._by_name) or "none"
-            raise SpaceError(f"there is no parameter {name!r} in this space; there are {known}")
+            names = ", ".join(self._by_name) or "none"
+            raise SpaceError(f"there is no parameter {name!r} in this space; there are {names}")
         return self._by_name[name]
 
     def require_choice(self) -> None:
@@ -298,16 +298,16 @@ class Space:
         """
         sizes = self._sizes
         due = [[check for places, check in checks if places[-1] == at] for at in range(len(sizes))]
-        made = 0
+        visited = 0
 
         def complete(choices: list[int]) -> Iterator[Choices]:
-            nonlocal made
+            nonlocal visited
             at = len(choices)
             if at == len(sizes):
                 yield tuple(choices)
                 return
-            made += len(due[at]) * sizes[at]
-            if made > MAX_CHECKS:
+            visited += len(due[at]) * sizes[at]
+            if visited > MAX_CHECKS:
                 raise SpaceError(
                     "the conditions combine too many parameters to be solved; leave out a --when, or"
                     " give parameters fewer values"

@@ -162,21 +162,21 @@ def _items(text: str, listed: str) -> Iterator[tuple[str, bool]]:
     """The items of a list as written, and whether each was in quotes; blanks around them are dropped."""
     at = 0
     while at <= len(listed):
-        found = _ITEM.match(listed, at)
-        assert found is not None
-        single, double, unquoted = found.groups()
-        end, at = found.end(), found.end() + 1
-        if "\0" in found[0]:
+        match = _ITEM.match(listed, at)
+        assert match is not None
+        single, double, unquoted = match.groups()
+        end, at = match.end(), match.end() + 1
+        if "\0" in match[0]:
             raise SpaceError(f"--param {text!r}: no argument can hold a null character")
         if unquoted is None:
             if end < len(listed) and listed[end] != ",":
-                rest = f"a comma is missing before {listed[end:]!r}; quotes hold a whole value"
-                raise SpaceError(f"--param {text!r}: {rest}")
+                problem = f"a comma is missing before {listed[end:]!r}; quotes hold a whole value"
+                raise SpaceError(f"--param {text!r}: {problem}")
             inside = double.replace('""', '"') if single is None else single.replace("''", "'")
             yield inside, True
         elif unquoted[:1] in ("'", '"'):
             raise SpaceError(
-                f"--param {text!r}: the quote in {listed[found.start(3) :]!r} is not closed"
+                f"--param {text!r}: the quote in {listed[match.start(3) :]!r} is not closed"
             )
         elif not unquoted.strip():
             raise SpaceError(f"--param {text!r}: a value is empty; for empty text write ''")
