@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from xlaunch.children import PATH
 from xlaunch.doctor.checks.findings import Facts
+from xlaunch.doctor.checks.memory import room_bytes
 from xlaunch.doctor.decode_probe import DIRECTORY, VARIABLE
 from xlaunch.environment.program import resolve_program
 from xlaunch.environment.threads import hook_reaches
@@ -48,6 +49,8 @@ MIN_BYTES: Final = 512 << 20
 MAX_BYTES: Final = 2 << 30
 """What is read to measure the speed of memory: more than caches hold."""
 ROUNDS: Final = 4
+PATIENCE_S: Final = 60.0
+"""How long one of the threads that read may keep the others waiting."""
 
 
 class Decoding(NamedTuple):
@@ -158,13 +161,14 @@ class DecodingWatch:
                 found = [Decoding(**record) for record in json.load(file)]
         except FileNotFoundError:
             return ()
-        instance, limits = plan.instances[0], machine.limits
-        speed = read_speed(instance, bound=plan.bound, limit_bytes=limits.memory_limit_bytes)
-        machine = machine._replace(limits=limits._replace(allowed_cpus=instance.cpus))
-        flags = Facts(machine, Tree(machine.root), live=True, environment={}).flags
+        instance = plan.instances[0]
+        facts = Facts(machine, Tree(machine.root), live=True, environment={})
+        speed = read_speed(instance, bound=plan.bound, free_bytes=int(room_bytes(facts)))
+        limits = machine.limits._replace(allowed_cpus=instance.cpus)
+        machine = machine._replace(limits=limits)
         shared = any(kind_of(warning) is WarningKind.SHARED_CPUS for warning in warnings)
         found = [
-            _explained(it._replace(read_bytes_per_s=speed), machine, flags, shared=shared)
+            _explained(it._replace(read_bytes_per_s=speed), machine, facts.flags, shared=shared)
             for it in found
         ]
         return tuple(sorted(found, key=lambda it: -it.steps * it.token_s))
@@ -244,22 +248,19 @@ def machine_causes(machine: Machine, threads: int) -> list[str]:
     return found
 
 
-def read_speed(instance: Instance, *, bound: bool, limit_bytes: int | None) -> float | None:
+def read_speed(instance: Instance, *, bound: bool, free_bytes: int) -> float | None:
     """Bytes a second that the threads of `instance` read from memory together: the best of some rounds.
 
-    Takes a quarter of the available memory at most, of `limit_bytes` and of 8 GiB. None: that is too little.
+    Takes half of `free_bytes` at most, and 2 GiB. None: that is too little, or threads cannot be started.
     """
-    import psutil
-
     threads = max(1, instance.threads)
-    available_bytes = min(psutil.virtual_memory().available, limit_bytes or 4 * MAX_BYTES)
-    total = min(max(MIN_BYTES, threads * BYTES_A_THREAD), MAX_BYTES, available_bytes // 4)
+    total = min(max(MIN_BYTES, threads * BYTES_A_THREAD), MAX_BYTES, free_bytes // 2)
     if total < MIN_BYTES:
         return None
-    part: int = total // threads
+    part = total // threads
     find = ctypes.CDLL(None).memchr  # a call that reads and does not hold the GIL
     find.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
-    barrier = threading.Barrier(threads)
+    barrier = threading.Barrier(threads, timeout=PATIENCE_S)
     times: list[list[tuple[float, float]]] = [[] for _ in range(threads)]
 
     def read(index: int) -> None:
@@ -268,7 +269,7 @@ def read_speed(instance: Instance, *, bound: bool, limit_bytes: int | None) -> f
                 if bound:
                     os.sched_setaffinity(0, {instance.cpus[index % len(instance.cpus)]})
             memory = mmap.mmap(-1, part)
-            with contextlib.suppress(OSError):  # a kernel without large pages
+            with contextlib.suppress(OSError, AttributeError):  # a system without large pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
             ctypes.memset(address, 1, part)
@@ -281,10 +282,14 @@ def read_speed(instance: Instance, *, bound: bool, limit_bytes: int | None) -> f
             barrier.abort()
 
     workers = [threading.Thread(target=read, args=(index,)) for index in range(threads)]
+    try:
+        for worker in workers:
+            worker.start()
+    except RuntimeError:  # a limit of threads
+        barrier.abort()
     for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+        if worker.ident is not None:
+            worker.join()
     if barrier.broken:
         return None
     shortest_s: float = min(

@@ -69,7 +69,7 @@ def show_swap(facts: Facts) -> Iterator[Finding]:
     if used == 0:
         yield ok("no swap is in use")
         return
-    fits = used <= _room_bytes(facts, memory)
+    fits = used <= room_bytes(facts)
     yield Finding(
         Severity.SERIOUS if used >= SWAPPED_SHARE * total else Severity.ADVICE,
         f"{size(used)} of memory are in swap ({used / total:.1%} of {size(total)})",
@@ -80,8 +80,9 @@ def show_swap(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _room_bytes(facts: Facts, memory: dict[str, int]) -> float:
-    """How much memory a remedy may fill, so that a margin stays; 0 where that is unknown."""
+def room_bytes(facts: Facts) -> float:
+    """How much memory may be filled, so that a margin stays; 0 where that is unknown."""
+    memory = _read_meminfo(facts)
     room = memory.get("MemAvailable", 0) - MARGIN_SHARE * memory.get("MemTotal", 0)
     limit = facts.machine.limits.memory_limit_bytes
     if limit is not None and limit < memory.get("MemTotal", 0):
