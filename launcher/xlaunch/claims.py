@@ -33,9 +33,9 @@ from xlaunch.leases import (
     record_name,
     records_directory,
 )
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import pid_namespace, start_ticks
 from xlaunch.machine.topology import CPUs
+from xlaunch.text import format_cpu_list
 
 MAX_CHECKED_FILES = 512
 """Files of this user for which a launch checks whether they can be removed."""

@@ -33,7 +33,6 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.files import MEMORY, names_in
-from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     pid_namespace,
@@ -44,7 +43,7 @@ from xlaunch.machine.processes import (
 from xlaunch.machine.topology import CPUs
 from xlaunch.machine.tree import read_file
 from xlaunch.ownership import user_name
-from xlaunch.text import INSTANCE_PREFIX, printable
+from xlaunch.text import INSTANCE_PREFIX, format_cpu_list, parse_cpu_list, printable
 
 DIRECTORY = "xlaunch-launches-{uid}"
 DETAILS = ".details"

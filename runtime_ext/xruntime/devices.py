@@ -20,11 +20,10 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.gpus import read_driver_version, read_gpus
 from xlaunch.machine.topology import Vendor
 from xlaunch.machine.tree import Tree, parse_fields
-from xlaunch.text import align, size
+from xlaunch.text import align, format_cpu_list, size
 from xruntime.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from xlaunch.environment.variables import (
 )
 from xlaunch.errors import UsageError
 from xlaunch.launching import Purpose, prepare
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import glibc_version
 from xlaunch.options.commands import OptionType, launch_command
 from xlaunch.options.definitions import OF_SHARING, one_of
@@ -36,6 +35,7 @@ from xlaunch.options.precedence import ResolvedOptions, host_request_from, reque
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, ProgramRequest
 from xlaunch.shared_host import PreparedLaunch
+from xlaunch.text import format_cpu_list
 
 SCHEMA_VERSION = 1
 """Version of ``--format json``; raised when a key changes its meaning or is removed."""

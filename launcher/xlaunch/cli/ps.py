@@ -16,12 +16,11 @@ import click
 from xlaunch.console import say, terminal_width
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.leases import Lease, described, of_others, read_leases
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, read_process, start_ticks
 from xlaunch.options.commands import CONTEXT
 from xlaunch.ownership import user_name
 from xlaunch.report.run_client import STATE, TIMEOUT_S, ask
-from xlaunch.text import fit, printable, size
+from xlaunch.text import fit, format_cpu_list, printable, size
 
 SCHEMA_VERSION = 1
 SAMPLE_S = 0.2

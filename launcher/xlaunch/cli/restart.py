@@ -10,10 +10,9 @@ import click
 from xlaunch.cli.ps import ask_run, find_run, state_of
 from xlaunch.console import say
 from xlaunch.errors import XLaunchError
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.options.commands import CONTEXT
 from xlaunch.report.run_client import RESTART
-from xlaunch.text import counted
+from xlaunch.text import counted, name_numbers
 
 POLL_S = 0.25
 

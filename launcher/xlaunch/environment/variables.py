@@ -21,10 +21,9 @@ from xlaunch.cache.table import VARIABLES as CACHE_VARIABLES
 from xlaunch.environment.program import Program
 from xlaunch.errors import UsageError
 from xlaunch.machine import gpus
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import LayoutRequest, ProgramRequest
-from xlaunch.text import INSTANCE_PREFIX, passable
+from xlaunch.text import INSTANCE_PREFIX, format_cpu_list, passable
 
 MAX_DIGITS = 18
 """Longer numbers in braces are left alone."""

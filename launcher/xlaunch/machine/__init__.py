@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import Limits, Machine, Package, Topology
 from xlaunch.machine.tree import Tree, is_live, scratch_directory
+from xlaunch.text import name_numbers
 
 __all__ = ["machine_of", "read_machine"]
 

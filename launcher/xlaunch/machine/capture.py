@@ -20,13 +20,13 @@ from pathlib import Path
 
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output, open_input, write_whole
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.gpus import DRIVERS, bound_devices
 from xlaunch.machine.groups import CPU_DIRECTORY as CPU
 from xlaunch.machine.limits import ControlGroups
 from xlaunch.machine.sysfs import NODE_DIRECTORY as NODE
 from xlaunch.machine.sysfs import UNKNOWN, read_architecture
 from xlaunch.machine.tree import Tree, is_live, parse_list, scratch_directory
+from xlaunch.text import format_cpu_list
 
 SUFFIXES = (".tar.xz", ".tar.gz", ".tar")
 MAX_BYTES = 1 << 30

@@ -12,10 +12,10 @@ import enum
 import os
 from typing import NamedTuple
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.sysfs import read_memory_total
 from xlaunch.machine.topology import SLURM_COUNT, CPUs, Limits, Topology
 from xlaunch.machine.tree import Tree, is_live, parse_fields, parse_list, parse_mask, read_file
+from xlaunch.text import format_cpu_list
 
 CPUSET_FILE_SYSTEM = "cpuset"
 """The file system type before control groups: a cpuset hierarchy, file names without a prefix."""

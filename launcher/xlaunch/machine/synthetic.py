@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, read_digits
+from xlaunch.text import format_cpu_list, read_digits
 
 LEVELS = ("package", "die", "node", "l3", "gpu", "core", "pu")
 OUTER_LEVELS = LEVELS[:4]

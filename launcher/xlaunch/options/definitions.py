@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list, read_digits
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning import request
 from xlaunch.planning.request import MAX, Max, RestartLimit, check_limit
+from xlaunch.text import MAX_NUMBER, format_cpu_list, parse_cpu_list, read_digits
 
 SECONDS_PER_UNIT = {
     **dict.fromkeys(("", "s", "sec"), 1.0),

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, NumaNode
-from xlaunch.text import cited, counted
+from xlaunch.text import cited, counted, format_cpu_list
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

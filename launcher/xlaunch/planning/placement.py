@@ -27,9 +27,9 @@ from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.planning.request import MemoryPolicy, Place
+from xlaunch.text import format_cpu_list, name_numbers
 
 UNLISTED = -1
 """The domain of CPUs that are in no group of a level, such as an L3 shown for some CPUs only."""

@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import SLURM_COUNT, CPUs, Machine, Topology
 from xlaunch.planning.layout import Capacity, Layout, choose_layout, quota_cores, takes_everything
 from xlaunch.planning.placement import (
@@ -31,7 +30,7 @@ from xlaunch.planning.request import (
     checked,
     refuse_contradictions,
 )
-from xlaunch.text import cited, counted
+from xlaunch.text import cited, counted, format_cpu_list, name_numbers
 
 
 def plan(

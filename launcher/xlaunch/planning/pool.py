@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.topology import CoreKind, CPUs, Limits, Machine, Topology
 from xlaunch.planning.plans import Decision
 from xlaunch.planning.request import ECores, LayoutRequest
+from xlaunch.text import format_cpu_list, name_numbers
 
 X86 = frozenset(("x86_64", "i386", "i486", "i586", "i686", "amd64", "AMD64"))
 FAVOURED = 0.9

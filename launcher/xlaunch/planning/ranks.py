@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Gpu, Machine
 from xlaunch.machine.tree import parse_mask
 from xlaunch.planning.gpus import count_instances
@@ -19,7 +18,7 @@ from xlaunch.planning.layout import quota_cores
 from xlaunch.planning.planner import plan
 from xlaunch.planning.pool import select_pool, whole_cores
 from xlaunch.planning.request import RANK_VARIABLES, LayoutRequest, RankMode, RankVariables, Request
-from xlaunch.text import counted
+from xlaunch.text import counted, format_cpu_list
 
 
 class Rank(NamedTuple):

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.description import describe_gpu
 from xlaunch.machine.topology import Machine
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy, Place
-from xlaunch.text import counted, fit
+from xlaunch.text import counted, fit, format_cpu_list, name_numbers
 
 SCHEMA_VERSION = 1
 """Version of `plan_to_dict`; raised when a key changes its meaning or is removed."""

@@ -23,8 +23,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from xlaunch.console import say
 from xlaunch.errors import XLaunchError
 from xlaunch.files import write_whole
-from xlaunch.machine.cpu_list import parse_cpu_list
 from xlaunch.report.run_client import STATE, ask
+from xlaunch.text import parse_cpu_list
 
 ADDRESS = "127.0.0.1"
 FILE_INTERVAL_S = 15.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.report import Report
-from xlaunch.text import align, counted, fit, size
+from xlaunch.text import align, counted, fit, format_cpu_list, size
 
 if TYPE_CHECKING:
     from xlaunch.metrics.collector import MetricTotal

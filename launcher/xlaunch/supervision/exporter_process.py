@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from xlaunch.children import HOME, PATH, without_current_directory
 from xlaunch.errors import UsageError
 from xlaunch.files import OutputKind, check_output
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.request import RunRequest
 from xlaunch.supervision.run_state import Part, RunState
+from xlaunch.text import format_cpu_list
 
 END_S = 2.0
 """How long the process may take to end."""

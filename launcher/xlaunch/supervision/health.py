@@ -11,13 +11,12 @@ from __future__ import annotations
 import time
 
 from xlaunch.environment.variables import words_of
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure
 from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.probes import Probe, Target, target_of
 from xlaunch.supervision.run_state import ACTIVE, Part, Replacements, RunState
-from xlaunch.text import counted
+from xlaunch.text import counted, name_numbers
 
 START_INTERVAL_S = 1.0
 """Longest time between two probes of an instance that never answered."""

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from resource import RUSAGE_SELF, getrusage, struct_rusage
 
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.limits import (
     UNLIMITED_BYTES,
     ControlGroup,
@@ -43,7 +42,7 @@ from xlaunch.planning.plans import Instance
 from xlaunch.report import InstanceReport
 from xlaunch.supervision.instance_start import Child
 from xlaunch.supervision.signalling import group_exists, kill_processes, send, signal_name
-from xlaunch.text import INSTANCE_PREFIX, size
+from xlaunch.text import INSTANCE_PREFIX, format_cpu_list, name_numbers, size
 
 FIRST_INTERVAL_S = 0.02
 MAX_INTERVAL_S = 2.0

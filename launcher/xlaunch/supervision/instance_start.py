@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from xlaunch.environment import Program
 from xlaunch.environment.python_environment import shebang_of
 from xlaunch.errors import ProgramNotExecutableError, ProgramNotFoundError, XLaunchError
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.planning.plans import Instance, Plan
 from xlaunch.planning.request import MemoryPolicy
+from xlaunch.text import format_cpu_list, name_numbers
 
 if TYPE_CHECKING:
     from xlaunch.output.relay import StandardStreams

@@ -14,7 +14,6 @@ import select
 import time
 
 from xlaunch.files import make_temporary, remove_temporary, temporary_path
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.metrics.barrier import Barrier
 from xlaunch.metrics.collector import Collector
 from xlaunch.metrics.live import LiveStart, LiveWriter
@@ -24,7 +23,7 @@ from xlaunch.output.relay import Chunk
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun
 from xlaunch.supervision.run_state import Part, RunState
-from xlaunch.text import number
+from xlaunch.text import name_numbers, number
 
 DETAILS_INTERVAL_S = 1.0
 """Minimum time between updates of the metrics that `xlaunch ps` shows."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xlaunch.claims import record_details
 from xlaunch.environment import Environment
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.output.relay import Chunk, Messages, Relay
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import (
@@ -28,7 +27,7 @@ from xlaunch.supervision.instance_run import InstanceRun, Sampler, describe_esca
 from xlaunch.supervision.instance_start import NOT_BOUND
 from xlaunch.supervision.signalling import send
 from xlaunch.supervision.states import State
-from xlaunch.text import counted
+from xlaunch.text import counted, name_numbers
 
 if TYPE_CHECKING:
     from xlaunch.leases import Lease

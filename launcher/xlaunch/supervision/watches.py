@@ -19,13 +19,13 @@ from xlaunch.cache.use import CacheSettings
 from xlaunch.environment import Environment
 from xlaunch.errors import RunWarning, WarningKind
 from xlaunch.files import names_in
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.processes import TICKS_PER_SECOND, descendants, process_name, read_status
 from xlaunch.machine.tree import read_file
 from xlaunch.output.relay import Chunk
 from xlaunch.report import CacheReport, Report, TorchCompilation
 from xlaunch.supervision.run_state import Job, Part, Replacements, RunState
 from xlaunch.supervision.states import State
+from xlaunch.text import format_cpu_list, name_numbers
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1

@@ -7,8 +7,8 @@ import operator
 from collections.abc import Iterable, Set
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import MAX_NUMBER, format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
+from xlaunch.text import MAX_NUMBER, format_cpu_list, parse_cpu_list
 from xruntime.errors import CPUPoolError
 
 HOW_TO_NAME_CPUS = "give CPU numbers such as [0, 1] or range(8), or an expression such as '0-7,16'"

@@ -18,9 +18,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CPUs, Machine, Topology
-from xlaunch.text import counted
+from xlaunch.text import counted, format_cpu_list
 from xruntime.errors import CPUPoolError, KernelsUnavailableError
 from xruntime.threads.cpu_choice import cpus_of_node, read_core_ids, usable_cpus, whole_number
 from xruntime.threads.process_machine import process_machine

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from xlaunch.machine.cpu_list import parse_cpu_list
+from xlaunch.text import parse_cpu_list
 from xruntime import native, openmp_team
 
 ALLOWED = sorted(os.sched_getaffinity(0))

@@ -22,7 +22,7 @@ from tests.launcher.cli.commands import (
     xlaunch,
 )
 
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.text import format_cpu_list
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 SEVERAL = (*TWO, "-q", "--no-tag")

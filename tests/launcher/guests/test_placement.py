@@ -7,7 +7,7 @@ import pytest
 from tests.launcher.guests.guest import Guest, accelerator
 from tests.launcher.guests.occupants import OCCUPANT, occupy
 
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.text import format_cpu_list
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -17,7 +17,7 @@ import pytest
 from tests.golden import Golden
 from tests.launcher.cli.commands import XLAUNCH, Done, Word, allowed_cpus, run, two_cpus
 
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
+from xlaunch.text import format_cpu_list, name_numbers
 
 pytestmark = pytest.mark.machine  # kernels may refuse user namespaces
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.tree import parse_list, parse_mask
+from xlaunch.text import format_cpu_list, parse_cpu_list
 
 some_cpus = st.sets(st.integers(0, 5000), max_size=200)
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from tests.launcher.planning.shapes import make_machine
 
-from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.topology import CoreKind, Machine
+from xlaunch.text import format_cpu_list, parse_cpu_list
 
 PLANS = Path(__file__).with_name("old_plans.jsonl")
 

@@ -20,11 +20,11 @@ from tests.launcher.options.settings import typed
 from tests.launcher.planning.shapes import make_machine
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import parse_cpu_list
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.options.migration import translate
 from xlaunch.planning import plan
 from xlaunch.planning.pool import efficiency_cpus
+from xlaunch.text import parse_cpu_list
 
 OLD_PLANS = read_old_plans()
 

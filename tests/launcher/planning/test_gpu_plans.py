@@ -12,13 +12,13 @@ from tests.launcher.options.settings import layout_of
 from tests.launcher.planning.shapes import make_machine, ranks, with_gpus
 
 from xlaunch.errors import UsageError
-from xlaunch.machine.cpu_list import format_cpu_list, parse_cpu_list
 from xlaunch.machine.gpus import usable_gpus
 from xlaunch.machine.topology import Gpu, Machine, Vendor
 from xlaunch.planning import MAX, LayoutRequest, MemoryPolicy, Place, Plan, plan
 from xlaunch.planning.ranks import Rank, share_of_rank
 from xlaunch.planning.rendering import plan_to_dict, render_plan
 from xlaunch.planning.request import RankMode, Request
+from xlaunch.text import format_cpu_list, parse_cpu_list
 
 TWO_PACKAGES = make_machine(packages=(16, 16), nodes=(16, 16), l3=(16, 16))
 EIGHT_GPUS = with_gpus(TWO_PACKAGES, [0] * 4 + [1] * 4)

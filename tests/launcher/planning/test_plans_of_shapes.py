@@ -9,9 +9,9 @@ from tests.launcher.planning.shapes import GIB, make_machine
 
 from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.topology import CoreKind, Machine
 from xlaunch.planning import MAX, LayoutRequest, Mode, Plan, plan
+from xlaunch.text import format_cpu_list
 
 DESKTOP = make_machine(packages=(8,), nodes=(8,), l3=(8,), smt=2, adjacent_siblings=True)
 TWO_SOCKETS = make_machine(packages=(8, 8), nodes=(8, 8), l3=(8, 8), smt=2)

@@ -12,10 +12,10 @@ from tests.launcher.planning.test_golden_plans import GOLDEN
 
 from xlaunch.errors import UsageError
 from xlaunch.machine import flat_machine
-from xlaunch.machine.cpu_list import name_numbers
 from xlaunch.machine.topology import CoreKind, Machine
 from xlaunch.planning import plan
 from xlaunch.planning.rendering import render_plan
+from xlaunch.text import name_numbers
 
 WRONG = re.compile(
     r"(?<![\d.])\b1 (?:cores|CPUs|nodes|NUMA nodes|instances|threads|packages)\b"

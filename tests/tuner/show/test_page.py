@@ -12,8 +12,8 @@ from tests.tuner.search.scripted import RATE, SPACE
 from tests.tuner.show.cases import CASES, case
 from tests.tuner.show.pages import SECTIONS, findings, marks_of, read_page
 
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
+from xlaunch.text import format_cpu_list
 from xtune.evidence.ratios import ratio_interval
 from xtune.evidence.verdicts import VerdictKind, undecided
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement, Secondary

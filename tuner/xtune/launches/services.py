@@ -38,7 +38,6 @@ from xlaunch.environment.variables import (
     words_of,
 )
 from xlaunch.errors import UsageError, XLaunchError
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.machine.processes import descendants
 from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.metrics.live import LiveLine
@@ -54,7 +53,7 @@ from xlaunch.planning import (
 from xlaunch.report import Report
 from xlaunch.supervision.keeper_client import RunningLaunch
 from xlaunch.supervision.probes import EXEC, Probe, target_of
-from xlaunch.text import number
+from xlaunch.text import format_cpu_list, number
 from xtune.launches.generators import Requests, requests_of
 from xtune.launches.launch import Outcome
 from xtune.launches.meters import EnergyMeter

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from xlaunch.errors import UsageError, XLaunchError
 from xlaunch.files import OutputKind, check_output
-from xlaunch.machine.cpu_list import format_cpu_list
 from xlaunch.planning.drawing import draw_machine
 from xlaunch.planning.rendering import numactl_line, render_plan
-from xlaunch.text import number
+from xlaunch.text import format_cpu_list, number
 from xtune.evidence.verdicts import FinalistResults, VerdictKind
 from xtune.launches.launch import Outcome
 from xtune.show import charts, words

@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Iterator
 
 from xlaunch.doctor.checks.findings import Check, Facts, Finding, advice, ok, warning
-from xlaunch.machine.cpu_list import format_cpu_list, name_numbers
 from xlaunch.machine.tree import parse_fields
-from xlaunch.text import counted
+from xlaunch.text import counted, format_cpu_list, name_numbers
 
 CPU = "/sys/devices/system/cpu"
 MAX_NAMES = 60

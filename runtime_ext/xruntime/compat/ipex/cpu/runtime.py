@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 import xruntime
-from xlaunch.machine.cpu_list import format_cpu_list
+from xlaunch.text import format_cpu_list
 from xruntime.compat.ipex.replacements import missing
 from xruntime.streams.hints import MultiStreamModuleHint
 from xruntime.streams.multi_stream_module import AUTO
