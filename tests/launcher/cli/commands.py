@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -138,6 +139,14 @@ class Done(NamedTuple):
         """The one line of an error, after its prefix; nothing else may have been printed."""
         assert (self.code, self.out) == (code, b""), self
         return one_error_line(self.err)
+
+
+def own_lines(err: str) -> list[str]:
+    """What a launch says of itself, without tables and times, and without the work of others."""
+    lines = [line for line in err.splitlines() if line.startswith("xlaunch: ")]
+    others = ("busy with other work", "steal in /proc/stat")
+    kept = [line for line in lines if not any(words in line for words in others)]
+    return [re.sub(r"; [\d.]+ \w+( [\d.]+ \w+)?$", "; ... s", line) for line in kept]
 
 
 def one_error_line(err: str) -> str:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from tests.golden import Golden
-from tests.launcher.cli.commands import XLAUNCH
+from tests.launcher.cli.commands import XLAUNCH, own_lines
 from tests.launcher.cli.commands import run as run_command
 from tests.launcher.launching import is_alive, state_of, wait_until
 
@@ -80,15 +80,13 @@ def test_two_interrupts_that_wait_for_the_supervisor_are_not_merged(start):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_kill_after_grace(start, name):
+def test_kill_after_grace(golden: Golden, start, name):
     run = start("--grace", "200ms", witness=("--ignore", name))
     instances = run.instances
     run.send(signal.Signals[name])
     code, _, errors = run.end()
     assert code == 137
-    assert f"{name} sent to 2 instances; SIGKILL in 0.2 s (--grace)" in errors
-    assert ("Ctrl-C again" in errors) == (name == "SIGINT")
-    assert "SIGKILL" in errors.splitlines()[-4]
+    golden(own_lines(errors), hide=r"instance \d")
     assert not any(is_alive(pid) for pid in instances)
 
 

@@ -105,8 +105,8 @@ def test_a_narrow_terminal_gets_whole_words_and_whole_commands(desk: Desk) -> No
 @pytest.mark.parametrize(
     "numbers",
     [
-        (signal.SIGTERM,),
         (signal.SIGINT, signal.SIGTERM),
+        pytest.param((signal.SIGTERM,), marks=pytest.mark.long),
         pytest.param((signal.SIGHUP,), marks=pytest.mark.long),
     ],
 )

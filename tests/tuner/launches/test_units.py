@@ -125,7 +125,7 @@ def test_the_study_s_first_launch_decides_after_resuming(launched, make_runner, 
 
 
 def test_a_launch_is_cut_by_values_in_any_unit(make_runner):
-    code = "for _ in range(400): time.sleep(0.01); tell('latency: 50 ms')"
+    code = "for _ in range(200): time.sleep(0.01); tell('latency: 50 ms')"
     launch = make_runner(code, "latency", Goal.MINIMIZE).measure(DEFAULT, Limits(cut_at=0.06))
     assert launch.outcome is Outcome.MEASURED
     launch = make_runner(code, "latency", Goal.MINIMIZE).measure(DEFAULT, Limits(cut_at=0.02))

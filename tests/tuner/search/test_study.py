@@ -538,6 +538,7 @@ def test_who_looks_sees_what_counted_in_the_search_of_the_latest_launch(tmp_path
     assert changed_variables(records()[2:], one) == (["FOO"], False)
 
 
+@pytest.mark.long
 def test_a_final_counts_as_a_whole(tmp_path: Path) -> None:
     # The bare command is started as ever: its turns in a final of other plans do not count.
     study = open_study(open_storage(str(tmp_path / "studies.journal")), SUBJECT)
