@@ -23,9 +23,8 @@ from typing import IO, Any, NamedTuple, cast
 from xlaunch.cache import bundle, contents, store
 from xlaunch.cache.contents import ImportedFile
 from xlaunch.cache.formats import relocate
-from xlaunch.cache.key import Hardware, Key, Packages, differences, key_of
 from xlaunch.cache.staging import staging_directory
-from xlaunch.cache.store import CacheDirectory
+from xlaunch.cache.store import CacheDirectory, Hardware, Key, Packages, differences, key_of
 from xlaunch.cache.table import BY_NAME, Format, Part
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private, open_input

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from xlaunch.cache import contents, formats, staging, store
 from xlaunch.cache.contents import IMPORTED, UNFINISHED, ImportedFile
-from xlaunch.cache.key import is_key_name
-from xlaunch.cache.store import OTHERS_WRITE, RECORD, CacheDirectory
+from xlaunch.cache.store import OTHERS_WRITE, RECORD, CacheDirectory, is_key_name
 from xlaunch.cache.table import BY_NAME, Format
 
 MIN_LOCK_AGE_S = 600

@@ -19,8 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from xlaunch.cache import store
-from xlaunch.cache.key import Hardware, Key, Packages, applies, key_of, read_hardware
-from xlaunch.cache.store import DAY_S, OTHERS_WRITE, SEEDING, CacheDirectory, hold
+from xlaunch.cache.store import (
+    DAY_S,
+    OTHERS_WRITE,
+    SEEDING,
+    CacheDirectory,
+    Hardware,
+    Key,
+    Packages,
+    applies,
+    hold,
+    key_of,
+    read_hardware,
+)
 from xlaunch.cache.table import BY_NAME, CACHES, KEEP_NOTHING, PROFILE_VARIABLE, Format, Variable
 from xlaunch.errors import UsageError
 from xlaunch.files import make_private

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from xlaunch.cache import contents, store
-from xlaunch.cache.key import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.prune import DEFAULT_MAX_BYTES, Removal, clear, prune
+from xlaunch.cache.store import Hardware, Packages, fingerprint, read_hardware
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import NO_HOME, CacheSettings, default_directory
 from xlaunch.console import say, terminal_width

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from xlaunch.cache.key import UNKNOWN, Packages
+from xlaunch.cache.store import UNKNOWN, Packages
 from xlaunch.files import names_in
 from xlaunch.machine.tree import read_file
 

@@ -11,8 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.store import CacheDirectory, begin_use, directory_of, hold
+from xlaunch.cache.store import (
+    CacheDirectory,
+    Hardware,
+    Packages,
+    begin_use,
+    directory_of,
+    hold,
+    key_of,
+)
 from xlaunch.cache.table import BY_NAME
 
 HARDWARE = Hardware("x86_64", ("avx2", "fma"), "GenuineIntel 6 143", (), ())

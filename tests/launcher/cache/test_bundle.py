@@ -40,10 +40,9 @@ from xlaunch.cache.bundle import export
 from xlaunch.cache.bundle_import import ImportResult, import_bundle
 from xlaunch.cache.check import verify
 from xlaunch.cache.contents import read_imported
-from xlaunch.cache.key import key_of
 from xlaunch.cache.prune import prune
 from xlaunch.cache.staging import leftovers, staging_directory
-from xlaunch.cache.store import begin_use, directory_of
+from xlaunch.cache.store import begin_use, directory_of, key_of
 from xlaunch.cache.table import BY_NAME
 from xlaunch.errors import UsageError
 

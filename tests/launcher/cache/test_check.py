@@ -37,8 +37,7 @@ from xlaunch.cache.bundle_import import import_bundle
 from xlaunch.cache.check import MIN_LOCK_AGE_S, Aspect, verify
 from xlaunch.cache.contents import entries_of
 from xlaunch.cache.formats import damage
-from xlaunch.cache.key import key_of
-from xlaunch.cache.store import DAY_S, CacheDirectory, begin_use
+from xlaunch.cache.store import DAY_S, CacheDirectory, begin_use, key_of
 from xlaunch.cache.table import BY_NAME, Format
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xlaunch.cache.key import (
+from xlaunch.cache.store import (
     Hardware,
     Packages,
     applies,

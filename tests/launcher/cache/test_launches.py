@@ -12,8 +12,7 @@ import pytest
 from tests.golden import Golden
 from tests.launcher.cache.entries import held
 
-from xlaunch.cache.key import Hardware, Packages, key_of
-from xlaunch.cache.store import CacheDirectory, not_in_use
+from xlaunch.cache.store import CacheDirectory, Hardware, Packages, key_of, not_in_use
 from xlaunch.cache.table import BY_NAME, CACHES, PROFILE_VARIABLE
 from xlaunch.cache.use import HEADERS_VARIABLE, CacheSettings, cache_settings
 from xlaunch.cache.use import SEED_VARIABLE as SEED

@@ -18,9 +18,19 @@ from tests.launcher.cache.entries import held
 from tests.launcher.launching import wait_until
 
 from xlaunch.cache.contents import files_of, usage_of
-from xlaunch.cache.key import Hardware, Packages, key_of
 from xlaunch.cache.prune import clear, prune
-from xlaunch.cache.store import DAY_S, CacheDirectory, begin_use, foreign, hold, not_in_use, stored
+from xlaunch.cache.store import (
+    DAY_S,
+    CacheDirectory,
+    Hardware,
+    Packages,
+    begin_use,
+    foreign,
+    hold,
+    key_of,
+    not_in_use,
+    stored,
+)
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import start_pruner
 

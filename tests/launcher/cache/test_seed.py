@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tests.launcher.cache.entries import CONTENT, HARDWARE, PACKAGES, fill
 
-from xlaunch.cache.key import key_of
-from xlaunch.cache.store import directory_of
+from xlaunch.cache.store import directory_of, key_of
 from xlaunch.cache.table import BY_NAME
 from xlaunch.cache.use import plant
 

@@ -91,7 +91,7 @@ def test_where_there_can_be_none(golden: Golden, tmp_path: Path, monkeypatch: py
     shared.mkdir()
     shared.chmod(0o777)
     golden(refusal(HOME=str(shared)))
-    monkeypatch.setattr("xlaunch.cache.key.parse_fields", lambda _: {})
+    monkeypatch.setattr("xlaunch.cache.store.parse_fields", lambda _: {})
     golden(refusal(HOME=str(tmp_path)))
 
 
