@@ -17,7 +17,7 @@ from torch.nn import functional
 from xruntime.generation.packed_weights import PackedWeight
 
 BLOCK_WEIGHTS: Final = 1 << 22
-"""So many weights are converted at once: all of most layers, but not of an output layer."""
+"""About so many weights are converted at once: all of most layers, but not of an output layer."""
 
 
 @functools.cache
@@ -62,7 +62,8 @@ def linear_by_blocks(
     if dtype is torch.bfloat16 and not has_bf16_products():
         dtype = torch.float32
     outputs, inputs = weight.shape
-    rows = max(1, BLOCK_WEIGHTS // max(1, inputs))
+    blocks = max(1, round(outputs * inputs / BLOCK_WEIGHTS))  # none is a small rest
+    rows = max(1, -(-outputs // blocks))
     parts = []
     with torch.autocast("cpu", enabled=False):
         value = value.to(dtype)

@@ -191,6 +191,24 @@ def test_few_and_many_rows_in_bf16_and_under_autocast(
             assert_near(packed(value.to(bf16)), exact(packed, value.to(bf16)), 0.01)
 
 
+@pytest.mark.parametrize(("outputs", "blocks"), [(100, [100]), (104, [104]), (160, [80, 80])])
+def test_no_block_is_a_small_rest(
+    outputs: int, blocks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_blocks, "BLOCK_WEIGHTS", 100 * 100)
+    unpacked: list[int] = []
+    unpack_into = PackedWeight.unpack_into
+
+    def unpack(self: PackedWeight, output: torch.Tensor) -> torch.Tensor:
+        unpacked.append(len(output))
+        return unpack_into(self, output)
+
+    monkeypatch.setattr(PackedWeight, "unpack_into", unpack)
+    packed, value = layer(100, outputs), torch.randn(20, 100)
+    assert_near(packed(value), exact(packed, value), 0.01)
+    assert unpacked == blocks
+
+
 def test_nothing_but_nan_comes_of_nan() -> None:
     value = torch.randn(2, 100)
     value[1, 99] = math.nan
