@@ -131,7 +131,7 @@ def test_nothing_survives_whoever_is_killed(golden: Golden, start, victim, left)
         wait_until(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
     assert code == {"keeper": -9, "supervisor": 125, "instance": 137}[victim]
     if victim == "supervisor":
-        golden(errors)
+        golden(own_lines(errors))
 
 
 def test_keeper_and_supervisor_killed_together_take_the_instances_along(start):
