@@ -18,8 +18,12 @@ from unittest import mock
 
 import hypothesis
 import pytest
-from tests.golden import Golden
-from tests.inductor import SETTINGS
+
+# A difference of recorded outputs is shown line by line.
+pytest.register_assert_rewrite("tests.golden")
+
+from tests.golden import Golden  # noqa: E402
+from tests.inductor import SETTINGS  # noqa: E402
 
 # On a busy machine any example may take long.
 hypothesis.settings.register_profile("xlaunch", deadline=None, derandomize=True)

@@ -59,7 +59,14 @@ AWKWARD = [
 
 Word = str | bytes | Path
 
-_SET_BY_A_SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "XLAUNCH_")
+_SET_BY_A_SHELL = (
+    "COLUMNS",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "OMP_NUM_THREADS",
+    "PYTHONUNBUFFERED",
+    "XLAUNCH_",
+)
 
 
 def clean_environment(**more: str) -> dict[str, str]:

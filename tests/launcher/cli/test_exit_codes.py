@@ -55,7 +55,8 @@ def test_interpreter_that_a_script_names_is_gone(
         script = program(tmp_path / "script", line)
         done = xlaunch(*options, script)
         assert done.code == 127
-        golden(done.err)
+        # The first of several that fails may stop another before it does.
+        golden(done.err.splitlines()[0], hide=r"instance \d: ")
 
 
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
