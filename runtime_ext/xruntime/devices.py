@@ -138,21 +138,21 @@ def describe_device(name: str | torch.device = "auto") -> DeviceProperties:
         driver = f"macOS {platform.mac_ver()[0]}"
         bf16 = _problem(chosen, torch.bfloat16) is None
     else:
-        found: Any = getattr(torch, chosen.type).get_device_properties(chosen)
-        memory_bytes = found.total_memory
+        properties: Any = getattr(torch, chosen.type).get_device_properties(chosen)
+        memory_bytes = properties.total_memory
         with contextlib.suppress(RuntimeError):  # some of Intel's do not say
             free_bytes = getattr(torch, chosen.type).mem_get_info(chosen)[0]
         if chosen.type == "xpu":
-            driver = found.driver_version
-            bf16 = getattr(found, "has_bfloat16_conversions", None)
+            driver = properties.driver_version
+            bf16 = getattr(properties, "has_bfloat16_conversions", None)
         elif torch.version.hip:
-            capability = found.gcnArchName
+            capability = properties.gcnArchName
             driver = read_driver_version(Vendor.AMD, Tree("/"))
             bf16 = True
         else:
-            capability = f"{found.major}.{found.minor}"
+            capability = f"{properties.major}.{properties.minor}"
             driver = read_driver_version(Vendor.NVIDIA, Tree("/"))
-            bf16 = found.major >= 8
+            bf16 = properties.major >= 8
     return DeviceProperties(
         device=str(chosen),
         name=_name_of(chosen),

@@ -295,8 +295,8 @@ def isa_name() -> str:
 @functools.cache
 def _mailbox_methods() -> tuple[int, ...]:
     """The addresses of the PyMethodDefs of xk_mailbox_python_methods."""
-    found = [getattr(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
-    python = CPython(*(ctypes.cast(function, ctypes.c_void_p).value for function in found))
+    functions = [getattr(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
+    python = CPython(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
     first = quick_library().xk_mailbox_python_methods(ctypes.byref(python))
     count, size = len(MailboxFunctions._fields), ctypes.sizeof(CMethod)
     return tuple(first + at * size for at in range(count))

@@ -106,9 +106,9 @@ def build() -> Path:
     try:
         remove_dead(str(path.parent))
         with temporary_directory(".xruntime-build", str(path.parent)) as directory:
-            made = Path(directory, path.name)
+            library = Path(directory, path.name)
             done = subprocess.run(
-                [*compiler, *_arguments(torch_directory, made)],
+                [*compiler, *_arguments(torch_directory, library)],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -119,7 +119,7 @@ def build() -> Path:
                 raise KernelsUnavailableError(
                     f"{shlex.join(compiler)} cannot compile {_source()}: {reason}"
                 )
-            made.replace(path)
+            library.replace(path)
         for other in path.parent.glob("libxoperators-*.so"):
             if other != path:
                 other.unlink()

@@ -81,18 +81,18 @@ def rebuilt(value: Any, inner: list[Any], path: Path) -> Any:
             # A NamedTuple takes its fields one by one, other tuples all in one.
             return kind._make(inner) if hasattr(kind, "_make") else kind(inner)
         # A copy keeps the default factory and other attributes.
-        made = copy.copy(value)
+        container = copy.copy(value)
         if isinstance(value, list):
-            made[:] = inner
+            container[:] = inner
         else:
             for key, item in zip(value, inner, strict=True):
-                made[key] = item
+                container[key] = item
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise BatchError(
             f"{place(path)}: a {kind.__name__} cannot be rebuilt ({error}): use a tuple, list or dict, or"
             " write the hint None for it"
         ) from error
-    return made
+    return container
 
 
 def parts(value: Any) -> Collection[tuple[Any, Any]] | None:
@@ -116,17 +116,17 @@ def with_tensors(function: Callable[[torch.Tensor], Any], value: Any, depth: int
     inner = parts(value) if depth < MAX_DEPTH else None
     if not inner:
         return value
-    made = [with_tensors(function, item, depth + 1) for _, item in inner]
+    items = [with_tensors(function, item, depth + 1) for _, item in inner]
     # torch.compile cannot compare containers by identity.
     if not torch.compiler.is_compiling() and all(
-        new is old for new, (_, old) in zip(made, inner, strict=True)
+        new is old for new, (_, old) in zip(items, inner, strict=True)
     ):
         return value
     try:
         if entries(value) is not None:
-            return rebuilt(value, made, ())
+            return rebuilt(value, items, ())
         fields = {field.name for field in dataclasses.fields(value) if field.init}
-        new = {key: item for (key, _), item in zip(inner, made, strict=True) if key in fields}
+        new = {key: item for (key, _), item in zip(inner, items, strict=True) if key in fields}
         return dataclasses.replace(value, **new)
     except (BatchError, TypeError, ValueError):
         return value

@@ -95,12 +95,12 @@ class Jemalloc(Allocator):
         self.mallctl.call(f"arena.{ALL_ARENAS}.purge")
 
     def settings(self) -> tuple[Setting, ...]:
-        found = []
+        settings = []
         for name in SETTINGS:
             # Other versions and builds lack some.
             with contextlib.suppress(UnknownSettingError):
-                found.append(self._setting(name))
-        return tuple(found)
+                settings.append(self._setting(name))
+        return tuple(settings)
 
     def read(self, name: str) -> Value:
         """Return one of `SETTINGS`; `mallctl` has all other names."""

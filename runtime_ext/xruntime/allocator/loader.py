@@ -85,8 +85,8 @@ class LoadedFile(NamedTuple):
         address = _dlsym(handle._handle, symbol)  # noqa: SLF001 - ctypes has no public name
         if address is None:
             return None
-        found = _dladdr(address)
-        return address if found is not None and found.base == self.base else None
+        symbol_info = _dladdr(address)
+        return address if symbol_info is not None and symbol_info.base == self.base else None
 
     def function(self, symbol: str, prototype: Prototype) -> Function | None:
         """`symbol` of this file, as a function of that type; None if the file does not define it."""
@@ -105,11 +105,11 @@ def file_in_use(symbol: str) -> LoadedFile | None:
         address = _first_definition(symbol)
         if address is None:
             return None
-    found = _dladdr(address)
-    if found is None:
+    symbol_info = _dladdr(address)
+    if symbol_info is None:
         return None
-    name = os.fsdecode(found.file or b"")
-    return LoadedFile(name, found.base or 0, _mapped_at(address) or os.path.realpath(name))
+    name = os.fsdecode(symbol_info.file or b"")
+    return LoadedFile(name, symbol_info.base or 0, _mapped_at(address) or os.path.realpath(name))
 
 
 @functools.cache
@@ -127,8 +127,8 @@ def _dlsym(handle: int | None, symbol: str) -> int | None:
 
 
 def _dladdr(address: int) -> _DlInfo | None:
-    found = _DlInfo()
-    return found if _loader("dladdr")(address, ctypes.byref(found)) else None
+    symbol_info = _DlInfo()
+    return symbol_info if _loader("dladdr")(address, ctypes.byref(symbol_info)) else None
 
 
 def _is_only_a_reference(address: int) -> bool:
@@ -158,8 +158,8 @@ def _first_definition(symbol: str) -> int | None:
         address = _dlsym(handle._handle, symbol)  # noqa: SLF001
         if address is None or _is_only_a_reference(address):
             continue
-        found = _dladdr(address)
-        if found is not None and os.fsdecode(found.file or b"") == name:
+        symbol_info = _dladdr(address)
+        if symbol_info is not None and os.fsdecode(symbol_info.file or b"") == name:
             return address
     return None
 

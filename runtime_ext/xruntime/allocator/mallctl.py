@@ -150,16 +150,16 @@ def _type(kind: str) -> type[Any]:
 
 
 def _converted(name: str, value: Value, kind: str) -> ctypes._CDataType:
-    made: Callable[[Any], ctypes._CDataType] = _type(kind)
+    convert: Callable[[Any], ctypes._CDataType] = _type(kind)
     if kind == "bool":
         if not isinstance(value, bool):
             raise SettingTypeError(f"{name}: {value!r} is neither True nor False")
-        return made(value)
+        return convert(value)
     if kind == TEXT:
         if not isinstance(value, str) or "\0" in value:
             raise SettingTypeError(f"{name}: {value!r} is not text (str) without null characters")
-        return made(value.encode())
+        return convert(value.encode())
     bits = 8 * ctypes.sizeof(TYPES[kind])
     signed = kind in _SIGNED
     low, high = -(2 ** (bits - 1)) if signed else 0, 2 ** (bits - signed) - 1
-    return made(checked_integer(name, value, low, high))
+    return convert(checked_integer(name, value, low, high))

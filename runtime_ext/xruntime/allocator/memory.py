@@ -71,7 +71,7 @@ def exact_resident() -> int | None:
 def _kilobytes(path: str, field: str) -> int | None:
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
-            found = re.search(rf"^{field}:\s+(\d+) kB$", stream.read(), re.MULTILINE)
+            match = re.search(rf"^{field}:\s+(\d+) kB$", stream.read(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None

@@ -38,8 +38,8 @@ class Tcmalloc(Allocator):
     @functools.cached_property
     def version(self) -> str | None:
         text = self._function("tc_version", _VERSION)(None, None, None).decode()
-        found = re.search(r"\d+(\.\d+)+", text)
-        return found[0] if found else text
+        match = re.search(r"\d+(\.\d+)+", text)
+        return match[0] if match else text
 
     def stats(self) -> Stats:
         """generic.current_allocated_bytes, .total_physical_bytes and .heap_size.

@@ -216,12 +216,14 @@ def explaining(model: torch.nn.Module, *, only_compiles: bool = False) -> Iterat
     except CompilationError:
         raise
     except Exception as error:
-        what = _explanation(error)
-        if what is None and only_compiles:
-            what = first_line(error)
-        if what is None:
+        explanation = _explanation(error)
+        if explanation is None and only_compiles:
+            explanation = first_line(error)
+        if explanation is None:
             raise
-        raise CompilationError(f"{type(model).__name__} cannot be compiled: {what}") from error
+        raise CompilationError(
+            f"{type(model).__name__} cannot be compiled: {explanation}"
+        ) from error
 
 
 def _explanation(error: Exception) -> str | None:

@@ -47,11 +47,11 @@ class Sample(NamedTuple):
         tensors = [leaf for _, leaf in leaves(arguments, (), _inside) if torch.is_tensor(leaf)]
         copies |= {id(tensor): tensor.detach().clone() for tensor in tensors}
         try:
-            given = copy.deepcopy(arguments, dict(copies))
+            copied = copy.deepcopy(arguments, dict(copies))
         except Exception:  # noqa: BLE001 - any error of an argument's own class
-            given = with_tensors(lambda tensor: copies[id(tensor)], arguments)
+            copied = with_tensors(lambda tensor: copies[id(tensor)], arguments)
         count = len(self.args)
-        return Sample(tuple(given[:count]), dict(zip(self.kwargs, given[count:], strict=True)))
+        return Sample(tuple(copied[:count]), dict(zip(self.kwargs, copied[count:], strict=True)))
 
     def is_unchanged(self, before: Sample) -> bool:
         """Whether the call holds what it held `before`; no if that cannot be told."""

@@ -51,11 +51,11 @@ def empty_results(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
 
 def reduce(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
     """Run the forward function; return the results, then the positions of maxima."""
-    made = empty_results(weights, lookups)
-    if made:
-        results, positions = made[: len(weights)], made[len(weights) :]
+    tensors = empty_results(weights, lookups)
+    if tensors:
+        results, positions = tensors[: len(weights)], tensors[len(weights) :]
         _call(weights, lookups, output=results, max_positions=positions).run("xk_bags_forward")
-    return made
+    return tensors
 
 
 def _call(weights: Tensors, lookups: Lookups, **fields: Tensors) -> BagsCall:
@@ -304,10 +304,10 @@ def _backward(ctx: Any, gradients: Any) -> tuple[Any, ...]:
 def _weight_gradients(
     ctx: Any, gradients: Any, lookups: Lookups, positions: Tensors
 ) -> list[torch.Tensor | None]:
-    found: list[torch.Tensor | None] = [None] * len(ctx.rows)
+    table_gradients: list[torch.Tensor | None] = [None] * len(ctx.rows)
     tables = wanted_tables(gradients, ctx.needs_input_grad[0])
     if not tables:
-        return found
+        return table_gradients
     arguments = (
         [gradients[table] for table in tables],
         [ctx.rows[table] for table in tables],
@@ -317,7 +317,7 @@ def _weight_gradients(
     if ctx.sparse:
         rows, values = torch.ops.xruntime.merged_embedding_bag_sparse_gradients(*arguments)
         for at, table in enumerate(tables):
-            found[table] = torch.sparse_coo_tensor(
+            table_gradients[table] = torch.sparse_coo_tensor(
                 rows[at][None],
                 values[at],
                 (ctx.rows[table], values[at].shape[1]),
@@ -327,8 +327,8 @@ def _weight_gradients(
     else:
         dense = torch.ops.xruntime.merged_embedding_bag_dense_gradients(*arguments)
         for table, gradient in zip(tables, dense, strict=True):
-            found[table] = gradient
-    return found
+            table_gradients[table] = gradient
+    return table_gradients
 
 
 def wanted_tables(gradients: Any, needed: Sequence[bool]) -> list[int]:
@@ -341,7 +341,7 @@ def factor_gradients(
     gradients: Any, weights: Tensors, lookups: Lookups, needed: Sequence[bool]
 ) -> list[torch.Tensor | None]:
     """Return the gradients of per-sample weights."""
-    found: list[torch.Tensor | None] = [None] * len(lookups.factors)
+    factor_gradients: list[torch.Tensor | None] = [None] * len(lookups.factors)
     tables = wanted_tables(gradients, needed) if lookups.factors else []
     if tables:
         computed = torch.ops.xruntime.merged_embedding_bag_factor_gradients(
@@ -350,8 +350,8 @@ def factor_gradients(
             *lookups.of(tables),
         )
         for table, gradient in zip(tables, computed, strict=True):
-            found[table] = gradient
-    return found
+            factor_gradients[table] = gradient
+    return factor_gradients
 
 
 differentiate("merged_embedding_bag", _backward, _setup_context)

@@ -38,10 +38,10 @@ def interaction(*tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor
     tensors are converted to its dtype, as those of torch.bmm are. The first derivative is defined, in
     backward mode; the second is not. Raises OperatorError.
     """
-    given: Sequence[Any] = tensors
+    sequence: Sequence[Any] = tensors
     if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
-        given = tensors[0]
-    inputs = list(given)
+        sequence = tensors[0]
+    inputs = list(sequence)
     if not inputs:
         raise OperatorError("interaction: no tensors; it needs at least one of shape (B, D)")
     if torch.is_autocast_enabled("cpu"):

@@ -47,10 +47,10 @@ class UpdatingEmbeddingBag(MergedEmbeddingBag):
         defaults: dict[str, float],
         **options: Any,
     ) -> None:
-        given = options.pop("weights", None)
-        if given is not None:
-            given = [nn.Parameter(weight.detach(), requires_grad=False) for weight in given]
-        super().__init__(tables, weights=given, **options)
+        weights = options.pop("weights", None)
+        if weights is not None:
+            weights = [nn.Parameter(weight.detach(), requires_grad=False) for weight in weights]
+        super().__init__(tables, weights=weights, **options)
         self.requires_grad_(False)
         _check_memory(list(self.weights))
         self.optimizer = kind(list(self.weights), defaults)

@@ -169,14 +169,14 @@ class Observed(nn.Module):
         complete = conf.copy()
         if conf.mode == "dynamic":
             return prepared, complete
-        known = self.scales | conf.scales()
-        missing = self._missing(prepared, known)
+        known_scales = self.scales | conf.scales()
+        missing = self._missing(prepared, known_scales)
         if missing:
             raise UnobservedError(
                 f"no scale is known for {missing[0]}, which the changed recipe quantizes: calibrate again"
                 " with this recipe"
             )
-        scales = _scales_of_all(prepared, known)
+        scales = _scales_of_all(prepared, known_scales)
         complete.operators = self._filled(conf, read_values(prepared), scales)
         for observer in observers(prepared):
             scale = scales[observer.values[0]]
@@ -222,15 +222,15 @@ class Observed(nn.Module):
         return scales
 
     def _recipe_scales(self, prepared: torch.fx.GraphModule) -> dict[str, Scale]:
-        known = self.conf.scales()
-        missing = self._missing(prepared, known)
+        known_scales = self.conf.scales()
+        missing = self._missing(prepared, known_scales)
         if missing:
-            have = "" if not known else f", and the recipe has no scale for {missing[0]}"
+            have = "" if not known_scales else f", and the recipe has no scale for {missing[0]}"
             raise QuantizationError(
                 f"{self.name} was calibrated without a single batch{have}: call the observed module with"
                 " batches of typical data inside the with block"
             )
-        return _scales_of_all(prepared, known)
+        return _scales_of_all(prepared, known_scales)
 
     def _filled(
         self, conf: QuantConf, reads: Mapping[str, Sequence[str]], scales: Mapping[str, Scale]
@@ -244,9 +244,9 @@ class Observed(nn.Module):
         for name, operator in self.operators.items():
             before = conf.operators.get(name, operator)
             kept = {scale.value: scale for scale in before.inputs if scale.value}
-            known = kept | dict(scales)
+            known_scales = kept | dict(scales)
             values = dict.fromkeys((*reads.get(name, ()), *kept))
-            inputs = tuple([known[value] for value in values if value in known])
+            inputs = tuple([known_scales[value] for value in values if value in known_scales])
             filled[name] = operator._replace(precision=before.precision, inputs=inputs)
         return filled
 

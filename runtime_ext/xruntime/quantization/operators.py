@@ -134,37 +134,39 @@ def useless_followers(graph: torch.fx.Graph, kept: Collection[str]) -> set[torch
 
 def operators(module: torch.fx.GraphModule) -> dict[str, Operator]:
     """List the operators whose inputs are observed in a prepared graph, in the order in which they run."""
-    found: dict[str, Operator] = {}
+    operators_by_name: dict[str, Operator] = {}
     for node in _observing(module):
         kind = KINDS[node.target]
         weight: tuple[int, ...] = ()
         if kind in WEIGHTED:
             weight = tuple(weight_of(module, node.all_input_nodes[1]).shape)
-        found[node.meta[NAME]] = Operator(kind, weight=weight)
-    return found
+        operators_by_name[node.meta[NAME]] = Operator(kind, weight=weight)
+    return operators_by_name
 
 
 def read_values(module: torch.fx.GraphModule) -> dict[str, list[str]]:
     """Return the observed values that each operator of a prepared graph reads, without weights."""
-    found: dict[str, list[str]] = {}
+    values_by_operator: dict[str, list[str]] = {}
     for node in _observing(module):
         seen = [_observed(source) for source in node.all_input_nodes if _is_observer(source)]
-        found[node.meta[NAME]] = [value.name for value in seen if value.op != "get_attr"]
-    return found
+        values_by_operator[node.meta[NAME]] = [
+            value.name for value in seen if value.op != "get_attr"
+        ]
+    return values_by_operator
 
 
 def observers(module: torch.fx.GraphModule) -> list[SharedObserver]:
     """Return the observers of activations of a prepared graph."""
-    found: dict[int, SharedObserver] = {}
+    observers_by_id: dict[int, SharedObserver] = {}
     for node in module.graph.nodes:
         if _is_observer(node) and _observed(node).op != "get_attr":
             target = str(node.target)
             key = id(module.get_submodule(target))
-            before = found.get(key, SharedObserver((), ()))
-            found[key] = SharedObserver(
+            before = observers_by_id.get(key, SharedObserver((), ()))
+            observers_by_id[key] = SharedObserver(
                 (*before.targets, target), (*before.values, _observed(node).name)
             )
-    return list(found.values())
+    return list(observers_by_id.values())
 
 
 def weight_observers(module: torch.fx.GraphModule) -> Iterator[tuple[nn.Module, torch.Tensor]]:

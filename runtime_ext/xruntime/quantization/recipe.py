@@ -145,16 +145,16 @@ class QuantConf:
 
         Raises RecipeError if two operators have different scales for one tensor.
         """
-        found: dict[str, tuple[str, Scale]] = {}
+        first_readers: dict[str, tuple[str, Scale]] = {}
         for name, operator in self.operators.items():
             for scale in operator.inputs if operator.precision == "int8" else ():
-                reader, before = found.setdefault(scale.value, (name, scale))
+                reader, before = first_readers.setdefault(scale.value, (name, scale))
                 if scale != before:
                     raise RecipeError(
                         f"the operators {reader!r} and {name!r} read the same tensor {scale.value!r} with"
                         f" different scales in the recipe, {before[:2]} and {scale[:2]}: change both"
                     )
-        return {value: scale for value, (_, scale) in found.items()}
+        return {value: scale for value, (_, scale) in first_readers.items()}
 
     def check_operators(self, actual: Mapping[str, Operator], model: str) -> None:
         """Raise RecipeError if the recipe is not of a module with these operators."""

@@ -86,11 +86,11 @@ class Signature:
         if self._takes_tensors_only and not kwargs and len(args) == len(self.inputs):
             flat = list(args)
         else:
-            given = dict(kwargs)
+            named = dict(kwargs)
             missing = self._positional[len(args) :]
-            if set(given) == {*missing, *self._keywords}:
-                args = (*args, *[given[name] for name in missing])
-                kwargs = {name: given[name] for name in self._keywords}
+            if set(named) == {*missing, *self._keywords}:
+                args = (*args, *[named[name] for name in missing])
+                kwargs = {name: named[name] for name in self._keywords}
             flat, spec = pytree.tree_flatten((args, kwargs))
             if spec != self._spec:
                 raise QuantizationError(

@@ -155,15 +155,15 @@ class Batching:
         group, taken = first.group, [first]
         wanted = 1 if group is None else self._size(group, share)
         if wanted > 1:
-            found = []
+            indices = []
             for index, other in enumerate(waiting):
                 if other.group == group and not other.future.cancelled():
-                    found.append(index)
-                    if len(found) == wanted - 1:
+                    indices.append(index)
+                    if len(indices) == wanted - 1:
                         break
-            found = found[: self._size(group, 1 + len(found)) - 1]
-            taken += [waiting[index] for index in found]
-            for index in reversed(found):
+            indices = indices[: self._size(group, 1 + len(indices)) - 1]
+            taken += [waiting[index] for index in indices]
+            for index in reversed(indices):
                 del waiting[index]
         self.counts[len(taken)] += 1
         return taken
@@ -212,11 +212,11 @@ class Batching:
             call.future.ticket, call.future.line = batch.ticket, batch.line
         begun = [call for call in calls if call.future.set_running_or_notify_cancel()]
         try:
-            made = 0
-            while made < len(begun):
-                size = self._size(calls[0].group, len(begun) - made)
-                self._run_batch(begun[made : made + size])
-                made += size
+            done = 0
+            while done < len(begun):
+                size = self._size(calls[0].group, len(begun) - done)
+                self._run_batch(begun[done : done + size])
+                done += size
         except BaseException as error:  # noqa: BLE001 - result() raises it
             for call in begun:
                 if not call.future.done():
@@ -321,11 +321,11 @@ class Batching:
             ):
                 return "returns other values beside the tensors than single calls"
             try:
-                found = difference(alone, joint, tolerance_of(self._module, alone))
+                deviation = difference(alone, joint, tolerance_of(self._module, alone))
             except CompilationError:
                 return "returns another form of results than single calls"
-            if not found.allowed:
-                return f"computes something else than single calls: {found}"
+            if not deviation.allowed:
+                return f"computes something else than single calls: {deviation}"
         return None
 
     def _note(self, reason: str) -> None:

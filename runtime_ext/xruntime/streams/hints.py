@@ -200,9 +200,9 @@ def check_tensor(tensor: torch.Tensor, dim: int, path: Path) -> None:
 def form_error(value: Any, hint: object, path: Path) -> BatchError:
     """The error for a hint whose form differs from the value's."""
     hint = dict(hint) if isinstance(hint, HintFields) else hint
-    what = "a dimension" if isinstance(hint, int) else described(hint)
+    form = "a dimension" if isinstance(hint, int) else described(hint)
     return BatchError(
-        f"{place(path)}: the hint {hint!r} is {what} and the value {described(value)}: write a"
+        f"{place(path)}: the hint {hint!r} is {form} and the value {described(value)}: write a"
         " dimension for a tensor, a tuple, list or dict of hints for one that holds tensors, and None for"
         " what is not split"
     )

@@ -59,8 +59,8 @@ def eager_original(model: Any) -> Original | None:
         return model.eager
     kind = kind_of(model)
     if kind in (CallableKind.COMPILED, CallableKind.COMPILED_CPP):
-        found: Original | None = getattr(model, "_orig_mod", None)
-        return found
+        original: Original | None = getattr(model, "_orig_mod", None)
+        return original
     return None if kind in (CallableKind.PACKAGE, CallableKind.PACKAGE_UNDER_GIL) else model
 
 

@@ -110,8 +110,8 @@ def _placed(cores: Part, count: int, size: int) -> list[Part]:
 
 def _cut(cores: Part, sizes: list[int]) -> list[Part]:
     """Cut the cores into parts, in their order."""
-    left = iter(cores)
-    return [list(islice(left, size)) for size in sizes]
+    cores_left = iter(cores)
+    return [list(islice(cores_left, size)) for size in sizes]
 
 
 def _domains(cores: Part, depth: int) -> list[Part]:

@@ -98,20 +98,20 @@ class CPUPool:
         Raises `CPUPoolError` if that is impossible, and on systems other than Linux.
         """
         asked = {"core_ids": core_ids, "node_id": node_id, "node": node}
-        given = [f"{name}={value!r}" for name, value in asked.items() if value is not None]
-        if len(given) > 1:
-            raise CPUPoolError(f"{' and '.join(given)} are given together; give one of them")
+        choices = [f"{name}={value!r}" for name, value in asked.items() if value is not None]
+        if len(choices) > 1:
+            raise CPUPoolError(f"{' and '.join(choices)} are given together; give one of them")
         if machine is not None and not isinstance(machine, Machine):
             raise CPUPoolError(
                 f"machine: {machine!r} is not a Machine; pass what xlaunch.read_machine() returns"
             )
         if machine is None or machine.root == "/":
             # Also for another machine: the process's mask must be read before a pool confines a thread.
-            known = process_machine()
-            machine = known if machine is None else machine
+            this_machine = process_machine()
+            machine = this_machine if machine is None else machine
         if core_ids is not None:
             chosen = usable_cpus(read_core_ids(core_ids), machine, strict=strict)
-        elif given:
+        elif choices:
             chosen = cpus_of_node(node_id if node is None else node, machine)
         else:
             chosen = machine.limits.allowed_cpus
@@ -260,14 +260,14 @@ class CPUPool:
         return self._of(self._machine, [cpu for cpu in self._core_ids if cpu in members])
 
     def _divided(self, groups: Iterable[CPUs]) -> tuple[CPUPool, ...]:
-        left = set(self._members)
+        ungrouped = set(self._members)
         parts: list[CPUPool] = []
         for group in groups:
-            if inside := left.intersection(group):
+            if inside := ungrouped.intersection(group):
                 parts.append(self._part(inside))
-                left -= inside
-        if left:
-            parts.append(self._part(left))
+                ungrouped -= inside
+        if ungrouped:
+            parts.append(self._part(ungrouped))
         return tuple(parts)
 
     def to_dict(self) -> dict[str, Any]:

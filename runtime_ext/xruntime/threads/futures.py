@@ -76,11 +76,11 @@ class LightFuture(Future[T]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._own_condition is None:
-            made = _Condition()
+            condition = _Condition()
             with _state_lock:
                 if self._own_condition is None:
                     self._waiters, self._done_callbacks = [], []
-                    self._own_condition = made
+                    self._own_condition = condition
         return self._own_condition
 
     def set_running_or_notify_cancel(self) -> bool:
@@ -129,8 +129,8 @@ class LightFuture(Future[T]):
     def result(self, timeout: float | None = None) -> T:
         """See the base class."""
         if self._state == FINISHED and self._exception is None:
-            found: T = self._result  # type: ignore[assignment]
-            return found
+            result: T = self._result  # type: ignore[assignment]
+            return result
         self._wait_for_outcome(timeout)
         return super().result(0)
 

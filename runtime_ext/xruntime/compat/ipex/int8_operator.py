@@ -59,18 +59,18 @@ def unpack(archive: torch.Tensor) -> QuantizedModule:
     from xruntime import quantization
 
     with _lock:
-        found = _modules.get(archive)
-        if found is None:
+        module = _modules.get(archive)
+        if module is None:
             digest = _digest(archive)
-            found = _by_digest.get(digest)
-            if found is None:
+            module = _by_digest.get(digest)
+            if module is None:
                 with temporary_directory("xruntime-int8", tempfile.gettempdir()) as directory:
                     path = Path(directory) / "module.pt2"
                     path.write_bytes(archive.numpy().tobytes())
-                    found = quantization.load(path)
-                _by_digest[digest] = found
-            _modules[archive] = found
-        return found
+                    module = quantization.load(path)
+                _by_digest[digest] = module
+            _modules[archive] = module
+        return module
 
 
 @contextlib.contextmanager

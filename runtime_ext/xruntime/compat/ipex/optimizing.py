@@ -75,22 +75,22 @@ def optimize(
     dtype of the model's own. Raises OptimizationError, SampleError, CompilationError; model and optimizer are as
     before then.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     if isinstance(model, torch.jit.ScriptModule):
         report("optimize() returns a TorchScript module as it is: give it the eager module")
         return model if optimizer is None else (model, optimizer)
     for name, instead in WITHOUT_EFFECT.items():
-        if given[name] is not None:
-            report(f"optimize({name}={given[name]!r}) has no effect: {instead}")
+        if arguments[name] is not None:
+            report(f"optimize({name}={arguments[name]!r}) has no effect: {instead}")
     training = optimizer is not None
-    known = TRAINING if training else INFERENCE
+    pass_names = TRAINING if training else INFERENCE
     passes = {}
     for name, own in PASSES.items():
-        if given[name] is not None and own in known:
-            passes[own] = bool(given[name])
-        elif given[name]:
+        if arguments[name] is not None and own in pass_names:
+            passes[own] = bool(arguments[name])
+        elif arguments[name]:
             other = "inference" if training else "training"
-            report(f"optimize({name}={given[name]!r}) has no effect here: it is for {other}")
+            report(f"optimize({name}={arguments[name]!r}) has no effect here: it is for {other}")
     if switches.channels_last is not None:
         passes["channels_last"] = switches.channels_last
     graph = "none"

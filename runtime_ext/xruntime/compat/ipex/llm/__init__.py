@@ -51,7 +51,7 @@ def optimize(
     Raises CompatibilityError for an optimizer, another device, another quantization_config or a
     low_precision_checkpoint, and what xruntime.optimize raises; the model is as before then.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     if optimizer is not None:
         raise CompatibilityError(
             "llm.optimize is for inference: for training use ipex.optimize(model, optimizer=optimizer)"
@@ -70,7 +70,7 @@ def optimize(
             " xruntime.quantization, for SmoothQuant torchao.prototype.smoothquant"
         )
     for name, instead in WITHOUT_EFFECT.items():
-        if given[name] not in (None, name == "deployment_mode"):
+        if arguments[name] not in (None, name == "deployment_mode"):
             report(f"llm.optimize({name}=...) has no effect: {instead}")
     low = None if dtype is torch.float32 else dtype
     if quantization_config is None:

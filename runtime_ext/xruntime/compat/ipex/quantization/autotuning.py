@@ -78,11 +78,11 @@ def autotune(
         accuracy_criterion = accuracy_criterion or op_type_dict
         tuning_time = tuning_time or smoothquant_args or 0
         calib_func, eval_func, op_type_dict, smoothquant_args = None, calib_func, None, None
-    given = prepared_model or model
-    if not isinstance(given, nn.Module):
+    subject = prepared_model or model
+    if not isinstance(subject, nn.Module):
         raise QuantizationError(
             "autotune takes a float model or what ipex.quantization.prepare returned, and this is a"
-            f" {type(given).__name__}"
+            f" {type(subject).__name__}"
         )
     if eval_func is None:
         raise QuantizationError(
@@ -97,22 +97,22 @@ def autotune(
     for name, (value, instead) in ignored.items():
         if value:
             report(f"autotune({name}=...) is ignored: {instead}")
-    float_model = given.model if isinstance(given, Prepared) else eval_form(given)
+    float_model = subject.model if isinstance(subject, Prepared) else eval_form(subject)
     batches = _batches(float_model, calib_dataloader, calib_func, max(sampling_sizes or (100,)))
     if not batches:
         raise QuantizationError("autotune got not a single batch: give some typical data")
-    if not isinstance(given, Prepared) or given.waits:
-        recipe = given.recipe if isinstance(given, Prepared) else QuantConf()
-        given = Prepared(float_model, recipe, sample_call(batches[0]), None)
+    if not isinstance(subject, Prepared) or subject.waits:
+        recipe = subject.recipe if isinstance(subject, Prepared) else QuantConf()
+        subject = Prepared(float_model, recipe, sample_call(batches[0]), None)
     tuned = quantization.autotune(
-        given.model,
+        subject.model,
         batches,
         eval_func,
         drop,
-        conf=given.observed.conf,
+        conf=subject.observed.conf,
         relative=criterion == "relative",
     )
-    return given.again(recipe=tuned.conf)
+    return subject.again(recipe=tuned.conf)
 
 
 def _criterion(given: Mapping[str, float] | None) -> tuple[str, float]:

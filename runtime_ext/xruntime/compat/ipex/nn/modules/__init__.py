@@ -90,9 +90,9 @@ class _FromModules:
         cls, tables: Sequence[nn.EmbeddingBag], *options: float, **named: float
     ) -> Self:
         """Merge modules, whose memory is shared, with options of the class. Raises EmbeddingBagError."""
-        made: Any = cls(_specs(tables), *options, **named)  # type: ignore[call-arg]
-        made.train(tables[0].training)
-        return made  # type: ignore[no-any-return]
+        merged: Any = cls(_specs(tables), *options, **named)  # type: ignore[call-arg]
+        merged.train(tables[0].training)
+        return merged  # type: ignore[no-any-return]
 
     def to_bfloat16_train(self: Any) -> None:
         """Convert the tables to bf16, with remainders that keep their fp32 values if they are updated."""
