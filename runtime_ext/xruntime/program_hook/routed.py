@@ -29,7 +29,7 @@ from xruntime.program_hook.refusals import (
     mode_refusal,
     sizes_of,
 )
-from xruntime.pytrees import entries, rebuilt, tensor_leaves
+from xruntime.pytrees import with_tensors
 from xruntime.threads.torch_modes import transformed
 
 MAX_COMPARED_SIZES: Final = 8
@@ -73,7 +73,6 @@ class RoutedModule:
         """What the form's code would read of the form's own weights."""
 
         self._with_gradients = torch.is_grad_enabled()
-        self._dtypes: dict[Any, torch.dtype] = {}
         self._compared: set[Any] = set()
         self._form_state: WatchedState | None = None
         self._trial: Trial | None = None
@@ -120,7 +119,6 @@ class RoutedModule:
                     self.difference = self._compare(expected, outputs)
                 else:  # `optimize` has compared the modules, and kept code is compared at its first call
                     self.difference = explain(self.optimized).difference
-                    self._note_dtypes(expected)
             change = self._state.change()
             if change is not None:
                 raise UnfitError(f"optimizing it changed it ({change})")  # noqa: TRY301 - as above
@@ -192,7 +190,7 @@ class RoutedModule:
         assert self.optimized is not None
         assert self._form_state is not None
         try:
-            return self._restored(self.optimized(*args, **kwargs), ())
+            return with_tensors(_outside_inference_mode, self.optimized(*args, **kwargs))
         except Exception as error:
             kind, text = type(error), f"its optimized form fails: {type(error).__name__}: {error}"
             own = not issubclass(kind, OF_THE_FORM) or kind in self._own_errors
@@ -217,7 +215,7 @@ class RoutedModule:
         expected = self._run(module, *args, **kwargs)
         try:
             self._check_effects(Sample(args, kwargs), before, random_before.change())
-            outputs = self._restored(self.optimized(*before[0], **before[1]), ())
+            outputs = self.optimized(*before[0], **before[1])
             self._compare(expected, outputs)
             self._compared.add(sizes_of(args, kwargs))
         except Exception as error:  # noqa: BLE001 - the program goes on with its own module
@@ -269,23 +267,12 @@ class RoutedModule:
                 f"its optimized form returns {type(outputs).__name__}, not {type(expected).__name__}"
             )
         largest = difference(expected, outputs, self._tolerance)
-        if not largest.allowed:
+        if not largest.allowed or largest.other_dtypes:
             raise DifferentError(f"its optimized form computes something else: {largest}")
-        self._note_dtypes(expected)
         return largest
 
-    def _note_dtypes(self, expected: Any) -> None:
-        self._dtypes.update({path: tensor.dtype for path, tensor in tensor_leaves(expected)})
 
-    def _restored(self, value: Any, path: tuple[Any, ...]) -> Any:
-        """The outputs with the dtypes that the program's module gives, and of the caller's mode."""
-        if isinstance(value, torch.Tensor):
-            value = value.to(self._dtypes.get(path, value.dtype))
-            made_otherwise = value.is_inference() and not torch.is_inference_mode_enabled()
-            return value.clone() if made_otherwise else value
-        inner = entries(value)
-        if not inner:
-            return value
-        restored = [self._restored(item, (*path, key)) for key, item in inner]
-        same = all(one is item for one, (_, item) in zip(restored, inner, strict=True))
-        return value if same else rebuilt(value, restored, path)
+def _outside_inference_mode(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that the caller may change where it may change those of the program's module."""
+    made_otherwise = tensor.is_inference() and not torch.is_inference_mode_enabled()
+    return tensor.clone() if made_otherwise else tensor

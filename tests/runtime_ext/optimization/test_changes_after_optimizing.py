@@ -311,6 +311,17 @@ def test_change_is_seen_under_the_hook(case: str, exported_code: list[ExportedLi
     torch.testing.assert_close(seen, model(values_of(3)))
 
 
+@torch.no_grad()
+def test_another_dtype_is_returned_under_the_hook() -> None:
+    model = made(Model, lambda _: torch.ones((1,), dtype=(torch.float32, torch.float64)[GAIN > 1]))
+    interception = Interception("fp32", wait=False)
+    for gain in (1.0, 1.0, 2.0, 2.0):
+        globals()["GAIN"] = gain
+        seen = interception.outermost(model, (values_of(1),), {})
+        torch.testing.assert_close(seen, model(values_of(1)))
+    assert seen.dtype == torch.float64
+
+
 UNFOLLOWED = {
     "a context variable": Case(lambda _: CONTEXT.get(), lambda _: CONTEXT.set(2.0)),
     "a thread's variable": Case(
