@@ -10,6 +10,7 @@ import operator
 import pickle
 import random
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
@@ -83,6 +84,8 @@ class WatchedState:
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
         self._contents = _Contents(self._holders)
         self._classes = list(map(type, self._modules))
+        self._root = weakref.ref(module) if isinstance(module, torch.nn.Module) else None
+        self._root_class = type(module)
         tensors = [watched.tensor for watched in self._tensors]
         self._plain = list(filter(_is_plain, tensors))
         self._addresses = list(map(_ADDRESS, self._plain))
@@ -137,7 +140,8 @@ class WatchedState:
         """Return what has changed since, for a message; None if nothing has."""
         if any(self._empty) and any(map(_is_filled, self._empty)):
             return "a forward hook or an attribute was added"
-        if list(map(type, self._modules)) != self._classes:
+        other_root = self._root is not None and type(self._root()) is not self._root_class
+        if other_root or list(map(type, self._modules)) != self._classes:
             return "the class of a module was changed"
         if not self._contents.are_same():
             self._contents.note()

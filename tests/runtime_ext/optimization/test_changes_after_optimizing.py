@@ -311,8 +311,13 @@ def test_change_is_seen_under_the_hook(case: str, exported_code: list[ExportedLi
     torch.testing.assert_close(seen, model(values_of(3)))
 
 
+class Twice(Model):
+    def forward(self, values: Tensor) -> Tensor:
+        return 2 * super().forward(values)
+
+
 @torch.no_grad()
-def test_another_dtype_is_returned_under_the_hook() -> None:
+def test_another_dtype_and_class_under_the_hook() -> None:
     model = made(Model, lambda _: torch.ones((1,), dtype=(torch.float32, torch.float64)[GAIN > 1]))
     interception = Interception("fp32", wait=False)
     for gain in (1.0, 1.0, 2.0, 2.0):
@@ -320,6 +325,10 @@ def test_another_dtype_is_returned_under_the_hook() -> None:
         seen = interception.outermost(model, (values_of(1),), {})
         torch.testing.assert_close(seen, model(values_of(1)))
     assert seen.dtype == torch.float64
+    model.__class__ = Twice
+    for number in range(2):
+        seen = interception.outermost(model, (values_of(number),), {})
+        torch.testing.assert_close(seen, model(values_of(number)))
 
 
 UNFOLLOWED = {
