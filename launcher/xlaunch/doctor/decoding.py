@@ -158,7 +158,7 @@ class DecodingWatch:
         """
         try:
             with open(self._path, encoding="utf-8") as file:
-                found = [Decoding(**record) for record in json.load(file)]
+                decodings = [Decoding(**record) for record in json.load(file)]
         except FileNotFoundError:
             return ()
         instance = plan.instances[0]
@@ -167,11 +167,13 @@ class DecodingWatch:
         limits = machine.limits._replace(allowed_cpus=instance.cpus)
         machine = machine._replace(limits=limits)
         shared = any(kind_of(warning) is WarningKind.SHARED_CPUS for warning in warnings)
-        found = [
-            _explained(it._replace(read_bytes_per_s=speed), machine, facts.flags, shared=shared)
-            for it in found
+        decodings = [
+            _explained(
+                decoding._replace(read_bytes_per_s=speed), machine, facts.flags, shared=shared
+            )
+            for decoding in decodings
         ]
-        return tuple(sorted(found, key=lambda it: -it.steps * it.token_s))
+        return tuple(sorted(decodings, key=lambda decoding: -decoding.steps * decoding.token_s))
 
 
 def _explained(
@@ -238,14 +240,14 @@ def machine_causes(machine: Machine, threads: int) -> list[str]:
     """What on a machine may keep so many threads from reading memory fast, and what to do."""
     cpus, quota = machine.limits.allowed_cpus, machine.limits.cpu_quota
     nodes = [node for node in machine.topology.numa_nodes if not {*cpus}.isdisjoint(node.cpus)]
-    found = []
+    causes = []
     if quota is not None and quota < len(cpus):
-        found.append(f"a CPU quota of {quota:g} for {counted(len(cpus), 'CPU')}")
+        causes.append(f"a CPU quota of {quota:g} for {counted(len(cpus), 'CPU')}")
     elif threads == 1 < len(cpus):
-        found.append(f"one thread on {len(cpus)} CPUs (OMP_NUM_THREADS, or more were not faster)")
+        causes.append(f"one thread on {len(cpus)} CPUs (OMP_NUM_THREADS, or more were not faster)")
     if len(nodes) > 1:
-        found.append(f"{len(nodes)} memory nodes (xlaunch --instances gives each an instance)")
-    return found
+        causes.append(f"{len(nodes)} memory nodes (xlaunch --instances gives each an instance)")
+    return causes
 
 
 def read_speed(instance: Instance, *, bound: bool, free_bytes: int) -> float | None:
