@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 
 from xlaunch.cache.table import BY_NAME, CACHES, VARIABLES, Cache, Part
 from xlaunch.files import make_private, move_above_shells, try_lock, write_whole
-from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
-from xlaunch.machine.sysfs import glibc_version
 from xlaunch.machine.topology import Gpu
 from xlaunch.machine.tree import Tree, parse_fields
 from xlaunch.ownership import inspect_ownership
@@ -115,6 +113,10 @@ def is_key_name(name: str) -> bool:
 def read_hardware(root: str = "/") -> Hardware:
     """Read what keys are made of from /proc and /sys."""
     # Imported here: a program whose cache a launch has chosen needs no key.
+
+    # Imported here: a program whose cache a launch has chosen needs no key.
+    from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
+    from xlaunch.machine.sysfs import glibc_version
 
     tree = Tree(root)
     architecture = os.uname().machine if hasattr(os, "uname") else UNKNOWN
