@@ -113,8 +113,6 @@ def is_key_name(name: str) -> bool:
 def read_hardware(root: str = "/") -> Hardware:
     """Read what keys are made of from /proc and /sys."""
     # Imported here: a program whose cache a launch has chosen needs no key.
-
-    # Imported here: a program whose cache a launch has chosen needs no key.
     from xlaunch.machine.gpus import gpu_models, read_driver_version, read_gpus
     from xlaunch.machine.sysfs import glibc_version
 
