@@ -196,9 +196,8 @@ class _Contents:
         self._dicts = [holder.container for holder in holders if holder.keys is not None]
         self._others = [holder for holder in holders if holder.keys is None]
         self._addresses = _pointers([id(held) for held in self._dicts])
-        self._entries: Any = None
-        self._objects: list[Any] = []
-        """An address is that of an object while the object exists."""
+        self._noted: tuple[Any, list[Any]] | None = None
+        """The entries as addresses; and their objects, because an address is that of an object while the object exists."""
 
     def note(self) -> None:
         """Take what the dicts hold now for what they are to hold."""
@@ -210,16 +209,16 @@ class _Contents:
                 entries += (id(key), id(value) if related else None)
                 objects += (key, value if related else None)
             entries.append(None)
-        self._objects, self._entries = objects, _pointers(entries)
+        self._noted = _pointers(entries), objects
 
     def forget(self) -> None:
         """Say of nothing that it is the same."""
-        self._entries = None
+        self._noted = None
 
     def are_same(self) -> bool:
         """Whether the same objects are in the containers under the same keys."""
-        entries = self._entries
-        if entries is None or not _dicts_hold(self._addresses, len(self._dicts), entries):
+        noted = self._noted
+        if noted is None or not _dicts_hold(self._addresses, len(self._dicts), noted[0]):
             return False
         return all(holder.is_same() for holder in self._others)
 

@@ -7,6 +7,7 @@ import array
 import copy
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -202,6 +203,17 @@ def test_equal_values_and_marks_are_no_change_and_later_ones_are_seen() -> None:
     del net._dynamo_mark
     net.added = 1  # as many attributes as before
     assert state.change() == "added was changed"
+
+
+def test_a_value_that_was_found_to_be_new_is_not_kept_in_memory() -> None:
+    net = Net()
+    state = WatchedState(net)
+    assert state.change() is None
+    net.scale = torch.zeros(3)
+    added = weakref.ref(net.scale)
+    assert state.change() == "scale was changed"
+    net.scale = None
+    assert added() is None
 
 
 def test_dicts_are_compared_by_the_objects_that_they_hold() -> None:
