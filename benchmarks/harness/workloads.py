@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -224,14 +224,18 @@ def recommendation(batch: int, dtype: torch.dtype, *, native: bool = True) -> Wo
 
 
 def library_model(name: str, batch: int, dtype: torch.dtype) -> Work:
-    """A model of torchvision or timm, or of a configuration of transformers, and a batch for it."""
+    """A model of torchvision or timm, or of a configuration of transformers, and a batch for it.
+
+    Of an encoder-decoder, such as `transformers:T5Config`, it is the encoder.
+    """
     library, _, which = name.partition(":")
     if library == "transformers":
         import transformers
 
         config = getattr(transformers, which)()
         tokens = torch.randint(0, config.vocab_size, (batch, SEQUENCE_LENGTH))
-        return Work(transformers.AutoModel.from_config(config).eval().to(dtype), tokens)
+        model: Any = transformers.AutoModel.from_config(config).eval().to(dtype)
+        return Work(model.get_encoder() if config.is_encoder_decoder else model, tokens)
     if library == "timm":
         import timm
 
