@@ -70,9 +70,7 @@ def say(text: str, program: str = "xlaunch", *, as_json: bool = False) -> None:
 
 
 def terminal_width(descriptor: int) -> int | None:
-    """The width of the terminal on a descriptor, in columns; None if it is not a terminal or has no
-    size.
-    """
+    """The width in columns of the terminal on a descriptor; None if it is none or has no size."""
     try:
         return os.get_terminal_size(descriptor).columns or None
     except OSError:

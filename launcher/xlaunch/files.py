@@ -57,9 +57,7 @@ def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def replace(new: str, place: str) -> None:
-    """Move the file `new` to `place`, with the mode of the file that it replaces, if there is one, and
-    its owner where the user may give it away. Raises OSError.
-    """
+    """Move file `new` to `place`, with mode and owner of the file there, if possible. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         status = os.stat(place)
         if hasattr(os, "chown"):

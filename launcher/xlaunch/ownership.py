@@ -125,9 +125,7 @@ def _danger(path: str, status: os.stat_result, trusted: set[int]) -> str | None:
 
 
 def _writers(path: str, status: os.stat_result) -> tuple[set[int], set[int]]:
-    """The users and groups, besides the owner and the user's own groups, that may write the
-    file.
-    """
+    """The users and groups, besides the owner and the user's own, that may write the file."""
     if _has_no_mode(status) or not status.st_mode & stat.S_IWGRP:
         return set(), set()
     users: set[int] = set()

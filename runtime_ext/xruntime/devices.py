@@ -49,9 +49,7 @@ Target = TypeVar("Target")
 
 
 class DeviceProperties(NamedTuple):
-    """The properties of a device. `str()` gives a text of a few lines. None: unknown or not
-    applicable.
-    """
+    """The properties of a device, and as `str()` a text of a few lines. None: unknown, not applicable."""
 
     device: str
     """**Ex.:** ``cuda:0``."""

@@ -204,9 +204,7 @@ _QUICK: dict[str, _Signature] = {
 
 
 def declare(*names: str, arguments: tuple[Any, ...]) -> None:
-    """Declare operators of the library. The module that calls them does this. They return 0 or a
-    code.
-    """
+    """Declare operators of the library for the module that calls them. They return 0 or a code."""
     signatures: dict[str, _Signature] = dict.fromkeys(names, (_INT32, arguments))
     _WAITING.update(signatures)
     if library.cache_info().currsize:  # it was loaded before

@@ -66,8 +66,7 @@ class _Pipe:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.opened: tuple[str, int] | None = None
-        """Its path and descriptor. The descriptor is -1 after a failure, for which there was a
-        warning."""
+        """Its path and descriptor; the descriptor is -1 after a failure, which was warned of."""
 
     def send(self, path: str, line: bytes) -> None:
         opened = self.opened

@@ -48,8 +48,7 @@ WAIT_S = 1.0
 """Polling interval while workers on other machines are launching."""
 
 LOOKS_BEFORE_TAKING_OVER = 5
-"""All launches of a final are made on one machine. Another one takes over after this many polls without
-a launch under way."""
+"""A final is made on one machine; another takes over after so many polls without a launch."""
 
 MIN_NOISE_DEGREES = 2
 """Degrees of freedom of the noise before the resolution is reported."""

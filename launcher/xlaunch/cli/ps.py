@@ -42,8 +42,7 @@ class LaunchUsage(NamedTuple):
     cpu_percent: float | None
     """CPU time of the processes that may be read; 100 is one busy CPU. None: none may be read."""
     rss_bytes: int | None
-    """Resident memory of the same processes. A page that several of them share is counted several
-    times."""
+    """Resident memory of the same processes; pages that several share count several times."""
 
 
 @click.command(context_settings={**CONTEXT, "allow_interspersed_args": True})

@@ -207,9 +207,7 @@ def shell_script(command: Sequence[str]) -> str:
 
 
 def _script_starts_ranks(script: str) -> bool:
-    """Whether a shell's script names such a program anywhere. If in doubt, it does: a missing
-    thread count does less harm.
-    """
+    """Whether a shell's script may start such a program; a missing thread count does less harm."""
     words = [word.strip("'\"()") for word in re.split(r"[\s;&|]+", script)]
     modules = {after for before, after in pairwise(words) if before == "-m"}
     names = {os.path.basename(word) for word in words}

@@ -221,8 +221,7 @@ class InheritedVariables(NamedTuple):
     """The environment that a launcher starts in, split by who set each variable."""
 
     users_own: dict[str, str]
-    """Without the variables of the instance's place, and without those that an outer launcher set
-    and nobody changed."""
+    """Without those of the instance's place, and those of an outer launcher that nobody changed."""
     chosen: dict[str, str]
     """The variables that an outer launcher set and nobody changed since."""
     memory_share_bytes: int | None

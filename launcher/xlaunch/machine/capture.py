@@ -36,8 +36,7 @@ MEMBER_BYTES = 1 << 10
 MAX_DEPTH = 100
 """Maximum number of directories above a member."""
 DAMAGE = (LookupError, ValueError, OverflowError, RecursionError)
-"""What tarfile raises for damaged members besides its own errors. **Ex.:** KeyError for a hard link to
-a member that is not there, OverflowError for a time."""
+"""What else tarfile raises for damaged members. **Ex.:** KeyError for a hard link to no member."""
 
 SHARED_FILES = (
     *(f"{CPU}/{name}" for name in ("online", "offline", "possible", "present", "kernel_max")),

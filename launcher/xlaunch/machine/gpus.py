@@ -104,9 +104,7 @@ def _nvidia_facts(tree: Tree, address: str) -> dict[str, str]:
 
 
 def _rocm_order(tree: Tree) -> dict[str, int]:
-    """The node number of each AMD GPU by its PCI address; ROCm numbers GPUs in the order of
-    these.
-    """
+    """The node number of each AMD GPU by its PCI address, in whose order ROCm numbers GPUs."""
     nodes = "/sys/class/kfd/kfd/topology/nodes"
     order = {}
     for number in tree.numbered(nodes, ""):

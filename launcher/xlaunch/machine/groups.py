@@ -92,9 +92,7 @@ def gather(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
 
 
 def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Groups:
-    """Groups on which most of their members agree; a CPU that disagrees keeps the free part of its
-    own claim.
-    """
+    """Groups as most of their members claim; another member keeps the free part of its own claim."""
     claims = {cpu: group for cpu in cpus if (group := claim(cpu)) is not None}
     votes: dict[CPUs, int] = {}
     for group in claims.values():

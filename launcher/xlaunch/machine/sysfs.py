@@ -383,9 +383,7 @@ def _union(cpus_of: dict[int, CPUs], nodes: list[int]) -> CPUs:
 
 
 def read_architecture(tree: Tree, *, live: bool) -> str:
-    """The name that uname gives; for a captured tree, the one in the kernel's file, else a guess
-    from other files.
-    """
+    """The name that uname gives; for a captured tree, the kernel's file's, else a guess."""
     if live:
         return os.uname().machine
     return (

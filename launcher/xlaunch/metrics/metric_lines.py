@@ -183,9 +183,7 @@ def kind_of(name: str) -> MetricKind:
 
 
 def convert(value: Value, unit: str | None) -> float:
-    """The number in `unit`; one without a unit is in `unit` already, and so is one that has another
-    dimension.
-    """
+    """The number in `unit`; unchanged without a unit, or with one of another dimension."""
     factor = None if unit is None or value.unit is None else conversion(value.unit, unit)
     return value.number if factor is None else value.number * factor
 

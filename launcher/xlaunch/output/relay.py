@@ -69,9 +69,7 @@ class _Source(NamedTuple):
 
 
 class Relay:
-    """Passes on the output of all instances of a plan, and prints lines of the launcher between
-    it.
-    """
+    """Passes on the output of all instances, and prints the launcher's lines between it."""
 
     def __init__(self, plan: Plan, run: RunRequest, poll: select.poll) -> None:
         """`poll` is the supervisor's."""
@@ -185,9 +183,7 @@ class Relay:
             self._line_begun = False
 
     def handle(self, descriptor: int) -> list[Chunk]:
-        """Read from or write to a descriptor that poll() has reported; return what an instance
-        wrote.
-        """
+        """Use a descriptor that poll() has reported; return what an instance wrote."""
         if descriptor in self._sources:
             return self._read_source(descriptor)
         # Any other one was closed while the events before this one were handled.

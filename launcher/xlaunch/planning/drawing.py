@@ -241,9 +241,7 @@ class Artist:
             yield from self._wrapped("isolated: ", [listed])
 
     def _gpus(self) -> Iterator[tuple[str, list[Segment]]]:
-        """For each model and NUMA node: the names of its GPUs, or the addresses of those that may
-        not be used.
-        """
+        """The names of the GPUs of each model and NUMA node, or the addresses of those not allowed."""
         gpus = self._machine.gpus
         instances = () if self._plan is None else self._plan.instances
         own = {gpu: instance.index for instance in instances for gpu in instance.gpus}

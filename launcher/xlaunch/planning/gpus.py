@@ -198,9 +198,7 @@ class _Packages:
         return Share(tuple(own), None if package == REMOTE else package, node)
 
     def _merit(self, package: int | None) -> tuple[int, bool, int]:
-        """Sort key of a package: fewest GPUs that other launches have, then not remote, then room
-        for the requested size.
-        """
+        """Sort key: fewest GPUs that other launches have, then not remote, then room for the size."""
         own = self._left[package][: self._each]
         taken = sum([gpu.identity in self._taken for gpu in own])
         cores, instances = self._cores[package], self._instances[package] + 1

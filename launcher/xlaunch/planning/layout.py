@@ -32,8 +32,7 @@ class Capacity(NamedTuple):
     """The CPU quota in CPUs; None without one."""
     quota_source: str | None
     bound: bool
-    """Whether instances get cores of their own. False: they run on any core, and their number of
-    cores is a share of the time."""
+    """Whether instances get cores of their own. False: their number of cores is a share of the time."""
 
 
 class Share(NamedTuple):

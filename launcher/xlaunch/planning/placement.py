@@ -35,8 +35,7 @@ UNLISTED = -1
 """The domain of CPUs that are in no group of a level, such as an L3 shown for some CPUs only."""
 
 MAX_WORK = 4096
-"""Maximum of cores times combinations for an exhaustive search; above it, the largest pieces are
-taken."""
+"""Limit of cores times combinations for an exhaustive search; above it, the largest pieces are taken."""
 
 
 class Levels(NamedTuple):
@@ -60,8 +59,7 @@ class Core(NamedTuple):
     path: tuple[int, ...] = ()
     """The domains that divide the pool, outermost first: its path in the tree."""
     taken: bool = False
-    """Whether another launch has taken it. Among equally good places, those with fewer taken cores
-    are chosen."""
+    """Whether another launch has taken it. Equally good places with fewer of these come first."""
 
 
 Cores = Sequence[Core]

@@ -16,8 +16,7 @@ SCHEMA_VERSION = 1
 """Version of `plan_to_dict`; raised when a key changes its meaning or is removed."""
 
 MAX_CELL = 28
-"""Maximum length of a list of nodes, packages or caches; of a longer one only the number is
-shown."""
+"""Longer lists of nodes, packages or caches are shown as a number."""
 
 COLUMNS = ("instance", "cores", "threads", "CPUs", "node", "package", "L3", "memory")
 NUMBERS = ("instance", "cores", "threads")

@@ -68,8 +68,7 @@ class Samples:
         self.ticks = 0
         """CPU time of its processes and of children that they waited for, at the last sample."""
         self.ticks_by_cpu: Counter[int] = Counter()
-        """CPU time by the CPU on which the thread was seen; if it has moved, it counts on both
-        CPUs."""
+        """CPU time by the CPU on which the thread was seen; if it has moved, on both CPUs."""
         self.placed_ticks = 0
         """CPU time that `ticks_by_cpu` covers."""
         self._ticks: dict[int, int] = {}
@@ -365,8 +364,7 @@ def describe_escape(instance: InstanceReport) -> str | None:
 LEFTOVER_INTERVAL_S = 0.05
 """Polling interval while leftovers may exist."""
 UNKNOWN_S = 1.0
-"""How long an orphan of an unknown instance is checked again: during execve it shows no
-environment."""
+"""How long an orphan of an unknown instance is checked again: during execve it has no environment."""
 
 
 class Leftovers:
@@ -376,9 +374,7 @@ class Leftovers:
     """
 
     def __init__(self, count: int, grace_s: float, spared: AbstractSet[int] = frozenset()) -> None:
-        """`count`: instances of the plan. `grace_s`: between SIGTERM and SIGKILL. `spared`: children to
-        leave alone.
-        """
+        """`grace_s`: between SIGTERM and SIGKILL. `spared`: children to leave alone."""
         self._count = count
         self._spared = spared
         self._grace_s = grace_s
@@ -390,9 +386,7 @@ class Leftovers:
 
     @property
     def waiting(self) -> bool:
-        """Whether to check again soon: a process may be ending, or its instance may become
-        known.
-        """
+        """Whether to check again soon: a process may be ending, or its instance become known."""
         if self._asked:
             return True
         return any(time.monotonic() < seen + UNKNOWN_S for seen in self._unknown.values())
@@ -470,9 +464,7 @@ class Leftovers:
             owner.add_usage(usage)
 
     def _owner(self, pid: int, known: Sequence[InstanceRun]) -> InstanceRun | None:
-        """The run that an orphan belongs to, by earlier calls, its process group or its
-        environment.
-        """
+        """The run that an orphan belongs to, by earlier calls, its process group or its environment."""
         status = read_process(pid)
         for run in known:
             if pid in run.leftovers or (status is not None and status.group == run.pid):

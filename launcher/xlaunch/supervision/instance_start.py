@@ -45,9 +45,7 @@ class Child(NamedTuple):
 
 
 def take_place(plan: Plan, *, forbids_huge_pages: bool) -> list[str]:
-    """Give this process the CPUs and memory policy of the plan's only instance; return notes for
-    the user.
-    """
+    """Take the CPUs and memory policy of the plan's only instance; return notes for the user."""
     instance = plan.instances[0]
     notes = _bind(plan, instance)
     notes += _set_memory_policy(plan, instance)[1]
@@ -61,9 +59,7 @@ def take_place(plan: Plan, *, forbids_huge_pages: bool) -> list[str]:
 
 @contextlib.contextmanager
 def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Iterator[list[str]]:
-    """Give this process the CPUs and memory policy of `instance` during the block; yield notes for
-    the user.
-    """
+    """Have the CPUs and memory policy of `instance` during the block; yield notes for the user."""
     from xlaunch.supervision.syscalls import forbid_huge_pages, restore_memory_policy
 
     mask = os.sched_getaffinity(0)

@@ -152,9 +152,7 @@ class KeeperProcess:
             self.ended = True
 
     def drain(self) -> None:
-        """Wait for the end of the run, and read the report. Otherwise the keeper would block while
-        it writes.
-        """
+        """Wait for the end of the run, and read the report, which the keeper waits to write."""
         while not self.ended:
             self.receive()
 

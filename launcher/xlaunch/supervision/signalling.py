@@ -20,8 +20,7 @@ PASSED_ON = signal.valid_signals().difference(KEPT)
 terminal's background jobs. A fault of the launcher itself ends it all the same."""
 
 MAX_ROUNDS = 100
-"""Number of scans of the process tree in one call of `kill_descendants`, whose caller has to reap
-in between."""
+"""Scans of the process tree in one call of `kill_descendants`; its caller reaps in between."""
 
 
 def send(pid: int, number: int, *, group: bool = False) -> bool:

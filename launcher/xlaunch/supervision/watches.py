@@ -29,8 +29,7 @@ from xlaunch.text import format_cpu_list, name_numbers
 
 SAMPLE_S = 0.25
 MIN_SAMPLE_S = 0.1
-"""Length of a sample: ten ticks of most kernels, so shares are precise to a tenth. Shorter runs get
-no warning."""
+"""Length of a sample: ten ticks of most kernels. Shorter runs get no warning."""
 
 BUSY_SHARE = 0.3
 """Minimum share of a CPU used by others; one competing thread gets about half."""
@@ -279,9 +278,7 @@ class Occupancy:
             self.due = now + SAMPLE_S
 
     def _shares(self, own: Mapping[int, int]) -> dict[int, float]:
-        """The share that others used of each CPU of the run, and of the CPUs that it could use
-        instead.
-        """
+        """The share that others used of each CPU of the run, and of those that it could use instead."""
         shares = {}
         after = _times(self._root)
         for cpu in (*self.cpus, *self._others):

@@ -117,9 +117,7 @@ def differentiate(
 
 
 def refuse_second_derivative(name: str, of: str) -> None:
-    """Let differentiating `name`, which computes the first derivative of `of`, raise
-    OperatorError.
-    """
+    """Let differentiating `name`, the first derivative of `of`, raise OperatorError."""
 
     def refuse(_ctx: Any, *_gradients: Any) -> NoReturn:
         raise OperatorError(f"{of}: its second derivative is not defined")

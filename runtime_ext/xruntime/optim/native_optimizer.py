@@ -445,9 +445,7 @@ class NativeOptimizer(Optimizer):
         return {**super().__getstate__(), _GENERATOR: generator}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Adopt groups from a pickle or a state_dict, whose options may be those of torch's
-        optimizer.
-        """
+        """Adopt groups from a pickle or a state_dict, also with the options of torch's optimizer."""
         state = dict(state)
         defaults = state.get("defaults", self.__dict__.get("defaults", {}))
         for group in state["param_groups"]:

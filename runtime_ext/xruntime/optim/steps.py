@@ -93,9 +93,7 @@ def _as_block(parameter: torch.Tensor, optimizer: str) -> torch.Tensor:
 
 
 def _layout(parameter: torch.Tensor) -> tuple[object, ...]:
-    """The facts that must not change while a prepared entry is used. The gradient's address may
-    change.
-    """
+    """What must not change while a prepared entry is used. The gradient's address may change."""
     gradient = parameter.grad
     assert gradient is not None
     return (

@@ -36,8 +36,7 @@ KINDS: Final[dict[Any, str]] = {
 """The operators that may be quantized."""
 
 FOLLOWERS: Final = frozenset(("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "cat", "flatten"))
-"""Operators that are quantized only between quantized ones: one that they read, and one that reads
-them."""
+"""Operators that are quantized only between quantized ones, their producer and a reader."""
 
 _MODULES: Final = {
     "conv1d": "Conv1d",
@@ -119,9 +118,7 @@ def name_operators(graph: torch.fx.Graph) -> None:
 
 
 def useless_followers(graph: torch.fx.Graph, kept: Collection[str]) -> set[torch.fx.Node]:
-    """Return the operators of `FOLLOWERS` whose results no INT8 operator reads if the operators
-    `kept` stay float.
-    """
+    """Return the `FOLLOWERS` whose results no INT8 operator reads if the operators `kept` stay float."""
     useless: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if KINDS.get(node.target) in FOLLOWERS and not any(

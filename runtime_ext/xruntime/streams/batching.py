@@ -32,8 +32,7 @@ from xruntime.threads.torch_modes import Autocast
 from xruntime.threads.worker import Submission, TaskFuture
 
 MAX_REMEMBERED: Final = 1024
-"""Maximum number of groups and sizes whose outcome is remembered; when it is reached, all are
-forgotten."""
+"""Maximum number of groups and sizes whose outcome is remembered; then all are forgotten."""
 
 COMPARED_BATCHES: Final = 3
 """Number of batches of each shape and size that also run as single calls. All must agree, and the
@@ -169,9 +168,7 @@ class Batching:
         return taken
 
     def together(self, calls: list[Submission]) -> Submission:
-        """Return a call that makes all of these calls, which are of one group, and sets their
-        futures.
-        """
+        """Return a call that makes all these calls of one group, and sets their futures."""
         future: TaskFuture[None] = TaskFuture()
         # A context of its own: that of a call cannot be entered twice.
         return calls[0]._replace(

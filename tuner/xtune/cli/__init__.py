@@ -44,9 +44,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code. A user's mistake is one line, never a
-    traceback.
-    """
+    """Run the command line and return its exit code; a user's mistake is one line."""
     prepare_streams()
     code = run(sys.argv[1:] if arguments is None else arguments)
     flush_streams()

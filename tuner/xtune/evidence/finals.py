@@ -114,9 +114,7 @@ class FinalLaunch(NamedTuple):
 
 
 def _williams_design(count: int) -> list[list[int]]:
-    """A balanced order: each number has each place, and follows each other number, equally
-    often.
-    """
+    """A balanced order: each number has each place, and follows each other one, equally often."""
     first, low, high = [0], 1, count - 1
     while low <= high:
         first.append(low)

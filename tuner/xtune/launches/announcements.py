@@ -24,8 +24,7 @@ MARK = "@hypertune"
 """Marks a line that announces a value. Before a name: the metric announced under that name."""
 
 KEYS = ("name", "higher_is_better", "target_val")
-"""Keys of an announcement. The last one, at which hypertune stopped, is not used: a budget ends a
-search."""
+"""Keys of an announcement. The last one, at which hypertune stopped, is not used."""
 
 
 class Announcement(NamedTuple):

@@ -87,8 +87,7 @@ class Launch(NamedTuple):
     metrics: tuple[tuple[str, float], ...] = ()
     """All other metrics, summarized likewise."""
     units: tuple[tuple[str, str], ...] = ()
-    """The unit in which each metric was printed, unless it is a time with a unit in its name; empty: a
-    time without one."""
+    """The printed unit of each metric without a unit of time in its name; empty: a time without one."""
     secondary: Secondary = Secondary(0.0)
     series: tuple[Series, ...] = ()
     exit_code: int | None = None

@@ -243,9 +243,7 @@ class Reader:
         return launch._replace(series=tuple(series)), converted
 
     def tried(self, load: Load, memory: MemoryWatch) -> tuple[bool, str]:
-        """Whether a load of several is within the requirements that its generators can tell, and what
-        was measured.
-        """
+        """Whether a load is within the requirements that its generators can tell, and what was measured."""
         if load.problem:
             return False, load.problem
         unmeasured = Launch(BARE, "", Outcome.NOT_STARTED, None, 0.0)

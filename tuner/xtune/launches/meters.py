@@ -18,8 +18,7 @@ from xlaunch.machine.tree import Tree
 
 POWERCAP = "/sys/class/powercap"
 CONTROL_TYPE = "intel-rapl"
-"""The name of the counters, also on AMD's processors. ``intel-rapl-mmio`` counts the same energy
-again."""
+"""The name of the counters, also on AMD. ``intel-rapl-mmio`` counts the same energy again."""
 
 MAX_PAUSE_S = 60.0
 """Maximum time between samples: at 4 kW, a counter of 2^32 units of 61 microjoules wraps after 65 s."""

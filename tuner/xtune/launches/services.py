@@ -228,9 +228,7 @@ def cores_beside(machine: Machine, used: CPUs) -> CPUs:
 
 @contextlib.contextmanager
 def confined(cpus: CPUs) -> Iterator[None]:
-    """During the block, run this thread and what it starts on these CPUs only; if empty,
-    anywhere.
-    """
+    """During the block, run this thread and what it starts on these CPUs; if empty, anywhere."""
     before = os.sched_getaffinity(0)
     if cpus:
         os.sched_setaffinity(0, cpus)

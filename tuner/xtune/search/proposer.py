@@ -221,9 +221,7 @@ class Proposer:
         ]
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
-        """(members,): the probability of success, from the counts of the setting with the most
-        failures.
-        """
+        """(members,): the probability of success, from the setting with the most failures."""
         tried = self.rows([one.configuration for one in ratings])
         failed = np.array([one.is_failure for one in ratings], dtype=bool)
         chances = np.ones(len(members))

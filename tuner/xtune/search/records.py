@@ -60,9 +60,7 @@ def digests(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def outdated(records: Sequence[Record], now: Provenance) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The numbers, from 1, of the launches with a value and a different provenance, and what
-    differs.
-    """
+    """The numbers, from 1, of the launches with another provenance, and what differs."""
     numbers: list[int] = []
     told: dict[str, None] = {}
     ended = [record for record in records if record.launch is not None]

@@ -200,9 +200,7 @@ def find_study(storage: Storage, name: str) -> Study:
 
 
 def list_studies(storage: Storage) -> tuple[list[Study], dict[str, str]]:
-    """The studies in a storage, the oldest first, without other tools', and the names of those that
-    this version of xtune cannot read, with the reasons.
-    """
+    """The studies of xtune in a storage, the oldest first, and why others cannot be read, by name."""
     with storage.reaching():
         return _read(storage)
 

@@ -234,9 +234,7 @@ class SearchResult(NamedTuple):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures, in order of their first launch. Launches that were cut do not count as
-        failures.
-        """
+        """The failures, in order of their first launch. Cut launches are no failures."""
         groups: dict[tuple[Outcome, int | None, str], list[tuple[int, Launch]]] = {}
         for number, one in enumerate(self.launches, start=1):
             if one.outcome not in (Outcome.MEASURED, Outcome.CUT):

@@ -30,8 +30,7 @@ _IDENTITY = (
     "mvendorid", "marchid", "mimpid", "uarch", "isa",  # RISC-V
     "cpu", "revision", "arch", "family", "type",  # POWER, SPARC, Itanium
 )  # fmt: skip
-"""Fields, in lower case, that identify the design of a core; unlike clock rate, serial number and
-microcode."""
+"""Fields, in lower case, that identify the design of a core, not a single one."""
 
 _S390_MACHINE = re.compile(r"\bmachine = (\d+)")
 

@@ -48,8 +48,7 @@ from xtune.space.spaces import Space
 from xtune.space.user_parameters import fill
 
 MEMORY_BITS = 3
-"""Leading bits of an instance's memory share that the hash includes: a new kernel reports some MiB
-more or less."""
+"""Leading bits of an instance's memory that the hash includes: kernels report some MiB more or less."""
 
 
 class ResolvedConfiguration(NamedTuple):

@@ -16,8 +16,7 @@ MAX_NAMES = 60
 MAX_COMMAND_NAMES = 45
 """The same, in a command that is shown whole: a longer list needs several commands."""
 OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp")
-"""Drivers whose "powersave" does not mean a low frequency: the processor chooses, see
-amd-pstate.rst."""
+"""Drivers whose "powersave" does not mean a low frequency: see amd-pstate.rst."""
 
 ATEN = "ATEN_CPU_CAPABILITY"
 ONEDNN = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")

@@ -123,9 +123,7 @@ def _waits(facts: FileFacts, step: Step) -> Iterator[Problem]:
 
 
 def _run_each_time(regions: tuple[Block, ...], blocks: list[Block], trains: set[int]) -> set[Block]:
-    """The blocks of which one runs in each step: without a condition, in both branches of one, or in
-    the branch that trains.
-    """
+    """The blocks of which one runs in each step: both branches of a condition are two."""
     ends = set(regions)
     climbed: dict[tuple[int, str], set[Block]] = {}
     """By a statement and its part: the blocks of reads that run whenever that part does."""
