@@ -74,8 +74,7 @@ class ArgumentProblem(enum.IntEnum):
 def check(result: int, refusal: Callable[[ArgumentProblem], Exception]) -> None:
     """Raise what an operator's function has returned, if it is not 0.
 
-    refusal
-        Returns the error of a wrong argument, with the values that the code does not have.
+    `refusal`: returns the error of a wrong argument, with the values that the code does not have.
 
     Raises KernelsUnavailableError, MemoryError.
     """

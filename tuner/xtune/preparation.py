@@ -222,8 +222,7 @@ def goal_of(metric: str, asked: Sequence[str]) -> Goal:
 def _kept_objective(unknown: Subject, kept: Sequence[Subject]) -> Objective | None:
     """The objective in a study of the same, unedited program; None if there is none.
 
-    unknown
-        The subject; only the metric and the requirements of its objective are known.
+    `unknown`: the subject; only the metric and the requirements of its objective are known.
     """
     for subject in kept:
         objective = subject.objective

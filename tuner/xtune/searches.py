@@ -142,8 +142,7 @@ def search(
 ) -> SearchOutcome:
     """Search in a study, whose launches that still count are used.
 
-    check
-        Called before each launch; may raise an interruption.
+    `check`: called before each launch; may raise an interruption.
     """
     task, study, tried = session
     study.keep_note("ended", None)

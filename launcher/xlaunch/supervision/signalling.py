@@ -59,8 +59,7 @@ def deliver(action: Action, pids: Iterable[int]) -> list[int]:
 def kill_descendants(spared: Collection[int] = ()) -> None:
     """Kill the descendants of this process, and what they fork meanwhile.
 
-    spared
-        Children to leave alone, with what they have started.
+    `spared`: children to leave alone, with what they have started.
     """
     signalled: set[int] = set()
     for _ in range(MAX_ROUNDS):

@@ -95,8 +95,7 @@ class Lookups(NamedTuple):
 def check_lookups(lookups: Lookups, tables: int, dtype: torch.dtype) -> None:
     """Check what the library does not see: that dtypes and shapes agree. Raises EmbeddingBagError.
 
-    dtype
-        That of the tables and of per-sample weights.
+    `dtype`: that of the tables and of per-sample weights.
     """
     indices, offsets, factors = lookups.indices, lookups.offsets, lookups.factors
     for name, given in (("indices", indices), ("offsets", offsets), ("factors", factors)):

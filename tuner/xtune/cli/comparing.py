@@ -83,8 +83,7 @@ def _measure_of(
 ) -> Callable[[], Launch]:
     """A function that runs a command once. Raises what xlaunch raises if it cannot be started.
 
-    first
-        The first launch of any command that printed a unit, in which all values are compared.
+    `first`: the first launch of any command that printed a unit, in which all values are compared.
     """
     try:
         words = shlex.split(text)

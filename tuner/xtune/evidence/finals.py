@@ -280,8 +280,7 @@ class Final:
     def verdict(self, *, in_full: bool = True) -> Verdict:
         """The verdict on the complete blocks; it may be asked for, and the final continued, at any time.
 
-        in_full
-            Include advice, which takes most of the time.
+        `in_full`: include advice, which takes most of the time.
         """
         verdict = self._judge(self._results())
         if in_full and verdict.kind is VerdictKind.INCONCLUSIVE:

@@ -42,8 +42,7 @@ class PooledSpread(NamedTuple):
 def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread:
     """The pooled spread between launches of the same configuration; 0 if none has two.
 
-    groups
-        The levels of the launches of each configuration: see `Objective.level`.
+    `groups`: the levels of the launches of each configuration: see `Objective.level`.
     """
     squares, degrees = 0.0, 0
     for group in groups:
@@ -70,8 +69,7 @@ def outliers(values: Sequence[float]) -> tuple[int, ...]:
 def noise_cautions(values: Sequence[float], levels: Sequence[float]) -> Iterator[str]:
     """Warnings about two or more launches of one configuration, in the order launched.
 
-    values, levels
-        What they measured, and `Objective.level` of it.
+    `values`, `levels`: what they measured, and `Objective.level` of it.
 
     Each is a line: the fact, then the remedy. The same as pyperf's checks, and hyperfine's of the
     first run.

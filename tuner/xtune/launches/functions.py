@@ -37,8 +37,7 @@ class Trial(NamedTuple):
     def launch(self, value: float, *, metrics: Mapping[str, float] | None = None) -> Launch:
         """The result of a function that has followed the layout and the environment.
 
-        metrics
-            Other numbers, by the names that requirements and a second metric give them.
+        `metrics`: other numbers, by the names that requirements and a second metric give them.
         """
         named_metrics = tuple((metrics or {}).items())
         return Launch(BARE, "", Outcome.MEASURED, value, 0.0, metrics=named_metrics)

@@ -55,8 +55,7 @@ _NAMED_PERCENTILE = re.compile(rf"\s*P{_PERCENT} ([\w /-]+?) \(({_UNIT})\):\s*{_
 def summaries_of(outputs: Sequence[str], metrics: Sequence[str]) -> dict[str, Summary]:
     """The metrics with a value in every output, by name, and the percentiles of latencies.
 
-    metrics
-        As for xlaunch's --metric. The last value of an output counts.
+    `metrics`: as for xlaunch's --metric. The last value of an output counts.
     """
     summaries = dict[str, Summary]()
     for text in metrics:

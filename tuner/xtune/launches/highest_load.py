@@ -72,8 +72,7 @@ def parse_load(text: str, measure: str) -> LoadRange:
 def highest(holds: Callable[[int], bool], loads: LoadRange, start: int | None) -> int | None:
     """The highest load that holds, to `TOLERANCE`; None if the lowest does not.
 
-    start
-        Tried first. None: the middle.
+    `start`: tried first. None: the middle.
     """
     level = min(max(start or loads.middle, loads.low), loads.high)
     good, bad = loads.low - 1, loads.high + 1  # `bad`: the lowest that is known not to hold

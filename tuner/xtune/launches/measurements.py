@@ -86,9 +86,8 @@ class Reader:
     ) -> Launch:
         """The measurement of a launch that has ended or was ended.
 
-        limit_s
-            The limit at which a program that still runs is measured by its values so far, if any;
-            `until_s`: the same, since the launch began.
+        `limit_s`: the limit at which a program that still runs is measured by its values so far, if
+        any; `until_s`: the same, since the launch began.
         """
         is_timeout = run.observations.ended_as is Outcome.TIMED_OUT and limit_s is not None
         if is_timeout and limit_s is not None:
@@ -173,10 +172,7 @@ class Reader:
     ) -> Launch:
         """The launch with its value.
 
-        name
-            Of the objective's metric.
-        unseen
-            The note for a metric without a value.
+        `name`: of the objective's metric. `unseen`: the note for a metric without a value.
         """
         try:
             launch, summaries = self._comparable(launch, summaries)

@@ -390,8 +390,7 @@ class LoadTest:
 def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Load:
     """What generators did that have ended by themselves.
 
-    cpus
-        Those that they had to themselves; empty: none.
+    `cpus`: those that they had to themselves; empty: none.
     """
     outputs = tuple(outputs)
     requests = requests_of(outputs)

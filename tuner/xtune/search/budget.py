@@ -47,8 +47,7 @@ class Budget(NamedTuple):
     def left(self, launches: int, time_s: float, launch_s: float | None) -> float:
         """The launches left after `launches` launches and `time_s` seconds.
 
-        launch_s
-            Duration of a launch; None if unknown.
+        `launch_s`: duration of a launch; None if unknown.
         """
         launches_left = math.inf if self.launches is None else float(self.launches - launches)
         if self.time_s is not None:
@@ -119,8 +118,7 @@ def final_size(total: float, earlier: int = 0) -> FinalSize | None:
 
     The smallest one may exceed its share: a search without a final proves nothing.
 
-    earlier
-        Launches of earlier searches without a final: they count as this search's.
+    `earlier`: launches of earlier searches without a final: they count as this search's.
     """
     if total < min_launches_for_final(earlier):
         return None

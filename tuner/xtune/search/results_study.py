@@ -65,8 +65,7 @@ def update_results(
 
     What fails is left to the next update.
 
-    is_last
-        No launch may follow, so nothing is put off.
+    `is_last`: no launch may follow, so nothing is put off.
     """
     from optuna.exceptions import DuplicatedStudyError, StorageInternalError
 
@@ -87,8 +86,7 @@ def _is_up_to_date(
 ) -> bool:
     """Write what is missing, unless that can be put off; whether nothing was.
 
-    may_wait
-        A study that another machine is writing is left to it.
+    `may_wait`: a study that another machine is writing is left to it.
     """
     shown = _shown(study)
     groups: dict[Configuration, list[Record]] = {}

@@ -242,8 +242,7 @@ class Strategy:
     ) -> FinalSize | None:
         """The size of the final; smaller if the favourite is so far ahead that few blocks show it.
 
-        rest
-            Nothing else is left to launch: use the rest of the budget.
+        `rest`: nothing else is left to launch: use the rest of the budget.
         """
         size = final_size(allowance.total, allowance.earlier)
         if rest:

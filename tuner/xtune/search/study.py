@@ -157,8 +157,7 @@ class Study(NamedTuple):
 def open_study(storage: Storage, subject: Subject, name: str | None = None) -> Study:
     """Open the study of a subject, or create it.
 
-    name
-        None: the study of this subject with any name.
+    `name`: None: the study of this subject with any name.
 
     Raises StudyError if the study of that name has another subject or cannot be read, StorageError if
     the storage cannot be used.

@@ -158,8 +158,7 @@ class Resolver:
     def command(self, configuration: Configuration, *, preset: str | None = None) -> list[str]:
         """The equivalent xlaunch command line; for `BARE` the program as it is executed.
 
-        preset
-            A file that holds the options.
+        `preset`: a file that holds the options.
 
         Raises `SpaceError` for a configuration that is not in the space; for `BARE` what
         `resolve_program` raises.
@@ -301,8 +300,7 @@ NAMING = ("module", "no_python")
 def command_of(request: Request, *, preset: str | None = None) -> list[str]:
     """The xlaunch command that makes `request`, with its program.
 
-    preset
-        A file that holds the options; only the program and `NAMING` are added to it.
+    `preset`: a file that holds the options; only the program and `NAMING` are added to it.
     """
     if request.layout.instances == 1 and request.layout.ncores is MAX:
         request = request.replace(instances=None, ncores=None)  # the same in fewer words
