@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from xlaunch.environment import allocators, openmp
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs
 from xlaunch.planning import request
@@ -311,11 +312,8 @@ FIELDS = {
 _L, _H, _M, _E, _S, _O, _P = OptionGroup
 _PRECISION = one_of(request.Optimize, metavar="DTYPE")
 _POLICY = one_of(request.MemoryPolicy, metavar="POLICY")
-_ALLOCATORS = (
-    *("auto", "glibc", "glibc-tuned", "glibc-one-arena", "glibc-frugal"),
-    *("jemalloc", "mimalloc", "tcmalloc"),
-)
-_OPENMP = ("auto", "gnu", "intel", "llvm", "none")
+_ALLOCATORS = (allocators.AUTO, *allocators.PROFILES)
+_OPENMP = tuple(openmp.PROFILES)
 
 OPTIONS = (
     Option("instances", COUNT, _L, "Instances (default 1); max: all that fit.", "-n"),

@@ -17,7 +17,6 @@ from tests.launcher.cli.commands import xlaunch as xlaunch_command
 
 import xlaunch
 from xlaunch.cli.plan import OF_A_RUN
-from xlaunch.environment import allocators, openmp
 from xlaunch.options.definitions import BY_KEY, COMMANDS, OPTIONS, OptionGroup
 
 SCRIPTS = Path(sys.executable).parent
@@ -104,11 +103,6 @@ def test_options_that_warming_implies_are_not_shown():
     text = ask("cache", "warm", "--help").out.decode()
     assert "--timeout" in text
     assert "--optimize-wait " not in text
-
-
-def test_names_in_help_are_those_of_the_profiles():
-    assert {*BY_KEY["allocator"].kind.words} == {*allocators.PROFILES, allocators.AUTO}
-    assert {*BY_KEY["omp"].kind.words} == {*openmp.PROFILES}
 
 
 # Completion
