@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,17 @@ class Golden:
         if os.environ.get("XLAUNCH_UPDATE_GOLDEN"):
             self._record(key, text)
         assert text == _read(self._path).get(key, "")
+
+    def errors(self, *calls: Callable[[], object], hide: str = "") -> None:
+        """Compare what each call raises, one line each: its class and its message."""
+        raised = []
+        for call in calls:
+            try:
+                call()
+                raised.append("no error")
+            except Exception as error:  # noqa: BLE001 - whatever it raises is compared
+                raised.append(f"{type(error).__name__}: {error}")
+        self(raised, hide=hide)
 
     def _record(self, key: str, text: str) -> None:
         recorded = _read(self._path)

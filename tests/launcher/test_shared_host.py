@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -108,19 +109,17 @@ def test_free_cores_are_preferred_among_equal_places(tmp_path, others, taken, op
     assert all(note.startswith("shares cores with train.py (PID ") for note in made.notes)
 
 
-def test_exclusive_takes_free_cores_or_names_who_has_them(tmp_path, others):
-    lease = others(0, 1, 2)
+def test_exclusive_takes_free_cores_or_names_who_has_them(golden: Golden, tmp_path, others):
+    others(0, 1, 2)
     made = placed(tmp_path, exclusive=True, instances=3, ncores=4)
     assert {0, 1, 2, 16, 17, 18}.isdisjoint(cpu for one in cpus(made) for cpu in one)
-    with pytest.raises(XLaunchError) as error:
+    with pytest.raises(XLaunchError) as some_held:
         placed(tmp_path, exclusive=True, ncores=14)
-    assert str(error.value).startswith(
-        "--exclusive: 1 instance x 14 cores needs 14 cores and 13 are"
-    )
-    assert str(error.value).endswith(f"held by train.py (PID {lease.pid} on CPUs 0-2)")
     others(*range(3, 16))
-    with pytest.raises(XLaunchError, match=r"no core is free; held by train\.py .* train\.py "):
+    with pytest.raises(XLaunchError) as all_held:
         placed(tmp_path, exclusive=True, ncores=1)
+    assert str(all_held.value).count("train.py (PID ") == 2
+    golden(some_held.value, all_held.value, hide=r"(?<=PID )\d+|(?<=free; held by ).*")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def start(*words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("options", [[], ["--supervise"]])
-def test_a_running_launch_is_seen_by_ps_and_avoided(needs, options):
+def test_a_running_launch_is_seen_by_ps_and_avoided(golden: Golden, needs, options):
     needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
     everything = str(len(os.sched_getaffinity(0)))
     program = "import os, time; print(sorted(os.sched_getaffinity(0)), flush=True); time.sleep(100)"
@@ -200,11 +199,13 @@ def test_a_running_launch_is_seen_by_ps_and_avoided(needs, options):
         assert mine["cpus"] == used
         assert mine["program"] == Path(sys.executable).name
         assert mine["rss_bytes"] > 1 << 20
+        titles, row = ask("ps").out.decode().splitlines()
+        assert row.split()[0] == str(first.pid)
         second = xlaunch("--ncores", "1", "--", sys.executable, "-c", SHOW)
         assert json.loads(second.out) != used
         assert f"PID {first.pid}" in ask("plan", "--exclusive", "--ncores", everything).err
         first.terminate()
-    assert str(first.pid) not in ask("ps").out.decode()
+    golden(" ".join(titles.split()), ask("ps"))
 
 
 @pytest.mark.machine
@@ -260,10 +261,6 @@ def test_the_last_metric_is_shown():
         launch.terminate()
 
 
-def test_nothing_runs():
-    assert ask("ps", env=clean_environment()).code == 0
-
-
 # Ranks of real launchers.
 
 PRINT_RANK = """\
@@ -317,18 +314,19 @@ def test_ranks_share_all_cores_where_they_are_not_looked_for(needs):
         assert set(first["cpus"]).isdisjoint(second["cpus"]) is disjoint
 
 
-def test_deepspeeds_ranks_divide_the_host_and_a_rank_of_unknown_size_is_a_warning(needs):
+def test_deepspeeds_ranks_divide_the_host_and_a_rank_of_unknown_size_is_a_warning(
+    golden: Golden, needs
+):
     needs(len(os.sched_getaffinity(0)) >= 2, "two CPUs")
     cpus = [
         set(json.loads(xlaunch("-q", sys.executable, "-c", SHOW, env=env).out))
         for env in (clean_environment(LOCAL_RANK=rank, LOCAL_SIZE="2") for rank in "01")
     ]
     assert cpus[0].isdisjoint(cpus[1])
-    said = "warning: LOCAL_RANK=1 without LOCAL_WORLD_SIZE or LOCAL_SIZE"
     alone = clean_environment(LOCAL_RANK="1")
-    assert said in xlaunch("true", env=alone).err
-    assert said in ask("plan", "true", env=alone).out.decode()
-    assert said in xlaunch("--explain", "true", env=alone).err
+    planned = ask("plan", "true", env=alone).out.decode()
+    said = xlaunch("true", env=alone).err + planned + xlaunch("--explain", "true", env=alone).err
+    golden([line for line in said.splitlines() if "LOCAL_RANK" in line])
 
 
 @pytest.mark.long
@@ -342,7 +340,7 @@ def test_more_ranks_than_cores_run_with_one_thread_each(tmp_path, needs):
     assert [json.loads(line) for line in done.out.splitlines()] == [
         [[int(cpu)], None]
     ] * 3  # the mask says it
-    assert done.err.count("3 ranks under torchrun share 1 core, one thread each") == 1
+    assert done.err.count("3 ranks under torchrun share 1 core") == 1
 
 
 DDP = """\
@@ -454,45 +452,38 @@ def test_program_that_does_not_exist_starts_no_ranks(golden: Golden):
     golden(refused)
 
 
-def test_the_command_of_torchrun_is_shown():
-    ranks = "--nproc-per-node 2 --nnodes 3 --node-rank 1 --rendezvous h0:29400"
-    words = f"--dry-run --allocator glibc {ranks} --synthetic core:8 -m train --lr 1"
-    done = ask(*words.split())
-    assert done.code == 0, done.err
-    first, second, *_ = done.out.decode().splitlines()
-    assert (
-        "run_module.py torch.distributed.run --nproc-per-node=2 --nnodes=3 --node-rank=1" in first
-    )
-    assert "--master-addr=h0 --master-port=29400 --no-python" in first
-    assert first.endswith("-m xlaunch --allocator glibc --synthetic core:8 -m train --lr 1")
-    assert second == "2 instances on CPUs 0-7"
+OF_THIS_MACHINE = (
+    r"(?<=command: )\S+ \S+(?=run_module)|\S+(?= -P -m xlaunch)|(?<=  )(?s:compiled code.*_DIR=).*"
+)
+"""Interpreters, and where compiled code is kept."""
 
 
-def test_ranks_are_planned_without_a_program():
-    done = ask("--nproc-per-node", "2", "--dry-run", "--synthetic", "core:8")
-    assert done.out.decode().splitlines()[1] == "2 instances on CPUs 0-7"
-
-
-def test_more_ranks_than_cores_are_planned_as_they_run():
-    dry = ("--dry-run", "--synthetic", "core:2 pu:2", "--nproc-per-node", "5")
-    shown = json.loads(ask(*dry, "--json").out)
-    assert [(it["cpus"], it["thread_count"]) for it in shown["instances"]] == [
+def test_ranks_are_planned_as_torchrun_starts_them(golden: Golden):
+    said = []
+    for words in (
+        "--nproc-per-node 2 --nnodes 3 --node-rank 1 --rendezvous h0:29400 --synthetic core:8 -m train --lr 1",
+        "--nproc-per-node 2 --synthetic core:8",  # without a program
+        "--nproc-per-node 5 --synthetic 'core:2 pu:2'",
+        "--nproc-per-node 5 --synthetic 'core:2 pu:2' --ncores 2",
+    ):
+        done = ask("--dry-run", "--allocator", "glibc", *shlex.split(words))
+        shown = done.out.decode().partition("\nprogram: ")[0]
+        said += [f"$ xlaunch --dry-run {words} ({done.code})", shown or done.err]
+    golden(*said, hide=OF_THIS_MACHINE)
+    dry = ("--dry-run", "--json", "--synthetic", "core:2 pu:2", "--nproc-per-node", "5")
+    instances = json.loads(ask(*dry).out)["instances"]
+    assert [(it["cpus"], it["thread_count"]) for it in instances] == [
         ([cpu], 1) for cpu in (0, 1, 2, 3, 0)
     ]
-    assert shown["warnings"] == ["5 ranks under torchrun share 2 cores, one thread each"]
-    refused = ask(*dry, "--ncores", "2").refused()
-    assert "needs 2 cores and 1 is allowed (local rank 0 of 5 under torchrun)" in refused
 
 
-def test_variables_of_ranks_are_shown(tmp_path: Path):
+def test_variables_of_ranks_are_shown(golden: Golden, tmp_path: Path):
     environment(tmp_path / "venv", "torch-2.13.0", python="3.13.1")
     python = tmp_path / "venv" / "bin" / "python"
     words = ("--nproc-per-node", "2", "--allocator", "glibc", "--synthetic", "core:8", python)
     env = clean_environment(OMP_NUM_THREADS="3", PYTHONPATH="/mine")
     shown = ask("--dry-run", "--explain", *words, "-c", "0", env=env).out.decode()
-    assert f"  PYTHONPATH={HOOK}:/mine  (loads a hook that waits for gloo's threads" in shown
-    assert "  OMP_NUM_THREADS=3  (already set; not changed to 4)" in shown
-    assert "PYTHONUNBUFFERED" not in shown
+    golden(shown.replace(str(HOOK), "HOOK"), hide=OF_THIS_MACHINE)
     plan = json.loads(ask("--dry-run", "--json", *words, "-c", "0", env=env).out)
     own = [instance["environment"] for instance in plan["instances"]]
     assert [it["PYTHONPATH"] for it in own] == [f"{HOOK}:/mine"] * 2

@@ -53,12 +53,3 @@ def test_without_torch_the_error_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; from xruntime import optimize"
     last = start_python("-c", script).stderr.splitlines()[-1]
     assert last.endswith("needs torch, which is not installed: pip install torch")
-
-
-def test_the_command_of_devices_says_so_in_one_line() -> None:
-    script = (
-        "import sys; sys.modules['torch'] = None; from xruntime.cli import main; main(['device'])"
-    )
-    done = start_python("-c", script)
-    line = "xruntime: error: devices need torch, which is not installed: pip install torch\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from tests.runtime_ext.allocator.children import MIB, run
 
-from xruntime import cli
-
 COMMAND = [sys.executable, "-m", "xruntime"]
 LAUNCHER = [sys.executable, "-m", "xlaunch"]
 ALLOCATORS = ["glibc", "jemalloc", "tcmalloc", "mimalloc"]
@@ -65,35 +63,6 @@ def test_profile_of_the_launcher_is_told_under_glibc(glibc: None, tmp_path: Path
     assert settings["glibc.malloc.arena_max"]["value"] == "1"
     assert settings["glibc.malloc.mmap_max"]["value"] == "0"
     assert not settings["glibc.malloc.arena_max"]["writable"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["alocator"], "'alocator'; did you mean 'python -m xruntime allocator'?"),
-        (["help", "alocator"], "'alocator'; did you mean 'python -m xruntime allocator'?"),
-        (["allocator", "--jsn"], "--jsn"),
-        (["allocator", "extra"], "extra"),
-        (["--nothing"], "--nothing"),
-    ],
-)
-def test_mistake_is_one_line_and_exit_code_2(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    (line,) = err.splitlines()
-    assert line.startswith("xruntime: error: ")
-    assert words in line
-
-
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["--help"], ["help"]):
-        assert cli.run(arguments) == 0
-        out, err = capsys.readouterr()
-        assert "allocator" in out
-        assert err == ""
 
 
 def test_output_that_cannot_be_written_is_one_line() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.runtime_ext.interpreters import python, start_python
 
-from xruntime import cli, operator_library
+from xruntime import operator_library
 from xruntime.native import LIBRARY_VARIABLE, library_path
 
 DIRECTORY = Path(__file__).parent
@@ -178,37 +178,6 @@ def variables(
     assert Path(built).parent == directory
     assert not older.exists()
     return variables
-
-
-def test_without_it_the_command_says_how_to_build_it(native: None, tmp_path: Path) -> None:
-    kernels = Path(shutil.copy(library_path(), tmp_path))
-    answer = command(**{LIBRARY_VARIABLE: str(kernels)})
-    assert "called through Python (not built: python -m xruntime kernels --build)" in answer.stdout
-
-
-@pytest.mark.parametrize(
-    ("compiler", "message"),
-    [
-        ("no-such-compiler", "there is no C++ compiler no-such-compiler: install one"),
-        ("false", "false cannot compile "),
-    ],
-)
-def test_a_compiler_that_cannot_is_one_line(
-    native: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    compiler: str,
-    message: str,
-) -> None:
-    kernels = Path(shutil.copy(library_path(), tmp_path))
-    monkeypatch.setenv("CXX", compiler)
-    monkeypatch.setenv(LIBRARY_VARIABLE, str(kernels))
-    assert cli.run(["kernels", "--build"]) != 0
-    *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("xruntime: error: ")
-    assert message in line
-    assert [path.name for path in tmp_path.iterdir()] == [kernels.name]
 
 
 @pytest.mark.long
