@@ -101,13 +101,11 @@ def test_the_winner_is_drawn_on_the_machine() -> None:
     assert "OMP_NUM_THREADS" in variables
 
 
-def test_noise_and_the_smallest_gain_are_said_where_known() -> None:
+def test_noise_and_the_smallest_gain_are_said_where_known(golden: Golden) -> None:
     found = case("gain").found
     for resolution in (Resolution(0.0314, 20, 0.0681, 0.0542, 0.0921), None):
         said = read_page(found._replace(resolution=resolution)).by_id("verdict").words
-        is_known = resolution is not None
-        assert ("noise from launch to launch3.1 %" in said) is is_known
-        assert ("smallest gain that the final finds (80 % power)6.8 %" in said) is is_known
+        golden(said.partition(" Command to use")[0])
 
 
 def test_configurations_are_listed_by_their_medians() -> None:
@@ -168,29 +166,21 @@ def test_one_pair_has_no_interval(golden: Golden) -> None:
     assert all("width:0.0%" in str(one.attributes["style"]) for one in spans)
 
 
-def test_no_gain_keeps_the_bare_command() -> None:
+def test_no_gain_keeps_the_bare_command(golden: Golden) -> None:
     found, root = case("no gain")
     assert found.verdict.kind is VerdictKind.NO_GAIN
-    assert root.by_id("headline").words == "No gain: keep the bare command"
+    golden(root.by_id("headline").words)
     assert not [one for one in root.all() if one.attributes.get("id") == "preset"]
     assert root.by_id("command").text == found.to_plain()["baseline"]["command"]
     assert "The best finalist:" in root.by_id("plan").words
 
 
-def test_inconclusive_says_what_is_promising_and_how_to_go_on() -> None:
+def test_inconclusive_says_what_is_promising_and_how_to_go_on(golden: Golden) -> None:
     found, root = case("inconclusive")
     assert found.verdict.kind is VerdictKind.INCONCLUSIVE
     assert found.verdict.interval.estimate > 1.0
-    assert (
-        root.by_id("headline").words
-        == "Inconclusive: neither a gain nor its absence is established"
-    )
     assert root.by_id("promising").text.startswith("xlaunch ")
-    command = f"xtune resume --budget '{found.verdict.more.launches} launches' 'made up'"
-    assert f"should settle it (90 % power): {command}" in root.by_id("verdict").words
-    assert any(
-        line.endswith(f"should settle it (90 % power): {command}") for line in result_lines(found)
-    )
+    golden(root.by_id("verdict").words, *result_lines(found))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +287,7 @@ def test_space_and_machine_are_told_in_full() -> None:
     assert "the versions of the launches were not kept" in versions
 
 
-def test_versions_are_those_of_the_launches() -> None:
+def test_versions_are_those_of_the_launches(golden: Golden) -> None:
     before = Provenance("", {"program": {"torch": "1.0.1"}, "system": {}, "tuner": {}})
     after = Provenance("", {"program": {"torch": "1.0.2"}, "system": {}, "tuner": {}})
     found = case("gain").found
@@ -306,9 +296,4 @@ def test_versions_are_those_of_the_launches() -> None:
         for at, one in enumerate(found.records, start=1)
     ]
     root = read_page(found._replace(records=tuple(records)))
-    versions = root.by_id("versions").words
-    assert "torch1.0.2" in versions
-    assert "1.0.1" not in versions
-    assert "When the latest launches were made" in versions
-    warned = root.by_id("warnings").words
-    assert "4 of the launches (1 to 3, 9) ran with torch 1.0.1 (now 1.0.2)" in warned
+    golden(root.by_id("versions").words, root.by_id("warnings").words)
