@@ -7,6 +7,7 @@ long" FILE`` records the outputs of all tests of a file; read the difference bef
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ class Golden:
         assert text == _read(self._path).get(key, "")
 
     def errors(self, *calls: Callable[[], object], hide: str = "") -> None:
-        """Compare what each call raises, one line each: its class and its message."""
+        """Compare the class and message of what each call raises; equal ones in a row are counted."""
         raised = []
         for call in calls:
             try:
@@ -55,7 +56,9 @@ class Golden:
                 raised.append("no error")
             except Exception as error:  # noqa: BLE001 - whatever it raises is compared
                 raised.append(f"{type(error).__name__}: {error}")
-        self(raised, hide=hide)
+        counted = [(error, len(list(equal))) for error, equal in itertools.groupby(raised)]
+        lines = [f"{error} ({count} times)" if count > 1 else error for error, count in counted]
+        self(lines, hide=hide)
 
     def _record(self, key: str, text: str) -> None:
         recorded = _read(self._path)

@@ -183,7 +183,7 @@ def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {shape_of(value)}"
     kind = type(value).__name__
-    named = f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    named = f"{'an' if kind.startswith((*'AEIOUaeiou', 'nd')) else 'a'} {kind}"
     if isinstance(value, Mapping):
         return f"{named} with the keys {', '.join(map(repr, value)) or '(none)'}"
     if isinstance(value, (tuple, list)):

@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.golden import Golden
 from tests.runtime_ext.streams.calls import arange, shares_storage
-from torch import Tensor
 
-from xruntime.errors import BatchError, HintError
 from xruntime.streams.hints import EXAMPLE
 from xruntime.streams.hints import MultiStreamModuleHint as Hint
 from xruntime.streams.joining import join
@@ -32,11 +33,6 @@ def test_even_sizes_differ_by_at_most_one(items: int, streams: int) -> None:
     assert len(sizes) == max(1, min(items, streams))
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_there_is_at_least_one_stream() -> None:
-    with pytest.raises(BatchError, match="0 streams"):
-        split((arange(4),), {}, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -119,145 +115,67 @@ def test_inference_mode(created: bool, used: bool) -> None:
     assert joined.is_inference() == parts[0][0][0].is_inference()
 
 
-def test_a_table_beside_the_batch_needs_a_hint() -> None:
-    with pytest.raises(BatchError) as refused:
-        split((X, arange(3, 5)), {}, None, 2)
-    message = str(refused.value)
-    assert "args[0] 4 (dimension 0 of (4, 3)), args[1] 3 (dimension 0 of (3, 5))" in message
-    assert "\n" not in message
-    assert message.endswith(EXAMPLE)
-    assert len(split((X, arange(3, 5)), {}, Hint(0, None), 2)) == 2
-
-
-DIFFER, UNCOVERED = "hold different numbers of items", "does not cover"
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "hint", "said", "remedy"),
-    [
+def test_calls_that_need_another_hint(golden: Golden) -> None:
+    """The calls, their hints, and those that cure them."""
+    calls = [
+        ((X, arange(3, 5)), {}, None, Hint(0, None)),  # a table beside the batch
         (
-            (X, (Y, arange(1, 2))),
-            {"mask": arange(4, 1), "names": ["a"]},
-            None,
-            [DIFFER, "args[0] 4", "args[1][0] 4", "args[1][1] 1", "kwargs['mask'] 4"],
+            *((X, (Y, arange(1, 2))), {"mask": arange(4, 1), "names": ["a"]}, None),
             Hint(0, (0, None), mask=0, names=None),
         ),
-        ((X, arange(1, 3), arange(1, 3)), {}, None, [DIFFER, "args[2] 1"], Hint(0, None, None)),
-        (
-            ({"a": X, "b": Y.t()},),
-            {},
-            Hint(0),
-            [DIFFER, "args[0]['a'] 4", "args[0]['b'] 2"],
-            Hint({"a": 0, "b": None}),
-        ),
-        (
-            (X, Y),
-            {},
-            Hint(0, 1),
-            [DIFFER, "args[0] 4 (dimension 0 of (4, 3)), args[1] 2 (dimension 1 of (4, 2))"],
-            Hint(0, None),
-        ),
-        ((), {"x": X}, Hint(0), [UNCOVERED, "kwargs['x'] (4, 3)"], Hint(x=0)),
-        ((X, Y), {}, Hint(0), [UNCOVERED, "args[1] (4, 2)"], Hint(0, 0)),
-        ((Y.t(), X), {}, Hint(1), [UNCOVERED, "args[1] (4, 3)"], Hint(1, 0)),
-        ((X, {"a": [Y]}), {}, Hint(0), [UNCOVERED, "args[1]['a'][0] (4, 2)"], Hint(0, 0)),
-        (
-            *((X, 3, {"a": Y, 1: 2}), {}, Hint(0), [UNCOVERED, "args[2]['a']"]),
-            Hint(0, None, {"a": 0, 1: None}),
-        ),
-        (((X, Y), Z), {}, Hint((0,), None), [UNCOVERED, "args[0][1]"], Hint(0, None)),
-        (
-            *((X,), {"atention": Y}, Hint(0, attention=0), [UNCOVERED, "kwargs['atention']"]),
-            Hint(0, atention=0),
-        ),
-    ],
-)
-def test_calls_that_need_another_hint(
-    args: tuple, kwargs: dict, hint: Hint | None, said: list[str], remedy: Hint
-) -> None:
-    with pytest.raises(BatchError) as refused:
-        split(args, kwargs, hint, 2)
-    assert [text for text in said if text not in str(refused.value)] == []
-    assert str(refused.value).endswith(EXAMPLE)
-    assert len(split(args, kwargs, remedy, 2)) == 2
+        ((X, arange(1, 3), arange(1, 3)), {}, None, Hint(0, None, None)),
+        (({"a": X, "b": Y.t()},), {}, Hint(0), Hint({"a": 0, "b": None})),
+        ((X, Y), {}, Hint(0, 1), Hint(0, None)),
+        ((), {"x": X}, Hint(0), Hint(x=0)),
+        ((X, Y), {}, Hint(0), Hint(0, 0)),
+        ((Y.t(), X), {}, Hint(1), Hint(1, 0)),
+        ((X, {"a": [Y]}), {}, Hint(0), Hint(0, 0)),
+        ((X, 3, {"a": Y, 1: 2}), {}, Hint(0), Hint(0, None, {"a": 0, 1: None})),
+        (((X, Y), Z), {}, Hint((0,), None), Hint(0, None)),
+        ((X,), {"atention": Y}, Hint(0, attention=0), Hint(0, atention=0)),
+    ]
+    golden.errors(
+        *[partial(split, args, kwargs, hint, 2) for args, kwargs, hint, _ in calls],
+        hide=re.escape(EXAMPLE),
+    )
+    for args, kwargs, _, remedy in calls:
+        assert len(split(args, kwargs, remedy, 2)) == 2
 
 
-@pytest.mark.parametrize(
-    ("args", "hint"),
-    [
-        ((), None),
-        ((3, "text", [1, 2]), None),
-        ((torch.tensor(3.0),), None),
-        ((X,), Hint(None)),
-        ((None,), Hint(0)),
-    ],
-)
-def test_a_call_without_a_batch(args: tuple, hint: Hint | None) -> None:
-    with pytest.raises(BatchError, match="has nothing to split"):
-        split(args, {}, hint, 2)
+def test_what_cannot_be_split(golden: Golden) -> None:
+    without_batch = [
+        ((), None), ((3, "text", [1, 2]), None), ((torch.tensor(3.0),), None), ((X,), Hint(None)), ((None,), Hint(0)),
+    ]  # fmt: skip
+    other_forms: list[tuple[Any, Hint]] = [
+        (True, Hint(0, 0)), ("text", Hint(0, 0)), (["a", "b"], Hint(0, 0)), (Y, Hint(0, (0, 0))),
+        (Y, Hint(0, {"a": 0})), ((Y,), Hint(0, (0, 0))), ((Y,), Hint(0, {"a": 0})), ({"a": Y}, Hint(0, (0,))),
+        (Y, Hint(0, 2)), (Y, Hint(0, -3)), ([Y, Z], Hint(0, 2)), (torch.tensor(1.0), Hint(0, 0)),
+    ]  # fmt: skip
+    golden.errors(
+        lambda: split((arange(4),), {}, None, 0),
+        *[partial(split, args, {}, hint, 2) for args, hint in without_batch],
+        *[partial(split, (X, value), {}, hint, 2) for value, hint in other_forms],
+        lambda: split((X,), {}, Hint(2), 2),
+        *[partial(split, (X, Y), {}, hint, 2) for hint in ("foo", 0, (0,), True)],
+        lambda: split((X,), {}, "foo", 2),
+        *[partial(join, [(X,), (X,)], hint) for hint in ("foo", 0)],
+        hide=re.escape(EXAMPLE),
+    )
 
 
-@pytest.mark.parametrize(
-    ("value", "hint", "message"),
-    [
-        (True, Hint(0, 0), r"args\[1\]: the hint 0 is a dimension and the value a bool \(True\)"),
-        (
-            "text",
-            Hint(0, 0),
-            r"args\[1\]: the hint 0 is a dimension and the value a str \('text'\)",
-        ),
-        (["a", "b"], Hint(0, 0), r"the hint 0 is a dimension and the value a list of 2"),
-        (Y, Hint(0, (0, 0)), r"the hint \(0, 0\) is a tuple of 2 and the value a tensor \(4, 2\)"),
-        (Y, Hint(0, {"a": 0}), r"is a dict with the keys 'a' and the value a tensor"),
-        ((Y,), Hint(0, (0, 0)), r"is a tuple of 2 and the value a tuple of 1"),
-        ((Y,), Hint(0, {"a": 0}), r"is a dict with the keys 'a' and the value a tuple of 1"),
-        ({"a": Y}, Hint(0, (0,)), r"is a tuple of 1 and the value a dict with the keys 'a'"),
-        (Y, Hint(0, 2), r"dimension 2 and the tensor is \(4, 2\).*\(-2 to 1\)"),
-        (Y, Hint(0, -3), r"dimension -3 and the tensor is \(4, 2\)"),
-        ([Y, Z], Hint(0, 2), r"args\[1\]\[0\]: the hint says dimension 2"),
-        (torch.tensor(1.0), Hint(0, 0), r"dimension 0 and the tensor is \(\)"),
-    ],
-)
-def test_a_hint_of_another_form_than_the_argument(value: Any, hint: Hint, message: str) -> None:
-    with pytest.raises(BatchError, match=message) as refused:
-        split((X, value), {}, hint, 2)
-    assert "None" in str(refused.value)
-
-
-def test_a_dimension_that_a_single_tensor_lacks() -> None:
-    with pytest.raises(BatchError, match=r"args\[0\]: the hint says dimension 2"):
-        split((X,), {}, Hint(2), 2)
-
-
-@pytest.mark.parametrize("hint", ["foo", 0, (0,), True])
-@pytest.mark.parametrize("args", [(X,), (X, Y)])
-def test_what_is_no_hint(hint: Any, args: tuple) -> None:
-    with pytest.raises(HintError, match=r"is not a hint: give a MultiStreamModuleHint"):
-        split(args, {}, hint, 2)
-    with pytest.raises(HintError, match=r"is not a hint"):
-        join([args, args], hint)
-
-
-def test_a_hint_may_describe_arguments_that_are_not_given() -> None:
-    hint = Hint(0, 0, mask=0)
-    assert first_sizes(split((X,), {}, hint, 2)) == [2, 2]
-    assert first_sizes(split((X, Y), {"flag": True}, hint, 2)) == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("tensor", "kind"),
-    [
-        (torch.eye(4).to_sparse(), "sparse_coo"),
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
-    ],
-)
-def test_sparse_and_ragged_tensors(tensor: Tensor, kind: str) -> None:
-    for args, hint in [((tensor,), None), ((X, tensor), Hint(0, 0)), ((X, [tensor]), None)]:
-        with pytest.raises(BatchError, match=f"is a {kind} tensor, and only dense ones"):
-            split(args, {}, hint, 2)
-    with pytest.raises(BatchError, match=r"does not cover .* args\[1\]"):
-        split((X, tensor), {}, Hint(0), 2)
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+def test_sparse_and_ragged_tensors(golden: Golden, kind: str) -> None:
+    tensor = torch.eye(4).to_sparse()
+    if kind == "ragged":
+        rows = [torch.ones(2), torch.ones(3)]
+        tensor = torch.nested.nested_tensor(rows, layout=torch.jagged)
     parts = split((X, tensor), {}, Hint(0, None), 2)
     assert all(args[1] is tensor for args, _ in parts)
-    with pytest.raises(BatchError, match=f"output is a {kind} tensor"):
-        join([tensor, tensor], None)
+    golden.errors(
+        lambda: split((tensor,), {}, None, 2),
+        lambda: split((X, tensor), {}, Hint(0, 0), 2),
+        lambda: split((X, [tensor]), {}, None, 2),
+        lambda: split((X, tensor), {}, Hint(0), 2),
+        lambda: join([tensor, tensor], None),
+        hide=re.escape(EXAMPLE),
+    )
