@@ -110,40 +110,15 @@ def prepare(
     launched once. Raises the errors of `xtune.errors` and of xlaunch.
     """
     request, machine = asked.request, read_machine()
-    if launches and asked.service is not None:
-        require_service(asked.service)
-    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
-        if launches and command is not None:
-            require_command(command, option)
-    # Raises if the program is missing or does not fit.
-    count = plan(request.layout, machine).count if launches else 1
     requirements = tuple([parse_requirement(text) for text in asked.require])
     metric = asked.metrics[0] if asked.metrics else (MARK if asked.conf_file else WALL)
-    if metric == WALL and count > 1 and not asked.work_shared:
-        raise ObjectiveError(
-            f"wall time cannot compare {count} instances with the bare command: they do "
-            f"{count} times the work; give a --metric, or --work shared if they divide it"
-        )
+    if launches:
+        _require_launchable(asked, machine, metric)
     one_instance = metric == WALL and not asked.work_shared
     made_space = MadeSpace(known.space) if known else _make_space(asked, machine, one_instance)
     made_space.space.require_choice()
     resolver = Resolver(made_space.space, request, os.environ, machine)
     resolver.command(BARE)  # raises if the program is missing
-
-    def runner_for(objective: Objective) -> Runner:
-        return Runner(
-            resolver,
-            objective,
-            metrics=[text for text in asked.metrics[1:] if text != WALL],
-            work_shared=asked.work_shared,
-            show_output=show_output,
-            timeout_s=asked.timeout_s,
-            service=asked.service,
-            loads=asked.loads,
-            prepare=asked.prepare,
-            cleanup=asked.cleanup,
-            seed=asked.seed,
-        )
 
     program = identify_program(request)
     if asked.service is not None:
@@ -157,16 +132,8 @@ def prepare(
         unknown = Objective(metric, Goal.MINIMIZE, requirements)
         announced = _kept_objective(Subject(*identities, made_space.space, unknown), kept())
         if announced is None:
-            runner = runner_for(unknown)
-            observer = observer or Observer()
-            host_lock = HostLock(observer.waiting).__call__
-            limits = Limits(limit_s=asked.timeout_s)
-            probe = repeated(lambda: runner.measure(BARE, limits), host_lock, observer.resumed)
-            require_baseline(probe, unknown)
-            told = [
-                one.objective for one in runner.reader.announcements if metric in (MARK, one.metric)
-            ]
-            announced = (told or [unknown])[0]._replace(requirements=requirements)
+            runner = _runner(asked, resolver, unknown, show_output=show_output)
+            announced, probe = _announced_objective(runner, observer or Observer())
         objective = announced
     else:
         objective = Objective(metric, goal_of(metric, asked.goals[:1]), requirements)
@@ -178,9 +145,61 @@ def prepare(
                 f"the study cannot be continued: {difference}; begin a new one with xtune PROGRAM"
             )
     made_space = made_space._replace(notes=(*made_space.notes, *_notes(asked, subject, resolver)))
-    runner = runner_for(objective)
-    measurer = runner if function is None else FunctionMeasurer(function, resolver, objective)
+    measurer = (
+        _runner(asked, resolver, objective, show_output=show_output)
+        if function is None
+        else FunctionMeasurer(function, resolver, objective)
+    )
     return SearchTask(asked, subject, made_space, resolver, measurer, probe)
+
+
+def _require_launchable(asked: SearchRequest, machine: Machine, metric: str) -> None:
+    """Raise if a command is missing, the layout does not fit, or its wall time cannot be compared."""
+    if asked.service is not None:
+        require_service(asked.service)
+    for option, command in (("--prepare", asked.prepare), ("--cleanup", asked.cleanup)):
+        if command is not None:
+            require_command(command, option)
+    count = plan(asked.request.layout, machine).count
+    if metric == WALL and count > 1 and not asked.work_shared:
+        raise ObjectiveError(
+            f"wall time cannot compare {count} instances with the bare command: they do "
+            f"{count} times the work; give a --metric, or --work shared if they divide it"
+        )
+
+
+def _runner(
+    asked: SearchRequest, resolver: Resolver, objective: Objective, *, show_output: bool
+) -> Runner:
+    return Runner(
+        resolver,
+        objective,
+        metrics=[text for text in asked.metrics[1:] if text != WALL],
+        work_shared=asked.work_shared,
+        show_output=show_output,
+        timeout_s=asked.timeout_s,
+        service=asked.service,
+        loads=asked.loads,
+        prepare=asked.prepare,
+        cleanup=asked.cleanup,
+        seed=asked.seed,
+    )
+
+
+def _announced_objective(runner: Runner, observer: Observer) -> tuple[Objective, Launch]:
+    """The objective that the bare command announces, and the launch that showed it."""
+    unknown = runner.objective
+    host_lock = HostLock(observer.waiting).__call__
+    limits = Limits(limit_s=runner.timeout_s)
+    launch = repeated(lambda: runner.measure(BARE, limits), host_lock, observer.resumed)
+    require_baseline(launch, unknown)
+    objectives = [
+        announcement.objective
+        for announcement in runner.reader.announcements
+        if unknown.metric in (MARK, announcement.metric)
+    ]
+    objective = objectives[0] if objectives else unknown
+    return objective._replace(requirements=unknown.requirements), launch
 
 
 def _notes(asked: SearchRequest, subject: Subject, resolver: Resolver) -> Iterator[str]:

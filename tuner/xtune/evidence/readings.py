@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xlaunch.text import counted
 from xtune.evidence.ratios import student_quantile
@@ -105,8 +106,42 @@ def importance_of(
 
     design = np.array([[float(one[name] == value) for name, value in columns] for one in usable])
     target = np.array([sum(logs) / len(logs) for logs in usable.values()])
-    design, target = design - design.mean(axis=0), target - target.mean()
-    squares, identity = design.T @ design, np.eye(len(columns))
+    fit = _fit(design - design.mean(axis=0), target - target.mean())
+    mine = {r.name: [at for at, one in enumerate(columns) if one[0] == r.name] for r in parameters}
+    variances = {name: float(np.append(fit.effects[at], 0.0).var()) for name, at in mine.items()}
+    whole = sum(variances.values()) + fit.missed
+    settings = []
+    for row in (one for one in parameters if len(one.values) > 1):
+        each = []
+        for at in mine[row.name]:
+            ratio, low, high = (
+                math.exp(fit.effects[at] + way * fit.reach[at]) for way in (0, -1, 1)
+            )
+            each.append(ValueEffect(columns[at][1], ratio, low, high, counts[columns[at]]))
+        each.sort(key=lambda one: -one.ratio)
+        share = variances[row.name] / whole
+        matters = bool(fit.sure[mine[row.name]].any())
+        settings.append(SettingImportance(row.name, share, tuple(each), matters))
+    settings.sort(key=lambda row: -row.share)
+    explained = max(0.0, 1.0 - fit.missed / max(float(target.var()), 1e-12))
+    return importance._replace(settings=tuple(settings), explained=explained)
+
+
+class _Fit(NamedTuple):
+    """A ridge regression. The arrays have an entry for each column."""
+
+    effects: NDArray[np.float64]
+    reach: NDArray[np.float64]
+    """Half the width of the confidence intervals of `effects`."""
+    sure: NDArray[np.bool_]
+    """Whether the effect differs from 0, all columns considered."""
+    missed: float
+    """Mean square of what the model does not predict by leave-one-out."""
+
+
+def _fit(design: NDArray[np.float64], target: NDArray[np.float64]) -> _Fit:
+    """Fit a centered `target` by the centered columns of `design`."""
+    squares, identity = design.T @ design, np.eye(design.shape[1])
     inverse = np.linalg.inv(squares + RIDGE * identity)
     effects = inverse @ design.T @ target
     residuals = target - design @ effects
@@ -117,25 +152,9 @@ def importance_of(
     prior = noise / max(float(np.ptp(target)) ** 2, 1e-12)
     errors = np.sqrt(noise * np.diag(np.linalg.inv(squares + min(RIDGE, prior) * identity)))
     reach = student_quantile(MISS, degrees) * errors
-    sure = np.abs(effects) > student_quantile(MISS / len(columns), degrees) * errors
+    sure = np.abs(effects) > student_quantile(MISS / len(effects), degrees) * errors
     missed = float(((residuals / np.maximum(1.0 - leverages, 1e-3)) ** 2).mean())
-
-    mine = {r.name: [at for at, one in enumerate(columns) if one[0] == r.name] for r in parameters}
-    variances = {name: float(np.append(effects[at], 0.0).var()) for name, at in mine.items()}
-    whole = sum(variances.values()) + missed
-    settings = []
-    for row in (one for one in parameters if len(one.values) > 1):
-        each = []
-        for at in mine[row.name]:
-            ratio, low, high = (math.exp(effects[at] + way * reach[at]) for way in (0, -1, 1))
-            each.append(ValueEffect(columns[at][1], ratio, low, high, counts[columns[at]]))
-        each.sort(key=lambda one: -one.ratio)
-        share = variances[row.name] / whole
-        matters = bool(sure[mine[row.name]].any())
-        settings.append(SettingImportance(row.name, share, tuple(each), matters))
-    settings.sort(key=lambda row: -row.share)
-    explained = max(0.0, 1.0 - missed / max(float(target.var()), 1e-12))
-    return importance._replace(settings=tuple(settings), explained=explained)
+    return _Fit(effects, reach, sure, missed)
 
 
 class Point(NamedTuple):

@@ -25,6 +25,7 @@ from xlaunch.metrics.metric_lines import MetricKind
 from xlaunch.planning import Plan, ProgramRequest, RunRequest
 from xlaunch.planning.request import OnFailure
 from xlaunch.report import Report
+from xlaunch.supervision.keeper_client import RunningLaunch
 from xtune.errors import SpaceError
 from xtune.launches.announcements import MARK
 from xtune.launches.highest_load import LoadRange, load_at_limit
@@ -213,18 +214,8 @@ class Runner:
         load: Load | None = None
         with Tail(copy_to=copy_to) as tail, Tail(copy_to=copy_to) as printed:
             started = time.monotonic()
-            mark = MARK if MARK in self.reader.metrics else None
-            with confined(cpus_of_bare(command.plan, self.resolver.machine, self._kept_free)):
-                run = xlaunch.start(
-                    command.plan,
-                    command.program,
-                    command.run,
-                    environment=command.inherited,
-                    stdout=printed.writer if is_read else copy_to or subprocess.DEVNULL,
-                    stderr=tail.writer,
-                    mark=self.service.awaited_line if self.service else mark,
-                )
-            with run:
+            stdout = printed.writer if is_read else copy_to or subprocess.DEVNULL
+            with self._start(command, stdout, tail.writer) as run:
                 tail.given_away()
                 printed.given_away()
                 if self.service is not None:
@@ -275,6 +266,19 @@ class Runner:
         if limit_s is None or limit_s != self.timeout_s:
             return self.reader.read(launch, ended)
         return self.reader.read(launch, ended, limit_s, started + limit_s - observations.began)
+
+    def _start(self, command: _Command, stdout: int, stderr: int) -> RunningLaunch:
+        mark = MARK if MARK in self.reader.metrics else None
+        with confined(cpus_of_bare(command.plan, self.resolver.machine, self._kept_free)):
+            return xlaunch.start(
+                command.plan,
+                command.program,
+                command.run,
+                environment=command.inherited,
+                stdout=stdout,
+                stderr=stderr,
+                mark=self.service.awaited_line if self.service else mark,
+            )
 
     def _under_load(
         self, test: LoadTest, service: Service, configuration: Configuration, memory: MemoryWatch

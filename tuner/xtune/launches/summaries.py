@@ -231,20 +231,14 @@ def summarise(
         told.append("the instances were never steady at the same time: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
     if kind is MetricKind.RATE:
-        times = {one.instance: one.times_s for one in series}
         after_s = None if steady.after_s == -math.inf else steady.after_s
         value = 0.0
-        for index, values in kept.items():
-            kept_s = inside[index].times_s[-len(values) :]
-            weights = durations(times[index], kept_s, after_s, values)
-            limited = _limited(values, weights)
-            value += _mean(limited, weights)
-            if limited != values:
-                changed = sum(a != b for a, b in zip(limited, values, strict=True))
-                told.append(
-                    f"{changed} of {len(values)} values are over {MAX_RATE:g} times their median: they count"
-                    " as the usual work"
-                )
+        for one in series:
+            if values := kept.get(one.instance):
+                kept_s = inside[one.instance].times_s[-len(values) :]
+                rate, notes = _rate(values, durations(one.times_s, kept_s, after_s, values))
+                value += rate
+                told += notes
     elif kind is MetricKind.TIME:
         value = percentile(pooled, 50)
     else:
@@ -284,6 +278,21 @@ def _steady_part(
         later = zip(one.times_s[start:], one.values[start:], strict=True)
         kept[index] = tuple(value for at, value in later if at > latest or ends[index] == latest)
     return window._replace(after_s=max(window.after_s, latest)), kept
+
+
+def _rate(
+    values: tuple[float, ...], durations_s: Sequence[float] | None
+) -> tuple[float, list[str]]:
+    """The mean rate of an instance, weighted by time, and a note on values that do not count in full."""
+    limited = _limited(values, durations_s)
+    rate = _mean(limited, durations_s)
+    if limited == values:
+        return rate, []
+    changed = sum(a != b for a, b in zip(limited, values, strict=True))
+    return rate, [
+        f"{changed} of {len(values)} values are over {MAX_RATE:g} times their median: they count"
+        " as the usual work"
+    ]
 
 
 def _limited(rates: tuple[float, ...], durations_s: Sequence[float] | None) -> tuple[float, ...]:

@@ -94,58 +94,70 @@ def read_settings(path: str) -> HypertuneSettings:
         raise SpaceError(f"--conf-file {path!r}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpaceError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    try:
+        return _settings_of({} if content is None else content)
+    except SpaceError as error:
+        raise SpaceError(f"{path}: {error}") from None
 
-    def refuse(key: str, value: object, allowed: str) -> NoReturn:
-        raise SpaceError(f"{path}: {key}: {value!r} is not possible here; it takes {allowed}")
 
-    def mapping(content: Any, key: str, allowed: Sequence[str]) -> dict[str, Any]:
-        if not isinstance(content, dict):
-            refuse(key, content, f"a mapping with {', '.join(allowed)}")
-        for name in content:
-            if name not in allowed:
-                refuse(key, name, f"only {', '.join(allowed)}")
-        return content
+def _refuse(key: str, value: object, allowed: str) -> NoReturn:
+    raise SpaceError(f"{key}: {value!r} is not possible here; it takes {allowed}")
 
-    content = {} if content is None else content
-    top = mapping(content, "the file", ("tuning", "output_dir", "hyperparams"))
-    tuning = mapping(top.get("tuning", {}), "tuning", ("strategy", "max_trials"))
+
+def _mapping(content: Any, key: str, allowed: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        _refuse(key, content, f"a mapping with {', '.join(allowed)}")
+    for name in content:
+        if name not in allowed:
+            _refuse(key, name, f"only {', '.join(allowed)}")
+    return content
+
+
+def _settings_of(content: Any) -> HypertuneSettings:
+    top = _mapping(content, "the file", ("tuning", "output_dir", "hyperparams"))
+    tuning = _mapping(top.get("tuning", {}), "tuning", ("strategy", "max_trials"))
     strategy = tuning.get("strategy", "grid")
     if not isinstance(strategy, str) or strategy.lower() not in STRATEGIES:
-        refuse("tuning.strategy", strategy, " or ".join(STRATEGIES))
+        _refuse("tuning.strategy", strategy, " or ".join(STRATEGIES))
     max_trials = tuning.get("max_trials", 100)
     if not _is_count(max_trials):
-        refuse("tuning.max_trials", max_trials, "a whole number from 1")
+        _refuse("tuning.max_trials", max_trials, "a whole number from 1")
     directory = top.get("output_dir")
     if directory is not None and (not isinstance(directory, str) or not directory):
-        refuse("output_dir", directory, "the name of a directory")
+        _refuse("output_dir", directory, "the name of a directory")
     everything = {"launcher": {"hp": list(DEFAULTS)}}
-    groups = mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
-    lists: dict[str, Any] = {}
-    if "launcher" in groups:
-        parameters = (*DEFAULTS, *OLD_SPELLINGS)
-        launcher = mapping(groups["launcher"], "hyperparams.launcher", ("hp", *parameters))
-        names: Any = launcher.get("hp")
-        if not isinstance(names, list) or not names:
-            refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(parameters)}")
-        for name in names:
-            if name not in parameters:
-                refuse("hyperparams.launcher.hp", name, ", ".join(parameters))
-            today = OLD_SPELLINGS.get(name) or str(name)
-            own = launcher.get(name)
-            key = f"hyperparams.launcher.{name}"
-            if own is None:
-                lists.setdefault(today, None)
-            elif lists.get(today) is not None and name not in DEFAULTS:
-                refuse(key, own, f"left out: {today} is given too")
-            else:
-                is_word = today in COUNTS and own in (ALL_PHYSICAL, ALL_LOGICAL)
-                is_list = isinstance(own, list) and bool(own)
-                wrong = [it for it in own if not _is_possible(today, it)] if is_list else [own]
-                if wrong and not is_word:
-                    refuse(key, wrong[0], _allowed(today))
-                lists[today] = own
+    groups = _mapping(top.get("hyperparams", everything), "hyperparams", ("launcher",))
+    lists = _lists_of(groups["launcher"]) if "launcher" in groups else {}
     searched = [(name, DEFAULTS[name] if own is None else own) for name, own in lists.items()]
     return HypertuneSettings(max_trials, directory, tuple(searched))
+
+
+def _lists_of(content: Any) -> dict[str, Any]:
+    """The list of each searched name in current spelling; None: its default."""
+    parameters = (*DEFAULTS, *OLD_SPELLINGS)
+    launcher = _mapping(content, "hyperparams.launcher", ("hp", *parameters))
+    names: Any = launcher.get("hp")
+    if not isinstance(names, list) or not names:
+        _refuse("hyperparams.launcher.hp", names, f"a list of some of {', '.join(parameters)}")
+    lists: dict[str, Any] = {}
+    for name in names:
+        if name not in parameters:
+            _refuse("hyperparams.launcher.hp", name, ", ".join(parameters))
+        today = OLD_SPELLINGS.get(name) or str(name)
+        own = launcher.get(name)
+        key = f"hyperparams.launcher.{name}"
+        if own is None:
+            lists.setdefault(today, None)
+        elif lists.get(today) is not None and name not in DEFAULTS:
+            _refuse(key, own, f"left out: {today} is given too")
+        else:
+            is_word = today in COUNTS and own in (ALL_PHYSICAL, ALL_LOGICAL)
+            is_list = isinstance(own, list) and bool(own)
+            wrong = [value for value in own if not _is_possible(today, value)] if is_list else [own]
+            if wrong and not is_word:
+                _refuse(key, wrong[0], _allowed(today))
+            lists[today] = own
+    return lists
 
 
 def _is_possible(name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from xlaunch.errors import UsageError
 from xlaunch.machine.topology import CPUs, Machine, Topology
-from xlaunch.planning import MemoryPolicy, Place, Plan, Request, plan
+from xlaunch.planning import LayoutRequest, MemoryPolicy, Place, Plan, Request, plan
 from xlaunch.planning.placement import memory_nodes
 from xlaunch.planning.pool import whole_cores
 from xlaunch.planning.request import HugePages
@@ -254,19 +254,7 @@ def _placement(
 
     Adds to `left_out`, and the values of layouts that conditions may use to `derived`.
     """
-    layout = request.layout
-    asked = [
-        f"--{name}"
-        for name, value in (
-            ("instances", layout.instances),
-            ("ncores", layout.ncores),
-            ("mode", layout.mode),
-            ("instance-index", layout.instance_index),
-            ("gpus-per-instance", layout.gpus_per_instance),
-            ("oversubscribe", layout.oversubscribe or None),
-        )
-        if value is not None
-    ]
+    layout, asked = request.layout, _layout_options(request.layout)
     requests = [request]
     if asked:
         left_out.append(LeftOut(LAYOUT, f"given: {', '.join(asked)}"))
@@ -313,6 +301,19 @@ def _placement(
             yield Parameter(name, values, values[0], Target.OPTION, reason=REASONS[name])
         else:
             left_out.append(LeftOut(name, nothing))
+
+
+def _layout_options(layout: LayoutRequest) -> list[str]:
+    """The options given that leave one layout. **Ex.:** ``--instances``."""
+    values = {
+        "instances": layout.instances,
+        "ncores": layout.ncores,
+        "mode": layout.mode,
+        "instance-index": layout.instance_index,
+        "gpus-per-instance": layout.gpus_per_instance,
+        "oversubscribe": layout.oversubscribe or None,
+    }
+    return [f"--{name}" for name, value in values.items() if value is not None]
 
 
 def _offered(

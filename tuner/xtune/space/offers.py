@@ -116,23 +116,9 @@ def read_offers(
     whole = bare.resolve(Configuration({})).plan
 
     def kept(name: str, values: Iterable[str]) -> tuple[str, ...]:
-        """The values that a launch accepts and that give different plans."""
         listed = tuple(values)
         space = Space([Parameter(name, listed, listed[0], Target.OPTION)])
-        resolver = Resolver(space, request, environment, machine)
-        by_hash: dict[str, str] = {}
-        for value in listed:
-            configuration = Configuration({name: value})
-            try:
-                plan_hash = resolver.resolve(configuration).plan_hash
-            except XLaunchError as error:
-                left_out.append(LeftOut(f"{name}={value}", str(error)))
-                continue
-            if plan_hash in by_hash:
-                reason = f"the same as {by_hash[plan_hash]} here"
-                left_out.append(LeftOut(f"{name}={value}", reason))
-            by_hash.setdefault(plan_hash, value)
-        return tuple(by_hash.values())
+        return _different(Resolver(space, request, environment, machine), name, listed, left_out)
 
     allocators: tuple[str, ...] = ("auto",)
     users = prove_entries(variables, prover_of(bare.program)).value
@@ -163,6 +149,24 @@ def read_offers(
     }
     switches = tuple(_switches(met, variables, left_out))
     return Offers(allocators, runtimes, huge_pages, switches, tuple(left_out))
+
+
+def _different(
+    resolver: Resolver, name: str, values: tuple[str, ...], left_out: list[LeftOut]
+) -> tuple[str, ...]:
+    """The values that a launch accepts and that give different plans."""
+    by_hash: dict[str, str] = {}
+    for value in values:
+        try:
+            plan_hash = resolver.resolve(Configuration({name: value})).plan_hash
+        except XLaunchError as error:
+            left_out.append(LeftOut(f"{name}={value}", str(error)))
+            continue
+        if plan_hash in by_hash:
+            reason = f"the same as {by_hash[plan_hash]} here"
+            left_out.append(LeftOut(f"{name}={value}", reason))
+        by_hash.setdefault(plan_hash, value)
+    return tuple(by_hash.values())
 
 
 def _waiting(
