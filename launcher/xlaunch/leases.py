@@ -176,12 +176,10 @@ def of_others(
 
 
 def taken_cpus(leases: Iterable[Lease]) -> CPUs:
-    """The CPUs of all leases."""
     return tuple(sorted({cpu for lease in leases for cpu in lease.cpus}))
 
 
 def taken_gpus(leases: Iterable[Lease]) -> frozenset[str]:
-    """The identities of the GPUs of all leases."""
     return frozenset([gpu for lease in leases for gpu in lease.gpus])
 
 

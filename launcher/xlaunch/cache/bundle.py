@@ -69,8 +69,6 @@ _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class File(NamedTuple):
-    """A file of a bundle."""
-
     path: str
     """Relative to the directory of its cache."""
     size_bytes: int
@@ -98,8 +96,6 @@ class BundledCache(NamedTuple):
 
 
 class ExportResult(NamedTuple):
-    """What `export` has written."""
-
     path: str
     files: int
     size_bytes: int

@@ -40,8 +40,6 @@ _DAMAGE = (ValueError, EOFError, RecursionError, tarfile.TarError, zlib.error, g
 
 
 class ImportResult(NamedTuple):
-    """The result of `import_bundle`."""
-
     added: int
     kept: int
     """Files of the bundle that were not added, because others are in their place."""

@@ -124,7 +124,6 @@ class _Verification:
                     self._report(found.path, Aspect.FORMAT, problem, fix=free, seen=status)
 
     def _file(self, directory: CacheDirectory, path: str, status: os.stat_result) -> None:
-        """Check a file of a cache."""
         relative = os.path.relpath(path, directory.path)
         entries = contents.entries_of(directory.cache, relative)
         if entries.format is Format.LOCK:

@@ -29,8 +29,6 @@ IMPORTED = ".imported"
 
 
 class CachedFile(NamedTuple):
-    """One file of a cache."""
-
     path: str
     size_bytes: int
     """Its size on disk."""
@@ -81,7 +79,6 @@ def unit_of(cache: str, relative: str) -> str:
 
 
 def usage_of(directory: CacheDirectory) -> Usage:
-    """All files of a cache."""
     return total(files_of(directory.path))
 
 
@@ -92,7 +89,6 @@ def total(files: Iterable[CachedFile]) -> Usage:
 
 
 def files_by_kind(directory: CacheDirectory) -> dict[str, list[CachedFile]]:
-    """The files of a cache by kind."""
     found: dict[str, list[CachedFile]] = {}
     for file in files_of(directory.path):
         kind = entries_of(directory.cache, os.path.relpath(file.path, directory.path)).kind

@@ -24,7 +24,6 @@ class DoctorCommand(click.Command):
     """Reports a missing `--` when an option of the program was read as one of this command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words."""
         typed = tuple(args)
         try:
             return super().parse_args(ctx, args)

@@ -244,7 +244,6 @@ class DeviceComparison(NamedTuple):
     """The speed of each other device relative to the first."""
 
     def lines(self) -> list[str]:
-        """For the terminal."""
         rows = [("device", f"{self.what} [95 % confidence interval]")]
         rows += zip(self.devices, map(str, self.estimates), strict=True)
         first = self.devices[0]

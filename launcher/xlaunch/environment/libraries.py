@@ -98,8 +98,6 @@ class Library(NamedTuple):
 
 
 class SearchedDirectory(NamedTuple):
-    """A directory that is searched."""
-
     origin: str
     place: str
 

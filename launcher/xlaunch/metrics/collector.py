@@ -40,8 +40,6 @@ MAX_NOT_FINITE = 64
 
 
 class InstanceMetric(NamedTuple):
-    """One metric of one instance."""
-
     name: str
     count: int  # type: ignore[assignment]  # hides tuple.count
     """Values over the whole run."""
@@ -120,7 +118,6 @@ class Series:
         self._values = array("d")
 
     def add(self, value: float, now: float) -> None:
-        """Add a value."""
         if self.first_at is None:
             self.first_at = now
         self.last = value

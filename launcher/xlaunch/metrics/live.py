@@ -64,7 +64,6 @@ class LiveWriter:
         self._written = 0
 
     def write(self, event: Live) -> None:
-        """Write an event."""
         data = json.dumps([type(event).__name__, *event]).encode() + b"\n"
         self._written += len(data)
         if self._written > MAX_LIVE_BYTES:
@@ -106,5 +105,4 @@ class LiveReader:
             yield _CLASSES[name](*fields)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self.descriptor)

@@ -16,8 +16,6 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def completion_command(program: str) -> click.Command:
-    """The command `completion` of `program`."""
-
     @click.command(context_settings=CONTEXT)
     @click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
     def command(shell: str) -> None:

@@ -37,8 +37,6 @@ MAX_INTEGER = (1 << 63) - 1
 
 
 class OptionKind(NamedTuple):
-    """A kind of value."""
-
     metavar: str
     """How help shows it; empty for flags."""
     parse: Callable[[str], Any]
@@ -280,8 +278,6 @@ class OptionGroup(enum.Enum):
 
 
 class Option(NamedTuple):
-    """One option."""
-
     name: str
     """As it is typed and as files have it. **Ex.:** ``"log-dir"``."""
     kind: OptionKind

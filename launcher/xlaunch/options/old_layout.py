@@ -31,8 +31,6 @@ BINDING = ("bind-numa-node", "skip-cross-node-cores")
 
 
 class AllowedCores(NamedTuple):
-    """The cores that the options allow."""
-
     node_sizes: tuple[int, ...]
     """Cores in each NUMA node; one entry if nodes are not known, or instances are not bound."""
     widths: tuple[int, ...]

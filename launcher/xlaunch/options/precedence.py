@@ -47,8 +47,6 @@ class Layer(NamedTuple):
 
 
 class ResolvedOptions(NamedTuple):
-    """The options of a launch."""
-
     values: dict[str, Any]
     """By `Option.key`; an option that no layer sets is missing."""
     origins: dict[str, str]

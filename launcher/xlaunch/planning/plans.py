@@ -67,7 +67,6 @@ class Plan(NamedTuple):
 
     @property
     def used_cpus(self) -> CPUs:
-        """The CPUs of all its instances."""
         return tuple(sorted({cpu for instance in self.instances for cpu in instance.cpus}))
 
     def tagged(self, run: RunRequest) -> bool:

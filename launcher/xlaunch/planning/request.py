@@ -118,8 +118,6 @@ class RankMode(enum.Enum):
 
 
 class RankVariables(NamedTuple):
-    """The variables of one launcher."""
-
     launcher: RankMode
     local: str
     local_sizes: tuple[str, ...]

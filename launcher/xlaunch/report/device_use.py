@@ -66,8 +66,6 @@ class DeviceVerdict(enum.Enum):
 
 
 class DeviceUse(NamedTuple):
-    """The verdict on one device."""
-
     name: str
     model: str
     source: str
@@ -119,7 +117,6 @@ class DevicesReport(NamedTuple):
         return values | {"caveats": list(self.caveats), "messages": list(self.messages)}
 
     def lines(self) -> list[str]:
-        """For the terminal."""
         texts = [use.text for use in self.devices if use.text != self.verdict]
         return [f"device: {self.verdict}", *texts, *self.caveats, *self.messages]
 

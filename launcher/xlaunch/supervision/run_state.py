@@ -111,8 +111,6 @@ STEADY_S = 60.0
 
 
 class Restart(NamedTuple):
-    """A restart that is scheduled."""
-
     number: int
     """Its number among the restarts of this instance within the window of its limit, from 1."""
     limit: int | Max

@@ -137,8 +137,6 @@ def _mempolicy_call(position: int) -> int:
 
 
 class SignalInfo(NamedTuple):
-    """A received signal."""
-
     number: int
     code: int
     sender: int

@@ -38,8 +38,6 @@ class _MallInfo(ctypes.Structure):
 
 
 class MalloptParameter(NamedTuple):
-    """A parameter of mallopt."""
-
     number: int
     """M_... of malloc.h."""
     minimum: int

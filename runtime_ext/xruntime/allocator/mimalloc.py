@@ -27,8 +27,6 @@ _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Mimalloc(Allocator):
-    """mimalloc."""
-
     name = "mimalloc"
 
     @property

@@ -55,7 +55,6 @@ class Evidence(NamedTuple):
     """The largest between the compiled and the eager module's outputs, on the sample."""
 
     call_s: float
-    """Time of one call."""
 
 
 def _refusing(instead: str) -> Any:

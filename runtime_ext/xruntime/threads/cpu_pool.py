@@ -151,7 +151,6 @@ class CPUPool:
 
     @property
     def machine(self) -> Machine:
-        """The machine of the CPUs."""
         return self._machine
 
     @property

@@ -212,7 +212,6 @@ def _print(comparison: Comparison, commands: Sequence[str], objective: Objective
 
 
 def _sentence(comparison: Comparison, objective: Objective) -> str:
-    """The verdict."""
     finding, pairs = comparison.finding(), len(comparison.pairs)
     interval, result = finding.interval, finding.result
     if interval is None:

@@ -185,7 +185,6 @@ def write_best(
 
 
 def print_result(result: SearchResult, *, as_json: bool) -> None:
-    """Print the result of a search."""
     if as_json:
         click.echo(json.dumps(result.to_plain()))
         return

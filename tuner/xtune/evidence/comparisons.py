@@ -42,8 +42,6 @@ class Finding(NamedTuple):
 
 
 class Comparison:
-    """A comparison in progress."""
-
     def __init__(
         self, objective: Objective, *, planned: int, rule: ClaimRule, seed: int = 0
     ) -> None:

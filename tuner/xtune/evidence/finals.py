@@ -105,8 +105,6 @@ class FinalPlan(NamedTuple):
 
 
 class FinalLaunch(NamedTuple):
-    """A launch of a final."""
-
     block: int
     candidate: int
     """0 for the baseline."""

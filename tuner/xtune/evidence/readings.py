@@ -47,8 +47,6 @@ class ValueEffect(NamedTuple):
 
 
 class SettingImportance(NamedTuple):
-    """The importance of one parameter."""
-
     name: str
     share: float
     """Share of the variance between configurations, 0 to 1."""

@@ -45,8 +45,6 @@ class Announcement(NamedTuple):
 
 
 class LaunchAnnouncements(NamedTuple):
-    """The announcements of all instances of a launch."""
-
     announcements: tuple[Announcement, ...] = ()
     """Each name once, in order of first appearance."""
     series: tuple[Series, ...] = ()

@@ -102,7 +102,6 @@ class FunctionMeasurer:
         return Trial(parameters, layout, self.resolver.environment(configuration).variables)
 
     def _read(self, launch: Launch, trial: Trial, result: Any, wall_s: float) -> Launch:
-        """The launch with a function's result."""
         if not isinstance(result, Launch):
             if isinstance(result, bool) or not isinstance(result, Real):
                 raise ObjectiveError(

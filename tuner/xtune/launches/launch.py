@@ -100,7 +100,6 @@ class Launch(NamedTuple):
 
     @classmethod
     def not_started(cls, configuration: Configuration, plan_hash: str | None) -> Launch:
-        """A launch of now that has not started."""
         return cls(configuration, plan_hash or "", Outcome.NOT_STARTED, None, time.time())
 
     @property
@@ -188,7 +187,6 @@ class Objective(NamedTuple):
         return self.sign * math.log(value) if value > 0 else None
 
     def value_at(self, level: float) -> float:
-        """The value that has this level."""
         return self.sign * level * self.step if self.step else math.exp(self.sign * level)
 
     def has_level(self, launch: Launch) -> bool:

@@ -60,8 +60,6 @@ GRACE_S = 3.0
 
 
 class _Command(NamedTuple):
-    """The command to start."""
-
     plan: Plan
     program: ProgramRequest | Environment
     run: RunRequest

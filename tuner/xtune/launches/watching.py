@@ -172,8 +172,6 @@ class Cutoff(NamedTuple):
 
 
 class LaunchObservations(NamedTuple):
-    """Observations of a running launch."""
-
     began: float = 0.0
     """Start of its first instance, on the clock of `time.monotonic()`."""
     lines: tuple[LiveLine, ...] = ()

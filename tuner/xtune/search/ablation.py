@@ -24,7 +24,6 @@ class Ablation(NamedTuple):
     """A configuration without one of its changes."""
 
     name: str
-    """Name of the setting."""
     value: Value
     """In the configuration."""
     default: Value

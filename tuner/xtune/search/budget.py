@@ -87,8 +87,6 @@ def parse_budget(text: str) -> Budget:
 
 
 class FinalSize(NamedTuple):
-    """The size of a paired final."""
-
     finalists: int
     blocks: int
 

@@ -81,8 +81,6 @@ class Outline(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of a search."""
-
     launches: int
     """Finished launches of this search."""
     left: float

@@ -235,7 +235,6 @@ class Proposer:
     def _around(
         self, launched: Collection[Configuration], best: Sequence[Configuration]
     ) -> Sequence[Configuration]:
-        """The candidates."""
         if self._space.size <= MAX_HELD:
             return self._pool
         candidates = dict.fromkeys((*self._pool, *launched))

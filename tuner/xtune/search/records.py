@@ -118,8 +118,6 @@ class FinalDetails(NamedTuple):
 
 
 class NextLaunch(NamedTuple):
-    """A launch to make."""
-
     stage: Stage
     configuration: Configuration
     plan_hash: str

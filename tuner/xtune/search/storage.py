@@ -55,8 +55,6 @@ NETWORK_FILE_SYSTEMS = frozenset((
 
 
 class Storage(NamedTuple):
-    """An open storage."""
-
     backend: BaseStorage
     shown: str
     """Its URL without the password."""

@@ -111,8 +111,6 @@ class Subject(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study in a storage."""
-
     storage: Storage
     id: int
     """Optuna's number of it."""

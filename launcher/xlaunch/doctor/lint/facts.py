@@ -134,8 +134,6 @@ class Call(NamedTuple):
 
 
 class FileFacts:
-    """What one file holds."""
-
     def __init__(self, tree: ast.Module, directory: str = "") -> None:
         self.directory = directory
         """Where the file is, and the modules that stand beside it."""

@@ -73,8 +73,6 @@ class Selection(NamedTuple):
 
 
 class LintResult(NamedTuple):
-    """What was found."""
-
     findings: tuple[ScriptFinding, ...]
     """In the order of files and lines."""
     files: int
@@ -152,7 +150,6 @@ Outcome = tuple[list[ScriptFinding], int, str]
 
 
 def check_file(task: tuple[str, Selection, bool]) -> Outcome:
-    """Check one file."""
     path, selection, hints = task
     try:
         source = read_source(path)

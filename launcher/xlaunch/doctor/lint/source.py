@@ -67,7 +67,6 @@ class Source(NamedTuple):
     """Notebooks: the cell of each line, counted from 1, and the line in that cell."""
 
     def finding(self, node: ast.expr | ast.stmt, code: str, message: str) -> ScriptFinding:
-        """A finding at `node`."""
         return ScriptFinding(
             self.path,
             node.lineno,

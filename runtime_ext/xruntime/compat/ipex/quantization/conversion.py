@@ -47,7 +47,6 @@ class Prepared(nn.Module):
 
     @property
     def model(self) -> nn.Module:
-        """The model that was prepared."""
         return self._model[0]
 
     @property

@@ -12,8 +12,6 @@ from xruntime.quantization import QuantConf
 
 
 class Settings(NamedTuple):
-    """One of the defaults."""
-
     mode: str
     """static or dynamic."""
 
