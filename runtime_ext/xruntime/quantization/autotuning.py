@@ -39,10 +39,7 @@ HARM_BATCHES: Final = 4
 
 
 class TuningStep(NamedTuple):
-    """One evaluated recipe.
-
-    **Ex.:** ``TuningStep("float", "fc", 0.971, ("fc",), True)``
-    """
+    """One evaluated recipe. **Ex.:** ``TuningStep("float", "fc", 0.971, ("fc",), True)``"""
 
     action: str
     """start: all in INT8; float: an operator was turned back to float; int8: one was tried in INT8 again;
