@@ -95,10 +95,7 @@ class Claim:
         self._descriptor = _publish(self.lease, namespace)
 
     def settle(self) -> Lease:
-        """Take the cores until the launch ends, and remove this user's records of ended launches.
-
-        Raises OSError.
-        """
+        """Take the cores until the launch ends, and remove this user's old records. Raises OSError."""
         self.lease = self.lease._replace(claimed_ns=0)
         record_details(self.lease)
         os.pwrite(self._descriptor, _SETTLED.encode(), 0)

@@ -97,10 +97,7 @@ def _steps(path: str, links_left: list[int]) -> Iterator[tuple[str, os.stat_resu
 
 
 def _unmapped_user() -> int | None:
-    """The user ID that stands for every user who has none in this user namespace; None outside of one.
-
-    See user_namespaces(7).
-    """
+    """The user ID that stands for users without one in this user namespace: see user_namespaces(7)."""
     try:
         with open("/proc/self/uid_map", "rb") as stream:
             mapped = stream.read().split()

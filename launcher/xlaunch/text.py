@@ -139,10 +139,7 @@ def fit(
 
 
 def folded(line: str, width: int | None) -> list[str]:
-    """A line broken at spaces to fit `width` columns; later pieces are indented by two more.
-
-    None: the line as it is.
-    """
+    """A line broken at spaces to fit `width`; later pieces are indented by two more. None: as it is."""
     if width is None or len(line) <= width:
         return [line]
     import textwrap  # only commands that show something need it
@@ -221,10 +218,7 @@ def _quoted(part: str, text: str) -> str:
 
 
 def read_digits(digits: str) -> int:
-    """The number in `digits`; any number above `MAX_NUMBER` becomes `MAX_NUMBER` + 1.
-
-    Python refuses to convert thousands of digits.
-    """
+    """The number in `digits`, at most `MAX_NUMBER` + 1: Python refuses to convert thousands of digits."""
     digits = digits.lstrip("0") or "0"
     longest = len(str(MAX_NUMBER))
     return min(int(digits), MAX_NUMBER + 1) if len(digits) <= longest else MAX_NUMBER + 1

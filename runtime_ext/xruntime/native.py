@@ -251,10 +251,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def quick_library() -> ctypes.PyDLL:
-    """Load the library, with the functions declared that return at once, and keep the GIL in calls.
-
-    Raises KernelsUnavailableError.
-    """
+    """Load the library's quick functions, which keep the GIL. Raises KernelsUnavailableError."""
     library()  # it prepares the OpenMP runtime
     return _loaded(ctypes.PyDLL, _QUICK)
 

@@ -115,10 +115,7 @@ class ImportedFile(NamedTuple):
 
 
 def read_imported(directory: CacheDirectory) -> dict[str, ImportedFile]:
-    """The imported files of a cache, by their paths relative to its directory.
-
-    Empty if nothing was imported, or if the record is damaged.
-    """
+    """The imported files of a cache, by their relative paths; none if the record is damaged."""
     import json
 
     try:

@@ -112,10 +112,7 @@ class _Remover:
         self._named = store.named_by_processes()
 
     def remove(self, directory: CacheDirectory, wanted: list[_Unit], count: int) -> Removal:
-        """Remove the `wanted` units of `count`, and the directory if they are all.
-
-        If the cache is in use, only units that are older than a day.
-        """
+        """Remove the `wanted` units of `count`; of a cache in use only those older than a day."""
         with HeldSignals():  # what is set aside is removed
             return self._remove(directory, wanted, count)
 

@@ -79,10 +79,7 @@ class HeldSignals:
 
 @contextlib.contextmanager
 def staging_directory(base: str) -> Iterator[tuple[str, HeldSignals]]:
-    """An empty private directory below `base`, removed at the end; waits for other imports to end.
-
-    Signals are held back during the block. Raises OSError.
-    """
+    """An empty private directory below `base` for the block, which holds signals back. Raises OSError."""
     with _abandoned(base, timeout_s=math.inf) as found, HeldSignals() as signals:
         for path in found:
             remove_below(base, path)

@@ -318,10 +318,7 @@ def open_below(base: str, *names: str, make: bool = False) -> Iterator[int]:
 
 
 def remove_below(base: str, path: str) -> bool:
-    """Remove a file or a whole directory below `base`. Returns whether it is gone.
-
-    No link below `base` is followed.
-    """
+    """Remove a file or directory below `base`, following no link; return whether it is gone."""
     import shutil
 
     *parents, name = os.path.relpath(path, base).split(os.sep)

@@ -259,10 +259,7 @@ def _torch_directory(environment: Mapping[str, str]) -> str:
 
 
 def prepare(base: str, key: Key, seed: str | None) -> CacheDirectory:
-    """Make the directory of a cache, from the seed if there is one, or repair it.
-
-    Raises OSError, and `UsageError` for a seed that may not be used.
-    """
+    """Make or repair the directory of a cache, from a seed if there is one. Raises OSError, `UsageError`."""
     if seed is not None:
         plant(seed, base, key)
     directory = store.directory_of(base, key)

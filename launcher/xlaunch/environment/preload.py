@@ -172,10 +172,7 @@ def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> Non
 def find_preloadable(
     option: str, name: str, program: Program, environment: Mapping[str, str], *, keep: bool = True
 ) -> PreloadChoice:
-    """The first library `name` that a Python program can preload, if there is one.
-
-    `keep`: see `prove_preload`.
-    """
+    """The first library `name` that a Python program can preload. `keep`: see `prove_preload`."""
     from xlaunch.environment.libraries import find_libraries
 
     assert program.interpreter is not None

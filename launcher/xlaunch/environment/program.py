@@ -215,10 +215,7 @@ def _script_starts_ranks(script: str) -> bool:
 
 
 def named_files(words: Sequence[str]) -> Iterator[str]:
-    """What a program's words may name as files: each word, and the rest of ``--name=FILE`` and ``@FILE``.
-
-    The word after ``-m`` also names the files of a module in the current directory.
-    """
+    """What words may name as files: themselves, ``--name=FILE``, ``@FILE``, and after ``-m`` modules here."""
     for before, word in pairwise(("", *words)):
         yield word
         if word.startswith("@"):

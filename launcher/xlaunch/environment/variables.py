@@ -143,10 +143,7 @@ _CHOOSE_CODE = frozenset(
 
 
 def chooses_code(name: str) -> bool:
-    """Whether a variable names an interpreter, a library or a directory of code that processes then run.
-
-    **Ex.:** ``LD_PRELOAD``, ``PYTHONPATH``.
-    """
+    """Whether a variable names code that processes then run: ``LD_PRELOAD``, ``PYTHONPATH``."""
     return name in _CHOOSE_CODE or name.startswith(("LD_", "DYLD_", OPTION_PREFIX))
 
 
@@ -319,10 +316,7 @@ def _chosen(
 
 
 def layout_option(request: LayoutRequest) -> str | None:
-    """The option that determines the threads of each instance; None if there is none.
-
-    **Ex.:** ``"--ncores 2"``; ``"--instances max"``.
-    """
+    """The option that determines the threads of each instance, as in ``--ncores 2``; None without one."""
     for name, value in (("ncores", request.ncores), ("instances", request.instances)):
         if value is not None:
             return f"--{name} {value if isinstance(value, int) else value.value}"

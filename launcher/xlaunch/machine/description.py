@@ -85,10 +85,7 @@ def _describe_node(node: NumaNode) -> dict[str, object]:
 
 
 def _narrowed_nodes(machine: Machine) -> CPUs:
-    """The allowed nodes, if a node with memory is not among them.
-
-    The kernel leaves nodes without memory out of every set of nodes, which is not a limit.
-    """
+    """The allowed nodes, if one with memory is not among them; those without memory never are."""
     allowed = machine.limits.allowed_nodes
     withheld = (node for node in machine.topology.numa_nodes if node.id not in allowed)
     return allowed if any(node.memory_bytes != 0 for node in withheld) else ()

@@ -110,11 +110,7 @@ def _reconcile(cpus: Iterable[int], claim: Callable[[int], CPUs | None]) -> Grou
 
 
 def sample_cores(cores: tuple[CPUs, ...], l3_groups: tuple[CPUs, ...]) -> tuple[CPUs, ...]:
-    """All cores of a small machine; the first and last of each L3 group of a large one.
-
-    The sample shows whether cores differ at all, before all are read. Without L3 caches it is every
-    eighth core.
-    """
+    """All cores of a small machine; the first and last of each L3 group, or every eighth, of a large one."""
     if len(cores) <= MANY_CORES:
         return cores
     if not l3_groups:

@@ -94,10 +94,7 @@ class _Shape(NamedTuple):
         return core // self.cores_in.get(level, self.core_count)
 
     def cpu_list(self, first_core: int, last_core: int) -> str:
-        """The CPUs of a range of cores.
-
-        Linux on x86 numbers one thread of every core first, and then their siblings.
-        """
+        """The CPUs of a range of cores: first one thread of each, then their siblings, as Linux on x86."""
         return format_cpu_list(
             core + thread * self.core_count
             for thread in range(self.threads)

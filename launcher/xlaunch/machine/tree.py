@@ -85,10 +85,7 @@ class Tree:
         return names_in(self._prefix + path)
 
     def numbered(self, path: str, prefix: str) -> list[int]:
-        """The numbers N of the entries `prefix` N of a directory, ascending.
-
-        **Ex.:** ``numbered("/sys/devices/system/node", "node")`` is ``[0, 1]``.
-        """
+        """The numbers N of the entries `prefix` N of a directory, ascending."""
         start = len(prefix)
         return sorted(
             [

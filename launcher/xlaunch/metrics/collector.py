@@ -134,10 +134,7 @@ class Series:
         return array("d", (at - began for at in self._times)), self._values
 
     def after(self, start: float | None, end: float | None = None) -> Values:
-        """The values that arrived after `start`, until `end`.
-
-        If several were read exactly at `start`, the first of them does not count.
-        """
+        """The values after `start`, until `end`; of several exactly at `start`, the first does not count."""
         kept = [
             (at, value)
             for place, (at, value) in enumerate(zip(self._times, self._values, strict=True))

@@ -24,10 +24,7 @@ WIDTH = 98
 
 
 def save_preset(path: str, values: Mapping[str, Any]) -> None:
-    """Write the options `values`, by `Option.key`, as a preset; the file is whole or untouched.
-
-    Raises `UsageError` for a file that `check_preset_path` refuses.
-    """
+    """Write the options `values`, by `Option.key`, as a preset; for errors see `check_preset_path`."""
     force, program = bool(values.get("force")), values.get("program", ())
     write_preset(path, preset_text(values, use=path), force=force, program=program)
 

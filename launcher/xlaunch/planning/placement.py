@@ -137,10 +137,7 @@ def crossings(cores: Cores) -> Levels:
 
 
 def _levels(topology: Topology) -> tuple[tuple[CPUs, ...], ...]:
-    """Groups of CPUs at each of the `Levels`.
-
-    Without an L3 the L2 groups, clusters or dies are the innermost level that shares something.
-    """
+    """Groups of CPUs at each of the `Levels`; without an L3, L2 groups, clusters or dies are the innermost."""
     caches = topology.l3_groups or topology.l2_groups or topology.clusters
     return (
         tuple([package.cpus for package in topology.packages]),

@@ -96,10 +96,7 @@ class Samples:
         self.ticks, self.rss_bytes = ticks, rss_bytes
 
     def look_at_zombie(self) -> None:
-        """Note the last CPU of an instance that has ended and is not yet reaped.
-
-        So even an instance that was too short for a sample has one CPU.
-        """
+        """Note the last CPU of an instance that has ended, which may have been too short for a sample."""
         process = read_process(self.pid)
         if process is not None:
             self.cpus.add(process.last_cpu)
@@ -280,10 +277,7 @@ class InstanceRun:
         self.major_faults += usage.ru_majflt
 
     def ticks_on(self, cpu: int) -> int:
-        """Maximum CPU time that it can have used on `cpu`, in ticks.
-
-        CPU time that no sample assigns to a CPU counts on every CPU of the instance.
-        """
+        """Maximum CPU time on `cpu`, in ticks: what no sample assigns counts on every CPU of the instance."""
         seen = self.samples
         total = max(seen.ticks, round(self.cpu_s * TICKS_PER_SECOND))
         unplaced = max(0, total - seen.placed_ticks) if cpu in self.instance.cpus else 0

@@ -70,10 +70,7 @@ class RunningLaunch:
         return True
 
     def report(self) -> Report:
-        """Wait for the end of the run, and return its report.
-
-        Raises `XLaunchError` when the launcher itself was killed, or could not start.
-        """
+        """Wait for the end of the run, and return its report. Raises `XLaunchError` if there is none."""
         return self._keeper.report()
 
     def end(self) -> None:

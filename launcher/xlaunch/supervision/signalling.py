@@ -57,10 +57,7 @@ def deliver(action: Action, pids: Iterable[int]) -> list[int]:
 
 
 def kill_descendants(spared: Collection[int] = ()) -> None:
-    """Kill the descendants of this process, and what they fork meanwhile.
-
-    `spared`: children to leave alone, with what they have started.
-    """
+    """Kill the descendants of this process, and what they fork meanwhile, but for the children `spared`."""
     signalled: set[int] = set()
     for _ in range(MAX_ROUNDS):
         processes = [child for child in children(os.getpid()) if child not in spared]
@@ -156,10 +153,7 @@ class Terminal:
         self.exists = job is not None and self._foreground() is not None
 
     def lend_to(self, group: int) -> None:
-        """Give the terminal to the instance's group, and join that group.
-
-        A background job of a shell has no terminal to give, until the shell's `fg`.
-        """
+        """Give the terminal to the instance's group, and join it; a background job has none to give."""
         if not self.exists:
             return
         self._group = group

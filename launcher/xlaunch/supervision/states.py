@@ -169,10 +169,7 @@ for _state in (S.RUNNING, S.WAITING, S.STOPPED, S.SIGNALLED, S.ENDING):
 
 
 def act(state: State, event: Event, number: int | None = None) -> Action:
-    """What to do on `event` in `state`. An event without a row changes nothing.
-
-    `number`: the signal of `Event.OTHER_SIGNAL`.
-    """
+    """What to do on `event`: nothing without a row. `number`: the signal of `Event.OTHER_SIGNAL`."""
     action = TABLE.get((state, event), Action(SignalTarget.NO_PROCESS, None, state))
     is_other = event is Event.OTHER_SIGNAL and action.target is not SignalTarget.NO_PROCESS
     return action._replace(signal=number) if is_other else action

@@ -119,10 +119,7 @@ def restore_memory_policy(policy: InheritedPolicy) -> None:
 
 
 def memory_policy_calls(machine: str, bits: int) -> tuple[int, int]:
-    """The numbers of set_mempolicy and get_mempolicy for a Python of `bits` on `machine`.
-
-    Raises OSError if they are not known, as for a 32-bit Python on a 64-bit kernel.
-    """
+    """The numbers of set_mempolicy and get_mempolicy. Raises OSError where they are not known."""
     numbers = _MEMPOLICY_CALLS.get(machine)
     if numbers is None:
         raise OSError(errno.ENOSYS, f"memory policy calls are not known on {machine}")

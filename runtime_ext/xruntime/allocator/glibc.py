@@ -117,10 +117,7 @@ class Glibc(Allocator):
         return tuple(settings)
 
     def read(self, name: str) -> Value:
-        """Return the value that was written here before.
-
-        Raises `AllocatorUnsupportedError` for one that was not: glibc does not report its parameters.
-        """
+        """Return what was written here; AllocatorUnsupportedError if nothing: glibc reports none itself."""
         _parameter(name)
         with _lock:
             if name in _written:
@@ -145,10 +142,7 @@ class Glibc(Allocator):
 
 
 def _start_settings() -> dict[str, str]:
-    """Malloc's tunables and variables that the process started with; the last of two equal names.
-
-    **Ex.:** ``{"glibc.malloc.arena_max": "1", "MALLOC_TOP_PAD_": "4096"}``
-    """
+    """Malloc's tunables and variables that the process started with; of two equal names the last."""
     variables = start_environment()
     pairs = (entry.partition("=") for entry in variables.get("GLIBC_TUNABLES", "").split(":"))
     tunables = {name: value for name, _, value in pairs if name.startswith("glibc.malloc.")}

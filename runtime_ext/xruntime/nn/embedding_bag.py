@@ -158,10 +158,7 @@ class MergedEmbeddingBag(nn.Module):
 
 
 def mark_coalesced(parameter: torch.Tensor) -> None:
-    """Mark a sparse gradient with ascending rows as coalesced.
-
-    torch drops the mark when it stores the first gradient; without it, optimizers sort and copy.
-    """
+    """Mark a sparse gradient with ascending rows as coalesced, which torch forgets: optimizers would sort."""
     gradient = parameter.grad
     if gradient is None or not gradient.is_sparse or gradient.is_coalesced():
         return

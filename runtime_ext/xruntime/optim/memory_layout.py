@@ -31,10 +31,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Return whether two elements may share memory, as in an expanded tensor.
-
-    Exact for every tensor that slicing, transposing and expanding can make.
-    """
+    """Return whether elements may share memory; exact for what slicing, transposing and expanding can make."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size <= 1:

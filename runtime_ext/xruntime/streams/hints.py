@@ -152,10 +152,7 @@ def hides_batch(value: Any) -> bool:
 
 
 def hints_by_key(nest: Any, hint: Hinted, path: Path) -> Mapping[Any, HintNode]:
-    """The hints of a nest's values, by index or key. A dict describes a NamedTuple by its fields.
-
-    Raises BatchError if hint and nest have different forms.
-    """
+    """The hints of a nest's values, by index, key or a NamedTuple's field. Raises BatchError."""
     if isinstance(nest, (tuple, list)):
         if isinstance(hint, tuple) and len(hint) <= len(nest):
             return dict(enumerate(hint))

@@ -80,10 +80,7 @@ def count_items(
 def lone_dim(
     args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
 ) -> int | None:
-    """The dimension to split along if the call is a single tensor, the common case; else None.
-
-    This avoids the search for tensors. For other calls the search also reports errors.
-    """
+    """The dimension to split along if the call is a single tensor, the common case; else None."""
     if len(args) != 1 or kwargs or type(args[0]) is not Tensor:
         return None
     dim: HintNode = 0

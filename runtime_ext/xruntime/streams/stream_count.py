@@ -23,10 +23,7 @@ class StreamCountSearch:
         self._too_small = 0
 
     def next_count(self, items: int) -> int | None:
-        """Return the number of streams for a batch of `items`; None if the batch is too small.
-
-        A number is tried only on batches that have an item for each stream.
-        """
+        """Return the number of streams for a batch of `items`; None without an item for each stream."""
         open_counts = [n for n, visits in self._visits.items() if visits < VISITS and n <= items]
         self._too_small = 0 if open_counts else self._too_small + 1
         # All batches of one number in a row, while its streams are warm.

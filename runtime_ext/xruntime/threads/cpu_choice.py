@@ -59,10 +59,7 @@ def _read_numbers(given: Iterable[object]) -> tuple[int, ...]:
 
 
 def usable_cpus(asked: tuple[int, ...], machine: Machine, *, strict: bool) -> tuple[int, ...]:
-    """Return the CPUs that the process may use, in their order.
-
-    Raises `CPUPoolError` if some are not allowed or, without `strict`, if none is.
-    """
+    """Return the usable CPUs. Raises `CPUPoolError` if some are not, or without `strict` if all are not."""
     allowed = frozenset(machine.limits.allowed_cpus)
     inside = tuple([cpu for cpu in asked if cpu in allowed])
     if len(inside) == len(asked) or (inside and not strict):

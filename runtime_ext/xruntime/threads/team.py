@@ -98,10 +98,7 @@ def resize_team(threads: int) -> int:
 
 
 def set_mkl_threads(threads: int) -> int:
-    """Set MKL's number of threads for the calling thread; return the old number.
-
-    0 means the process's number. Without MKL nothing is set, and 0 is returned.
-    """
+    """Set MKL's threads for the calling thread, 0: the process's; return the old number, 0 without MKL."""
     torch = sys.modules.get("torch")
     set_mkl = None if torch is None else _mkl_setter(torch.__file__)
     return 0 if set_mkl is None else int(set_mkl(threads))

@@ -46,10 +46,7 @@ def find_stored(storage: Storage, name: str | None) -> StoredStudy:
 
 
 def open_named(text: str | None) -> Storage:
-    """The storage that --storage names; see `open_storage`.
-
-    It is closed at the end of the command that is running. Raises `StorageError`.
-    """
+    """The storage that --storage names, closed at the end of the command. Raises `StorageError`."""
     storage = open_storage(text, create=False)
     command = click.get_current_context(silent=True)
     if command is not None:

@@ -40,10 +40,7 @@ class PooledSpread(NamedTuple):
 
 
 def pooled_spread(groups: Iterable[Sequence[float]]) -> PooledSpread:
-    """The pooled spread between launches of the same configuration; 0 if none has two.
-
-    `groups`: the levels of the launches of each configuration: see `Objective.level`.
-    """
+    """The pooled spread of the `groups` of levels, one for each configuration; 0 if none has two."""
     squares, degrees = 0.0, 0
     for group in groups:
         if len(group) > 1:

@@ -299,10 +299,7 @@ def _others(summaries: Mapping[str, Summary], objective: str) -> Iterable[tuple[
 
 
 def rate_in(output: str) -> str | None:
-    """The last rate in a program's output, which may be a better objective than wall time.
-
-    As --metric names it: ``images/s``. None if there is none with a number.
-    """
+    """The last rate in a program's output, as --metric names it (``images/s``); None if there is none."""
     for line in reversed(output.splitlines()):
         for name in reversed(_RATES.findall(line)):
             if not _TRANSFERS.fullmatch(name) and parse_metric(name).read(line) is not None:

@@ -37,10 +37,7 @@ class Ablation(NamedTuple):
 
 
 def without_each(space: Space, configuration: Configuration) -> list[tuple[str, Configuration]]:
-    """The configuration without one of its changes, for each that can be left out alone.
-
-    Empty for a single change: without it, the configuration is the default.
-    """
+    """The configuration without one of its changes, for each that can be left out alone."""
     changes = space.changes(configuration)
     if len(changes) < 2:
         return []

@@ -45,10 +45,7 @@ class Budget(NamedTuple):
         return ", ".join([*parts, *([] if self.time_s is None else [_duration(self.time_s)])])
 
     def left(self, launches: int, time_s: float, launch_s: float | None) -> float:
-        """The launches left after `launches` launches and `time_s` seconds.
-
-        `launch_s`: duration of a launch; None if unknown.
-        """
+        """The launches left after `launches` launches and `time_s` seconds. `launch_s`: of one, if known."""
         launches_left = math.inf if self.launches is None else float(self.launches - launches)
         if self.time_s is not None:
             rest_s = self.time_s - time_s

@@ -155,10 +155,7 @@ def _read_compressed(attributes: Mapping[str, Any], name: str) -> Any:
 
 
 def read_compressed_study(attributes: Mapping[str, Any]) -> Plain:
-    """The attributes of a study of format 3 as this format has them, without damaged notes.
-
-    Raises one of `DAMAGE` if its subject is damaged.
-    """
+    """The attributes of a study of format 3 in this format, without damaged notes. Raises one of `DAMAGE`."""
     plain: Plain = _read_compressed(attributes, "subject")
     for key in attributes:
         name = key.removeprefix(PREFIX).partition("#")[0]

@@ -130,10 +130,7 @@ class Observer:
         """Another search launches on this host now. `holder` names it. **Ex.:** ``PID 4711``."""
 
     def waiting_for_others(self, hosts: Sequence[str]) -> None:
-        """Launches of these other machines must end first.
-
-        Empty while waiting for the machine that runs the final.
-        """
+        """Launches of these machines must end first; empty while waiting for the machine of the final."""
 
     def stage_changed(self, stage: Stage) -> None:
         """The purpose of launches changes; controls do not count."""
@@ -230,10 +227,7 @@ class Store(Protocol):
         ...
 
     def records(self) -> Sequence[Record]:
-        """All records that count, by number: finished launches and those under way anywhere.
-
-        Launches whose worker is dead are left out.
-        """
+        """All records that count, by number: finished launches, and those under way whose worker lives."""
         ...
 
     def claim(self, step: NextLaunch) -> int | None:

@@ -57,12 +57,7 @@ class Strategy:
         rule: ClaimRule | None = None,
         seed: int = 0,
     ) -> None:
-        """
-        plan_hash
-            See `Resolver.plan_hash`.
-        host
-            The host of this worker; each host has its own controls.
-        """
+        """`plan_hash`: see `Resolver.plan_hash`. `host`: this worker's; each host has its own controls."""
         self._space = space
         self._objective = objective
         self._host = host
@@ -260,10 +255,7 @@ class Strategy:
     def cost_of_final(
         self, records: Sequence[Record], size: FinalSize, allowance: Allowance
     ) -> float:
-        """The launches to reserve for a final: if time is limited, those that take as long as it.
-
-        The bare command may take longer than the launches so far.
-        """
+        """The launches to reserve for a final, which may take longer than those so far if time is limited."""
         bare = [
             record.launch.secondary.wall_s
             for record in records

@@ -221,10 +221,7 @@ class SearchResult(NamedTuple):
 
     @property
     def labels(self) -> dict[Configuration, str]:
-        """Names for charts and tables: ``bare``, then a letter for each finalist, best first.
-
-        Without a final, the letters are for the best that were launched.
-        """
+        """Names for charts: ``bare``, then a letter for each finalist, or without a final the best launched."""
         chosen = [row.configuration for row in self.verdict.finalists]
         if not chosen:
             met = [one for one in self.launches if self.objective.is_feasible(one)]

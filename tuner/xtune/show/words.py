@@ -108,10 +108,7 @@ def effects(step: float, *found: float) -> list[str]:
 
 
 def as_good_as(step: float, *found: float) -> str:
-    """The first of some ratios as a comparison, before what it is compared with.
-
-    **Ex.:** ``1.04 times as good as``, ``+0.31 better than``.
-    """
+    """The first of some ratios in words: ``1.04 times as good as``, ``+0.31 better than``."""
     shown = effects(step, *found)[0]
     return f"{shown} better than" if step else f"{shown} times as good as"
 
@@ -260,10 +257,7 @@ def describe_outline(outline: Outline) -> str:
 
 
 def time_left(progress: Progress, budget: Budget) -> float | None:
-    """Seconds until the budget is used up if launches take as long as so far.
-
-    None before the first launch has ended.
-    """
+    """Seconds until the budget is used up at the pace so far; None before the first launch has ended."""
     if not progress.launches or not math.isfinite(progress.left):
         return None
     left_s = progress.left * progress.elapsed_s / progress.launches

@@ -121,10 +121,7 @@ class MachineIdentity(NamedTuple):
         return _digest(self.facts)[:16]
 
     def difference(self, other: MachineIdentity) -> str | None:
-        """How `other` differs from this one, in one line; None for the same kind.
-
-        **Ex.:** ``"memory: 64 GiB here, 128 GiB there"``
-        """
+        """How `other` differs, in one line: ``memory: 64 GiB here, 128 GiB there``; None for the same kind."""
         ours, theirs = dict(self.facts), dict(other.facts)
         differing = [
             f"{name}: {ours.get(name, 'unknown')} here, {theirs.get(name, 'unknown')} there"
@@ -183,18 +180,12 @@ class ProgramIdentity(NamedTuple):
 
 
 def inherited_by_program(users_own: Mapping[str, str]) -> dict[str, str]:
-    """The inherited variables that may change how a program computes.
-
-    **Ex.:** ``OMP_NUM_THREADS``, ``BATCH``; not ``SSH_TTY``, see `SESSION_VARIABLES`.
-    """
+    """The inherited variables that may change how a program computes: not those of `SESSION_VARIABLES`."""
     return {n: v for n, v in users_own.items() if not SESSION_VARIABLES.fullmatch(n)}
 
 
 def identify_program(request: Request) -> ProgramIdentity:
-    """The program of `request`, whose words and --env are as the user wrote them.
-
-    The way it is launched does not count. A missing program is identified by its name alone.
-    """
+    """The program of `request` as the user wrote it; a missing one is identified by its name alone."""
     program = request.program
     script = _file_of(program.words)
     place = os.getcwd() if program.module else os.path.realpath(script)

@@ -74,10 +74,7 @@ def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> d
 
 
 def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[DerivedValue]:
-    """The values that conditions may use of a parameter's plans.
-
-    The cores are those of the smallest instance.
-    """
+    """The values of a parameter's plans that conditions may use; cores are those of the smallest instance."""
     pairs = [(made.count, min(one.ncores for one in made.instances)) for made in plans]
     instances, ncores = zip(*pairs, strict=True)
     return [DerivedValue(INSTANCES, parameter, instances), DerivedValue(NCORES, parameter, ncores)]

@@ -88,10 +88,7 @@ class Resolver:
         self._known: dict[Configuration, ResolvedConfiguration | XLaunchError] = {}
 
     def request(self, configuration: Configuration) -> Request:
-        """The request to xlaunch. `BARE`: the program alone, its parameters at their defaults.
-
-        Raises `SpaceError` for a name or value that is not in the space.
-        """
+        """The request to xlaunch; of `BARE` the program at its defaults. Raises `SpaceError`."""
         request = fill(self.original, self.own_values(configuration))
         if configuration == BARE:
             return request

@@ -172,10 +172,7 @@ class Space:
         return f"Space({inside}: {more}{self.size} configurations)"
 
     def complete(self, configuration: Mapping[str, Value]) -> Configuration:
-        """The configuration with defaults for the parameters that it does not name.
-
-        Raises `SpaceError` for a name or a value that is not in the space; ignores conditions.
-        """
+        """The configuration with defaults for what it lacks. Raises `SpaceError`; ignores conditions."""
         return self._configuration(self._choices(configuration))
 
     def changes(self, configuration: Mapping[str, Value]) -> dict[str, Value]:
@@ -184,10 +181,7 @@ class Space:
         return {p.name: complete[p.name] for p in self.parameters if complete[p.name] != p.default}
 
     def random(self, rng: random.Random) -> Configuration:
-        """A random configuration, uniformly distributed.
-
-        In a space that is too large to count and where few meet the conditions, one of the first.
-        """
+        """A random configuration, uniformly; in a space too large to count with few of them, an early one."""
         if self._checks and self.is_counted:
             return self._configuration(rng.choice(self._members))
         for _ in range(MAX_DRAWN):

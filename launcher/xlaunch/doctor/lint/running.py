@@ -121,10 +121,7 @@ def check_paths(
 
 
 def findings_in(paths: Sequence[str]) -> list[ScriptFinding]:
-    """The faults and hints in files, as their projects select them.
-
-    Nothing is found in a file that cannot be read, or whose project has an invalid configuration.
-    """
+    """The faults and hints in files, as their projects select them; none where that cannot be read."""
     findings: list[ScriptFinding] = []
     for path in paths:
         with contextlib.suppress(UsageError):

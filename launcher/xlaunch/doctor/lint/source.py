@@ -96,10 +96,7 @@ class Source(NamedTuple):
         return bool(self.cells) and not any(re.match(r"\s*[^\s#]", one) for one in later_lines)
 
     def placed(self, finding: ScriptFinding) -> ScriptFinding:
-        """A finding as it is shown: in a notebook, at its cell and the line there.
-
-        **Ex.:** ``train.ipynb:cell 3``, line 2, for line 41 of all code of a notebook.
-        """
+        """A finding as it is shown: in a notebook, at its cell (``train.ipynb:cell 3``) and the line there."""
         if not self.cells:
             return finding
         cell, line = self.cells[finding.line - 1]
