@@ -78,7 +78,9 @@ def draw(by_rule: dict[str, list[ScriptFinding]], count: int, seed: int) -> list
 
 def place(finding: ScriptFinding, directories: Sequence[Path]) -> tuple[str, str, str]:
     """Return the package, the version and the file of a finding."""
-    top = next(one for one in directories if Path(finding.path).is_relative_to(one))
+    top = next(
+        directory for directory in directories if Path(finding.path).is_relative_to(directory)
+    )
     package, _, version = top.name.rpartition("-")
     return package, version, str(Path(finding.path).relative_to(top))
 
@@ -151,9 +153,9 @@ def print_still_found(
 ) -> None:
     """Print how many of the judged findings the present rules report, by verdict."""
     now = {
-        (*place(one, directories), str(one.line), one.code)
+        (*place(finding, directories), str(finding.line), finding.code)
         for findings in found.values()
-        for one in findings
+        for finding in findings
     }
     columns = ("package", "version", "file", "line", "rule")
     for name, is_hint in (("faults", False), ("hints", True)):

@@ -160,7 +160,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40, help="faults; default 40")
     options = parser.parse_args()
     scripts = sorted(options.directory.rglob("*.py"))
-    drawn = draw([one for path in scripts for one in injections(path)], options.count, options.seed)
+    drawn = draw(
+        [injection for path in scripts for injection in injections(path)],
+        options.count,
+        options.seed,
+    )
     total, seen = Counter[str](), Counter[str]()
     for injection in drawn:
         total[injection.rule] += 1

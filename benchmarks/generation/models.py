@@ -73,7 +73,7 @@ def save(size: str, directory: Path, forms: Iterable[str]) -> int:
     model.save_pretrained(directory)
     for form in GGUF_FORMS.keys() & set(forms):
         _save_gguf(model, gguf_path(directory, form), GGUF_FORMS[form])
-    return sum(one.nbytes for one in model.parameters())
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def can_save_gguf() -> bool:

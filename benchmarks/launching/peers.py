@@ -166,7 +166,7 @@ def read_rows(path: Path) -> tuple[str, dict[str, str], Rows]:
     rows = {
         work: {
             name: ContenderResults(
-                tuple(LaunchResults(one["rates"], [], [], []) for one in values["launches"])
+                tuple(LaunchResults(value["rates"], [], [], []) for value in values["launches"])
             )
             for name, values in row.items()
         }

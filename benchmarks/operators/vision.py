@@ -89,7 +89,7 @@ def frozen_norm_comparison(options: argparse.Namespace, dtype: torch.dtype) -> C
 
     def expression(x: torch.Tensor) -> torch.Tensor:
         names = (module.weight, module.bias, module.running_var, module.running_mean)
-        weight, bias, variance, mean = (one.reshape(1, -1, 1, 1) for one in names)
+        weight, bias, variance, mean = (tensor.reshape(1, -1, 1, 1) for tensor in names)
         scale = weight * (variance + module.eps).rsqrt()
         return x * scale + (bias - mean * scale)
 

@@ -191,7 +191,7 @@ def _goal_lines(
     title: str, row: Mapping[str, ContenderResults], splits: list[Split]
 ) -> Iterator[str]:
     """Judge the largest number of compiled streams of one core, if there is one."""
-    split = max((one for one in splits if one.cores == 1), default=None)
+    split = max((split for split in splits if split.cores == 1), default=None)
     streams = None if split is None else row.get(f"{split} compiled")
     if streams is None:
         return

@@ -209,8 +209,8 @@ def work_as_streams(path: str, work: Work, split: Split, max_batch: int) -> None
             for name, size in ((STREAMS, 1), (BATCHING, max_batch))
         }
         stack.enter_context(torch.inference_mode())
-        for one in streams.values():
-            list(one.map([work.batch] * (8 * split.count * max_batch)))
+        for stream in streams.values():
+            list(stream.map([work.batch] * (8 * split.count * max_batch)))
         print(streams[BATCHING].describe(), file=sys.stderr)
         link.connect(path)
         while message := link.recv(1 << 16):

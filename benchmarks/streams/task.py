@@ -111,9 +111,9 @@ def main() -> int:
         executors = [opened.enter_context(one_thread()) for _ in workers]
         ways = {
             "direct call": [lambda: layer(batch)] * options.threads,
-            TASK: [lambda one=one: one(batch).result() for one in tasks],
-            EXECUTOR: [lambda one=one: one.submit(layer, batch).result() for one in executors],
-            "queue.SimpleQueue": [lambda one=one: one(layer, batch) for one in queued],
+            TASK: [lambda task=task: task(batch).result() for task in tasks],
+            EXECUTOR: [lambda pool=pool: pool.submit(layer, batch).result() for pool in executors],
+            "queue.SimpleQueue": [lambda run=run: run(layer, batch) for run in queued],
         }
         cases = [Case(name, partial(seconds_of, calls)) for name, calls in ways.items()]
         results = measure_rounds(cases, options.rounds)

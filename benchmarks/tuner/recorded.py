@@ -302,7 +302,9 @@ def decode_launch(plain: Plain) -> Launch:
 
 
 def _encode_plan(plan: RecordedPlan, space: Space) -> Plain:
-    configurations = [changes(one, space.parameters) for one in plan.configurations]
+    configurations = [
+        changes(configuration, space.parameters) for configuration in plan.configurations
+    ]
     return {"plan": plan.plan_hash, "configurations": configurations}
 
 

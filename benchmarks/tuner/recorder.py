@@ -170,7 +170,7 @@ def _require_same(
             f"{path}: the same options make other plans now: environment variables, libraries or xlaunch"
             " have changed; give another file"
         )
-    made = [(one.round, one.launch.plan_hash) for one in recording.launches]
+    made = [(launch.round, launch.launch.plan_hash) for launch in recording.launches]
     planned = [(number, plan.plan_hash) for number, plan in order[: len(made)]]
     if same != wanted or made != planned:
         raise UsageError(

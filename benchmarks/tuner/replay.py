@@ -109,7 +109,7 @@ def levelled(recording: Recording) -> Recording:
             return one
         return one._replace(launch=one.launch._replace(value=value / levels.get(one.round, 1.0)))
 
-    launches = [at_level(one) for one in recording.launches]
+    launches = [at_level(launch) for launch in recording.launches]
     return Recording(recording.header, recording.plans, launches)
 
 
@@ -371,7 +371,7 @@ def ahead(ours: Sequence[Curve], theirs: Sequence[Curve]) -> list[Summary]:
 
 def exhaustive_launches(source: Source) -> int:
     """Launches of configurations in a recording."""
-    return sum(one.launch.configuration != BARE for one in load(source).launches)
+    return sum(launch.launch.configuration != BARE for launch in load(source).launches)
 
 
 def binomial_interval(count: int, total: int) -> tuple[float, float]:

@@ -303,4 +303,6 @@ _new_function = ctypes.PYFUNCTYPE(
 
 def mailbox_functions(mailbox: int) -> MailboxFunctions:
     """Return the functions of the mailbox at that address; they are valid while it exists."""
-    return MailboxFunctions(*(_new_function(one, mailbox, None) for one in _mailbox_methods()))
+    return MailboxFunctions(
+        *(_new_function(method, mailbox, None) for method in _mailbox_methods())
+    )

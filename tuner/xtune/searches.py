@@ -224,7 +224,7 @@ def _left_out(count: int, why: str) -> str:
 
 def _keep_probe(runner: Runner, store: StudyStore, probe: Launch) -> None:
     """Count the launch that announced the objective as this host's baseline or as a control."""
-    own = [one for one in store.records() if one.host == store.host]
+    own = [record for record in store.records() if record.host == store.host]
     bare = sum(one.step.configuration == BARE for one in own)
     if not bare:
         runner.take_over(probe)

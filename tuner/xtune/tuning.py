@@ -375,7 +375,7 @@ class Search:
 
     def _nothing_to_compare(self) -> str:
         """The reason why there was no finalist."""
-        launches = [one.launch for one in self._records if one.step.configuration != BARE]
+        launches = [record.launch for record in self._records if record.step.configuration != BARE]
         tried = [launch for launch in launches if launch is not None]
         if not tried:
             return "only the bare command could be launched"

@@ -44,7 +44,7 @@ class StateDocument:
         self._run.sampler.refresh()
         run = self._run
         instances = [self._instance(position, now) for position in range(len(run.plan.instances))]
-        ready = sum(one["ready"] for one in instances)
+        ready = sum(instance["ready"] for instance in instances)
         return {
             "schema_version": SCHEMA_VERSION,
             "pid": None if run.lease is None else run.lease.pid,

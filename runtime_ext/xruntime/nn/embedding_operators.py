@@ -243,7 +243,9 @@ def _factor_gradients_fake(gradients: Tensors, weights: Tensors, *lookups: Any) 
     bags = Lookups(*lookups)
     check_tables(weights, bags)
     check_gradients(gradients, [weight.shape[1] for weight in weights], bags, [])
-    return [torch.empty_like(one, memory_format=torch.contiguous_format) for one in bags.factors]
+    return [
+        torch.empty_like(factor, memory_format=torch.contiguous_format) for factor in bags.factors
+    ]
 
 
 define(

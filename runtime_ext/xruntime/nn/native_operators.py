@@ -42,7 +42,7 @@ def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> No
 
     # torch calls it for meta tensors too, even if only some are: the others' results would be made up.
     def fake_on_one_device(*arguments: Any) -> Any:
-        tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         devices = {str(tensor.device) for tensor in tensors}
         if len(devices) > 1:
             raise OperatorError(
@@ -62,7 +62,7 @@ def call(operator: Any, run: Callable[..., Any], *arguments: Any) -> Any:
         return operator(*arguments)
     if forward_ad._current_level >= 0:  # noqa: SLF001 - torch has no other way to ask
         unpack: Any = forward_ad.unpack_dual
-        tensors = [one for one in tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         if any(unpack(tensor).tangent is not None for tensor in tensors):
             raise OperatorError(
                 f"{operator.__name__}: derivatives in forward mode (torch.func.jvp) are not defined, only"

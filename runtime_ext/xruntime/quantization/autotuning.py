@@ -250,9 +250,9 @@ def _outputs(graph: torch.fx.GraphModule, call: Sample) -> list[torch.Tensor]:
     with torch.inference_mode(), torch.autocast("cpu", enabled=False):
         outputs = graph(*call.args, **call.kwargs)
     return [
-        one.double()
-        for one in pytree.tree_leaves(outputs)
-        if isinstance(one, torch.Tensor) and one.is_floating_point()
+        leaf.double()
+        for leaf in pytree.tree_leaves(outputs)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
     ]
 
 

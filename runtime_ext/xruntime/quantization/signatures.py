@@ -76,7 +76,9 @@ class Signature:
         self._positional = list(names or ())[: len(args)]
         """The names of the arguments that were exported by position."""
         # The usual call needs no pytree: tensors by position alone.
-        self._takes_tensors_only = not kwargs and all(isinstance(one, int) for one in args)
+        self._takes_tensors_only = not kwargs and all(
+            isinstance(argument, int) for argument in args
+        )
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
         """Return the call in the form of the export; arguments may be given by name.
@@ -104,7 +106,7 @@ class Signature:
         return Sample(args, kwargs)
 
     def _expected(self) -> str:
-        args, kwargs = self._spec.unflatten([one.name for one in self.inputs])
+        args, kwargs = self._spec.unflatten([given.name for given in self.inputs])
         return _described(args, kwargs)
 
 
@@ -121,8 +123,8 @@ def export(module: torch.nn.Module, call: Sample, dynamic_shapes: object = None)
     if dynamic_shapes is not None and not every:
         return _exported(module, call, dynamic_shapes)
     values = pytree.tree_leaves(tuple(call))
-    tensors = [one for one in values if isinstance(one, torch.Tensor) and one.dim()]
-    if all(one.shape[0] == 1 for one in tensors):
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
+    if all(tensor.shape[0] == 1 for tensor in tensors):
         # A size of 1 never varies in torch.export, so one item is exported as two.
         twice = Sample(*pytree.tree_map_only(torch.Tensor, _doubled, tuple(call)))
         try:
@@ -130,7 +132,7 @@ def export(module: torch.nn.Module, call: Sample, dynamic_shapes: object = None)
         except QuantizationError:
             return _exported(module, call, None)
         inputs = Signature(exported, "").inputs
-        if all(one.shape[0] is None for one in inputs if one.shape):
+        if all(given.shape[0] is None for given in inputs if given.shape):
             return exported
         return _exported(module, call, None)
     return _exported(module, call, _varying(module, call, every=every))

@@ -153,7 +153,7 @@ GROUPS: dict[str, Sequence[Any]] = {
 def options_of(decorate: Callable[[Command], Command]) -> list[click.Option]:
     """The options that a decorator gives to a command."""
     command = click.command()(decorate(lambda: None))
-    return [one for one in command.params if isinstance(one, click.Option)]
+    return [param for param in command.params if isinstance(param, click.Option)]
 
 
 class SearchCommand(GroupedCommand):
@@ -161,14 +161,14 @@ class SearchCommand(GroupedCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; those of no group come last."""
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         options_by_name = {option.name: option for option in options}
         sections: dict[str, set[Any]] = {
             title: {one.name for one in options_of(with_options(group))}
             for title, group in GROUPS.items()
         }
         sections["Other"] = options_by_name.keys() - {
-            name for one in sections.values() for name in one
+            name for section in sections.values() for name in section
         }
         for title, names in sections.items():
             rows = [

@@ -77,7 +77,7 @@ class FinalPlan(NamedTuple):
     @property
     def configurations(self) -> tuple[Configuration, ...]:
         """The candidates by number: the baseline, then the finalists."""
-        return (self.baseline, *(one.configuration for one in self.finalists))
+        return (self.baseline, *(finalist.configuration for finalist in self.finalists))
 
     @property
     def error(self) -> float:
@@ -198,7 +198,11 @@ class Final:
         """Close the complete blocks."""
         while not self.is_over and not self._missing():
             candidates = [one for one in self.plan.order(self.blocks) if self._is_in(one)]
-            block = {one: self._made[self.blocks, one] for one in candidates if self._has(one)}
+            block = {
+                candidate: self._made[self.blocks, candidate]
+                for candidate in candidates
+                if self._has(candidate)
+            }
             self._blocks.append(block)
             for candidate in block.keys() - {BASELINE}:
                 self._put_out_if_bad(candidate)

@@ -106,7 +106,7 @@ def disturbance_of(pairs: Iterable[tuple[Launch, Launch]]) -> str:
     """What to say in place of effects if the scheduler may have made the difference; else empty."""
     waits = [(one.secondary.waited, other.secondary.waited) for one, other in pairs]
     differences = [abs(a - b) for a, b in waits if a is not None and b is not None]
-    disturbed = sum(one > MAX_WAIT_DIFFERENCE for one in differences)
+    disturbed = sum(difference > MAX_WAIT_DIFFERENCE for difference in differences)
     if 2 * disturbed <= len(differences):
         return ""
     return (

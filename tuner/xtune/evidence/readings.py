@@ -109,7 +109,7 @@ def importance_of(
     variances = {name: float(np.append(fit.effects[at], 0.0).var()) for name, at in mine.items()}
     whole = sum(variances.values()) + fit.missed
     settings = []
-    for row in (one for one in parameters if len(one.values) > 1):
+    for row in (parameter for parameter in parameters if len(parameter.values) > 1):
         each = []
         for at in mine[row.name]:
             ratio, low, high = (
@@ -181,7 +181,7 @@ def front_of(
     ]
     ways = objective.sign, second.sign
     points.sort(key=lambda one: -ways[0] * one.first)
-    gains = [(ways[0] * one.first, ways[1] * one.other) for one in points]
+    gains = [(ways[0] * point.first, ways[1] * point.other) for point in points]
     return tuple(
         point._replace(is_beaten=any(a >= x and b >= y and (a, b) != (x, y) for a, b in gains))
         for point, (x, y) in zip(points, gains, strict=True)

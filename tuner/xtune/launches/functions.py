@@ -54,7 +54,12 @@ def words_of_function(function: Function, parameters: Iterable[str]) -> tuple[st
         path = None
     file = [path] if path is not None and os.path.isfile(path) else []
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return (sys.executable, *file, name, *[f"{one}={{{one}}}" for one in parameters])
+    return (
+        sys.executable,
+        *file,
+        name,
+        *[f"{parameter}={{{parameter}}}" for parameter in parameters],
+    )
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class FunctionMeasurer:
 
     @property
     def _has_layouts(self) -> bool:
-        places = {one.where for one in self.resolver.space.parameters}
+        places = {parameter.where for parameter in self.resolver.space.parameters}
         return places > {Target.PROGRAM} or Target.PROGRAM not in places
 
     def now_s(self) -> float:

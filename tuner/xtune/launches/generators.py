@@ -91,7 +91,7 @@ def _median_printed(summary: Summary | None) -> float:
 
 def _last(text: str, output: str) -> Value | None:
     metric = parse_metric(text)
-    patterns = [re.compile(one.pattern, re.IGNORECASE) for one in metric.patterns]
+    patterns = [re.compile(pattern.pattern, re.IGNORECASE) for pattern in metric.patterns]
     in_any_case = metric._replace(patterns=tuple(patterns), named=False)
     labelled = re.compile(
         rf"\s*{re.escape(metric.name)}\s*(?:\((\w+(?:/\w+)?)\))?\s*[:=]\s*{_NUMBER}(.*)",
@@ -158,7 +158,7 @@ class Requests(NamedTuple):
 def requests_of(outputs: Sequence[str]) -> Requests | None:
     """The requests of all generators; None if one of them is not known, so that errors are not seen."""
     requests_of_each = [_read(output) for output in outputs]
-    readable = [one for one in requests_of_each if one is not None]
+    readable = [request for request in requests_of_each if request is not None]
     if not readable or len(readable) < len(requests_of_each):
         return None
     return Requests(*map(sum, zip(*readable, strict=True)))

@@ -267,7 +267,7 @@ class Reader:
             if load.service_ended and (ended := failure_of(run)):
                 outcome, reason = ended[0], f"{reason}: {ended[1]}"
             return launch._replace(outcome=outcome, stderr_tail=load.said, notes=(reason, *notes))
-        required = {one.quantity for one in self.objective.requirements}
+        required = {requirement.quantity for requirement in self.objective.requirements}
         requests = load.requests
         shares = {} if requests is None else requests.shares
         if requests is not None and any(shares[name] for name in shares.keys() - required):

@@ -291,10 +291,14 @@ class LoadTest:
     def __post_init__(self) -> None:
         instances = self.plan.instances
         self._words = [
-            {**words_of(self.plan, one), "port": str(self.first_port + one.index)}
-            for one in instances
+            {**words_of(self.plan, instance), "port": str(self.first_port + instance.index)}
+            for instance in instances
         ]
-        used = tuple([cpu for one in instances for cpu in one.cpus]) if self.plan.bound else ()
+        used = (
+            tuple([cpu for instance in instances for cpu in instance.cpus])
+            if self.plan.bound
+            else ()
+        )
         self._cpus = self.kept_free or (cores_beside(self.machine, used) if used else ())
         self._warmup_s = self.service.warmup_s
 
@@ -335,7 +339,7 @@ class LoadTest:
                 waiting = {at for at in waiting if probes[at].problem != ""}
             else:
                 lines = (one for one in self.run.live() if isinstance(one, LiveLine))
-                waiting -= {one.instance for one in lines if awaited in one.text}
+                waiting -= {line.instance for line in lines if awaited in line.text}
             if waiting and time.monotonic() - started > service.ready_timeout_s:
                 ready = substitute(service.ready, self._words[min(waiting)])
                 problem = (
@@ -361,7 +365,7 @@ class LoadTest:
                         generator_plan, prepared, asked, stdout=output, stderr=output
                     )
                 generators.append(stack.enter_context(run))
-            while not all(one.wait(0) for one in generators):
+            while not all(generator.wait(0) for generator in generators):
                 if self._has_ended(MAX_PAUSE_S, generators):
                     return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
                 if self.deadline is not None and time.monotonic() > self.deadline:
@@ -370,17 +374,17 @@ class LoadTest:
                 if time.monotonic() > until:
                     return Load()
             outputs = tuple([_text_of(file.fileno()) for file in files])
-            reports = [one.report() for one in generators]
+            reports = [generator.report() for generator in generators]
             # The generators may have failed because the service ended.
-            if any(one.exit_code for one in reports) and self._has_ended(ANSWER_S):
+            if any(report.exit_code for report in reports) and self._has_ended(ANSWER_S):
                 return Load((), Outcome.CRASHED, ENDED_UNDER_LOAD, True)
         return load_of(outputs, reports, self._cpus)
 
     def _has_ended(self, pause_s: float, others: Sequence[RunningLaunch] = ()) -> bool:
         """Wait for the end of a run, at most `pause_s`; return whether the service has ended."""
         poll = select.poll()
-        for one in (self.run, *[one for one in others if not one.wait(0)]):
-            poll.register(one.fileno(), select.POLLIN)
+        for other in (self.run, *[other for other in others if not other.wait(0)]):
+            poll.register(other.fileno(), select.POLLIN)
         poll.poll(1000.0 * pause_s)
         self.tail.take()
         self.meter.sample()
@@ -394,14 +398,16 @@ def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Lo
     """
     outputs = tuple(outputs)
     requests = requests_of(outputs)
-    for code, printed in zip([one.exit_code for one in reports], outputs, strict=True):
+    for code, printed in zip([report.exit_code for report in reports], outputs, strict=True):
         # locust and k6 end with another exit code if requests failed.
         if code and not (requests and requests.failed + requests.rejected):
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
             problem = f"the generator failed with exit code {code}: {last}"
             return Load(outputs, Outcome.NO_METRIC, problem)
-    used_s = [one.cpu_s for report in reports for one in report.instances]
-    wall_s = max([one.wall_s for report in reports for one in report.instances], default=0.0)
+    used_s = [instance.cpu_s for report in reports for instance in report.instances]
+    wall_s = max(
+        [instance.wall_s for report in reports for instance in report.instances], default=0.0
+    )
     is_known = cpus and wall_s >= MIN_BUSY_S and None not in used_s
     busy = sum(filter(None, used_s)) / (wall_s * len(cpus)) if is_known else 0.0
     if busy > MAX_BUSY:

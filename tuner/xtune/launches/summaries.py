@@ -180,15 +180,15 @@ def summaries_of_run(
         )
         if summary is not None:
             summaries[total.name] = summary
-    for one in announced.announcements:
+    for announcement in announced.announcements:
         summary = summarise(
-            one.metric,
-            by_metric[one.metric],
+            announcement.metric,
+            by_metric[announcement.metric],
             window=window,
-            larger_is_better=one.higher_is_better,
+            larger_is_better=announcement.higher_is_better,
         )
         if summary is not None:
-            summaries[one.metric] = summary
+            summaries[announcement.metric] = summary
     return summaries
 
 
@@ -419,7 +419,7 @@ def compared(objective: Objective, launches: Iterable[Launch]) -> Objective:
     """
     if objective.metric == WALL or kind_in(objective.metric) is not MetricKind.VALUE:
         return objective
-    measured = [one.value for one in launches if one.outcome is Outcome.MEASURED]
+    measured = [launch.value for launch in launches if launch.outcome is Outcome.MEASURED]
     values = [value for value in measured if value is not None]
     if not objective.step and all(value > 0 for value in values):
         return objective

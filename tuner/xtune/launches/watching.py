@@ -315,14 +315,14 @@ KILLED = 128 + 9
 def secondary_of(report: Report, joules: float | None) -> Secondary:
     """Resources that the launch used."""
     instances = report.instances
-    peaks = [one.peak_rss_bytes for one in instances]
+    peaks = [instance.peak_rss_bytes for instance in instances]
     return Secondary(
         # Without the launcher's own start and end.
-        wall_s=max([one.wall_s for one in instances], default=report.wall_s),
-        cpu_s=_total(one.cpu_s for one in instances),
+        wall_s=max([instance.wall_s for instance in instances], default=report.wall_s),
+        cpu_s=_total(instance.cpu_s for instance in instances),
         peak_rss_bytes=None if None in peaks or not peaks else sum(filter(None, peaks)),
-        minor_faults=_total(one.minor_faults for one in instances),
-        major_faults=_total(one.major_faults for one in instances),
+        minor_faults=_total(instance.minor_faults for instance in instances),
+        major_faults=_total(instance.major_faults for instance in instances),
         energy_j=joules,
     )
 
@@ -357,14 +357,17 @@ def failure_of(run: EndedRun) -> tuple[Outcome, str] | None:
     if run.observations.ended_as is not None:
         return run.observations.ended_as, run.observations.reason
     # An instance that the system had no process for is not in the report.
-    if sum(one.started for one in report.instances) < report.count:
+    if sum(instance.started for instance in report.instances) < report.count:
         last = (said.splitlines() or ["it printed nothing"])[-1]
         return Outcome.NOT_STARTED, f"{report.reason}: {last}"
     if report.exit_code == 0:
         return None
     if KILLER in report.reason:
         return Outcome.OUT_OF_MEMORY, report.reason
-    killed = any(one.signal == "SIGKILL" or one.exit_code == KILLED for one in report.instances)
+    killed = any(
+        instance.signal == "SIGKILL" or instance.exit_code == KILLED
+        for instance in report.instances
+    )
     why = run.memory.explain(killed=killed, stderr=said)
     if why is not None:
         return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"

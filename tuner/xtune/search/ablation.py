@@ -74,7 +74,7 @@ def ablations_of(
     # The winner may be the best that was checked without changes that turned out to do nothing.
     changes = space.changes(configuration).items()
     larger = [
-        one for one in plans if one != configuration and changes <= space.changes(one).items()
+        plan for plan in plans if plan != configuration and changes <= space.changes(plan).items()
     ]
     compared: list[tuple[str, list[float]]] = []
     whole: list[float] = []

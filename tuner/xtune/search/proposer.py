@@ -74,11 +74,11 @@ class Belief:
         scores: dict[str, list[float]] = {}
         self.launched: dict[str, Configuration] = {}
         """The first configuration of each plan that has a score."""
-        for one in ratings:
-            if one.score is not None:
-                self.launched.setdefault(one.plan_hash, one.configuration)
-                score = one.score - CUT_MARGIN * one.is_cut
-                scores.setdefault(one.plan_hash, []).append(score)
+        for rating in ratings:
+            if rating.score is not None:
+                self.launched.setdefault(rating.plan_hash, rating.configuration)
+                score = rating.score - CUT_MARGIN * rating.is_cut
+                scores.setdefault(rating.plan_hash, []).append(score)
         self._model = model
         self._rows = model.rows(list(self.launched.values()))
         if not scores:
@@ -152,9 +152,9 @@ class Proposer:
         if launched:
             means, deviations = belief.of(members)
             merits = improvement(means, deviations, float(belief.of(best)[0][0]) if best else 0.0)
-        failed = {one.configuration: one.plan_hash for one in ratings if one.is_failure}
+        failed = {rating.configuration: rating.plan_hash for rating in ratings if rating.is_failure}
         merits *= self._success(members, ratings)
-        merits *= [FAILED_MERIT if one in failed else 1.0 for one in members]
+        merits *= [FAILED_MERIT if member in failed else 1.0 for member in members]
         # Ties are broken at random: otherwise the order of the space would decide about the untried.
         order = np.lexsort(
             (chance.random(len(members)), -np.round(merits / (merits.max() or 1.0), 6))
@@ -175,7 +175,9 @@ class Proposer:
     ) -> list[Configuration]:
         """The measured configurations, sorted by their estimated score, the best first."""
         failed = failed_plans(ratings)
-        whole = {one.plan_hash for one in ratings if one.score is not None and not one.is_cut}
+        whole = {
+            rating.plan_hash for rating in ratings if rating.score is not None and not rating.is_cut
+        }
         choices = [c for p, c in belief.launched.items() if p in whole and p not in failed]
         if not choices:
             return []
@@ -193,8 +195,8 @@ class Proposer:
     def rows(self, configurations: Sequence[Configuration]) -> NDArray[np.intp]:
         """(configurations, parameters): the position of each value."""
         positions = [
-            [p.values.index(one.get(p.name, p.default)) for p in self._parameters]
-            for one in configurations
+            [p.values.index(configuration.get(p.name, p.default)) for p in self._parameters]
+            for configuration in configurations
         ]
         return np.array(positions, dtype=np.intp).reshape(-1, len(self._parameters))
 
@@ -203,9 +205,9 @@ class Proposer:
     ) -> Sequence[Configuration]:
         """The best with one rarely launched value of a small unordered parameter, unless known."""
         small = [
-            one
-            for one in self._parameters
-            if len(one.values) <= MAX_VALUES_LOOKED_AT and not one.ordered
+            parameter
+            for parameter in self._parameters
+            if len(parameter.values) <= MAX_VALUES_LOOKED_AT and not parameter.ordered
         ]
         rarely_tried = [
             best.with_value(one.name, value)
@@ -222,8 +224,8 @@ class Proposer:
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:
         """(members,): the probability of success, from the setting with the most failures."""
-        tried = self.rows([one.configuration for one in ratings])
-        failed = np.array([one.is_failure for one in ratings], dtype=bool)
+        tried = self.rows([rating.configuration for rating in ratings])
+        failed = np.array([rating.is_failure for rating in ratings], dtype=bool)
         chances = np.ones(len(members))
         for at, column in enumerate(self.rows(members).T if failed.any() else ()):
             count = len(self._parameters[at].values)
@@ -251,18 +253,18 @@ class Proposer:
         if space.size > MAX_RESOLVED:
             return tuple(members)
         # The configuration with the fewest changes represents its plan.
-        for one in sorted(members, key=lambda one: len(space.changes(one))):
-            if (plan_hash := self.resolve(one)) is not None:
-                self.owners.setdefault(plan_hash, one)
+        for member in sorted(members, key=lambda one: len(space.changes(one))):
+            if (plan_hash := self.resolve(member)) is not None:
+                self.owners.setdefault(plan_hash, member)
         owners = set(self.owners.values())
-        return tuple([one for one in members if one in owners])
+        return tuple([member for member in members if member in owners])
 
 
 def failed_plans(ratings: Sequence[Rating]) -> set[str]:
     """The plans that failed, or broke a requirement, too often to be chosen."""
     failures: dict[str, list[bool]] = {}
-    for one in ratings:
-        failures.setdefault(one.plan_hash, []).append(one.is_failure)
+    for rating in ratings:
+        failures.setdefault(rating.plan_hash, []).append(rating.is_failure)
     return {
         plan_hash
         for plan_hash, found in failures.items()

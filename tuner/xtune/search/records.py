@@ -169,7 +169,9 @@ class ScoreScale:
 
     def __init__(self, records: Sequence[Record], objective: Objective) -> None:
         self._records = [record for record in records if record.launch is not None]
-        self.objective = compared(objective, [one.launch for one in self._records if one.launch])
+        self.objective = compared(
+            objective, [record.launch for record in self._records if record.launch]
+        )
         self._bare_levels = self._levels_of_hosts()
 
     @cached_property
@@ -190,7 +192,7 @@ class ScoreScale:
     def bare(self) -> float | None:
         """The mean score of the bare command; None before it was measured."""
         bare_scores = [self.score_of(record) for record in _bare(self._records)]
-        scores = [one for one in bare_scores if one is not None]
+        scores = [score for score in bare_scores if score is not None]
         return sum(scores) / len(scores) if scores else None
 
     @property
@@ -202,7 +204,7 @@ class ScoreScale:
 
     def mean_of(self, plan_hash: str) -> float | None:
         """The mean score of a plan; None if no launch has a score."""
-        plan_scores = [one.score for one in self.ratings if one.plan_hash == plan_hash]
+        plan_scores = [rating.score for rating in self.ratings if rating.plan_hash == plan_hash]
         scores = [score for score in plan_scores if score is not None]
         return sum(scores) / len(scores) if scores else None
 

@@ -151,7 +151,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
     configuration = records[0].step.configuration
     objective = study.subject.objective
     launches = [record.launch for record in records if record.launch is not None]
-    measured = [one for one in launches if state_of(one, objective) is TrialState.COMPLETE]
+    measured = [launch for launch in launches if state_of(launch, objective) is TrialState.COMPLETE]
     values = [one.value for one in measured if one.value is not None]
     constraints = constraints_of(measured, objective)
     attributes: dict[str, Any] = {"launches": [record.number for record in records]}
@@ -161,7 +161,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
         attributes["mean"] = statistics.fmean(values)
     if len(values) > 1:
         attributes["standard deviation"] = statistics.stdev(values)
-    if ended := [one.outcome.value for one in launches if one not in measured]:
+    if ended := [launch.outcome.value for launch in launches if launch not in measured]:
         attributes["not measured"] = ended
     if broken := [text for text, excess in constraints.items() if excess > 0.0]:
         attributes["broke"] = broken
@@ -171,7 +171,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
     if values and not broken:
         state = TrialState.COMPLETE
     else:
-        is_failure = {state_of(one, objective) for one in launches} == {TrialState.FAIL}
+        is_failure = {state_of(launch, objective) for launch in launches} == {TrialState.FAIL}
         state = TrialState.FAIL if is_failure else TrialState.PRUNED
     distributions = distributions_of(configuration, study.subject.space)
     return create_trial(
@@ -210,15 +210,17 @@ def distributions_of(configuration: Configuration, space: Space) -> dict[str, Ba
     from optuna.distributions import CategoricalDistribution
 
     parameters = () if configuration == BARE else space.parameters
-    return {one.name: CategoricalDistribution(one.values) for one in parameters}
+    return {parameter.name: CategoricalDistribution(parameter.values) for parameter in parameters}
 
 
 def constraints_of(launches: Sequence[Launch], objective: Objective) -> dict[str, float]:
     """The largest violation of each requirement by measured launches; 0 or less if it is met."""
-    measured = [dict(one.requirements) for one in launches if one.outcome is Outcome.MEASURED]
+    measured = [
+        dict(launch.requirements) for launch in launches if launch.outcome is Outcome.MEASURED
+    ]
     return {
-        one.text: max(_excess(one, seen.get(one.text)) for seen in measured)
-        for one in objective.requirements
+        requirement.text: max(_excess(requirement, seen.get(requirement.text)) for seen in measured)
+        for requirement in objective.requirements
         if measured
     }
 

@@ -121,7 +121,11 @@ class Strategy:
 
     def _cut_at(self, scale: ScoreScale) -> float | None:
         """The value that a launch must reach; otherwise it may be ended early."""
-        scores = [one.score for one in scale.ratings if one.score is not None and not one.is_cut]
+        scores = [
+            rating.score
+            for rating in scale.ratings
+            if rating.score is not None and not rating.is_cut
+        ]
         if not scores:
             return None
         behind = max(CUT_SHARE, CUT_SPREADS * scale.spread)
@@ -186,7 +190,7 @@ class Strategy:
         lean = self._space.complete({**best, **defaults})
         if lean not in self._space or self._proposer.resolve(lean) is None:
             return best
-        is_known = any(one.plan_hash == self._hash(lean) for one in scale.ratings)
+        is_known = any(rating.plan_hash == self._hash(lean) for rating in scale.ratings)
         return best if is_known and not is_as_good(lean) else lean
 
     # Launches of the final.
@@ -201,7 +205,7 @@ class Strategy:
             for details, record in final_launches
             if record.launch is not None
         }
-        launched = [one.launch for one in records if one.launch is not None]
+        launched = [record.launch for record in records if record.launch is not None]
         return Final(final_launches[0][0].plan, compared(self._objective, launched), launches)
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
@@ -209,7 +213,7 @@ class Strategy:
         launch = final.next(left)
         if launch is None:
             return None
-        plans = tuple([self._hash(one) for one in final.plan.configurations])
+        plans = tuple([self._hash(configuration) for configuration in final.plan.configurations])
         attempt = final.plan.attempt
         details = FinalDetails(attempt, launch.block, launch.candidate, final.plan, plans)
         key = f"final {attempt} {launch.block} {launch.candidate}"
@@ -224,7 +228,9 @@ class Strategy:
         attempt = earlier[-1][0].attempt + 1 if earlier else 0
         plan = FinalPlan(
             BARE,
-            tuple([Finalist(one, len(self._space.changes(one))) for one in finalists]),
+            tuple(
+                [Finalist(finalist, len(self._space.changes(finalist))) for finalist in finalists]
+            ),
             planned=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
             rule=self._rule,
             seed=self._seed + attempt,
@@ -360,7 +366,7 @@ class Strategy:
 
 def final_records(records: Sequence[Record]) -> list[tuple[FinalDetails, Record]]:
     """The launches of the last final: those of its attempt and plan, started in the same way."""
-    rows = [(one.step.details, one) for one in records if one.step.details is not None]
+    rows = [(record.step.details, record) for record in records if record.step.details is not None]
     if not rows:
         return []
     last, _ = max(rows, key=lambda row: (row[0].attempt, row[1].number))

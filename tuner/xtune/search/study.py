@@ -163,15 +163,15 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
     with storage.reaching(), storage.writing():
         studies, problems = _read(storage)
         if name is None:
-            for one in studies:
-                if one.version == SCHEMA_VERSION and subject.difference(one.subject) is None:
-                    return one
-            taken = {*problems, *(one.name for one in studies)}
+            for study in studies:
+                if study.version == SCHEMA_VERSION and subject.difference(study.subject) is None:
+                    return study
+            taken = {*problems, *(study.name for study in studies)}
             further = (f"{subject.name} {number}" for number in itertools.count(2))
             names = itertools.chain([subject.name], further)
             return _create(storage, subject, next(one for one in names if one not in taken))
         _refuse_unreadable(storage, name, problems)
-        stored = next((one for one in studies if one.name == name), None)
+        stored = next((study for study in studies if study.name == name), None)
         if stored is None:
             return _create(storage, subject, name)
         if (difference := subject.difference(stored.subject)) is not None:
@@ -187,11 +187,11 @@ def find_study(storage: Storage, name: str) -> Study:
     """The study of that name, or with that beginning. Raises StudyError, with the names of the others."""
     studies, problems = list_studies(storage)
     _refuse_unreadable(storage, name, problems)
-    named = [one for one in studies if one.name == name or one.name.startswith(f"{name} ")]
+    named = [study for study in studies if study.name == name or study.name.startswith(f"{name} ")]
     named.sort(key=lambda one: one.name != name)
     if named and (len(named) == 1 or named[0].name == name):
         return named[0]
-    names = ", ".join(repr(one.name) for one in studies) or "none"
+    names = ", ".join(repr(study.name) for study in studies) or "none"
     many = "several studies are named" if named else "there is no study named"
     raise StudyError(f"{many} {name!r} in {storage.shown}; there are {names}")
 
@@ -213,7 +213,7 @@ def earlier_winners(storage: Storage, subject: Subject) -> list[Seed]:
         same = other.machine.fingerprint == subject.machine.fingerprint
         is_ours = same and subject.program.agrees(other.program)
         if is_ours and winner != BARE and subject.difference(other) is not None:
-            values = {one.name: one.values for one in subject.space.parameters}
+            values = {parameter.name: parameter.values for parameter in subject.space.parameters}
             settings = {name: one for name, one in winner.items() if one in values.get(name, ())}
             seed = subject.space.complete(settings)
             seeds.append(Seed(f"winner of study {study.name!r}", seed))
@@ -303,7 +303,10 @@ def _plain_objective(objective: Objective) -> Plain:
 
 def _what_differs(own: Space, other: Space) -> str:
     """The first difference of another space from this one, in words."""
-    here, there = ({one.name: one.values for one in space.parameters} for space in (own, other))
+    here, there = (
+        {parameter.name: parameter.values for parameter in space.parameters}
+        for space in (own, other)
+    )
     for name in (*there, *here):
         if there.get(name) != here.get(name):
             return f"{name}: {_listed(there.get(name))}; this one: {_listed(here.get(name))}"

@@ -116,7 +116,7 @@ class StudyStore:
                 for one in dead:
                     dead_id = backend.get_trial_id_from_study_id_trial_number(self.study.id, one)
                     self._fail(dead_id, "its worker is dead")
-                owner = next(one for one in records if _place(one.step) == _place(step))
+                owner = next(record for record in records if _place(record.step) == _place(step))
                 is_first = owner.number == number
                 if not is_first:
                     self._fail(trial_id, "another worker has claimed it")
@@ -231,9 +231,9 @@ class StudyStore:
         step, launch = from_plain(NextLaunch, {**plain, "configuration": {}}), None
         configuration = BARE if plain.get("bare") else Configuration(trial.params)
         step = step._replace(configuration=configuration)
-        for one in check_details(step):
-            if one != BARE and one not in self.study.subject.space:
-                raise ValueError(f"{one!r} is outside the space of the study")
+        for detail in check_details(step):
+            if detail != BARE and detail not in self.study.subject.space:
+                raise ValueError(f"{detail!r} is outside the space of the study")
         if trial.state.is_finished():
             launch = decode_result({"value": trial.value} | plain, step)
             check_numbers(step, launch)

@@ -75,7 +75,10 @@ class Scale:
     """Positions of values in percent of a length."""
 
     def __init__(self, values: Iterable[float | None], *, linear: bool = False) -> None:
-        finite = [one for one in values if one is not None and abs(one) < MAX_SHOWN] or [0.0, 1.0]
+        finite = [value for value in values if value is not None and abs(value) < MAX_SHOWN] or [
+            0.0,
+            1.0,
+        ]
         low, high = min(finite), max(finite)
         self._is_log = not linear and low > 0 and high > MAX_LINEAR_RANGE * low
         if self._is_log:
@@ -96,7 +99,7 @@ class Scale:
         if self._is_log:
             decades = range(math.floor(max(low, -MAX_DECADE)), math.ceil(min(high, MAX_DECADE)))
             values = [factor * 10.0**decade for decade in decades for factor in (1, 2, 5)]
-            values = [one for one in values if low <= math.log10(one) <= high]
+            values = [value for value in values if low <= math.log10(value) <= high]
             values = values[:: 1 + len(values) // (2 * TICKS)]
         else:
             power = 10.0 ** math.floor(math.log10(self._width / TICKS))
@@ -189,7 +192,7 @@ def history_chart(result: SearchResult) -> Chart:
             start = across.at(at)
             steps.append((start, across.at(end) - start, 100 - up.at(value)))
     label = f"Every launch in order; {objective_quantity(result.objective).better}"
-    ticks = [one for one in across.ticks if "." not in one[1]]
+    ticks = [tick for tick in across.ticks if "." not in tick[1]]
     return Chart(label, marks, legend, ticks, up.ticks, "launch", steps)
 
 
@@ -212,8 +215,10 @@ def front_chart(result: SearchResult, points: Sequence[Point]) -> Chart:
 def varied_settings(result: SearchResult, importance: Importance) -> list[str]:
     """The settings with several values among the launched configurations, the most important first."""
     ranking = [row.name for row in importance.settings]
-    names = [one.name for one in result.space.parameters]
-    varied = [name for name in names if len({one[name] for one in result.medians}) > 1]
+    names = [parameter.name for parameter in result.space.parameters]
+    varied = [
+        name for name in names if len({configuration[name] for configuration in result.medians}) > 1
+    ]
     return sorted(varied, key=[*ranking, *names].index)[:MAX_SETTINGS]
 
 

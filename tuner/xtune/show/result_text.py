@@ -169,8 +169,8 @@ def _passed_over(result: SearchResult) -> Iterator[str]:
             f"  preferred to {settings(compared[0], result.space)}, which is not clearly better, and changes"
             " more or takes more memory"
         )
-    others = {one.configuration for one in result.launches} - {*compared, verdict.best, BARE}
-    medians = {one: result.median(one) for one in others if not result.broke(one)}
+    others = {launch.configuration for launch in result.launches} - {*compared, verdict.best, BARE}
+    medians = {other: result.median(other) for other in others if not result.broke(other)}
     scores = {one: median * goal for one, median in medians.items() if median is not None}
     best, own = max(scores, key=scores.__getitem__, default=None), result.median(verdict.best)
     if best is not None and own is not None and scores[best] > own * goal:
@@ -225,7 +225,9 @@ def _mattered(result: SearchResult) -> Iterator[str]:
         change, times = f"{left_out.name}={left_out.value}", "" if step else " times as good"
         lines.append(f"  without its {change}: {ratio}{times}, {low} to {high}")
     for row in importance.settings:
-        if row.matters and any(abs(one.ratio - 1.0) >= MIN_EFFECT_SHOWN for one in row.effects):
+        if row.matters and any(
+            abs(effect.ratio - 1.0) >= MIN_EFFECT_SHOWN for effect in row.effects
+        ):
             best = row.effects[0]
             ratio, low, high = effects(step, best.ratio, best.low, best.high)
             times = "against" if step else "times"
@@ -248,14 +250,14 @@ def _mattered(result: SearchResult) -> Iterator[str]:
 
 def _failures(result: SearchResult) -> Iterator[str]:
     failed: Counter[str] = Counter()
-    for one in result.failures:
-        failed[one.launches[0].outcome.value] += len(one.numbers)
+    for failure in result.failures:
+        failed[failure.launches[0].outcome.value] += len(failure.numbers)
     if failed:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in failed.items())
         last = max(result.failures, key=lambda one: one.numbers[-1]).launches[-1]
         yield f"  failed launches: {counts} (xtune export has their standard error)"
         yield f"  the last failure: {describe_failure(last)}"
-    measured = [one for one in result.launches if one.outcome is Outcome.MEASURED]
+    measured = [launch for launch in result.launches if launch.outcome is Outcome.MEASURED]
     broke = [one for one in measured if not result.objective.is_feasible(one)]
     if broke:
         yield (

@@ -171,7 +171,7 @@ class SearchResult(NamedTuple):
 
     def levels(self, launches: Iterable[Launch]) -> list[float]:
         """What these launches are compared by: see `Objective.level`."""
-        levels = [self.objective.level(one.value) for one in launches]
+        levels = [self.objective.level(launch.value) for launch in launches]
         return [level for level in levels if level is not None]
 
     def median(self, configuration: Configuration) -> float | None:
@@ -194,9 +194,9 @@ class SearchResult(NamedTuple):
             return ""
         wanted = self._whole(configuration)
         broken = [
-            broken_requirements(one, self.objective)
-            for one in self.launches
-            if one.outcome is Outcome.MEASURED and self._whole(one.configuration) == wanted
+            broken_requirements(launch, self.objective)
+            for launch in self.launches
+            if launch.outcome is Outcome.MEASURED and self._whole(launch.configuration) == wanted
         ]
         texts = dict.fromkeys(requirement.text for one in broken for requirement in one)
         many = f"{sum(map(bool, broken))} of {counted_launches(len(broken))}"
@@ -224,7 +224,7 @@ class SearchResult(NamedTuple):
         """Names for charts: ``bare``, then a letter for each finalist, or without a final the best launched."""
         chosen = [row.configuration for row in self.verdict.finalists]
         if not chosen:
-            met = [one for one in self.launches if self.objective.is_feasible(one)]
+            met = [launch for launch in self.launches if self.objective.is_feasible(launch)]
             chosen = list(dict.fromkeys(o.configuration for o in met if o.configuration != BARE))
             chosen.sort(key=lambda one: -self.objective.sign * (self.median(one) or 0.0))
         return {BARE: "bare"} | dict(zip(chosen, "ABCDE"[:MAX_LABELS], strict=False))
@@ -242,7 +242,9 @@ class SearchResult(NamedTuple):
     @property
     def final_plan(self) -> FinalPlan | None:
         """The plan of the last final; None before the first."""
-        details = [one.step.details for one in self.records if one.step.details is not None]
+        details = [
+            record.step.details for record in self.records if record.step.details is not None
+        ]
         return details[-1].plan if details else None
 
     @property

@@ -53,7 +53,9 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
             f" other work; the last: {seen[numbers[-1] - 1]}",
         )
     ended_launches = [record.launch for record in records if record.launch is not None]
-    failed = [note for one in ended_launches for note in one.notes if note.startswith("--cleanup ")]
+    failed = [
+        note for launch in ended_launches for note in launch.notes if note.startswith("--cleanup ")
+    ]
     if failed:
         yield ResultWarning(
             "cleanup", f"after {launches(len(failed))} of {len(ended_launches):,}: {failed[-1]}"
@@ -73,7 +75,9 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
         if caution:
             where = f"host {host}: " if len(hosts) > 1 else ""
             yield ResultWarning("drift", where + caution)
-    medians = [statistics.median(one.level for one in controls) for controls in hosts.values()]
+    medians = [
+        statistics.median(control.level for control in controls) for controls in hosts.values()
+    ]
     between = math.expm1(max(medians) - min(medians)) if medians else 0.0
     if between > MIN_HOST_DIFFERENCE:
         yield ResultWarning(
@@ -152,7 +156,7 @@ def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None
-    early = [one.launch for one in result.records if one.step.stage is not Stage.FINAL]
+    early = [record.launch for record in result.records if record.step.stage is not Stage.FINAL]
     mine, bare = (
         result.levels([one for one in early if one is not None and one.configuration == wanted])
         for wanted in (leader.configuration, BARE)
@@ -180,14 +184,14 @@ def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator
 
 
 def _noise(result: SearchResult) -> Iterator[ResultWarning]:
-    measured = [one for one in result.launches if one.configuration == BARE]
+    measured = [launch for launch in result.launches if launch.configuration == BARE]
     measured = [one for one in measured if result.objective.has_level(one)]
     values = [one.value for one in measured if one.value is not None]
     for caution in noise_cautions(values, result.levels(measured)) if len(values) > 1 else ():
         yield ResultWarning("noise", f"the bare command: {caution}")
     names = {result.shown: "the best finalist", BARE: "the bare command"}
     for configuration, name in reversed(names.items()):
-        mine = [one for one in result.launches if one.configuration == configuration]
+        mine = [launch for launch in result.launches if launch.configuration == configuration]
         measured = [one for one in mine if one.outcome is Outcome.MEASURED]
         for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
             count = sum(one.steadiness is steadiness for one in measured)

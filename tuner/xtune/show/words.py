@@ -104,7 +104,7 @@ def effects(step: float, *found: float) -> list[str]:
     if not step:
         return ratios(*found)
     differences = [step * math.log(one) if one > 0 else -math.inf for one in found]
-    return [f"{'+' if one > 0 else ''}{number(one)}" for one in differences]
+    return [f"{'+' if difference > 0 else ''}{number(difference)}" for difference in differences]
 
 
 def as_good_as(step: float, *found: float) -> str:
@@ -200,7 +200,7 @@ MAX_GAIN_SHOWN = 10.0
 def aim(objective: Objective) -> str:
     """The objective in words. **Ex.:** ``images/s, maximize, with rss<=8GiB``."""
     name = "wall time" if objective.metric == WALL else objective.metric
-    required = "".join(f", with {one.text}" for one in objective.requirements)
+    required = "".join(f", with {requirement.text}" for requirement in objective.requirements)
     return f"{name}, {objective.goal.value}{required}"
 
 
@@ -324,9 +324,9 @@ def broken_requirements(launch: Launch, objective: Objective) -> list[Requiremen
     """The requirements for which a launch has a value that breaks them."""
     seen = dict(launch.requirements)
     return [
-        one
-        for one in objective.requirements
-        if seen.get(one.text) is not None and not one.holds(seen[one.text])
+        requirement
+        for requirement in objective.requirements
+        if seen.get(requirement.text) is not None and not requirement.holds(seen[requirement.text])
     ]
 
 
@@ -334,9 +334,9 @@ def unmet(launch: Launch, objective: Objective) -> str:
     """The requirements that a measured launch breaks, or the reason why that is unknown."""
     seen = dict(launch.requirements)
     broken = [
-        f"{one.text} (measured: {describe_seen(one, value)})"
-        for one in broken_requirements(launch, objective)
-        if (value := seen[one.text]) is not None
+        f"{requirement.text} (measured: {describe_seen(requirement, value)})"
+        for requirement in broken_requirements(launch, objective)
+        if (value := seen[requirement.text]) is not None
     ]
     unknown = [note for note in launch.notes if note.startswith("--require ")]
     return "; ".join([*broken, *unknown])

@@ -75,7 +75,7 @@ def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> d
 
 def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[DerivedValue]:
     """The values of a parameter's plans that conditions may use; cores are those of the smallest instance."""
-    pairs = [(made.count, min(one.ncores for one in made.instances)) for made in plans]
+    pairs = [(made.count, min(instance.ncores for instance in made.instances)) for made in plans]
     instances, ncores = zip(*pairs, strict=True)
     return [DerivedValue(INSTANCES, parameter, instances), DerivedValue(NCORES, parameter, ncores)]
 
@@ -273,7 +273,9 @@ def _placement(
         return plan(one.layout, machine).instances != plan(other.layout, machine).instances
 
     def spans_nodes(_: Request, other: Request) -> bool:
-        return any(len(one.memory_nodes) > 1 for one in plan(other.layout, machine).instances)
+        return any(
+            len(instance.memory_nodes) > 1 for instance in plan(other.layout, machine).instances
+        )
 
     nodes = len(memory_nodes(machine).usable)
     auto, interleave = MemoryPolicy.AUTO, MemoryPolicy.INTERLEAVE

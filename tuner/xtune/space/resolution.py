@@ -94,15 +94,19 @@ class Resolver:
             return request
         complete = self.space.complete(configuration)
         for where, change in ((Target.OPTION, with_option), (Target.VARIABLE, with_variable)):
-            for one in self.space.parameters:
-                if one.where is where:
-                    request = change(request, one.name, complete[one.name])
+            for parameter in self.space.parameters:
+                if parameter.where is where:
+                    request = change(request, parameter.name, complete[parameter.name])
         return request
 
     def own_values(self, configuration: Configuration) -> dict[str, Value]:
         """The values of the program's own parameters; `BARE`: their defaults."""
         complete = self.space.complete({} if configuration == BARE else configuration)
-        own = [one.name for one in self.space.parameters if one.where is Target.PROGRAM]
+        own = [
+            parameter.name
+            for parameter in self.space.parameters
+            if parameter.where is Target.PROGRAM
+        ]
         return {name: complete[name] for name in own}
 
     @functools.cached_property

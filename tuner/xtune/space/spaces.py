@@ -203,9 +203,9 @@ class Space:
                 for choice in range(len(parameter.values))
                 if choice != choices[at]
             ]
-            others = [one for one in others if self._admits(one)]
+            others = [other for other in others if self._admits(other)]
             if parameter.ordered:
-                below = [one for one in others if one < choices]
+                below = [other for other in others if other < choices]
                 others = [*below[-1:], *others[len(below) :][:1]]
             configurations += map(self._configuration, others)
         return tuple(configurations)

@@ -195,8 +195,8 @@ def _unread_parameters(facts: FileFacts) -> Iterator[Problem]:
             parameter.arg for parameter in (*function.args.args, *function.args.kwonlyargs)
         }
         parts = list(ast.walk(function))
-        used = {one.id for one in parts if isinstance(one, ast.Name)}
-        used |= {one.attr for one in parts if isinstance(one, ast.Attribute)} & {"params"}
+        used = {part.id for part in parts if isinstance(part, ast.Name)}
+        used |= {part.attr for part in parts if isinstance(part, ast.Attribute)} & {"params"}
         if (
             name in parameters
             and not used & {name, "locals", "params"}
@@ -282,7 +282,9 @@ def _fire_options(facts: FileFacts) -> Iterator[Problem]:
     for call in facts.calls_named("fire.Fire"):
         name = dotted(call.node.args[0]) if call.node.args else None
         functions = [binding.node for binding in call.scope.find_bindings(name)] if name else []
-        for function in (one for one in functions if isinstance(one, ast.FunctionDef)):
+        for function in (
+            function for function in functions if isinstance(function, ast.FunctionDef)
+        ):
             values = function.args.defaults
             named = zip(
                 function.args.args[len(function.args.args) - len(values) :], values, strict=True

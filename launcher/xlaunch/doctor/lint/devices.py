@@ -59,9 +59,9 @@ def _autocasts(facts: FileFacts) -> list[Call]:
 
 def _scaler_with_bf16(facts: FileFacts) -> Iterator[Problem]:
     types = set()
-    for one in _autocasts(facts):
-        dtype = keyword(one.node, "dtype") or ast.Constant(0)
-        bindings = one.scope.find_bindings(dotted(dtype) or "")
+    for autocast in _autocasts(facts):
+        dtype = keyword(autocast.node, "dtype") or ast.Constant(0)
+        bindings = autocast.scope.find_bindings(dotted(dtype) or "")
         if len(bindings) == 1 and isinstance(bindings[0].node, ast.Attribute):
             dtype = bindings[0].node  # dtype=amp_dtype, where amp_dtype = torch.bfloat16
         types.add(ast.unparse(dtype))
@@ -136,7 +136,7 @@ def _loaded_unmapped(facts: FileFacts) -> Iterator[Problem]:
     if (
         "is_available" not in facts.words
         or any(name.startswith("save") for name in facts.called)
-        or not any(_CHOICE.search(ast.unparse(one)) for one in choices)
+        or not any(_CHOICE.search(ast.unparse(choice)) for choice in choices)
     ):
         return
     for call in facts.calls_named("torch.load"):

@@ -305,7 +305,7 @@ class FileFacts:
 
         parts: list[tuple[Block, Sequence[ast.AST]]]
         if isinstance(node, ast.If | ast.IfExp | ast.While):
-            self.tests += [(one, block) for one in _conditions(node.test)]
+            self.tests += [(condition, block) for condition in _conditions(node.test)]
         match node:
             case ast.For() | ast.AsyncFor():
                 body = inner("loop")

@@ -77,5 +77,5 @@ def _epoch_of(facts: FileFacts, call: Call, depth: int = _DEPTH) -> ast.For | No
         for other in facts.calls_of(call.scope.node)
         if not any(isinstance(block.node, ast.If) for block in other.block.outwards())
     ]
-    epochs = [_epoch_of(facts, one, depth - 1) for one in callers]
-    return next((one for one in epochs if one is not None), None)
+    epochs = [_epoch_of(facts, caller, depth - 1) for caller in callers]
+    return next((epoch for epoch in epochs if epoch is not None), None)

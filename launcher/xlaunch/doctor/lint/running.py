@@ -163,7 +163,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     checks = CHECKS + TORCH_CHECKS if has_torch else CHECKS
     problems = [problem for check in checks for problem in check(facts)]
     if _IS_TEST.search(path) or any(_TESTS.match(name) for name, _, _ in facts.imports):
-        problems = [one for one in problems if not one[1].startswith(_SPEED)]
+        problems = [problem for problem in problems if not problem[1].startswith(_SPEED)]
     findings = {source.finding(*problem) for problem in problems}
     # A notebook shows the last value of a cell.
     findings = {
@@ -171,7 +171,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
         for finding in findings
         if finding.code != "XL010" or not source.ends_cell(finding.line)
     }
-    loud = [one for one in sorted(findings) if not source.is_silenced(one)]
+    loud = [finding for finding in sorted(findings) if not source.is_silenced(finding)]
     loud = _fold(loud)
     wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]
     hidden = 0

@@ -159,11 +159,11 @@ def _is_parameter(binding: Binding) -> bool:
 
 def _is_trial(facts: FileFacts, call: Call, name: str) -> bool:
     """Whether a call is made to see if it fails: in ``with raises(...)``, or tried and not used."""
-    for one in call.block.outwards():
-        if isinstance(one.node, ast.Try):
+    for block in call.block.outwards():
+        if isinstance(block.node, ast.Try):
             return facts.last_read.get((call.scope, name), 0) <= call.line
-        if isinstance(one.node, ast.With) and re.search(
-            "aises|warns", ast.unparse(one.node.items[0])
+        if isinstance(block.node, ast.With) and re.search(
+            "aises|warns", ast.unparse(block.node.items[0])
         ):
             return True
     return False
@@ -302,7 +302,9 @@ def _is_loader(facts: FileFacts, node: ast.expr, scope: Scope) -> bool:
         ]
         if not values:  # a parameter
             return text.endswith("loader") and not facts.modules() & _OTHER_BATCHES
-    return all(isinstance(one, ast.Call) and _returns_loader(facts, one, scope) for one in values)
+    return all(
+        isinstance(value, ast.Call) and _returns_loader(facts, value, scope) for value in values
+    )
 
 
 def _returns_loader(facts: FileFacts, node: ast.Call, scope: Scope) -> bool:

@@ -58,7 +58,7 @@ def _set_late(facts: FileFacts) -> Iterator[Problem]:
         inside = block.scope is not facts.module
         readers = [one for one in loaded if one[1] in READERS[variable]]
         if variable in _COUNTS and "set_num_threads" in facts.words:  # which sets torch's count
-            readers = [one for one in readers if one[1] not in _TORCH]
+            readers = [reader for reader in readers if reader[1] not in _TORCH]
         before = [library for line, library in readers if inside or line < node.lineno]
         if len(before) < len(readers):  # the last one still reads it
             continue

@@ -150,7 +150,7 @@ def _layer_beside(path: str, wanted: str) -> str | None:
         return None
     files = sorted(name for name in os.listdir(path) if name.endswith(".py"))[:_MAX_FILES]
     layers = (_layer_in(os.path.join(path, name), wanted, is_whole=True) for name in files)
-    return next((one for one in layers if one is not None), None)
+    return next((layer for layer in layers if layer is not None), None)
 
 
 @functools.lru_cache(maxsize=256)

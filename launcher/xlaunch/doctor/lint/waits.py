@@ -177,7 +177,7 @@ def _shown_read(facts: FileFacts, call: Call, regions: tuple[Block, ...]) -> str
 def _formatted(node: ast.expr) -> list[ast.expr]:
     """What a text shows. **Ex.:** ``loss`` of ``f"{loss:.3f}"`` and of ``"%.3f" % loss``."""
     if isinstance(node, ast.JoinedStr):
-        return [one.value for one in node.values if isinstance(one, ast.FormattedValue)]
+        return [value.value for value in node.values if isinstance(value, ast.FormattedValue)]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
         return list(node.right.elts) if isinstance(node.right, ast.Tuple) else [node.right]
     return [node]

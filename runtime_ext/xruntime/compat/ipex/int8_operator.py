@@ -95,14 +95,14 @@ def _run(archive: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor
     module = unpack(archive)
     tensors = iter(inputs)
     values = [
-        one.constant if one.dtype is None else next(tensors)
-        for one in Signature(module.exported, module.name).inputs
+        given.constant if given.dtype is None else next(tensors)
+        for given in Signature(module.exported, module.name).inputs
     ]
     args, kwargs = pytree.tree_unflatten(values, module.exported.call_spec.in_spec)
     with untraced():
         outputs = pytree.tree_leaves(module(*args, **kwargs))
     # An operator returns new tensors, which autograd may see.
-    return [one.clone() for one in outputs if isinstance(one, torch.Tensor)]
+    return [output.clone() for output in outputs if isinstance(output, torch.Tensor)]
 
 
 def _digest(archive: torch.Tensor) -> bytes:

@@ -158,5 +158,5 @@ def inputs_of(batch: object) -> object:
 
 def item_count(batch: object) -> int:
     """Return the number of items in a batch: the first size of its first tensor."""
-    tensors = [one for one in pytree.tree_leaves(batch) if isinstance(one, torch.Tensor)]
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     return tensors[0].shape[0] if tensors and tensors[0].dim() else 1

@@ -49,10 +49,12 @@ class SGDArgs(NamedTuple):
 def _specs(modules: Sequence[nn.EmbeddingBag]) -> list[EmbeddingSpec]:
     check_modules(modules)
     specs = []
-    for one in modules:
-        rows, columns = one.weight.shape
-        options = bool(one.sparse), bool(one.include_last_offset)
-        specs.append(EmbeddingSpec(rows, columns, one.mode, one.weight.dtype, one.weight, *options))
+    for module in modules:
+        rows, columns = module.weight.shape
+        options = bool(module.sparse), bool(module.include_last_offset)
+        specs.append(
+            EmbeddingSpec(rows, columns, module.mode, module.weight.dtype, module.weight, *options)
+        )
     return specs
 
 
