@@ -209,17 +209,23 @@ def markdown(outcomes: Sequence[BenchmarkOutcome]) -> str:
         "| benchmark | result | seconds | goals met | missed or open |",
         "|---|---|---:|---:|---:|",
     ]
-    for it in outcomes:
-        met = it.output.count("goal met")
-        others = it.output.count("goal MISSED") + it.output.count("goal open")
+    for outcome in outcomes:
+        met = outcome.output.count("goal met")
+        others = outcome.output.count("goal MISSED") + outcome.output.count("goal open")
         lines.append(
-            f"| {it.benchmark.name} | {it.failure or 'ran'} | {it.seconds:.0f} | {met} | {others} |"
+            f"| {outcome.benchmark.name} | {outcome.failure or 'ran'} | {outcome.seconds:.0f} | {met} | {others} |"
         )
-    for it in outcomes:
-        lines += ["", f"## {it.benchmark.name}", "", f"`{it.command}`", *as_markdown(it.output)]
-        if it.failure:
-            last = it.errors.strip().splitlines()[-LAST_LINES:]
-            lines += ["", f"**{it.failure}**", *as_markdown("\n".join(last))]
+    for outcome in outcomes:
+        lines += [
+            "",
+            f"## {outcome.benchmark.name}",
+            "",
+            f"`{outcome.command}`",
+            *as_markdown(outcome.output),
+        ]
+        if outcome.failure:
+            last = outcome.errors.strip().splitlines()[-LAST_LINES:]
+            lines += ["", f"**{outcome.failure}**", *as_markdown("\n".join(last))]
     return "\n".join(lines) + "\n"
 
 
@@ -288,7 +294,11 @@ def main() -> int:
             (directory / "report.md").write_text(text)
             (directory / "report.html").write_text(html(text))
     print(directory / "report.md", directory / "report.html", sep="\n")
-    failed = [it for it in outcomes if it.failure and not it.failure.startswith("not run")]
+    failed = [
+        outcome
+        for outcome in outcomes
+        if outcome.failure and not outcome.failure.startswith("not run")
+    ]
     return 1 if failed else 0
 
 

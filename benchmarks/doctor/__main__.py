@@ -161,7 +161,11 @@ def print_still_found(
     for name, is_hint in (("faults", False), ("hints", True)):
         kind = [row for row in rows if BY_CODE[row["rule"]].is_hint is is_hint]
         for verdict in VERDICTS:
-            judged = [tuple(row[it] for it in columns) for row in kind if row["verdict"] == verdict]
+            judged = [
+                tuple(row[column] for column in columns)
+                for row in kind
+                if row["verdict"] == verdict
+            ]
             if judged:
                 left = sum(row in now for row in judged)
                 print(f"{name} judged {verdict!r}: {left} of {len(judged)} are still reported")

@@ -50,7 +50,9 @@ def main() -> None:
     ]
     results = measure_rounds(cases, asked.rounds)
     report(Comparison("one image of the training", "plates.py", cases), results)
-    write_raw(asked.json, "plates", {"seconds": {it.name: it.seconds for it in results}})
+    write_raw(
+        asked.json, "plates", {"seconds": {result.name: result.seconds for result in results}}
+    )
 
 
 if __name__ == "__main__":

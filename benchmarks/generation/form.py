@@ -114,7 +114,9 @@ def bytes_of(form: str, directory: Path, model: Any) -> int | None:
         return gguf_path(directory, form).stat().st_size
     if form in BITS:  # the output layer is tied to the embedding, and packed beside it
         tensors = (*model.parameters(), *model.buffers())
-        return sum(it.nbytes for it in tensors) - int(model.get_input_embeddings().weight.nbytes)
+        return sum(tensor.nbytes for tensor in tensors) - int(
+            model.get_input_embeddings().weight.nbytes
+        )
     return None
 
 

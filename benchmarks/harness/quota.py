@@ -69,7 +69,9 @@ class QuotaGroup(NamedTuple):
 
 def make_group(quota: float) -> QuotaGroup | None:
     """Make a group with a quota of so many CPUs, in the innermost group that allows it; None if none does."""
-    for group in [it for levels in ControlGroups(Tree("/")).enclosing("cpu") for it in levels]:
+    for group in [
+        level for levels in ControlGroups(Tree("/")).enclosing("cpu") for level in levels
+    ]:
         directory = Path(group.directory) / f"xlaunch-benchmark-{os.getpid()}-{quota:g}"
         quota_us = f"{quota * PERIOD_US:.0f}"
         try:

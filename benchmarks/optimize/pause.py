@@ -133,7 +133,7 @@ class Bench:
         words = [*wrapper, sys.executable, str(SIDE), work, str(file), *began, *limits]
         done = run_checked(words, environment)
         times = tuple([float(line) for line in file.read_text().split()])
-        said = tuple([it for it in done.stderr.splitlines() if it.startswith("xruntime: ")])
+        said = tuple([line for line in done.stderr.splitlines() if line.startswith("xruntime: ")])
         return times, said
 
 

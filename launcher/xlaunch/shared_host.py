@@ -293,7 +293,7 @@ def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> 
         whole = plan(layout, machine)
         if taken.isdisjoint(whole.used_cpus) and not sharing(held, (), _gpus_of(whole)):
             return _bound(whole)
-        count, ncores = len(whole.instances), max([it.ncores for it in whole.instances])
+        count, ncores = len(whole.instances), max([instance.ncores for instance in whole.instances])
         layout = layout._replace(instances=count, ncores=ncores, mode=None, instance_index=None)
     free = tuple([cpu for cpu in limits.allowed_cpus if cpu not in taken])
     gpus, held_gpus = machine.gpus, taken_gpus(held)

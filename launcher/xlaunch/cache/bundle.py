@@ -136,7 +136,7 @@ def export(
     Its name ends in ``.tar``, or if it is to be compressed in ``.tar.gz`` or ``.tgz``. `sign`: path of a
     private SSH key to sign it with. `force`: it may replace any file but that key. Raises `UsageError`.
     """
-    if len({it.cache for it in directories}) < len(directories):
+    if len({directory.cache for directory in directories}) < len(directories):
         raise UsageError("a bundle holds one directory of each cache; export the others separately")
     if is_special_file(path):
         raise UsageError(f"{path} is not a regular file; name a file to write or to replace")
@@ -163,7 +163,7 @@ def export(
             remove_dead(above)
             copies = stack.enter_context(temporary_directory(".xlaunch-export", above))
             with signals.interruptible():
-                caches = [_copy_cache(it, copies, left_out) for it in directories]
+                caches = [_copy_cache(directory, copies, left_out) for directory in directories]
                 _write(path, caches, copies, sign)
                 check_output(path, BUNDLE, option="", force=force, inputs=inputs)
                 replace(os.path.join(copies, WHOLE), os.path.realpath(path))
@@ -171,9 +171,9 @@ def export(
         of_cache = str(error.filename).startswith(os.path.join(base, ""))
         problem = f"{error.filename} cannot be read" if of_cache else f"{path} cannot be written"
         raise UsageError(f"{problem}: {error.strerror}") from None
-    files = sum([len(it.files) for it in caches])
-    weights_bytes = sum([it.size_bytes for it in caches if BY_NAME[it.cache].weights])
-    size_bytes = sum([it.size_bytes for it in caches])
+    files = sum([len(cache.files) for cache in caches])
+    weights_bytes = sum([cache.size_bytes for cache in caches if BY_NAME[cache.cache].weights])
+    size_bytes = sum([cache.size_bytes for cache in caches])
     return ExportResult(path, files, size_bytes, weights_bytes, tuple(left_out))
 
 
@@ -199,23 +199,25 @@ def decode(data: bytes) -> tuple[BundledCache, ...]:
 
 def _check(caches: Sequence[BundledCache]) -> None:
     """Raise ValueError unless `export` could have written this; TypeError for values of other types."""
-    for it in caches:
-        if it.cache not in BY_NAME or not re.fullmatch(r"[\w+-][\w+.-]{0,199}", it.key, re.ASCII):
-            name = f"{it.cache}/{it.key}"
+    for cache in caches:
+        if cache.cache not in BY_NAME or not re.fullmatch(
+            r"[\w+-][\w+.-]{0,199}", cache.key, re.ASCII
+        ):
+            name = f"{cache.cache}/{cache.key}"
             raise ValueError(f"{name!r:.300} is not a cache that this xlaunch knows")
-        if {type(text) for text in it.parts.values()} - {str}:
-            raise ValueError(f"a part of the key {it.key} is not text")
-        for file in it.files:
+        if {type(text) for text in cache.parts.values()} - {str}:
+            raise ValueError(f"a part of the key {cache.key} is not text")
+        for file in cache.files:
             if (
                 [type(value) for value in file] != [str, int, str, bool, int]
                 or file.size_bytes < 0
                 or not re.fullmatch("[0-9a-f]{64}", file.sha256)
-                or entries_of(it.cache, file.path).kind in LOCAL_KINDS
+                or entries_of(cache.cache, file.path).kind in LOCAL_KINDS
             ):
                 raise ValueError(
                     f"{file.path!r:.300} is a lock or unfinished, or is not described as a file"
                 )
-    names = [name for it in caches for name in it.names]
+    names = [name for cache in caches for name in cache.names]
     for name in names:
         encoded = os.fsencode(name)
         odd = [it for it in encoded.split(b"/") if it in (b"", b".", b"..") or len(it) > 255]
@@ -223,7 +225,7 @@ def _check(caches: Sequence[BundledCache]) -> None:
             raise ValueError(f"{name!r:.300} is not a path that a bundle may have")
     above = {name[: slash.start()] for name in names for slash in re.finditer("/", name)}
     twice = len(set(names)) < len(names) or not above.isdisjoint(names)
-    if twice or len({it.cache for it in caches}) < len(caches):
+    if twice or len({cache.cache for cache in caches}) < len(caches):
         raise ValueError("it describes a cache or a file twice, or a file as a directory")
 
 
@@ -295,7 +297,9 @@ def _copy(root: str, relative: str, copies: str, form: Format) -> File | None:
 
 def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | None) -> None:
     """Write a bundle for `path` from the files that `_copy` has made, beside them."""
-    listed = [it._asdict() | {"files": [file._asdict() for file in it.files]} for it in caches]
+    listed = [
+        cache._asdict() | {"files": [file._asdict() for file in cache.files]} for cache in caches
+    ]
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = {"schema_version": SCHEMA_VERSION, "created": created, "caches": listed}
     data = json.dumps(manifest, indent=1).encode()
@@ -307,8 +311,8 @@ def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | N
     for name, data in first.items():
         write_whole(os.path.join(copies, name), data)
     members = [(name, name) for name in first]
-    for it in caches:
-        members += zip(it.names, [file.sha256 for file in it.files], strict=True)
+    for cache in caches:
+        members += zip(cache.names, [file.sha256 for file in cache.files], strict=True)
     whole = os.path.join(copies, WHOLE)
     mode: Any = "w" if path.endswith(".tar") else "w:gz"
     with tarfile.open(whole, mode, format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:

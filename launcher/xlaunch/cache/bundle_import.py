@@ -74,14 +74,16 @@ def import_bundle(
             with _damage_as_error(path):
                 reader = _Reader(file)
                 caches, signer = _read_manifest(reader, allowed_signers)
-            keys = {it.cache: key_of(BY_NAME[it.cache], hardware, packages) for it in caches}
+            keys = {
+                cache.cache: key_of(BY_NAME[cache.cache], hardware, packages) for cache in caches
+            }
             if not force:
                 _check_keys(caches, keys, path)
-            directories = [store.directory_of(base, keys[it.cache]) for it in caches]
+            directories = [store.directory_of(base, keys[cache.cache]) for cache in caches]
             make_private(base)
             with staging_directory(base) as (staging, signals):
                 _require_usable(base, directories)
-                _check_room(base, sum([it.size_bytes for it in caches]), path, max_bytes)
+                _check_room(base, sum([cache.size_bytes for cache in caches]), path, max_bytes)
                 with signals.interruptible(), _damage_as_error(path):
                     staged = [
                         _stage(reader, it, staging, directory)
@@ -95,7 +97,7 @@ def import_bundle(
     except OSError as error:
         name = path if error.filename is None else error.filename
         raise UsageError(f"{name!r} cannot be read or written: {error.strerror}") from None
-    kept = sum([len(it.files) for it in caches]) - len(sizes)
+    kept = sum([len(cache.files) for cache in caches]) - len(sizes)
     return ImportResult(len(sizes), kept, sum(sizes), tuple(directories), signer)
 
 
@@ -185,8 +187,8 @@ def _read_manifest(
 def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], path: str) -> None:
     """Raise `UsageError` unless the caches of a bundle are valid for the `keys` of this machine."""
     reasons = []
-    for it in caches:
-        own, theirs = dict(keys[it.cache].parts), dict(it.parts)
+    for cache in caches:
+        own, theirs = dict(keys[cache.cache].parts), dict(cache.parts)
         # Libraries linked against glibc 2.31 run with 2.36, not the other way round.
         names = [parts.get(Part.C_LIBRARY, "") for parts in (theirs, own)]
         matches = [re.fullmatch(r"glibc ([0-9]{1,9})\.([0-9]{1,9})", name) for name in names]
@@ -195,7 +197,7 @@ def _check_keys(caches: Sequence[bundle.BundledCache], keys: Mapping[str, Key], 
             theirs[Part.C_LIBRARY] = own[Part.C_LIBRARY]
         lines = differences(own, theirs)
         if lines:
-            reasons.append(f"{it.cache}: {'; '.join(lines)}")
+            reasons.append(f"{cache.cache}: {'; '.join(lines)}")
     if reasons:
         raise UsageError(
             f"{path} was made for something else (first this machine, then the bundle): "
@@ -272,9 +274,9 @@ def _choose(directory: CacheDirectory, files: Mapping[str, ImportedFile]) -> lis
                 same.add(path)
     different = {contents.unit_of(directory.cache, path) for path in existing - same}
     new = [
-        it
-        for it in files
-        if it not in existing and contents.unit_of(directory.cache, it) not in different
+        file
+        for file in files
+        if file not in existing and contents.unit_of(directory.cache, file) not in different
     ]
     return sorted(
         new, key=lambda it: (_ORDER.index(contents.entries_of(directory.cache, it).format), it)

@@ -50,7 +50,7 @@ def prune(
     if not dry_run:
         remove_leftovers(base)
     directories = sorted(store.stored(base), key=lambda it: it.last_use_s)
-    units = {it: _units(it) for it in directories}
+    units = {directory: _units(directory) for directory in directories}
     excess = 0
     if max_bytes is not None:
         excess = sum([unit.size_bytes for own in units.values() for unit in own]) - max_bytes

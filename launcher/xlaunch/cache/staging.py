@@ -129,12 +129,16 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
                 open_below(base, *above) as descriptor,
                 os.scandir(descriptor) as entries,
             ):
-                for it in entries:
-                    if not it.name.startswith(prefixes) or not it.is_dir(follow_symlinks=False):
+                for entry in entries:
+                    if not entry.name.startswith(prefixes) or not entry.is_dir(
+                        follow_symlinks=False
+                    ):
                         continue
-                    number = it.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
+                    number = (
+                        entry.name.removeprefix(COUNTERS).removeprefix(PARTIAL).partition("-")[0]
+                    )
                     running = number.isdecimal() and os.path.exists(f"/proc/{number}")
-                    old = time.time() - it.stat(follow_symlinks=False).st_mtime > DAY_S
-                    if (old and not running) or (alone and it.name.startswith(IMPORTING)):
-                        abandoned.append(os.path.join(base, *above, it.name))
+                    old = time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
+                    if (old and not running) or (alone and entry.name.startswith(IMPORTING)):
+                        abandoned.append(os.path.join(base, *above, entry.name))
         yield abandoned

@@ -284,7 +284,9 @@ def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
                 yield CacheDirectory(cache, "", place), reason
                 continue
             with open_below(base, cache) as descriptor, os.scandir(descriptor) as entries:
-                names = [it.name for it in entries if not it.is_file(follow_symlinks=False)]
+                names = [
+                    entry.name for entry in entries if not entry.is_file(follow_symlinks=False)
+                ]
         except OSError:
             continue
         for name in sorted([name for name in names if not name.startswith(".")]):
@@ -469,7 +471,7 @@ def named_by_processes() -> frozenset[str]:
             continue
         with contextlib.suppress(OSError), open(f"/proc/{number}/environ", "rb") as stream:
             entries = stream.read().split(b"\0")
-            paths |= {it.partition(b"=")[2] for it in entries if it.startswith(prefixes)}
+            paths |= {entry.partition(b"=")[2] for entry in entries if entry.startswith(prefixes)}
     return frozenset([os.path.realpath(os.fsdecode(path)) for path in paths if path])
 
 

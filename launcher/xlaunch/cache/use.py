@@ -253,7 +253,7 @@ def _torch_directory(environment: Mapping[str, str]) -> str:
             user = f"uid_{os.getuid()}"
     named = [environment.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
     places = [*filter(None, named), "/tmp", "/var/tmp", "/usr/tmp", "."]  # noqa: S108
-    place = next((it for it in places if os.access(it, os.W_OK | os.X_OK)), ".")
+    place = next((place for place in places if os.access(place, os.W_OK | os.X_OK)), ".")
     user = re.sub(r'[\\/:*?"<>|]', "_", user)
     return os.path.join(os.path.abspath(place), f"torchinductor_{user}")
 
@@ -348,7 +348,9 @@ def _remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
     since_s -= CLOCK_STEP_S
     with os.scandir(directory.path) as entries:
         changed = [
-            it.path for it in entries if it.is_dir(follow_symlinks=False) and _since(it, since_s)
+            entry.path
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and _since(entry, since_s)
         ]
     if not changed:
         return

@@ -172,7 +172,10 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
 
     base = _named_base(cache_dir)
     problems = verify(base, fix=fix)
-    lines = [f"{it.path}: {it.what}{' (fixed)' if it.fixed else ''}" for it in problems]
+    lines = [
+        f"{problem.path}: {problem.what}{' (fixed)' if problem.fixed else ''}"
+        for problem in problems
+    ]
     remaining = sum([not problem.fixed for problem in problems])
     files = sum([contents.usage_of(it).files for it in store.stored(base)])
     result = f"{counted(remaining, 'problem')} left" if remaining else "whole"

@@ -118,7 +118,8 @@ def facts_of(
 def draw(results: Sequence[CheckResult], unavailable: Sequence[str], *, verbose: bool) -> Drawing:
     """The findings in lines of 80 columns; commands can be copied."""
     counts = {
-        severity: [it.finding.severity for it in results].count(severity) for severity in Severity
+        severity: [result.finding.severity for result in results].count(severity)
+        for severity in Severity
     }
     words = [
         f"{counts[Severity.SERIOUS]} serious",

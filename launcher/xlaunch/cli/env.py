@@ -68,7 +68,9 @@ class Surroundings(NamedTuple):
     @property
     def alone(self) -> dict[str, str]:
         """The variables that it needs if nothing is inherited, the user's that matter included."""
-        kept = {it.name: it.value for it in self.settings if it.value is not None}
+        kept = {
+            setting.name: setting.value for setting in self.settings if setting.value is not None
+        }
         return kept | self.changed
 
 

@@ -94,7 +94,7 @@ def look() -> list[LaunchUsage]:
     if not leases:
         return []
     # The PID of a launch in another namespace is another process here.
-    trees = [[it.pid, *descendants(it.pid)] if it.is_local else [] for it in leases]
+    trees = [[lease.pid, *descendants(lease.pid)] if lease.is_local else [] for lease in leases]
     before = [_usage(tree)[0] for tree in trees]
     began = time.monotonic()
     time.sleep(SAMPLE_S)
@@ -121,18 +121,33 @@ def table(launches: Sequence[LaunchUsage]) -> list[str]:
     if not launches:
         return ["no launch runs on this host"]
     columns = [
-        ("pid", [str(it.lease.pid) + _NOT_LOCAL * (not it.lease.is_local) for it in launches]),
-        ("user", [it.user for it in launches]),
-        ("program", [it.lease.program or "-" for it in launches]),
-        ("instances", [str(it.lease.instances or "-") for it in launches]),
-        ("CPUs", [format_cpu_list(it.lease.cpus) or "not bound" for it in launches]),
-        ("GPUs", [" ".join(it.lease.gpus) for it in launches]),
-        ("uptime", [uptime(it.lease.uptime_s) for it in launches]),
-        ("CPU %", ["-" if it.cpu_percent is None else f"{it.cpu_percent:.0f}" for it in launches]),
-        ("memory", ["-" if it.rss_bytes is None else size(it.rss_bytes) for it in launches]),
-        ("exclusive", ["yes" if it.lease.exclusive else "" for it in launches]),
-        ("metric", [it.lease.metric for it in launches]),
-        ("logs", [it.lease.log_dir for it in launches]),
+        (
+            "pid",
+            [
+                str(launch.lease.pid) + _NOT_LOCAL * (not launch.lease.is_local)
+                for launch in launches
+            ],
+        ),
+        ("user", [launch.user for launch in launches]),
+        ("program", [launch.lease.program or "-" for launch in launches]),
+        ("instances", [str(launch.lease.instances or "-") for launch in launches]),
+        ("CPUs", [format_cpu_list(launch.lease.cpus) or "not bound" for launch in launches]),
+        ("GPUs", [" ".join(launch.lease.gpus) for launch in launches]),
+        ("uptime", [uptime(launch.lease.uptime_s) for launch in launches]),
+        (
+            "CPU %",
+            [
+                "-" if launch.cpu_percent is None else f"{launch.cpu_percent:.0f}"
+                for launch in launches
+            ],
+        ),
+        (
+            "memory",
+            ["-" if launch.rss_bytes is None else size(launch.rss_bytes) for launch in launches],
+        ),
+        ("exclusive", ["yes" if launch.lease.exclusive else "" for launch in launches]),
+        ("metric", [launch.lease.metric for launch in launches]),
+        ("logs", [launch.lease.log_dir for launch in launches]),
     ]
     return _without_empty(columns, optional=("logs", "user"))
 

@@ -120,7 +120,7 @@ def _crowd_of_ranks(
     if warning is None:
         return None
     shares = [_share_of(local, count, request, machine) for local in range(count)]
-    instances = [plan(it.request.layout, it.machine).instances[0] for it in shares]
+    instances = [plan(share.request.layout, share.machine).instances[0] for share in shares]
     return tuple([it._replace(index=index) for index, it in enumerate(instances)]), warning
 
 
@@ -144,9 +144,9 @@ def _environment_of_ranks(
             )
         )
     return ranks[0]._replace(
-        programs=tuple([it.programs[0] for it in ranks]),
-        settings=tuple([it.settings[0] for it in ranks]),
-        variables=tuple([it.variables[0] for it in ranks]),
+        programs=tuple([rank.programs[0] for rank in ranks]),
+        settings=tuple([rank.settings[0] for rank in ranks]),
+        variables=tuple([rank.variables[0] for rank in ranks]),
     )
 
 

@@ -113,7 +113,8 @@ def _contribute_caches(situation: Situation) -> Contribution:
             make=situation.make_directories,
         )
     variables = [
-        Proposal(it.name, it.value, it.reason, option=it.option) for it in caches.variables
+        Proposal(variable.name, variable.value, variable.reason, option=variable.option)
+        for variable in caches.variables
     ]
     return Contribution(variables, warnings=caches.warnings, caches=caches)
 
@@ -233,7 +234,7 @@ def prepare_environment(
             proposals += part.proposals
             if part.of_instance is not None:
                 proposals += part.of_instance(instance, variables_of_user)
-        proposals = [it for it in proposals if it.name not in request.unset]
+        proposals = [proposal for proposal in proposals if proposal.name not in request.unset]
         chosen = choose_settings(plan, instance, asked, inherited, [*proposals, *lists])
         programs.append(own_program(program, request, plan, instance))
         settings.append((*chosen, *unset))

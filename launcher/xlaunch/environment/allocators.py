@@ -187,7 +187,7 @@ def _not_for_dask(
     Their nanny has glibc return memory (MALLOC_TRIM_THRESHOLD_), and ends a worker whose resident memory is
     too large: what an allocator keeps counts.
     """
-    names = [it.name for it in proposals] + [it.variable for it in entries]
+    names = [proposal.name for proposal in proposals] + [entry.variable for entry in entries]
     own = [f"{name}={situation.given.get(name, '')}" for name in names]
     if not situation.started or not hook_reaches(situation.program) or ";" in "".join(own):
         return Contribution()

@@ -157,7 +157,7 @@ def other_allocator(environment: Mapping[str, str], library: str | None = None) 
     from xlaunch.environment.libraries import ALLOCATORS
 
     entries = preloaded_of(environment, ALLOCATORS)
-    return next((it for it in entries if not (library and _same(it, library))), None)
+    return next((entry for entry in entries if not (library and _same(entry, library))), None)
 
 
 def refuse_second_allocator(library: str, environment: Mapping[str, str]) -> None:
@@ -219,7 +219,7 @@ def require_library(
         libraries = find_libraries((wanted,), prefix, environment, loads=loads)
     prover = prover_of(program)
     if prover is None and program.untried is None:
-        fitting = next((it for it in libraries if it.refusal is None), None)
+        fitting = next((library for library in libraries if library.refusal is None), None)
         if fitting:
             note = f"{option}: {fitting.path} was not tried: xlaunch's Python has another C library"
             return fitting, (note,)

@@ -72,7 +72,10 @@ def parse_levels(text: str) -> tuple[Level, ...]:
         levels.append(Level("pu", 1))
     if prod(level.each for level in levels if level.name != "gpu") > MAX_CPUS:
         raise refuse(f"that is more than {MAX_CPUS} CPUs")
-    if "gpu" in names and prod([it.each for it in levels[: names.index("gpu") + 1]]) > MAX_GPUS:
+    if (
+        "gpu" in names
+        and prod([level.each for level in levels[: names.index("gpu") + 1]]) > MAX_GPUS
+    ):
         raise refuse(f"that is more than {MAX_GPUS} GPUs")
     return tuple(levels)
 

@@ -281,4 +281,4 @@ def _node_of(gpu: Gpu, topology: Topology) -> int | None:
 
 def _package_of(cpu: int | None, topology: Topology) -> int | None:
     """The lowest CPU of the package of a CPU."""
-    return next((it.cpus[0] for it in topology.packages if cpu in it.cpus), None)
+    return next((package.cpus[0] for package in topology.packages if cpu in package.cpus), None)

@@ -186,8 +186,11 @@ class _Picture:
     def _legend(self, width: int, y: int) -> Iterator[tuple[int, list[str]]]:
         """Each entry, with where the next line begins."""
         entries = [
-            (f"i{it.index}", f"#{it.index} {counted(it.ncores, 'core')}: {_short(it.cpus)}")
-            for it in (() if self._plan is None else self._plan.instances)
+            (
+                f"i{instance.index}",
+                f"#{instance.index} {counted(instance.ncores, 'core')}: {_short(instance.cpus)}",
+            )
+            for instance in (() if self._plan is None else self._plan.instances)
         ]
         allowed = [core for core in self._top.cores if not self._allowed.isdisjoint(core)]
         if self._plan is not None and any(self._owner.keys().isdisjoint(core) for core in allowed):

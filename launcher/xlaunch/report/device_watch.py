@@ -106,7 +106,7 @@ class DeviceWatch:
                 "" if reading.memory_bytes is None else size(reading.memory_bytes),
                 "" if reading.power_w is None else f"{reading.power_w:.0f} W",
             ]
-            parts.append(f"{device.name} {', '.join([it for it in values if it])}")
+            parts.append(f"{device.name} {', '.join([value for value in values if value])}")
         parts.append(f"{last.cpus_used:.1f} of {self._cpus} CPUs")
         return f"{last.at_s:.0f} s: {'; '.join(parts)}"
 

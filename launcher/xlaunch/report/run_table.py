@@ -50,8 +50,8 @@ def render_report(report: Report, *, explain: bool = False, width: int | None = 
     ]
     lines = [f"xlaunch: {report.reason}; {report.wall_s:.2f} s"]
     for heading, cells, is_used in (
-        ("GPUs", [",".join(it.gpus) for it in report.instances], any(it.gpus for it in report.instances)),
-        ("restarts", [str(it.restarts) for it in report.instances], any(it.restarts for it in report.instances)),
+        ("GPUs", [",".join(instance.gpus) for instance in report.instances], any(instance.gpus for instance in report.instances)),
+        ("restarts", [str(instance.restarts) for instance in report.instances], any(instance.restarts for instance in report.instances)),
     ):  # fmt: skip
         if is_used:
             headings = (*headings, heading)
@@ -72,10 +72,10 @@ def render_report(report: Report, *, explain: bool = False, width: int | None = 
 def _caches(report: Report) -> list[str]:
     """A line for each cache that the run wrote to, and one for torch's counters."""
     lines = [
-        f"cache {it.cache}: {it.warmth} at the start; {counted(it.new_files, 'new file')}, "
-        f"{size(it.new_bytes)}"
-        for it in report.caches
-        if it.new_files
+        f"cache {cache.cache}: {cache.warmth} at the start; {counted(cache.new_files, 'new file')}, "
+        f"{size(cache.new_bytes)}"
+        for cache in report.caches
+        if cache.new_files
     ]
     counters = report.compilation
     if counters is not None:

@@ -115,7 +115,9 @@ class Health(Part):
         return not check.run.was_ready and now < check.run.started + self._asked.health_start_s
 
     def _ask(self, now: float) -> None:
-        begins_round = now >= self._round_at and not any(it.counts for it in self._checks.values())
+        begins_round = now >= self._round_at and not any(
+            check.counts for check in self._checks.values()
+        )
         if begins_round:
             self._round_at = now + self._asked.health_interval_s
         for check in self._checks.values():

@@ -189,7 +189,11 @@ class MemoryKills:
         if not groups:
             return None
         self._attributed += 1
-        maxima = [self._tree.read_int(it.file("memory", "max")) for it in groups if it is not None]
+        maxima = [
+            self._tree.read_int(group.file("memory", "max"))
+            for group in groups
+            if group is not None
+        ]
         limits = [limit for limit in maxima if limit is not None and limit < UNLIMITED_BYTES]
         return f"{KILLER} (limit {size(limits[0])})" if limits else KILLER
 

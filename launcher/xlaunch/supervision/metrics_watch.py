@@ -205,7 +205,10 @@ class MetricsWatch(Part):
         barrier = self._barrier
         released_at = barrier.released_at if barrier is not None and barrier.came else None
         by_instance, totals = self._collector.sum_up(self._ends, released_at)
-        instances = [it._replace(metrics=by_instance.get(it.index, ())) for it in report.instances]
+        instances = [
+            instance._replace(metrics=by_instance.get(instance.index, ()))
+            for instance in report.instances
+        ]
         return report._replace(
             instances=tuple(instances),
             metrics=totals,

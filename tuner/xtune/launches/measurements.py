@@ -248,8 +248,12 @@ class Reader:
         if launch.value is None:
             return False, launch.notes[0]
         seen = dict(launch.requirements)
-        bounds = [it for it in self.objective.requirements if it.quantity not in RESOURCES]
-        values = [(it, seen.get(it.text)) for it in bounds]
+        bounds = [
+            requirement
+            for requirement in self.objective.requirements
+            if requirement.quantity not in RESOURCES
+        ]
+        values = [(bound, seen.get(bound.text)) for bound in bounds]
         shown = [f"{number(launch.value)} {self.objective.metric}"]
         for bound, value in values:
             told = "not printed" if value is None else describe_seen(bound, value)

@@ -213,7 +213,7 @@ class Proposer:
             best.with_value(one.name, value)
             for one in small
             for value in one.values
-            if sum(it.configuration.get(one.name, one.default) == value for it in ratings)
+            if sum(rating.configuration.get(one.name, one.default) == value for rating in ratings)
             < MIN_LOOKS
         ]
         return [

@@ -57,7 +57,7 @@ class Quantity(NamedTuple):
             return NOTHING
         if self.is_scaled:
             units = ("s", "ms", "us", "ns")
-            unit = next((it for it in units if abs(value) >= SECONDS_PER_UNIT[it]), self.unit)
+            unit = next((unit for unit in units if abs(value) >= SECONDS_PER_UNIT[unit]), self.unit)
             return f"{number(value / SECONDS_PER_UNIT[unit])} {unit}"
         return f"{number(value)} {self.unit or f'({self.name})'}"
 

@@ -15,7 +15,9 @@ import json  # noqa: E402
 if __name__ == "__main__":
     names = sys.argv[1:]
     # Before torch is imported, which takes seconds.
-    absent = [it for it in names[1:] if importlib.util.find_spec(it.partition(".")[0]) is None]
+    absent = [
+        name for name in names[1:] if importlib.util.find_spec(name.partition(".")[0]) is None
+    ]
     failed = {name: [True, "no such module"] for name in absent}
     for name in () if absent else names:
         try:

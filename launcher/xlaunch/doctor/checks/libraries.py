@@ -72,7 +72,11 @@ def show_allocator(facts: Facts) -> Iterator[Finding]:
     if own is not None:
         yield ok(f"allocator: {own}, by LD_PRELOAD")
         return
-    tuned = [f"{it}={value}" for it in GLIBC_VARIABLES if (value := facts.environment.get(it))]
+    tuned = [
+        f"{variable}={value}"
+        for variable in GLIBC_VARIABLES
+        if (value := facts.environment.get(variable))
+    ]
     if tuned:
         yield ok(f"allocator: glibc's, with {', '.join(tuned)}, kept")
         return

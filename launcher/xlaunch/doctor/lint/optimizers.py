@@ -84,7 +84,11 @@ def _replaces(facts: FileFacts, target: ast.expr, value: ast.expr, model: str, c
     names = {dotted(part) for part in ast.walk(value) if isinstance(part, ast.Name | ast.Attribute)}
     if model in names or facts.full(value.func, call.scope) in ("torch.load", "copy.deepcopy"):
         return model not in names
-    makers = [_maker(it.node) for it in call.scope.find_bindings(model) if it.node is not value]
+    makers = [
+        _maker(binding.node)
+        for binding in call.scope.find_bindings(model)
+        if binding.node is not value
+    ]
     return _maker(value) in makers
 
 

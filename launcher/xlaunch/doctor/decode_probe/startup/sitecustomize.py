@@ -186,7 +186,7 @@ class Probe:
             "threads": torch.get_num_threads(),
             "autocast": torch.is_autocast_enabled("cpu"),
             "gradients": torch.is_grad_enabled()
-            and any(it.requires_grad for it in model.parameters()),
+            and any(parameter.requires_grad for parameter in model.parameters()),
             "native": "xruntime.program_hook.interception" in sys.modules
             or any(base.__module__.startswith("xruntime.") for base in type(model).__mro__),
         }

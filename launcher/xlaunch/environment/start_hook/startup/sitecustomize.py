@@ -143,7 +143,9 @@ def wait_for_gloo() -> None:
 def _activity(task: str) -> bytes:
     """State and numbers of context switches of a thread, as the kernel shows them; nothing if it has ended."""
     lines = _read(f"{TASKS}/{task}/status").splitlines()
-    return b" ".join([it for it in lines if it.startswith(b"State:") or b"ctxt_switches:" in it])
+    return b" ".join(
+        [line for line in lines if line.startswith(b"State:") or b"ctxt_switches:" in line]
+    )
 
 
 def _names(directory: str) -> list[str]:
