@@ -128,7 +128,7 @@ class CPython(ctypes.Structure):
 class CWeights(ctypes.Structure):
     """xk_weights of xkernels.h."""
 
-    _fields_ = fields((_ADDRESS, "values scales"), (_INT32, "type"))
+    _fields_ = fields((_ADDRESS, "values scales"), (_INT32, "type stride"))
 
 
 class CMethod(ctypes.Structure):

@@ -66,7 +66,8 @@ typedef struct xk_decode {
 
 /* Computes the logits of the next token of each sequence, and adds this token to the cache.
  *
- * Types are XK_FLOAT32 or XK_BFLOAT16; weights of linears may be packed. Everything between the
+ * Types are XK_FLOAT32 or XK_BFLOAT16; weights of linears may be packed, or stored as (inputs,
+ * outputs). Everything between the
  * stored values is computed in fp32; keys and values are rounded when they are stored. The rotary
  * embedding turns element i of a head with element i + rotary_size / 2. Results do not depend on
  * the number of threads; their last bits depend on the instruction set.

@@ -14,12 +14,14 @@
 #define XK_PACKED4 17
 #define XK_WEIGHT_GROUP 32
 
-/* Weights of shape (outputs, inputs), dense. */
+/* Weights of shape (outputs, inputs), dense; or, with a stride, stored as (inputs, outputs), where
+ * the weights of input i begin at element i * stride. */
 typedef struct xk_weights {
   const void*
       values; /* as torch stores them, aligned to one value; or packed, aligned to 2 bytes */
   const void* scales; /* of packed weights: (outputs, groups) of bf16; otherwise not read */
   int32_t type;       /* XK_FLOAT32, XK_BFLOAT16, XK_PACKED8 or XK_PACKED4 */
+  int32_t stride;     /* elements from one input to the next; 0: (outputs, inputs), as if packed */
 } xk_weights;
 
 /* Packs (outputs, inputs) weights of XK_FLOAT32, XK_BFLOAT16 or XK_FLOAT16, which must be finite.

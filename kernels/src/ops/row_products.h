@@ -42,7 +42,9 @@ static constexpr int64_t integer_size(int64_t inputs) { return scale_size(inputs
 
 // The code of what is wrong with a matrix of weights; 0 if it can be read.
 static inline int32_t weights_problem(const xk_weights& weights) {
+  if (weights.stride < 0) return XK_INVALID_SIZE;
   if (is_packed_type(weights.type)) {
+    if (weights.stride != 0) return XK_INVALID_SIZE;
     return usable(weights.values, 2) && usable(weights.scales, 2) ? 0 : XK_INVALID_POINTER;
   }
   if (!is_value_type(weights.type)) return XK_INVALID_TYPE;

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from xruntime.generation.families import FAMILIES, NORMS, Family
+from xruntime.generation.linear_layers import input_count, linear_kinds, matrix
 from xruntime.generation.linear_rows import RowLinear
 from xruntime.generation.packed_linear import PackedLinear
 from xruntime.generation.packed_weights import PackedWeight
@@ -193,7 +194,7 @@ class _Reader:
         """The weights and biases of parts that are rows of one linear."""
         kind = type(module)
         _need(
-            kind is nn.Linear or issubclass(kind, RowLinear | PackedLinear),
+            kind in linear_kinds() or issubclass(kind, RowLinear | PackedLinear),
             f"it has a {kind.__name__} in the place of a Linear",
         )
         self.known.add(module)
@@ -203,11 +204,16 @@ class _Reader:
             _need(packed.shape == (sum(rows), inputs), f"packed weights have shape {packed.shape}")
             self.parameters.append(packed)
             found = dict(zip(names.split(), packed.split([*rows]), strict=True))
-        weight = None if packed is not None else module.weight
-        for suffix, parameter, shape in (("", weight, [inputs]), ("_bias", module.bias, [])):
-            if parameter is not None:
-                parts = torch.split(self.weight(parameter, sum(rows), *shape).detach(), [*rows])
-                found |= zip([name + suffix for name in names.split()], parts, strict=True)
+        matrices = {}
+        if packed is None:
+            shape = [sum(rows), inputs]
+            self.weight(module.weight, *(shape if isinstance(module, nn.Linear) else shape[::-1]))
+            matrices[""] = matrix(module)
+        if module.bias is not None:
+            matrices["_bias"] = self.weight(module.bias, sum(rows))
+        for suffix, whole in matrices.items():
+            parts = torch.split(whole.detach(), [*rows])
+            found |= zip([name + suffix for name in names.split()], parts, strict=True)
         return found
 
     def norm(self, name: str, module: Any, size: int) -> dict[str, Weight]:
@@ -285,7 +291,7 @@ class _Reader:
             f"it has {heads} heads of {width} features and {kv_heads} of keys",
         )
         down = attrgetter(self.family.parts["down"])(layer)
-        return Sizes(hidden, heads, kv_heads, width, down.in_features, vocabulary)
+        return Sizes(hidden, heads, kv_heads, width, input_count(down), vocabulary)
 
     def layer(self, layer: Any, at: int, sizes: Sizes) -> dict[str, Weight]:
         family = self.family

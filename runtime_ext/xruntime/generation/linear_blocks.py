@@ -73,6 +73,8 @@ def linear_by_blocks(
             if isinstance(weight, PackedWeight):
                 weight.rows(begin, end).unpack_into(block)
             else:
+                if weight.stride(0) == 1:  # stored as (inputs, outputs)
+                    block = block.view(inputs, end - begin).T
                 block.copy_(weight.detach()[begin:end])
             part = None if bias is None else bias.detach()[begin:end].to(dtype)
             parts.append(functional.linear(value, block, part).to(returned))

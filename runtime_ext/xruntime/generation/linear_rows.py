@@ -19,6 +19,7 @@ from torch import nn
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError, OperatorError
 from xruntime.generation.linear_blocks import has_bf16_products, linear_by_blocks
+from xruntime.generation.linear_layers import input_count, matrix
 from xruntime.generation.packed_weights import PackedWeight
 from xruntime.threads.torch_modes import transformed
 
@@ -32,10 +33,15 @@ _TYPES: Final = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 
 
 def c_weights(weight: torch.Tensor | PackedWeight) -> native.CWeights:
-    """Return the description of weights for native code. They must live as long as it is used."""
+    """Return the description of weights for native code. They must live as long as it is used.
+
+    weight
+        (outputs, inputs), dense, packed or columns of a matrix that is stored as (inputs, outputs).
+    """
     if isinstance(weight, PackedWeight):
         return weight.c_weights()
-    return native.CWeights(weight.data_ptr(), None, _TYPES.get(weight.dtype, -1))
+    stride = 0 if weight.is_contiguous() else weight.stride(1)
+    return native.CWeights(weight.data_ptr(), None, _TYPES.get(weight.dtype, -1), stride)
 
 
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -112,7 +118,7 @@ def linear_rows(
 
 
 def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor | None:
-    """Return the output of an nn.Linear, or None where torch's own linear is to compute it.
+    """Return the output of a layer of `linear_kinds`, or None where torch is to compute it.
 
     That is so while torch traces or transforms the call, where gradients are needed, and for whatever `linear_rows`
     does not take; and for more rows, but for those of weights in bf16 on CPUs without instructions for bf16, which
@@ -122,21 +128,21 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
     if type(value) is not torch.Tensor or torch._C._is_tracing():  # noqa: SLF001 - sizes are no numbers then
         return None
     count = value.numel()
-    many = count > MAX_ROWS * linear.in_features
+    inputs = input_count(linear)
+    many = count > MAX_ROWS * inputs
     if _thread.torch_only or (many and has_bf16_products()):  # a prompt's, without a delay
         return None
     weight, bias = linear.weight, linear.bias
     if type(weight) is not nn.Parameter:
         return None
-    shape = weight.shape
-    if count == 0 or value.dim() < 1 or value.shape[-1] != shape[1]:
+    if count == 0 or value.dim() < 1 or value.shape[-1] != inputs or weight.dim() != 2:
         return None
     if transformed():
         return None
     dtype = weight.dtype
     if dtype not in _TYPES or (many and dtype is not torch.bfloat16):
         return None
-    if shape[0] * shape[1] < MIN_WEIGHTS:
+    if weight.numel() < MIN_WEIGHTS:
         return None
     if value.dtype is not dtype and not (widens and value.dtype is torch.float32):
         return None
@@ -156,11 +162,11 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
             return None
         value = value.to(dtype)
     if many:
-        return linear_by_blocks(value, weight, bias, dtype, value.dtype)
-    return linear_rows(value.contiguous(), weight, bias)
+        return linear_by_blocks(value, matrix(linear), bias, dtype, value.dtype)
+    return linear_rows(value.contiguous(), matrix(linear), bias)
 
 
-class RowLinear(nn.Linear):
+class RowLinear(nn.Module):
     """A linear that `few_rows` computes. Its class is also a subclass of the layer's class, of the same name."""
 
     _original_class: type[nn.Module]
@@ -184,7 +190,7 @@ def _new(kind: type[nn.Module]) -> nn.Module:
     return kind.__new__(kind)
 
 
-def row_class(kind: type[nn.Linear], *, widens: bool) -> type[nn.Module]:
+def row_class(kind: type[nn.Module], *, widens: bool) -> type[nn.Module]:
     """Return the class for layers of class `kind`."""
     space = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_original_class": kind}
     return types.new_class(

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from xruntime.generation.linear_blocks import linear_by_blocks
+from xruntime.generation.linear_layers import matrix
 from xruntime.generation.linear_rows import linear_rows, only_torch
 from xruntime.generation.packed_weights import PackedWeight
 from xruntime.threads.torch_modes import transformed
@@ -27,7 +28,7 @@ class PackedLinear(nn.Linear):
     are those of `linear_rows` for up to `MAX_ROWS` rows, and torch's in `dtype` for more.
 
     linear
-        The layer whose weights are packed.
+        The layer whose weights are packed, of `linear_kinds`.
     dtype
         float32 or bfloat16: of the bias, and of the weights when torch multiplies them.
     packed
@@ -39,18 +40,19 @@ class PackedLinear(nn.Linear):
 
     def __init__(
         self,
-        linear: nn.Linear,
+        linear: nn.Module,
         bits: int,
         dtype: torch.dtype,
         packed: PackedWeight | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = matrix(linear)
+        self.out_features, self.in_features = weight.shape
         self.bits, self.dtype = bits, dtype
-        packed = packed or PackedWeight.of(linear.weight, bits)
+        packed = packed or PackedWeight.of(weight, bits)
         self.register_buffer("packed_values", packed.values)
         self.register_buffer("packed_scales", packed.scales)
-        given: torch.Tensor | None = linear.bias
+        given: Any = linear.bias
         bias = None if given is None else nn.Parameter(given.detach().to(dtype), False)
         self.register_parameter("bias", bias)
 

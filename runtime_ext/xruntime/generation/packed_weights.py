@@ -23,6 +23,8 @@ GROUP: Final = 32
 
 BITS: Final = (8, 4)
 
+COPIED_WEIGHTS: Final = 1 << 22
+
 DTYPES: Final = {
     torch.float32: native.FLOAT32,
     torch.bfloat16: native.BFLOAT16,
@@ -76,18 +78,21 @@ class PackedWeight:
         groups = -(-inputs // GROUP)
         if weight.numel() and not all(bool(it.isfinite()) for it in torch.aminmax(weight)):
             raise OperatorError("weights that are not finite cannot be packed")
-        contiguous = weight.detach().contiguous()
         values = torch.empty((outputs, groups * GROUP * bits // 8), dtype=torch.uint8)
         scales = torch.empty((outputs, groups), dtype=torch.bfloat16)
-        native.check(
-            native.library().xk_pack_weights(
-                *(contiguous.data_ptr(), DTYPES.get(weight.dtype, -1), inputs, outputs),
-                *(_FORMATS[bits], values.data_ptr(), scales.data_ptr()),
-            ),
-            lambda problem: OperatorError(
-                f"weights in {weight.dtype} of shape {tuple(weight.shape)} cannot be packed ({problem.name})"
-            ),
-        )
+        # Weights that are stored otherwise are copied, some rows at a time.
+        rows = outputs if weight.is_contiguous() else max(1, COPIED_WEIGHTS // inputs)
+        for begin in range(0, outputs, max(1, rows)):
+            block = weight.detach()[begin : begin + rows].contiguous()
+            native.check(
+                native.library().xk_pack_weights(
+                    *(block.data_ptr(), DTYPES.get(weight.dtype, -1), inputs, len(block)),
+                    *(_FORMATS[bits], values[begin:].data_ptr(), scales[begin:].data_ptr()),
+                ),
+                lambda problem: OperatorError(
+                    f"weights in {weight.dtype} of shape {tuple(weight.shape)} cannot be packed ({problem.name})"
+                ),
+            )
         return cls(values, scales, inputs, bits)
 
     @classmethod

@@ -12,6 +12,7 @@ from torch import nn
 from xlaunch.text import counted
 from xruntime.errors import OperatorError, OptimizationError
 from xruntime.generation.large_pages import drop_file_pages
+from xruntime.generation.linear_layers import linear_kinds, matrix
 from xruntime.generation.linear_rows import MIN_WEIGHTS
 from xruntime.generation.mapped_files import MappedFiles
 from xruntime.generation.packed_linear import PackedLinear
@@ -36,11 +37,10 @@ def pack_weights(run: PassRun) -> str:
         raise SkipPassError(f"the model is quantized already ({kind}), and stays as it is")
     head = _output_layer(run.model)
     names = {module: name for name, module in run.model.named_modules()}
-    chosen: list[tuple[nn.Linear, int]] = []
+    chosen: list[tuple[Any, int]] = []
     for module in run.inner_modules():
         wanted = head_bits if module is head else bits
         if wanted is not None and _can_be_packed(module):
-            assert isinstance(module, nn.Linear)
             chosen.append((module, wanted))
     if not chosen:
         raise OptimizationError(
@@ -48,7 +48,7 @@ def pack_weights(run: PassRun) -> str:
             " besides its output layer: leave it out"
         )
     files = MappedFiles()
-    layers = [(linear.weight, number) for linear, number in chosen]
+    layers = [(matrix(linear), number) for linear, number in chosen]
     store = KeptWeights(run.model, layers, files)
     found = store.load() or itertools.repeat(None)
     made = []
@@ -77,7 +77,7 @@ def pack_weights(run: PassRun) -> str:
 
 def _can_be_packed(module: Any) -> bool:
     return (
-        type(module) is nn.Linear
+        type(module) in linear_kinds()
         and type(module.weight) is nn.Parameter
         and module.weight.is_cpu
         and module.weight.numel() >= MIN_WEIGHTS

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from xruntime.aoti.inputs import CHANNELS_LAST, is_channels_last
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.large_pages import put_into_large_pages
+from xruntime.generation.linear_layers import linear_kinds
 from xruntime.generation.linear_rows import available, row_class
 from xruntime.optimization.layers import Joined, JoinedLinear, Lowered
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
@@ -22,8 +23,10 @@ from xruntime.optimization.runner import SlowCallWarning
 from xruntime.optimization.steps import SkipPassError
 from xruntime.pytrees import tensors_in
 
-CONVERTED: Final = (*CONVOLUTIONS, nn.Linear, nn.Embedding, nn.EmbeddingBag)
-"""Modules whose weights are stored in a lower precision. Norms are not among them."""
+
+def _converted() -> tuple[type[nn.Module], ...]:
+    """Modules whose weights are stored in a lower precision. Norms are not among them."""
+    return (*CONVOLUTIONS, *linear_kinds(), nn.Embedding, nn.EmbeddingBag)
 
 
 def without_gradients(run: PassRun) -> str:
@@ -117,13 +120,15 @@ def lower_weights(run: PassRun) -> str:
 
 def take_float32(run: PassRun, low: torch.dtype) -> None:
     """Have the layers whose weights are in `low` take and return float32 where autocast is off."""
+    kinds = _converted()
     for module in run.inner_modules():
-        if type(module) in CONVERTED and module.weight.dtype == low:
+        if type(module) in kinds and module.weight.dtype == low:
             run.edits.replace_class(module, Lowered)
 
 
 def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the fp32 weights of `CONVERTED` that no other module shares, each once."""
+    """Return the fp32 weights of `_converted` modules that no other module shares, each once."""
+    kinds = _converted()
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -133,7 +138,7 @@ def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
         for parameter, modules in owners.items()
         if type(parameter) is nn.Parameter
         and parameter.dtype == torch.float32
-        and all(type(owner) in CONVERTED and not has_hooks(owner) for owner in modules)
+        and all(type(owner) in kinds and not has_hooks(owner) for owner in modules)
     ]
 
 
@@ -176,10 +181,11 @@ def use_linear_rows(run: PassRun) -> str:
         raise SkipPassError("there is no native library: see python -m xruntime kernels")
     classes: dict[Any, type[nn.Module]] = {}
     count = 0
+    kinds = linear_kinds()
     for module in run.inner_modules():
         kind: Any = type(module)
-        lowered = issubclass(kind, Lowered) and issubclass(kind, nn.Linear)
-        if kind is not nn.Linear and not lowered:
+        lowered = issubclass(kind, Lowered) and kind._layer in kinds  # noqa: SLF001
+        if kind not in kinds and not lowered:
             continue
         if kind not in classes:
             classes[kind] = row_class(kind, widens=lowered)

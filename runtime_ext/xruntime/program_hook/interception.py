@@ -26,6 +26,7 @@ from xruntime.compilation.judge import TOLERANCES, compared_speed, tolerance_for
 from xruntime.devices import cpu_bf16_flags
 from xruntime.generation.decode_step import DecodeStep
 from xruntime.generation.language_models import called_by_generate, generates
+from xruntime.generation.linear_layers import linear_kinds
 from xruntime.generation.linear_rows import available, few_rows
 from xruntime.kept.served_model import report_unfinished
 from xruntime.optimization.arguments import OptimizeRequest, checked
@@ -74,8 +75,8 @@ class _Thread(threading.local):
     inside = False
     """Whether the thread is in the call of a module for which a decision was made."""
 
-    generating = False
-    """Whether that module belongs to a language model, whose linears `few_rows` may compute."""
+    linears: tuple[type, ...] = ()
+    """Of a language model: the classes of its layers that `few_rows` may compute."""
 
 
 @dataclass
@@ -126,7 +127,6 @@ class Interception:
     def install(self) -> None:
         """Replace `torch.nn.Module.__call__`."""
         thread, original, outermost = self.thread, self.run, self.outermost
-        linear = torch.nn.Linear
         compiling = torch.compiler.is_compiling
         callback = torch._C._dynamo.eval_frame.get_eval_frame_callback  # noqa: SLF001
 
@@ -135,8 +135,12 @@ class Interception:
             if compiling() or callback() is not None:
                 return original(self, *args, **kwargs)
             if thread.inside:
-                is_linear = thread.generating and type(self) is linear
-                if is_linear and len(args) == 1 and not kwargs and _has_no_hooks(self):
+                if (
+                    type(self) in thread.linears
+                    and len(args) == 1
+                    and not kwargs
+                    and _has_no_hooks(self)
+                ):
                     output = few_rows(self, args[0])
                     if output is not None:
                         return output
@@ -247,14 +251,14 @@ class Interception:
 
     def _generating(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Call a module's decode step, or the module with its linears of few rows computed by native code."""
-        self.thread.generating = True
+        self.thread.linears = linear_kinds()
         try:
             step = vars(module).get(STEP_ATTRIBUTE)
             if step is not None and _has_no_hooks(module):
                 return step(partial(self.run, module), args, kwargs)
             return self.run(module, *args, **kwargs)
         finally:
-            self.thread.generating = False
+            self.thread.linears = ()
 
     def _give_up(self, state: _ModuleState, module: torch.nn.Module, failure: Exception) -> None:
         """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""

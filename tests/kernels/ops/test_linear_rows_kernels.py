@@ -47,9 +47,10 @@ def computed(library: ctypes.CDLL, value: torch.Tensor, weight: torch.Tensor) ->
 def test_nan_and_infinity_stay_in_their_outputs(load: Load, isa: str, dtype: torch.dtype) -> None:
     weight = torch.ones(6, 70, dtype=dtype)
     weight[1, 69], weight[4, 3] = math.nan, math.inf
-    output = computed(load(isa), unaligned(torch.ones(2, 70, dtype=dtype)), unaligned(weight))
     expected = torch.tensor([70, math.nan, 70, 70, math.inf, 70], dtype=dtype).expand(2, 6)
-    torch.testing.assert_close(output, expected, equal_nan=True, rtol=0, atol=0)
+    for stored in (unaligned(weight), unaligned(weight.T).T):
+        output = computed(load(isa), unaligned(torch.ones(2, 70, dtype=dtype)), stored)
+        torch.testing.assert_close(output, expected, equal_nan=True, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -62,12 +63,14 @@ def test_rounding_to_bf16_is_to_nearest_even(load: Load, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("by_input", [False, True])
 def test_the_bits_do_not_depend_on_threads(
-    load: Load, team: Callable[[int], object], isa: str, rows: int
+    load: Load, team: Callable[[int], object], isa: str, rows: int, by_input: bool
 ) -> None:
     generator = torch.Generator().manual_seed(rows)
     value = torch.randn(rows, 301, generator=generator)
     weight = torch.randn(263, 301, generator=generator).bfloat16()
+    weight = weight.T.contiguous().T if by_input else weight
     found = []
     for threads in (1, 2, 5):
         team(threads)
@@ -92,6 +95,11 @@ VALUES = torch.ones(64)
         ({4: None}, ArgumentProblem.INVALID_POINTER),
         ({4: native.CWeights(None, None, 0)}, ArgumentProblem.INVALID_POINTER),
         ({4: native.CWeights(VALUES.data_ptr(), None, 7)}, ArgumentProblem.INVALID_TYPE),
+        ({4: native.CWeights(VALUES.data_ptr(), None, 0, -3)}, ArgumentProblem.INVALID_SIZE),
+        (
+            {4: native.CWeights(VALUES.data_ptr(), VALUES.data_ptr(), native.PACKED8, 3)},
+            ArgumentProblem.INVALID_SIZE,
+        ),
         ({5: VALUES.data_ptr() + 1}, ArgumentProblem.INVALID_POINTER),
         ({9: VALUES.data_ptr() + 2}, ArgumentProblem.INVALID_POINTER),
     ],

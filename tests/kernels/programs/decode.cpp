@@ -48,7 +48,7 @@ void* values(int64_t count, int32_t type) {
   return kept.back()->data();
 }
 
-xk_weights matrix(int64_t count, int32_t type) { return {values(count, type), nullptr, type}; }
+xk_weights matrix(int64_t count, int32_t type) { return {values(count, type), nullptr, type, 0}; }
 
 struct Sizes {
   int64_t hidden, heads, kv_heads, head_dim, intermediate, vocabulary;
@@ -67,6 +67,7 @@ xk_decode_layer layer_of(const Sizes& s, int64_t batch, int64_t capacity, int32_
   layer.down = matrix(s.hidden * s.intermediate, type);
   if (more) {
     layer.gate = matrix(s.intermediate * s.hidden, type);
+    layer.up.stride = layer.gate.stride = static_cast<int32_t>(s.intermediate);
     layer.query_norm = {values(s.head_dim, type), values(s.head_dim, type)};
     layer.key_norm = {values(s.head_dim, type), values(s.head_dim, type)};
     layer.attention_post_norm = {values(s.hidden, type), values(s.hidden, type)};
@@ -141,9 +142,11 @@ void decode(const Sizes& s, int64_t batch, int32_t type, bool more) {
   kept.clear();
 }
 
-void multiply(int64_t rows, int64_t inputs, int64_t outputs, int32_t type) {
+// `stride`: 0, or `outputs` for weights that are stored as (inputs, outputs).
+void multiply(int64_t rows, int64_t inputs, int64_t outputs, int32_t type, int64_t stride) {
   const void* const bias = outputs % 2 ? values(outputs, type) : nullptr;
-  const xk_weights weights = {values(outputs * inputs, type), nullptr, type};
+  const xk_weights weights = {values(outputs * inputs, type), nullptr, type,
+                              static_cast<int32_t>(stride)};
   const int32_t problem = xk_linear_rows(values(rows * inputs, type), rows, inputs, type, &weights,
                                          bias, type, inputs, outputs, values(rows * outputs, type));
   if (problem) fail("xk_linear_rows", problem);
@@ -160,7 +163,10 @@ void run() {
     }
     for (const int64_t rows : {1, 2, 3}) {
       for (const int64_t inputs : {1, 15, 33, 257}) {
-        for (const int64_t outputs : {1, 6, 301}) multiply(rows, inputs, outputs, type);
+        for (const int64_t outputs : {1, 6, 301}) {
+          multiply(rows, inputs, outputs, type, 0);
+          multiply(3 * rows, inputs, outputs, type, outputs);
+        }
       }
     }
   }

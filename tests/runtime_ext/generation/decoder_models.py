@@ -56,6 +56,8 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "phi-head-norms": ("Phi", {"qk_layernorm": True, "num_key_value_heads": 6}),
     "gpt-neox": ("GPTNeoX", {}),
     "gpt-neox-sequential": ("GPTNeoX", {"use_parallel_residual": False, "hidden_act": "relu"}),
+    "gpt2": ("GPT2", {"n_inner": 101}),
+    "gpt2-upcast": ("GPT2", {"reorder_and_upcast_attn": True, "scale_attn_weights": False}),
     "opt": ("OPT", {"ffn_dim": 101, "word_embed_proj_dim": 72}),
     "opt-without-biases": (
         "OPT",
@@ -71,7 +73,8 @@ def decoder(case: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> Any:
     name, special = CASES[case]
     text = "Text" if name == "Gemma3" else ""
     config = getattr(transformers, f"{name}{text}Config")(**{**SIZES, **special, **sizes})
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    kind = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, name + kind)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

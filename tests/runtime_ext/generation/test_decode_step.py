@@ -24,6 +24,7 @@ from xruntime.generation.decoders import described  # noqa: E402
 from xruntime.optimization import PassOutcome, SlowCallWarning, explain  # noqa: E402
 
 BF16 = torch.bfloat16
+IDS = torch.arange(3, 12)[None]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 24, "min_new_tokens": 24, "do_sample": False}
 
 
@@ -35,7 +36,7 @@ def prompt(batch: int, length: int = 9) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(3, 300, (batch, length)), "attention_mask": mask}
 
 
-QUICK = ("llama3", "qwen2-sliding", "phi3-partial", "gemma2", "gpt-neox", "opt")
+QUICK = ("llama3", "qwen2-sliding", "phi3-partial", "gemma2", "gpt-neox", "gpt2", "opt")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_tokens_in_fp32_are_those_of_the_modules(case: str, batch: int, steps: l
         "gemma3",
         "phi",
         "gpt-neox",
+        "gpt2",
         "opt",
     ],
 )
@@ -95,9 +97,10 @@ def test_logits_in_bf16_are_close_to_those_in_fp32(case: str, steps: list[int]) 
         assert float((ours - wanted).abs().max()) < 0.03 * float(wanted.abs().max())
 
 
+@pytest.mark.parametrize("case", ["qwen2", "gpt2"])
 @pytest.mark.parametrize("form", ["weights in bf16", "in place"])
-def test_optimized_from_fp32(form: str, steps: list[int]) -> None:
-    model = decoder("qwen2", hidden_size=144)
+def test_optimized_from_fp32(case: str, form: str, steps: list[int]) -> None:
+    model = decoder(case, hidden_size=144)
     given = prompt(2)
     expected = model.generate(**given, **OPTIONS)
     if form == "in place":
@@ -445,6 +448,21 @@ def test_the_speed_is_told() -> None:
     assert reason.endswith(" s after a prompt of 9")
 
 
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (BF16, 0.03)])
+def test_gpt2_with_eager_attention_that_is_upcast(
+    dtype: torch.dtype, most: float, steps: list[int]
+) -> None:
+    model = decoder("gpt2-upcast", dtype)
+    model.set_attn_implementation("eager")
+    cache = filled(model)
+    optimized = optimize(model)
+    for _ in range(3):  # the modules compute the first two, too
+        found = next_outputs(optimized, copy.deepcopy(cache)).logits
+    expected = next_outputs(model, copy.deepcopy(cache)).logits
+    assert len(steps) == 3
+    assert float((found - expected).abs().max()) < most * float(expected.abs().max())
+
+
 @pytest.mark.parametrize(("case", "reads_embedding"), [("llama", False), ("llama-tied", True)])
 def test_a_token_reads_all_weights_but_an_embedding_that_is_not_the_head(
     case: str, reads_embedding: bool
@@ -504,14 +522,21 @@ def test_one_cache_in_two_calls_is_an_error() -> None:
 
 
 def test_models_without_a_description() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import BloomConfig, BloomForCausalLM
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50)).eval()
+    model = BloomForCausalLM(BloomConfig(n_layer=1, hidden_size=32, n_head=2, vocab_size=50)).eval()
     step = explain(optimize(model)).step("decode_step")
     assert (step.outcome, step.reason) == (
         PassOutcome.SKIPPED,
         "it is of no family with a decode step",
     )
+    for change, reason in (
+        ({"scale_attn_by_inverse_layer_idx": True}, "its layers differ in scale"),
+        ({"add_cross_attention": True}, "it has a GPT2Attention, which is not described"),
+    ):
+        other = decoder("gpt2", **change)
+        assert explain(optimize(other)).step("decode_step").reason == reason
+        assert torch.equal(optimize(other).generate(IDS, **OPTIONS), other.generate(IDS, **OPTIONS))
     other = decoder("llama", hidden_act="mish")
     assert "its activation is" in explain(optimize(other)).step("decode_step").reason
     mixed = decoder("llama")

@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 
 from xruntime import optimize  # noqa: E402
 from xruntime.errors import OperatorError, OptimizationError  # noqa: E402
-from xruntime.generation import linear_blocks  # noqa: E402
+from xruntime.generation import linear_blocks, packed_weights  # noqa: E402
 from xruntime.generation.linear_rows import linear_rows, linears_of_torch  # noqa: E402
 from xruntime.generation.packed_linear import MAX_ROWS, PackedLinear  # noqa: E402
 from xruntime.generation.packed_weights import BITS, PackedWeight  # noqa: E402
@@ -64,7 +64,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor, bound: float) -> None
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(
-    "case", quick_first(["llama", "gpt-neox", "qwen2", "gemma2", "phi3"], quick=2)
+    "case", quick_first(["llama", "gpt2", "gpt-neox", "qwen2", "gemma2", "phi3"], quick=2)
 )
 def test_the_decode_step_computes_what_the_modules_do(
     case: str, bits: int, steps: list[int]
@@ -252,6 +252,17 @@ def test_a_layer_is_copied_and_pickled_and_loads_nothing() -> None:
     with pytest.raises(NotImplementedError, match="original model"):
         packed.load_state_dict(packed.state_dict())
     assert "weight_bits=4" in repr(packed)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_weights_that_are_stored_by_inputs_are_copied_by_blocks(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "COPIED_WEIGHTS", 1000)
+    stored = torch.randn(70, 110)
+    found, wanted = PackedWeight.of(stored.T, bits), PackedWeight.of(stored.T.contiguous(), bits)
+    assert torch.equal(found.values, wanted.values)
+    assert torch.equal(found.scales, wanted.scales)
 
 
 def test_a_packed_weight_is_split_by_rows() -> None:

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from xruntime import optimize  # noqa: E402
 from xruntime.generation import linear_rows  # noqa: E402
 from xruntime.generation.language_models import generates  # noqa: E402
+from xruntime.generation.linear_layers import linear_kinds  # noqa: E402
 from xruntime.optimization import PassOutcome, explain  # noqa: E402
 
 
@@ -59,12 +60,20 @@ def t5() -> Any:
     return T5ForConditionalGeneration(config).eval()
 
 
+def image_gpt() -> Any:
+    """A model of Conv1D layers, without a decode step."""
+    from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
+
+    config = ImageGPTConfig(vocab_size=301, n_positions=64, n_embd=128, n_layer=2, n_head=4)
+    return ImageGPTForCausalImageModeling(config).eval()
+
+
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
 MODULES = {"decode_step": False}
 PROMPT = torch.arange(3, 10)[None]
 
 
-@pytest.mark.parametrize("make", [llama, t5])
+@pytest.mark.parametrize("make", [llama, t5, image_gpt])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_generate_reads_weights_natively(
     make: Any, dtype: torch.dtype | None, computed: list[Any]
@@ -75,7 +84,7 @@ def test_generate_reads_weights_natively(
     assert explain(optimized).step("linear_rows").outcome is PassOutcome.APPLIED
     tokens = optimized.generate(PROMPT, **OPTIONS)
     assert len(computed) >= 7 * 8
-    plain = [module for module in model.modules() if type(module) is nn.Linear]
+    plain = [module for module in model.modules() if type(module) in linear_kinds()]
     assert len(plain) > 7  # the model itself is as it was
     if dtype is None:
         assert torch.equal(tokens, model.generate(PROMPT, **OPTIONS))

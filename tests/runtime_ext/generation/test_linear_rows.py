@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 from xruntime.errors import OperatorError  # noqa: E402
 from xruntime.generation import linear_blocks  # noqa: E402
 from xruntime.generation import linear_rows as linear_rows_module  # noqa: E402
+from xruntime.generation.linear_layers import matrix  # noqa: E402
 from xruntime.generation.linear_rows import (  # noqa: E402
     MAX_ROWS,
     few_rows,
@@ -32,15 +33,23 @@ def linear(dtype: torch.dtype = BF16, *, bias: bool = True) -> nn.Linear:
     return nn.Linear(130, 140, bias=bias).to(dtype).eval()
 
 
+def conv1d(dtype: torch.dtype = BF16) -> Any:
+    from transformers.pytorch_utils import Conv1D
+
+    layer = Conv1D(140, 130).to(dtype).eval()
+    nn.init.normal_(layer.bias)
+    return layer
+
+
 def row_linear(dtype: torch.dtype = BF16, *, widens: bool = False) -> Any:
     made = linear(dtype)
     made.__class__ = row_class(nn.Linear, widens=widens)  # type: ignore[assignment]
     return made
 
 
-def exact(layer: nn.Linear, value: torch.Tensor) -> torch.Tensor:
+def exact(layer: Any, value: torch.Tensor) -> torch.Tensor:
     bias = None if layer.bias is None else layer.bias.double()
-    return nn.functional.linear(value.double(), layer.weight.double(), bias)
+    return nn.functional.linear(value.double(), matrix(layer).double(), bias)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])
@@ -56,6 +65,24 @@ def test_few_rows_are_computed(dtype: torch.dtype, bias: bool, shape: tuple[int,
     expected = exact(layer, value)
     tolerance = 2**-8 if dtype is BF16 else 1e-5
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("shape", [(130,), (3, 1, 130)])
+def test_few_rows_of_a_conv1d(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    layer, value = conv1d(dtype), torch.randn(shape).to(dtype)
+    kind = type(layer)
+    layer.__class__ = row_class(kind, widens=False)
+    assert few_rows(layer, value) is None  # weights that may get a gradient
+    with torch.no_grad():
+        assert few_rows(layer, torch.randn(1, 140).to(dtype)) is None
+        output = few_rows(layer, value)
+        assert output is not None
+        assert torch.equal(layer(value), output)
+    tolerance = 2**-8 if dtype is BF16 else 1e-5
+    torch.testing.assert_close(output.double(), exact(layer, value), rtol=tolerance, atol=1e-5)
+    assert type(copy.deepcopy(layer)) is kind
+    assert not isinstance(layer, nn.Linear)
 
 
 def test_values_that_are_not_dense() -> None:
@@ -113,11 +140,15 @@ def test_what_is_left_to_torch(case: str) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("block", [1 << 22, 130 * 33])
-def test_more_rows_in_bf16(native: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_input", [False, True])
+def test_more_rows_in_bf16(
+    native: bool, block: int, by_input: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear_rows_module, "has_bf16_products", lambda: native)
     monkeypatch.setattr(linear_blocks, "has_bf16_products", lambda: native)
     monkeypatch.setattr(linear_blocks, "BLOCK_WEIGHTS", block)
-    layer, value = linear(), torch.randn(2, MAX_ROWS, 130).to(BF16)
+    layer = conv1d() if by_input else linear()
+    value = torch.randn(2, MAX_ROWS, 130).to(BF16)
     with torch.inference_mode():
         output = few_rows(layer, value)
         with linears_of_torch():

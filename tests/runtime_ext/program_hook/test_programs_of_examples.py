@@ -92,6 +92,6 @@ def test_generation_is_right(tmp_path: Path) -> None:
     ended = run_optimized(script)
     assert ended.out == plain.stdout
     assert ended.reports == [
-        "GPT2LMHeadModel: generates: linears of 1 to 3 rows run by native code, in float32 as the program"
+        "GPT2LMHeadModel: generates: each token is one native call; linears of 1 to 3 rows run by native code, in float32 as the program"
         " loads it; nothing is compiled"
     ]

@@ -45,7 +45,7 @@ class Model {
     step.embedding = case_.data<void>("embedding");
     if (case_.has("addends")) step.addends = case_.data<float>("addends");
     step.norm = {case_.data<void>("norm"), whole("norm_bias")};
-    step.head = {case_.data<void>("head"), nullptr, type_of(case_.array("head"))};
+    step.head = {case_.data<void>("head"), nullptr, type_of(case_.array("head")), 0};
     step.head_bias = whole("head_bias");
     step.tokens = case_.data<int64_t>("tokens");
     step.cosines = case_.data<float>("cosines");
@@ -72,9 +72,10 @@ class Model {
     if (!case_.has(name)) return {};
     const std::string scales = std::string(name) + "_scales";
     if (case_.has(scales)) {
-      return {part(name, at), part(scales.c_str(), at), static_cast<int32_t>(size("format"))};
+      return {part(name, at), part(scales.c_str(), at), static_cast<int32_t>(size("format")), 0};
     }
-    return {part(name, at), nullptr, type_of(case_.array(name))};
+    const int64_t stride = size((std::string(name) + "_stride").c_str());
+    return {part(name, at), nullptr, type_of(case_.array(name)), static_cast<int32_t>(stride)};
   }
 
   xk_decode_norm norm(const std::string& name, int64_t at) {

@@ -47,6 +47,8 @@ class Sizes(NamedTuple):
     rotary_size: int = -1
     """Elements of a head that are turned; -1: all."""
     addends: bool = False
+    by_input: bool = False
+    """Weights that are not packed are stored as (inputs, outputs)."""
 
 
 SIZES = (
@@ -106,6 +108,23 @@ SIZES = (
         rotary_size=0,
         addends=True,
     ),
+    Sizes(
+        8,
+        33,
+        3,
+        3,
+        11,
+        70,
+        21,
+        12,
+        biased=True,
+        plain=True,
+        norm_kind=1,
+        activation=2,
+        rotary_size=0,
+        addends=True,
+        by_input=True,
+    ),
 )
 
 
@@ -146,6 +165,9 @@ def _case(number: int, it: Sizes, weight_type: str, norm_type: str, bits: int = 
             continue
         weights = random.standard_normal((LAYERS, outputs, inputs)) / np.sqrt(inputs)
         arrays[name] = stored(weights, weight_type)
+        if it.by_input:
+            exact_weights[name] = values_of(arrays[name])
+            arrays[name] = np.ascontiguousarray(arrays[name].swapaxes(1, 2))
         if it.biased:
             arrays[f"{name}_bias"] = stored(random.standard_normal((LAYERS, outputs)), weight_type)
     arrays["embedding"] = stored(random.standard_normal((it.vocabulary, it.hidden)), weight_type)
@@ -194,6 +216,7 @@ def _case(number: int, it: Sizes, weight_type: str, norm_type: str, bits: int = 
         "capacity": it.positions + 3,
         "epsilon": 1e-6,
         "format": FORMATS.get(bits, 0),
+        **{f"{name}_stride": it.by_input * outputs for name, (outputs, _) in shapes.items()},
     }
     name = f"decode/{number}/{f'packed{bits}' if bits else weight_type}/{norm_type}"
     return Case(name, numbers, arrays, expected)
