@@ -190,11 +190,11 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def versions() -> str:
-    found = [f"Python {platform.python_version()}"]
+    names = [f"Python {platform.python_version()}"]
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{package} {importlib.metadata.version(package)}")
-    return ", ".join(found)
+            names.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(names)
 
 
 def markdown(outcomes: Sequence[BenchmarkOutcome]) -> str:

@@ -63,16 +63,21 @@ def find(directories: Sequence[Path]) -> Findings:
 def of_kind(
     by_rule: dict[str, list[ScriptFinding]], is_hint: bool
 ) -> dict[str, list[ScriptFinding]]:
-    return {code: found for code, found in by_rule.items() if BY_CODE[code].is_hint is is_hint}
+    return {
+        code: findings for code, findings in by_rule.items() if BY_CODE[code].is_hint is is_hint
+    }
 
 
 def draw(by_rule: dict[str, list[ScriptFinding]], count: int, seed: int) -> list[ScriptFinding]:
     """Draw findings in rounds, one of each rule that has any left."""
     generator = random.Random(seed)
-    waiting = {code: generator.sample(found, len(found)) for code, found in sorted(by_rule.items())}
+    waiting = {
+        code: generator.sample(findings, len(findings))
+        for code, findings in sorted(by_rule.items())
+    }
     drawn: list[ScriptFinding] = []
     while len(drawn) < count and any(waiting.values()):
-        drawn += [found.pop() for found in waiting.values() if found]
+        drawn += [findings.pop() for findings in waiting.values() if findings]
     return sorted(drawn[:count], key=lambda finding: (finding.code, finding.path, finding.line))
 
 
@@ -125,14 +130,14 @@ def write_table(
 
 
 def print_judged(
-    rows: Sequence[dict[str, str]], found: dict[str, list[ScriptFinding]] | None
+    rows: Sequence[dict[str, str]], by_rule: dict[str, list[ScriptFinding]] | None
 ) -> None:
     """Print the Markdown table of docs/doctor-scripts.md, and the shares of false alarms."""
     verdicts = Counter((row["rule"], row["verdict"]) for row in rows)
     print("| rule | findings | judged | right | false alarms |\n|---|---|---|---|---|")
-    for code in sorted({row["rule"] for row in rows} | set(found or ())):
+    for code in sorted({row["rule"] for row in rows} | set(by_rule or ())):
         right, false = verdicts[code, "right"], verdicts[code, "false alarm"]
-        count = "" if found is None else len(found.get(code, ()))
+        count = "" if by_rule is None else len(by_rule.get(code, ()))
         print(f"| {code} {BY_CODE[code].name} | {count} | {right + false} | {right} | {false} |")
     for name, is_hint in (("faults", False), ("hints", True)):
         verdicts_of_kind = [

@@ -133,13 +133,13 @@ def is_found(injection: Injection) -> bool:
         return count_of(Path(copy.name), injection.rule) > count_of(injection.path, injection.rule)
 
 
-def draw(found: list[Injection], count: int, seed: int) -> list[Injection]:
+def draw(injections: list[Injection], count: int, seed: int) -> list[Injection]:
     """Draw faults in rounds, one of each rule, one a file and rule."""
     generator = random.Random(seed)
     waiting = {
         rule: generator.sample(of_rule, len(of_rule))
-        for rule in sorted({one.rule for one in found})
-        if (of_rule := [one for one in found if one.rule == rule])
+        for rule in sorted({one.rule for one in injections})
+        if (of_rule := [one for one in injections if one.rule == rule])
     }
     drawn: dict[tuple[Path, str], Injection] = {}
     while len(drawn) < count and any(waiting.values()):

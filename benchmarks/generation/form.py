@@ -132,9 +132,9 @@ def measured(generate: Generate, request: dict[str, int]) -> dict[str, float]:
     with concurrent.futures.ThreadPoolExecutor(request["conversations"]) as pool:
         began = time.perf_counter()
         running = [pool.submit(generate, ids, tokens) for _ in range(request["conversations"])]
-        found = [one.result() for one in running]
-    rate = sum((tokens - 1) / max(ends[-1] - ends[0], 1e-9) for ends in found)
-    return {"first_s": max(ends[0] for ends in found) - began, "rate": rate}
+        ends_of_each = [one.result() for one in running]
+    rate = sum((tokens - 1) / max(ends[-1] - ends[0], 1e-9) for ends in ends_of_each)
+    return {"first_s": max(ends[0] for ends in ends_of_each) - began, "rate": rate}
 
 
 class ReadLimit:
@@ -153,7 +153,7 @@ class ReadLimit:
         """Return the best of a sum and of a linear of one row, of three calls each."""
         from xruntime.generation.linear_rows import linear_rows
 
-        found = []
+        rates = []
         for _ in range(3):
             for call, read in (
                 (self._values.sum, self._values.nbytes),
@@ -161,8 +161,8 @@ class ReadLimit:
             ):
                 began = time.perf_counter()
                 call()
-                found.append(read / (time.perf_counter() - began))
-        return max(found)
+                rates.append(read / (time.perf_counter() - began))
+        return max(rates)
 
 
 def main() -> int:

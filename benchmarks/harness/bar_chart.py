@@ -98,9 +98,9 @@ def _text(x: float, y: float, words: str, kind: str = "") -> str:
 
 def read_panels(markdown: str, heading: str) -> list[Panel]:
     """Read the first table below a heading. Raises ValueError if there is no such table."""
-    _, found, below = markdown.partition(f"\n## {heading}\n")
+    _, head, below = markdown.partition(f"\n## {heading}\n")
     lines = re.findall(r"^\|(.*)\|$", below.partition("\n## ")[0], re.MULTILINE)
-    if not found or len(lines) < 3:
+    if not head or len(lines) < 3:
         raise ValueError(f"there is no table below '## {heading}'")
     titles, _, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     panels = []

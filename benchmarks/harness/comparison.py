@@ -76,9 +76,9 @@ def report(comparison: Comparison, results: Sequence[Result]) -> list[str]:
         return []
     names = goal.peers or tuple(name for name in by_name if name != comparison.ours)
     best = min((by_name[name] for name in names), key=lambda one: quartiles(one.seconds).median)
-    found = times_faster(ours, best)
-    verdict = "met" if found.ratio >= goal.times_faster else "MISSED"
+    gain = times_faster(ours, best)
+    verdict = "met" if gain.ratio >= goal.times_faster else "MISSED"
     return [
-        f"goal {verdict}: {comparison.title}: {found} times as fast as {best.name}, at least"
+        f"goal {verdict}: {comparison.title}: {gain} times as fast as {best.name}, at least"
         f" {goal.times_faster:g}"
     ]

@@ -357,15 +357,15 @@ class _Alive:
         self, starts: Mapping[Path, int]
     ) -> dict[tuple[Path, int], list[tuple[float, float]]]:
         """Read the steps that ended since `starts`, by process and slot."""
-        found: dict[tuple[Path, int], list[tuple[float, float]]] = {}
+        steps: dict[tuple[Path, int], list[tuple[float, float]]] = {}
         for path, start in starts.items():
             with path.open("rb") as stream:
                 stream.seek(start)
                 content = stream.read()
             whole = len(content) // STEP.size * STEP.size
             for slot, began, ended in STEP.iter_unpack(content[:whole]):
-                found.setdefault((path, slot), []).append((began, ended))
-        return found
+                steps.setdefault((path, slot), []).append((began, ended))
+        return steps
 
     def _has_ended(self) -> bool:
         if self._process.poll() is None:

@@ -112,8 +112,8 @@ def _flags() -> str:
     """List this CPU's instructions for INT8."""
     known = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
     text = Path("/proc/cpuinfo").read_text(errors="replace")
-    found = {word for line in text.splitlines() for word in line.split()[2:] if word in known}
-    return ", ".join(sorted(found)) or "none for INT8"
+    flags = {word for line in text.splitlines() for word in line.split()[2:] if word in known}
+    return ", ".join(sorted(flags)) or "none for INT8"
 
 
 if __name__ == "__main__":

@@ -94,9 +94,9 @@ def serve(side: str, group: QuotaGroup, seconds: float) -> Run:
     requests = requests_of([done.stdout])
     if requests is None or requests.failed + requests.rejected:
         raise SystemExit(f"requests failed under {side}: {requests}")
-    found = summaries_of([done.stdout], ["requests/sec"])
-    latency = found["latency"]
-    return Run(found["requests/sec"].value, throttled, latency.value, latency.p99)
+    summaries = summaries_of([done.stdout], ["requests/sec"])
+    latency = summaries["latency"]
+    return Run(summaries["requests/sec"].value, throttled, latency.value, latency.p99)
 
 
 def infer(side: str, group: QuotaGroup, seconds: float) -> Run:

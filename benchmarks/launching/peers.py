@@ -119,10 +119,10 @@ class Peers:
     def contenders(self, work: NamedWork) -> dict[str, Contender]:
         """Return what is measured of a work: one process each, and each count of instances."""
         program = [*WORKLOADS, *work.arguments]
-        found = {}
+        contenders = {}
         for name in self._names:
             if not name.endswith("+instances"):
-                found[name] = Contender([*self._launchers[name], *program], work.items)
+                contenders[name] = Contender([*self._launchers[name], *program], work.items)
                 continue
             for count in self._counts:
                 cores = str(len(os.sched_getaffinity(0)) // count)
@@ -130,8 +130,8 @@ class Peers:
                 if name.startswith("run_cpu"):
                     options = ["--ninstances", str(count), "--ncores-per-instance", cores]
                 command = [*self._launchers[name], *options, *program]
-                found[f"{name}={count}"] = Contender(command, work.items, count)
-        return found
+                contenders[f"{name}={count}"] = Contender(command, work.items, count)
+        return contenders
 
 
 def measure(works: Sequence[NamedWork], peers: Peers, asked: argparse.Namespace) -> Rows:
@@ -200,10 +200,10 @@ def print_rows(rows: Rows, absent: Mapping[str, str]) -> None:
         print(f"{peer}: not measured, {reason}")
     for work, row in best.items():
         if "xlaunch" in row and TCMALLOC in row:
-            found = times(row["xlaunch"][1], row[TCMALLOC][1])
-            if found is not None:
+            gain = times(row["xlaunch"][1], row[TCMALLOC][1])
+            if gain is not None:
                 print(
-                    f"goal {found.verdict(MIN_OF_TCMALLOC)}: {work}: xlaunch is {found} times {TCMALLOC}, at least {MIN_OF_TCMALLOC}"
+                    f"goal {gain.verdict(MIN_OF_TCMALLOC)}: {work}: xlaunch is {gain} times {TCMALLOC}, at least {MIN_OF_TCMALLOC}"
                 )
 
 
@@ -230,8 +230,8 @@ def _bar(row: Mapping[str, tuple[str, ContenderResults]], peer: str) -> Bar:
     count, measured = row[peer]
     base = row[PLAIN][1]
     ratio = (measured.rate() or 0.0) / (base.rate() or 1.0)
-    found = times(measured, base) or (ratio, ratio, ratio)  # one launch has no interval
-    return Bar(peer, rate_cell(measured, measured, count), *found)
+    interval = times(measured, base) or (ratio, ratio, ratio)  # one launch has no interval
+    return Bar(peer, rate_cell(measured, measured, count), *interval)
 
 
 def write_svg(path: Path, rows: Rows) -> None:
@@ -246,10 +246,10 @@ def library(name: str) -> object:
     """Return the parser of a path to an allocator."""
 
     def parsed(text: str) -> Path:
-        found = inspect_library(name, text, None, origin="named", named=True)
-        if found.refusal:
-            raise argparse.ArgumentTypeError(f"{text}: {found.refusal}")
-        return Path(found.path)
+        library = inspect_library(name, text, None, origin="named", named=True)
+        if library.refusal:
+            raise argparse.ArgumentTypeError(f"{text}: {library.refusal}")
+        return Path(library.path)
 
     return parsed
 

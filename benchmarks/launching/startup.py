@@ -51,18 +51,18 @@ def run_once(command: Sequence[str | Path]) -> float:
 
 def commands(script: str, ipex_venv: Path | None) -> dict[str, list[str]]:
     """Return each case's command; a peer that is not installed is left out with a notice."""
-    found = {
+    commands = {
         BARE: [sys.executable, script],
         XLAUNCH: [*xlaunch_command(), script],
         SUPERVISED: [*xlaunch_command(), "--quiet", "--supervise", script],
     }
     if importlib.util.find_spec("torch"):
-        found[RUN_CPU] = [sys.executable, "-m", RUN_CPU, script]
+        commands[RUN_CPU] = [sys.executable, "-m", RUN_CPU, script]
     else:
         print(f"{RUN_CPU} is left out: torch is not installed", file=sys.stderr)
     if ipex_venv:
-        found[IPEXRUN] = [str(ipex_venv / "bin" / "ipexrun"), script]
-    return found
+        commands[IPEXRUN] = [str(ipex_venv / "bin" / "ipexrun"), script]
+    return commands
 
 
 def main() -> None:

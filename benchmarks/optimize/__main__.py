@@ -52,26 +52,26 @@ def contenders(
     layout = ["--instances", str(processes), "--ncores", str(cores), "--no-tag"]
     offline = batch * DLRM_FACTOR if work.startswith("dlrm") else batch
     items = offline if mode == "offline" else 1
-    found = {}
+    contenders = {}
     for form in forms:
         script = [*SCRIPT, DIRECTORY, str(notes), work, "--form", form, "--dtype", dtype]
         command = [*LAUNCHER, *([] if mode == "offline" else layout), *script]
-        found[form] = Contender([*command, "--batch", str(items)], items, processes)
-    return found
+        contenders[form] = Contender([*command, "--batch", str(items)], items, processes)
+    return contenders
 
 
 def notes_of(directory: Path) -> dict[str, dict[str, Any]]:
     """Return each form's median seconds of preparation, and its explanation."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    notes_of_form: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(directory.glob("*.json")):
         note = json.loads(path.read_text())
-        found.setdefault(note["form"], []).append(note)
+        notes_of_form.setdefault(note["form"], []).append(note)
     return {
         form: {
             "prepare_s": statistics.median(note["prepare_s"] for note in notes),
             "text": notes[0]["text"],
         }
-        for form, notes in found.items()
+        for form, notes in notes_of_form.items()
     }
 
 

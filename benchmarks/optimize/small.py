@@ -74,13 +74,15 @@ def main() -> int:
     for units in options.units or UNITS:
         for batch in options.batch or BATCHES:
             for threads in options.threads or THREADS:
-                found = measured(units, batch, threads, options.rounds)
-                ratio = statistics.median(found["ratios"])
-                low, *_, high = statistics.quantiles(found["ratios"], n=20)
+                result = measured(units, batch, threads, options.rounds)
+                ratio = statistics.median(result["ratios"])
+                low, *_, high = statistics.quantiles(result["ratios"], n=20)
                 verdict = "goal met" if ratio >= GOAL else "goal MISSED"
                 name = f"{units} units, batch {batch}, {threads} threads"
-                raw[name] = found
-                rows.append([name, f"{ratio:.3f} [{low:.2f}, {high:.2f}]", verdict, found["graph"]])
+                raw[name] = result
+                rows.append(
+                    [name, f"{ratio:.3f} [{low:.2f}, {high:.2f}]", verdict, result["graph"]]
+                )
     print_table(["model", "times eager [5 %, 95 %]", f"at least {GOAL}", "calls run"], rows)
     write_raw(options.json, "optimize-small", raw)
     return 0

@@ -134,12 +134,12 @@ def case_of(kind: OptimizerKind, sizes: Sequence[int]) -> Case:
 def cases(layout: str, options: argparse.Namespace) -> list[Case]:
     """The cases of all kinds, and those of IPEX in one process."""
     sizes = LAYOUTS[layout](options.elements)
-    found = [case_of(kind, sizes) for kind in kinds()]
+    listed = [case_of(kind, sizes) for kind in kinds()]
     if options.ipex_python is not None:
         module = "benchmarks.optimizers.ipex"
         words = [layout, str(options.elements), str(MIN_MEASURED_S)]
-        found += cases_of([*IPEX_KINDS], [options.ipex_python, "-m", module, *words])
-    return found
+        listed += cases_of([*IPEX_KINDS], [options.ipex_python, "-m", module, *words])
+    return listed
 
 
 def draw_curves(svg: Path, json: Path | None) -> None:
@@ -148,23 +148,23 @@ def draw_curves(svg: Path, json: Path | None) -> None:
     charts, goals = [], []
     curves: dict[str, dict[str, list[float]]] = {}
     for work in (optim_training.digits(), optim_training.transformer()):
-        found = {
+        of_way = {
             name: optim_training.losses(work, "adamw", way, CURVE_STEPS)
             for name, way in optim_training.WAYS.items()
         }
-        full = found["fp32"]
+        full = of_way["fp32"]
         rows = [
             [name, f"{curve[-1]:.4f}", f"{optim_training.gap(curve, full):.2%}"]
-            for name, curve in found.items()
+            for name, curve in of_way.items()
         ]
         print(f"\n{work.name}, {CURVE_STEPS:,} steps of AdamW")
         print_table(["weights", "last loss", "largest difference from fp32"], rows)
-        gap = optim_training.gap(found["split bf16"], full)
+        gap = optim_training.gap(of_way["split bf16"], full)
         verdict = "met" if gap <= CURVE_GOAL else "MISSED"
         goals.append(
             f"goal {verdict}: {work.name}: split bf16 within {gap:.2%} of fp32, at most {CURVE_GOAL:.0%}"
         )
-        curves[work.name] = {name: curve.tolist() for name, curve in found.items()}
+        curves[work.name] = {name: curve.tolist() for name, curve in of_way.items()}
         charts.append(line_chart.Chart(work.name, x, curves[work.name]))
     print("", *goals, sep="\n")
     svg.write_text(line_chart.svg(charts, x_title="step", y_title="loss"))

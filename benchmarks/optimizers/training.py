@@ -74,7 +74,7 @@ def losses(work: Work, optimizer: str, way: Way, steps: int) -> torch.Tensor:
             output.flatten(0, -2).float(), work.targets[rows].flatten()
         )
 
-    found = []
+    curve = []
     for step in range(steps):
         rows = torch.randint(len(work.inputs), (work.batch,), generator=generator)
         stepper.zero_grad()
@@ -82,8 +82,8 @@ def losses(work: Work, optimizer: str, way: Way, steps: int) -> torch.Tensor:
         stepper.step()
         if step % INTERVAL == INTERVAL - 1:
             with torch.no_grad():
-                found.append(loss(slice(None)))
-    return torch.stack(found)
+                curve.append(loss(slice(None)))
+    return torch.stack(curve)
 
 
 def gap(curve: torch.Tensor, full: torch.Tensor) -> float:
@@ -128,12 +128,12 @@ CHOICES = len(SUBJECTS) * len(SUBJECTS[0]) * len(VERBS[0]) * len(OBJECTS)
 def sentences() -> str:
     """Draw sentences in which subject and verb agree in number, each choice as likely as the others."""
     drawn = random.Random(0)
-    found = []
+    lines = []
     for _ in range(SENTENCES):
         number = drawn.randrange(2)
         words = drawn.choice(SUBJECTS[number]), drawn.choice(VERBS[number]), drawn.choice(OBJECTS)
-        found.append(" ".join(words) + ".")
-    return " ".join(found)
+        lines.append(" ".join(words) + ".")
+    return " ".join(lines)
 
 
 def entropy_per_character(text: str) -> float:

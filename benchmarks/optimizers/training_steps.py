@@ -47,26 +47,26 @@ BASE, OURS, IPEX = "eager", "optimize", "ipex"
 def contenders(work: str, dtype: str, options: argparse.Namespace) -> dict[str, Contender]:
     """Return the chosen forms of a model, all launched the same way."""
     sizes = ["--dtype", dtype, "--batch", str(options.batch)]
-    found = {}
+    contenders = {}
     for form in forms_of(work):
         if form not in options.form:
             continue
         python = ["--python", str(options.ipex_python)] if form == IPEX else []
         command = [*LAUNCHER, *python, *SCRIPT, DIRECTORY, work, "--form", form, *sizes]
-        found[form] = Contender(command, options.batch)
-    return found
+        contenders[form] = Contender(command, options.batch)
+    return contenders
 
 
 def rows(work: str, measured: dict[str, ContenderResults]) -> list[list[str]]:
     """Format the forms of a model."""
-    found = []
+    cells = []
     for form, one in measured.items():
         peak, _ = one.memory_mib() or (None, None)
         p50, _ = one.percentiles_ms()
-        found.append(
+        cells.append(
             [work, form, rate_cell(one, measured[BASE]), number_cell(p50, 0), number_cell(peak, 0)]
         )
-    return found
+    return cells
 
 
 def goals(work: str, measured: dict[str, ContenderResults]) -> list[str]:

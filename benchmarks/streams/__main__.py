@@ -173,8 +173,8 @@ def main() -> int:
 
 def _best_processes(row: Mapping[str, ContenderResults]) -> ContenderResults:
     """Return the fastest processes of all splits."""
-    found = [one for name, one in row.items() if name.endswith(f" {PROCESSES}")]
-    return max(found, key=lambda one: one.rate() or 0.0)
+    by_processes = [one for name, one in row.items() if name.endswith(f" {PROCESSES}")]
+    return max(by_processes, key=lambda one: one.rate() or 0.0)
 
 
 def _row(

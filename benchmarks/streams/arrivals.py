@@ -296,16 +296,16 @@ class Launched:
     def links(self, count: int) -> list[socket.socket]:
         """Wait until all processes are ready. Exits if they end instead."""
         self._listener.settimeout(1.0)
-        found: list[socket.socket] = []
+        links: list[socket.socket] = []
         until = time.monotonic() + MAX_START_S
-        while len(found) < count:
+        while len(links) < count:
             with contextlib.suppress(TimeoutError):
-                found.append(self._listener.accept()[0])
+                links.append(self._listener.accept()[0])
             if self._process.poll() is not None or time.monotonic() > until:
                 raise SystemExit("a contender ended, or did not start in time; see above")
-        for link in found:
+        for link in links:
             link.setblocking(True)
-        return found
+        return links
 
     def stop(self) -> None:
         end_group(self._process, MAX_END_S)
@@ -374,7 +374,7 @@ def measure(
     """Measure all contenders of a work; `idle` is the latency of an idle process in ms."""
     bound_ms = options.bound_ms or options.bound * idle
     print(f"an idle process takes {idle:.1f} ms; bound {bound_ms:.1f} ms", file=sys.stderr)
-    found: dict[str, Any] = {}
+    contenders: dict[str, Any] = {}
     start = 0.7 * cases[0].count / idle * 1e3
     for case in cases:
         seeds = iter(range(1000))
@@ -386,28 +386,28 @@ def measure(
 
         trials = highest(trial, start, bound_ms)
         best = best_of(trials, bound_ms)
-        found[case.name] = {"trials": trials, "best": best}
+        contenders[case.name] = {"trials": trials, "best": best}
         start = start if best is None else 1.2 * best.rate
-    base = found[cases[0].name]["best"]
+    base = contenders[cases[0].name]["best"]
     if base is not None:
         for case in cases:
-            found[case.name]["low"] = case.trial(
+            contenders[case.name]["low"] = case.trial(
                 LOW_LOAD * base.rate, options.seconds, bound_ms / 1e3, 0
             )
-    return {"idle_ms": idle, "bound_ms": bound_ms, "contenders": found}
+    return {"idle_ms": idle, "bound_ms": bound_ms, "contenders": contenders}
 
 
 def print_work(work: str, measured: dict[str, Any]) -> None:
     """Print the table of a work and its goals."""
-    found = measured["contenders"]
-    rates = {name: one["best"].rate if one["best"] else 0.0 for name, one in found.items()}
+    contenders = measured["contenders"]
+    rates = {name: one["best"].rate if one["best"] else 0.0 for name, one in contenders.items()}
     bases = [
         max((rate for name, rate in rates.items() if name.endswith(kind)), default=0.0)
         for kind in (PROCESSES, BY_HAND)
     ]
     print(f"\n{work}: p99 of at most {measured['bound_ms']:.1f} ms\n")
     rows = []
-    for name, one in found.items():
+    for name, one in contenders.items():
         best, low = one["best"], one.get("low")
         shown = ["-"] * 3 if best is None else [f"{best[i]:.1f}" for i in (0, 2, 3)]
         ratios = [f"{rates[name] / base:.2f}" if base else "-" for base in bases]

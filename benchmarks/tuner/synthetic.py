@@ -135,13 +135,13 @@ class _Maker:
         return effects
 
     def _failing_pairs(self) -> list[tuple]:
-        found = []
+        pairs = []
         for one, other in itertools.combinations(self._space, 2):
             for values in itertools.product(one.values, other.values):
                 defaults = (one.default, other.default)
                 if values != defaults and self._random.random() < self._shape.failing / 3:
-                    found.append(((one.name, values[0]), (other.name, values[1])))
-        return found
+                    pairs.append(((one.name, values[0]), (other.name, values[1])))
+        return pairs
 
     def _plans(self) -> list[RecordedPlan]:
         names = [parameter.name for parameter in self._space]

@@ -89,11 +89,11 @@ def total(files: Iterable[CachedFile]) -> Usage:
 
 
 def files_by_kind(directory: CacheDirectory) -> dict[str, list[CachedFile]]:
-    found: dict[str, list[CachedFile]] = {}
+    files: dict[str, list[CachedFile]] = {}
     for file in files_of(directory.path):
         kind = entries_of(directory.cache, os.path.relpath(file.path, directory.path)).kind
-        found.setdefault(kind, []).append(file)
-    return found
+        files.setdefault(kind, []).append(file)
+    return files
 
 
 def compiled_files(directory: CacheDirectory) -> Iterator[tuple[str, CachedFile]]:

@@ -81,12 +81,12 @@ class _Unit(NamedTuple):
 
 def _units(directory: CacheDirectory) -> list[_Unit]:
     """The units of a cache, the oldest first."""
-    found: dict[str, list[CachedFile]] = {}
+    files_by_unit: dict[str, list[CachedFile]] = {}
     for file in contents.files_of(directory.path):
         unit = contents.unit_of(directory.cache, os.path.relpath(file.path, directory.path))
-        found.setdefault(unit, []).append(file)
+        files_by_unit.setdefault(unit, []).append(file)
     units = []
-    for files in found.values():
+    for files in files_by_unit.values():
         changed_s = max([file.changed_s for file in files])
         units.append(_Unit(changed_s, contents.total(files).size_bytes, tuple(files)))
     return sorted(units, key=lambda unit: unit.changed_s)

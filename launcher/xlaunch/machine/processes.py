@@ -164,12 +164,12 @@ def migrations(pid: int, thread: int) -> int | None:
 
 def _children_by_scan(pid: int) -> list[int]:
     """The children by a scan of all processes, for kernels without CONFIG_PROC_CHILDREN."""
-    found: list[int] = []
+    pids: list[int] = []
     for name in os.listdir("/proc"):
         status = read_status(f"/proc/{name}") if name.isdigit() else None
         if status is not None and status.parent == pid:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def process_name(pid: int, root: str = "/proc") -> str:

@@ -331,21 +331,21 @@ def durations(
             groups[-1].append(at_s)
         else:
             groups.append([at_s])
-    found: list[float] = []
+    spans_s: list[float] = []
     for group in groups:
-        found += [(group[-1] - before_s) / len(group)] * len(group)
+        spans_s += [(group[-1] - before_s) / len(group)] * len(group)
         before_s = group[-1]
     if first == 0 and (after_s is None or after_s >= times_s[0]):
         if len(groups) == 1:
             return None
         size = len(groups[0])
-        works = [length * rate for length, rate in zip(found[size:], rates[size:], strict=False)]
-        if rates and min(rates) > 0.0 and _spread(works) < _spread(found[size:]):
+        works = [length * rate for length, rate in zip(spans_s[size:], rates[size:], strict=False)]
+        if rates and min(rates) > 0.0 and _spread(works) < _spread(spans_s[size:]):
             work = percentile(sorted(works), 50)
-            found[:size] = [work / rate for rate in rates[:size]]
+            spans_s[:size] = [work / rate for rate in rates[:size]]
         else:
-            found[:size] = [percentile(sorted(found[size:]), 50)] * size
-    return found if min(found) < max(found) else None
+            spans_s[:size] = [percentile(sorted(spans_s[size:]), 50)] * size
+    return spans_s if min(spans_s) < max(spans_s) else None
 
 
 def _spread(values: Sequence[float]) -> float:

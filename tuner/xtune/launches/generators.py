@@ -112,10 +112,10 @@ def _percentiles(outputs: Sequence[str]) -> dict[str, tuple[dict[float, float], 
     """In seconds, by metric and percentile, the largest of all outputs; and the unit of the last one."""
     rows = dict[str, tuple[dict[float, float], str]]()
     for line in "\n".join(outputs).splitlines():
-        if found := _PERCENTILE.fullmatch(line):
-            name, percentile, number, unit = LATENCY, found[1], found[2], found[3]
-        elif found := _NAMED_PERCENTILE.fullmatch(line):
-            percentile, name, unit, number = found.groups()
+        if match := _PERCENTILE.fullmatch(line):
+            name, percentile, number, unit = LATENCY, match[1], match[2], match[3]
+        elif match := _NAMED_PERCENTILE.fullmatch(line):
+            percentile, name, unit, number = match.groups()
         else:
             continue
         seconds = float(number.replace(",", "")) * SECONDS_AFTER_NUMBER[unit]
@@ -165,7 +165,9 @@ def requests_of(outputs: Sequence[str]) -> Requests | None:
 
 
 def _read(output: str) -> Requests | None:
-    return next((made for read in GENERATORS.values() if (made := read(output)) is not None), None)
+    return next(
+        (requests for read in GENERATORS.values() if (requests := read(output)) is not None), None
+    )
 
 
 def _count(pattern: str, output: str) -> int | None:

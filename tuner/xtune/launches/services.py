@@ -423,7 +423,7 @@ def _command_of(measure: str, words: Mapping[str, str]) -> str:
     """The generator's command for an instance. **Ex.:** ``-c{64/count}`` of 4 is ``-c16``."""
     shared = re.sub(
         r"\{(\d{1,9})/count\}",
-        lambda found: str(max(1, int(found[1]) // int(words["count"]))),
+        lambda match: str(max(1, int(match[1]) // int(words["count"]))),
         measure,
     )
     return substitute(shared, words)

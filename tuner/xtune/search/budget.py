@@ -63,8 +63,8 @@ def parse_budget(text: str) -> Budget:
     launches: int | None = None
     time_s: float | None = None
     for part in re.split(r"\s*,\s*|\s+or\s+", text.strip()):
-        if found := _LAUNCHES.fullmatch(part):
-            launches = int(found[1]) if launches is None else min(launches, int(found[1]))
+        if match := _LAUNCHES.fullmatch(part):
+            launches = int(match[1]) if launches is None else min(launches, int(match[1]))
         elif part and not _PART.sub("", part).strip():
             seconds = sum(float(count) * UNITS_S[unit] for count, unit in _PART.findall(part))
             time_s = seconds if time_s is None else min(time_s, seconds)

@@ -83,10 +83,10 @@ class Belief:
         self._rows = model.rows(list(self.launched.values()))
         if not scores:
             return
-        means = np.array([sum(found) / len(found) for found in scores.values()])
+        means = np.array([sum(plan_scores) / len(plan_scores) for plan_scores in scores.values()])
         self._level = float(means.mean())
         self._scale = PRIOR_TIMES * max(float(means.std()), MIN_SPREAD)
-        noise = [spread**2 / len(found) for found in scores.values()]
+        noise = [spread**2 / len(plan_scores) for plan_scores in scores.values()]
         kernel = model.kernel(self._rows, self._rows) + np.diag(noise) / self._scale**2
         self._inverse = np.linalg.inv(kernel)
         self._weights = self._inverse @ (means - self._level) / self._scale
@@ -267,8 +267,8 @@ def failed_plans(ratings: Sequence[Rating]) -> set[str]:
         failures.setdefault(rating.plan_hash, []).append(rating.is_failure)
     return {
         plan_hash
-        for plan_hash, found in failures.items()
-        if sum(found) > max(MAX_FAILURES, MAX_FAILED_SHARE * len(found))
+        for plan_hash, plan_failures in failures.items()
+        if sum(plan_failures) > max(MAX_FAILURES, MAX_FAILED_SHARE * len(plan_failures))
     }
 
 

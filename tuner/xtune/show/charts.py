@@ -112,7 +112,7 @@ class Scale:
 
 def printable(value: str) -> str:
     """Text with what HTML or UTF-8 cannot hold written as escapes. **Ex.:** ``\\x1b[31m``."""
-    return _FORBIDDEN.sub(lambda found: repr(found[0])[1:-1], value)
+    return _FORBIDDEN.sub(lambda match: repr(match[0])[1:-1], value)
 
 
 def ratio_scale(finalists: Sequence[FinalistResults]) -> Scale:

@@ -143,8 +143,8 @@ def _parse(text: str, texts: Collection[str]) -> ast.expr:
         rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|\s", re.ASCII
     )
 
-    def in_python(found: re.Match[str]) -> str:
-        return repr(found["bare"]) if found["bare"] is not None else found[0].strip() or " "
+    def in_python(match: re.Match[str]) -> str:
+        return repr(match["bare"]) if match["bare"] is not None else match[0].strip() or " "
 
     written = token.sub(in_python, text).strip()
     if re.search(r"\bif\b", re.sub(_QUOTED, "", written)):

@@ -164,7 +164,7 @@ def _is_possible(name: str, value: Any) -> bool:
     """Whether the list of a name may have a value."""
     if name in COUNTS:
         return _is_count(value) or value == NOT_SET
-    return any(type(value) is type(known) and value == known for known in _meanings(name))
+    return any(type(value) is type(meaning) and value == meaning for meaning in _meanings(name))
 
 
 def _allowed(name: str) -> str:

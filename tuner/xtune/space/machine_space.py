@@ -75,7 +75,10 @@ def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> d
 
 def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[DerivedValue]:
     """The values of a parameter's plans that conditions may use; cores are those of the smallest instance."""
-    pairs = [(made.count, min(instance.ncores for instance in made.instances)) for made in plans]
+    pairs = [
+        (layout_plan.count, min(instance.ncores for instance in layout_plan.instances))
+        for layout_plan in plans
+    ]
     instances, ncores = zip(*pairs, strict=True)
     return [DerivedValue(INSTANCES, parameter, instances), DerivedValue(NCORES, parameter, ncores)]
 
@@ -85,9 +88,9 @@ def _places(made: Plan) -> tuple[object, ...]:
     return made.count, *sorted([(i.cpus, i.ncores, i.threads) for i in made.instances])
 
 
-def _starves(made: Plan) -> bool:
-    share = made.memory_share_bytes
-    return made.count > 1 and share is not None and share < MIN_SHARE_BYTES
+def _starves(layout_plan: Plan) -> bool:
+    share = layout_plan.memory_share_bytes
+    return layout_plan.count > 1 and share is not None and share < MIN_SHARE_BYTES
 
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:

@@ -371,7 +371,7 @@ def _formats(function: ast.AST, parameter: str | None) -> bool:
 
 def _converted_attributes(facts: FileFacts) -> set[str]:
     """Attributes that the file converts. **Ex.:** ``port`` in ``int(args.port)``."""
-    found: set[str] = set()
+    converted: set[str] = set()
     for call in facts.calls:
         called = (dotted(call.node.func) or "").rpartition(".")[2]
         if called in ("int", "float", "str", "literal_eval", "eval", "loads", "safe_load") or (
@@ -381,8 +381,8 @@ def _converted_attributes(facts: FileFacts) -> set[str]:
             for one in call.node.args:  # int(n) for n in args.numbers
                 bound = call.scope.find_bindings(one.id) if isinstance(one, ast.Name) else ()
                 read += [binding.node for binding in bound if binding.how == "each"]
-            found.update(value.attr for value in read if isinstance(value, ast.Attribute))
-    return found
+            converted.update(value.attr for value in read if isinstance(value, ast.Attribute))
+    return converted
 
 
 def _option_strings(node: ast.Call) -> list[str]:

@@ -188,15 +188,15 @@ def _is_kept_beside(facts: FileFacts, call: Call, name: str) -> bool:
 def _sources(scope: Scope, name: str) -> set[object]:
     """What a name is unpacked from, or what it is an item of; empty if it may be anything else."""
     bindings = [binding for binding in scope.find_bindings(name) if not _keeps(binding, name)]
-    found: set[object] = set()
+    sources: set[object] = set()
     for one in bindings:
         if one.how in ("item", "each item"):
-            found.add(one.node)
+            sources.add(one.node)
         elif one.how == "is" and isinstance(one.node, ast.Subscript) and dotted(one.node.value):
-            found.add(dotted(one.node.value))
+            sources.add(dotted(one.node.value))
         else:
             return set()
-    return found
+    return sources
 
 
 def _is_used_as_tensor(facts: FileFacts, call: Call, name: str) -> bool:

@@ -41,7 +41,7 @@ def check_waits(facts: FileFacts) -> Iterator[Problem]:
 
 def steps(facts: FileFacts) -> list[Step]:
     """The innermost loops that call ``backward()``, or a function that does."""
-    found: dict[int, set[Block]] = {}
+    paths: dict[int, set[Block]] = {}
     loops_found: dict[int, Block] = {}
 
     def look(call: Call, path: set[Block], depth: int) -> None:
@@ -50,7 +50,7 @@ def steps(facts: FileFacts) -> list[Step]:
         ]
         if loops:
             loops_found[id(loops[0])] = loops[0]
-            found.setdefault(id(loops[0]), set()).update(path)
+            paths.setdefault(id(loops[0]), set()).update(path)
         elif isinstance(call.scope.node, Function) and depth:
             for caller in facts.calls_of(call.scope.node):
                 look(caller, {*path, call.scope.block}, depth - 1)
@@ -60,7 +60,7 @@ def steps(facts: FileFacts) -> list[Step]:
             look(call, set(), _DEPTH)
     # A round may be an epoch, of one step: what it prints is wanted.
     listed = [
-        Step(block.scope, (block, *found[key]))
+        Step(block.scope, (block, *paths[key]))
         for key, block in loops_found.items()
         if not isinstance(block.node, ast.For) or "epoch" not in ast.unparse(block.node.target)
     ]

@@ -196,7 +196,7 @@ class Probe:
         nn, config = self.torch.nn, model.config
         if config.is_encoder_decoder or getattr(config, "quantization_config", None) is not None:
             return None
-        found: dict[int, tuple[str, int]] = {}
+        weights: dict[int, tuple[str, int]] = {}
         for module in model.modules():
             name = type(module).__name__
             if any(part in name.lower() for part in OTHER_PARTS):
@@ -213,9 +213,9 @@ class Probe:
                 if not plain or tensor.dim() > 2 or tensor.device.type != "cpu":
                     return None
                 if not isinstance(module, nn.Embedding):
-                    found[tensor.data_ptr()] = str(tensor.dtype).rpartition(".")[2], tensor.nbytes
+                    weights[tensor.data_ptr()] = str(tensor.dtype).rpartition(".")[2], tensor.nbytes
         totals: dict[str, int] = {}
-        for dtype, size_bytes in found.values():
+        for dtype, size_bytes in weights.values():
             totals[dtype] = totals.get(dtype, 0) + size_bytes
         return totals
 
