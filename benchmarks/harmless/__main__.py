@@ -67,7 +67,7 @@ SAMPLE_S = 0.05
 MAX_RUN_S = 300.0
 
 
-class Run(NamedTuple):
+class ProgramRun(NamedTuple):
     """One run of a program."""
 
     startup_s: float
@@ -83,7 +83,7 @@ class Measured(NamedTuple):
     quota: float
     """The CPU quota, in CPUs; 0: none."""
     units: int
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[ProgramRun]]
 
     def ratio(self, field: str) -> Times:
         """Return xlaunch's value over python's with its 95 % confidence interval, from the pairs."""
@@ -144,7 +144,7 @@ class Bench:
         first = self._run("python", program, 1, group)  # reads files into memory, too
         units = max(1, round(run_s / first.work_s))
         self._run("xlaunch", program, units, group)
-        runs: dict[str, list[Run]] = {side: [] for side in SIDES}
+        runs: dict[str, list[ProgramRun]] = {side: [] for side in SIDES}
         began = time.perf_counter()
         while len(runs["python"]) < pairs or time.perf_counter() < began + 2 * seconds:
             order = SIDES if len(runs["python"]) % 2 else SIDES[::-1]
@@ -154,7 +154,7 @@ class Bench:
             if len(runs["python"]) > 1:
                 yield Measured(program, quota, units, runs)
 
-    def _run(self, side: str, program: str, units: int, group: QuotaGroup | None) -> Run:
+    def _run(self, side: str, program: str, units: int, group: QuotaGroup | None) -> ProgramRun:
         if program == "openmp":
             words = [str(self._directory / "openmp")]
         elif program == "gunicorn":
@@ -183,7 +183,7 @@ class Bench:
                 last = output.read().decode(errors="replace")[-500:]
                 raise RunFailedError(f"failed under {side}, exit code {process.returncode}: {last}")
         work_began, work_ended = map(float, self._result.read_text().split())
-        return Run(work_began - began, work_ended - work_began, peak)
+        return ProgramRun(work_began - began, work_ended - work_began, peak)
 
 
 def _has_module(name: str) -> bool:

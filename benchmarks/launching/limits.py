@@ -46,7 +46,7 @@ OUTPUT = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 INFER = re.compile(r"([0-9.]+) sentences/s")
 
 
-class Run(NamedTuple):
+class Measurement(NamedTuple):
     """One run of a program under a quota."""
 
     rate: float
@@ -72,7 +72,7 @@ def command(side: str, group: QuotaGroup, program: Sequence[str]) -> list[str]:
     return group.inside([*xlaunch_command(), "--quiet", *words] if side == "xlaunch" else words)
 
 
-def serve(side: str, group: QuotaGroup, seconds: float) -> Run:
+def serve(side: str, group: QuotaGroup, seconds: float) -> Measurement:
     """Put the service under load once it answers, after a second of load that does not count."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -96,10 +96,10 @@ def serve(side: str, group: QuotaGroup, seconds: float) -> Run:
         raise SystemExit(f"requests failed under {side}: {requests}")
     summaries = summaries_of([done.stdout], ["requests/sec"])
     latency = summaries["latency"]
-    return Run(summaries["requests/sec"].value, throttled, latency.value, latency.p99)
+    return Measurement(summaries["requests/sec"].value, throttled, latency.value, latency.p99)
 
 
-def infer(side: str, group: QuotaGroup, seconds: float) -> Run:
+def infer(side: str, group: QuotaGroup, seconds: float) -> Measurement:
     """Embed sentences for so many seconds."""
     before = group.periods()
     program = ["examples/infer.py", "--seconds", f"{seconds:g}"]
@@ -108,16 +108,16 @@ def infer(side: str, group: QuotaGroup, seconds: float) -> Run:
     rate = INFER.search(printed)
     if rate is None:
         raise SystemExit(f"examples/infer.py failed under {side}: {printed[-500:]}")
-    return Run(float(rate[1]), group.periods().share_since(before))
+    return Measurement(float(rate[1]), group.periods().share_since(before))
 
 
-Measured = dict[tuple[float, str], dict[str, list[Run]]]
+Measured = dict[tuple[float, str], dict[str, list[Measurement]]]
 """The runs by quota and work, then by side."""
 
 WORKS = {"serve.py, requests/s": serve, "infer.py, sentences/s": infer}
 
 
-def ratio(runs: dict[str, list[Run]]) -> str:
+def ratio(runs: dict[str, list[Measurement]]) -> str:
     """Return xlaunch's rate over python's, with its 95 % confidence interval."""
     python, xlaunch = (
         Result(side, tuple([1.0 / run.rate for run in runs[side]])) for side in SIDES
@@ -125,7 +125,7 @@ def ratio(runs: dict[str, list[Run]]) -> str:
     return str(times_faster(xlaunch, python))
 
 
-def rows_of(quota: float, work: str, runs: dict[str, list[Run]]) -> Iterator[list[str]]:
+def rows_of(quota: float, work: str, runs: dict[str, list[Measurement]]) -> Iterator[list[str]]:
     for side in SIDES:
         rate, throttled = (
             statistics.median([getattr(run, name) for run in runs[side]])

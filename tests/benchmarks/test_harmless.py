@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def measured(*pairs: tuple[float, float], peak: int = 100, quota: float = 0.0) -> harmless.Measured:
     """Pairs of the seconds of python and of xlaunch, whose processes have `peak` MiB, python's 100."""
     runs = {
-        "python": [harmless.Run(0.5, python, 100 << 20) for python, _ in pairs],
-        "xlaunch": [harmless.Run(0.6, xlaunch, peak << 20) for _, xlaunch in pairs],
+        "python": [harmless.ProgramRun(0.5, python, 100 << 20) for python, _ in pairs],
+        "xlaunch": [harmless.ProgramRun(0.6, xlaunch, peak << 20) for _, xlaunch in pairs],
     }
     return harmless.Measured("work", quota, 7, runs)
 
