@@ -7,7 +7,7 @@ and each launch works for a moment, in a new random order in every turn. What th
 them cancels out in the ratios, and differences between launches are in the confidence intervals. The
 start and the first turn do not count.
 
-A contender is any number of processes, under any launcher, that enter `turn.Turn` for each step. File
+A contender is any number of processes, under any launcher, that enter `step_gate.StepGate` for each step. File
 locks in a directory decide whose turn it is, without polling.
 """
 
@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.harness.measurement import at_least_2, option_parser, until_stopped, write_raw
 from benchmarks.harness.programs import end_group, signal_group, start_group
-from benchmarks.harness.turn import ALIVE, FLOOR, GATE, STEP
+from benchmarks.harness.step_gate import ALIVE, FLOOR, GATE, STEP
 from xlaunch.supervision.watches import StolenTime
 from xtune.evidence.ratios import student_quantile
 
@@ -48,7 +48,7 @@ class Contender(NamedTuple):
     """A command, and the number of items in one of its steps."""
 
     command: Sequence[str]
-    """The word `DIRECTORY` is replaced by the directory for `Turn`."""
+    """The word `DIRECTORY` is replaced by the directory for `StepGate`."""
     items: int = 1
     """Items of a step, such as the size of a batch."""
     processes: int = 1

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.turn import Turn
+from benchmarks.harness.step_gate import StepGate
 from benchmarks.harness.works import MODULES, model_name
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -278,9 +278,9 @@ OTHERS: dict[str, Callable[[int, torch.dtype], Training | Sentences | Generation
 
 def work_on(directory: Path, step: Callable[[], object], slot: int = 0, slots: int = 1) -> None:
     """Run steps in turns, forever."""
-    turn = Turn(directory, slot, slots)
+    gate = StepGate(directory, slot, slots)
     while True:
-        with turn:
+        with gate:
             step()
 
 

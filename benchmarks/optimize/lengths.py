@@ -35,7 +35,7 @@ from benchmarks.harness.measurement import (
 
 PAIRS = 8
 GOAL = 1.25
-OURS, AUTOCAST, WEIGHTS = "optimize", "autocast", "bfloat16 weights"
+OPTIMIZE, AUTOCAST, WEIGHTS = "optimize", "autocast", "bfloat16 weights"
 
 
 def forms_of(lengths: int) -> dict[str, Callable[[], None]]:
@@ -81,7 +81,7 @@ def forms_of(lengths: int) -> dict[str, Callable[[], None]]:
     return {
         AUTOCAST: passes(model, autocast=True),
         WEIGHTS: passes(low),
-        OURS: passes(fast),
+        OPTIMIZE: passes(fast),
     }
 
 
@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("--first", action="store_true", help="only compile, as the first start")
     options = parser.parse_args()
     if options.first:
-        forms_of(options.lengths)[OURS]()
+        forms_of(options.lengths)[OPTIMIZE]()
         return 0
     print(machine_line(), flush=True)
     command = [
@@ -117,7 +117,7 @@ def main() -> int:
     results = {result.name: result for result in measure_rounds(cases, options.rounds)}
     rows = []
     for name, result in results.items():
-        times_ours = ratio(result, results[OURS])
+        times_ours = ratio(result, results[OPTIMIZE])
         rows.append(
             [
                 name,
@@ -128,7 +128,7 @@ def main() -> int:
         )
     print_table(["form", "first pass s", "pass s", "its time over optimize's [quartiles]"], rows)
     better = min((AUTOCAST, WEIGHTS), key=lambda name: quartiles(results[name].seconds).median)
-    share = ratio(results[OURS], results[better]).median
+    share = ratio(results[OPTIMIZE], results[better]).median
     print(goal_line(f"optimize, beside {better}", share, 1 / GOAL, "of its time"))
     write_raw(
         options.json,

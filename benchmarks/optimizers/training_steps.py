@@ -41,7 +41,7 @@ from xruntime.devices import cpu_bf16_flags
 
 SCRIPT = ("-m", "benchmarks.optimizers.training_works")
 GOALS = {"bert": 1.15, "cnn": 1.3, "vit": 1.1, "gpt2": 1.1}
-BASE, OURS, IPEX = "eager", "optimize", "ipex"
+BASE, OPTIMIZE, IPEX = "eager", "optimize", "ipex"
 
 
 def contenders(work: str, dtype: str, options: argparse.Namespace) -> dict[str, Contender]:
@@ -72,17 +72,17 @@ def rows(work: str, measured: dict[str, ContenderResults]) -> list[list[str]]:
 def goals(work: str, measured: dict[str, ContenderResults]) -> list[str]:
     """Report whether the goals of a model are met."""
     rated = {form: one for form, one in measured.items() if one.rate() is not None}
-    stock = [one for form, one in rated.items() if form not in (OURS, IPEX)]
-    if not stock or OURS not in rated:
+    stock = [one for form, one in rated.items() if form not in (OPTIMIZE, IPEX)]
+    if not stock or OPTIMIZE not in rated:
         return [f"goal open: {work}: not measured"]
     best = max(stock, key=lambda one: one.rate() or 0)
-    ratio = times(measured[OURS], best)
+    ratio = times(measured[OPTIMIZE], best)
     lines = []
     if ratio is not None:
         least = GOALS[work]
         verdict = ratio.verdict(least)
         lines.append(f"goal {verdict}: {work}: {ratio} of the best stock form, at least {least}")
-    ours, base = measured[OURS].memory_mib(), measured[BASE].memory_mib()
+    ours, base = measured[OPTIMIZE].memory_mib(), measured[BASE].memory_mib()
     if ours is not None and base is not None:
         verdict = "met" if ours[0] <= base[0] else "MISSED"
         lines.append(f"goal {verdict}: {work}: {ours[0]:.0f} MiB, at most {base[0]:.0f}")

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness.measurement import command_parser
-from benchmarks.harness.turn import Turn
+from benchmarks.harness.step_gate import StepGate
 from benchmarks.harness.workloads import DTYPES, MODELS, Work, work_on
 from xruntime import CPUPool, MultiStreamModule, compile_for_streams
 
@@ -73,18 +73,18 @@ def streams_pool(count: int, threads: int) -> CPUPool:
 def serve(directory: Path, streams: MultiStreamModule, batch: torch.Tensor) -> None:
     """Serve requests in turns, forever; a step is from submission to result."""
     count = streams.num_streams
-    turns = [Turn(directory, slot, count) for slot in range(count)]
+    gates = [StepGate(directory, slot, count) for slot in range(count)]
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(count):
         free.put(slot)
     while True:
         slot = free.get()
-        turns[slot].__enter__()
+        gates[slot].__enter__()
 
         def answered(future: Future, slot: int = slot) -> None:
             if future.exception() is not None:
                 os._exit(1)
-            turns[slot].__exit__(None, None, None)
+            gates[slot].__exit__(None, None, None)
             free.put(slot)
 
         streams.submit(batch).add_done_callback(answered)

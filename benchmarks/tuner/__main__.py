@@ -31,7 +31,7 @@ if sys.argv[1:2] != ["record"]:
 
 from benchmarks.harness.measurement import command_parser, machine_line, print_table, write_raw
 from benchmarks.tuner import replay as replaying
-from benchmarks.tuner.replay import OURS, SEARCH, SLOW, STRATEGIES, Curve, Source, Summary
+from benchmarks.tuner.replay import SEARCH, SLOW, STRATEGIES, XTUNE, Curve, Source, Summary
 from benchmarks.tuner.synthetic import SHAPES
 
 BUDGETS = "5,10,15,20,30,40,60"
@@ -183,8 +183,8 @@ def print_comparison(
 ) -> list[str]:
     """By how much ours is ahead of each other, and what that means for the goals."""
     lines = []
-    for ours in (name for name in (OURS, SEARCH) if name in by_name):
-        others = [name for name in by_name if name not in (OURS, SEARCH)]
+    for ours in (name for name in (XTUNE, SEARCH) if name in by_name):
+        others = [name for name in by_name if name not in (XTUNE, SEARCH)]
         ahead = {name: replaying.ahead(by_name[ours], by_name[name]) for name in others}
         if ahead:
             print_table(

@@ -48,7 +48,7 @@ from xtune.search.strategy import Strategy
 from xtune.space.parameters import BARE, Configuration
 from xtune.tuning import Search, next_step
 
-OURS = "ours"
+XTUNE = "ours"
 SEARCH = "search"
 SLOW = "gp"
 """Of Optuna's samplers the one whose every proposal takes a tenth of a second and more."""
@@ -311,7 +311,7 @@ PROPOSERS: dict[str, Callable[[Recording, int], Proposer]] = {
         recording.header.space, recording.plan_hash, skip_equal=False
     ),
 }
-STRATEGIES = (OURS, SEARCH, *PROPOSERS)
+STRATEGIES = (XTUNE, SEARCH, *PROPOSERS)
 
 BEFORE_FINAL = 2.0
 """A search of so many times the launches has not begun its final yet."""
@@ -326,7 +326,7 @@ def replay(
 
 
 def _curve(source: Source, budgets: Sequence[int], name: str, seed: int) -> Curve:
-    if name == OURS:
+    if name == XTUNE:
         return our_curve(source, budgets, seed)
     if name == SEARCH:
         return search_curve(source, budgets, seed)

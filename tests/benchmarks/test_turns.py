@@ -25,10 +25,10 @@ from tests.launcher.launching import children_of, is_alive, wait_until
 WORKER = """\
 import sys, threading, time
 from pathlib import Path
-from benchmarks.harness.turn import Turn
+from benchmarks.harness.step_gate import StepGate
 directory, log, name, seconds, slots = Path(sys.argv[1]), *sys.argv[2:6]
 def work(slot):
-    turn = Turn(directory, slot, int(slots))
+    turn = StepGate(directory, slot, int(slots))
     while True:
         with turn:
             began = time.perf_counter()

@@ -19,7 +19,7 @@ from xlaunch.machine import gpus
 ROOT = Path(__file__).parents[2]
 RECEIVED, SETTABLE = (ROOT / "docs" / "variables.md").read_text().split("## What you can set")
 NAME = re.compile(r"`([A-Z][A-Z0-9_]+)`")
-OURS = re.compile(r"\"((?:XLAUNCH|XRUNTIME|XKERNELS|XTUNE)_[A-Z_]*[A-Z])\"")
+OWN_VARIABLES = re.compile(r"\"((?:XLAUNCH|XRUNTIME|XKERNELS|XTUNE)_[A-Z_]*[A-Z])\"")
 OF_PACKAGES = {"XLAUNCH_CPU_FLAGS", "XLAUNCH_THREADS", "XLAUNCH_TORCH"}
 """Entries in the files of `compile_package`, which are no variables."""
 
@@ -96,5 +96,5 @@ def test_no_row_is_made_up() -> None:
 
 
 def test_every_variable_of_the_project_s_own_is_on_the_page() -> None:
-    named = {name for text in sources() for name in OURS.findall(text)} - OF_PACKAGES
+    named = {name for text in sources() for name in OWN_VARIABLES.findall(text)} - OF_PACKAGES
     assert named - {*NAME.findall(RECEIVED), *NAME.findall(SETTABLE)} == set()

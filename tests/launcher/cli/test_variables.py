@@ -26,7 +26,7 @@ from xlaunch.text import format_cpu_list
 
 TWO = ("--instances", "2", "--ncores", "1", "--oversubscribe")
 SEVERAL = (*TWO, "-q", "--no-tag")
-OURS = ("XLAUNCH_INSTANCE_INDEX", "XLAUNCH_INSTANCE_COUNT", "XLAUNCH_INSTANCE_CPUS", "XLAUNCH_INSTANCE_NODES")  # fmt: skip
+INSTANCE_NAMES = ("XLAUNCH_INSTANCE_INDEX", "XLAUNCH_INSTANCE_COUNT", "XLAUNCH_INSTANCE_CPUS", "XLAUNCH_INSTANCE_NODES")  # fmt: skip
 
 
 def narrowed(cpus: list[int], *words: Any, **options: Any) -> Any:
@@ -45,7 +45,7 @@ def test_instances_have_what_the_plan_shows_all_or_one_alone():
     for told in (both, alone):
         for index, (one, instance) in enumerate(zip(told, instances, strict=True)):
             assert "OMP_NUM_THREADS" not in one["env"]  # the mask says it
-            assert [one["env"][name] for name in OURS] == [
+            assert [one["env"][name] for name in INSTANCE_NAMES] == [
                 str(index),
                 "2",
                 format_cpu_list(instance["cpus"]),
@@ -124,9 +124,9 @@ def test_options_come_from_variables_and_a_launch_within_does_not_inherit_them()
     }
     env = clean_environment(**layout)
     told = xlaunch(SHOW, env=env).only()["env"]
-    assert [told[name] for name in (*OURS[:2], "A", "B")] == ["1", "2", "1", "2"]
+    assert [told[name] for name in (*INSTANCE_NAMES[:2], "A", "B")] == ["1", "2", "1", "2"]
     within = xlaunch("--", *XLAUNCH, SHOW, env=env).only()["env"]
-    assert [within[name] for name in OURS[:2]] == ["0", "1"]
+    assert [within[name] for name in INSTANCE_NAMES[:2]] == ["0", "1"]
     assert not [name for name in within if name.startswith("XLAUNCH_OPT_")]
 
 

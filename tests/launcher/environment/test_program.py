@@ -46,24 +46,24 @@ def resolve(*words: str, variables: dict[str, str] | None = None, **more: object
     return resolve_program(ProgramRequest(words=words, **more), path | (variables or {}))
 
 
-OURS = "the interpreter that xlaunch runs on"
+OWN_INTERPRETER = "the interpreter that xlaunch runs on"
 PYTHON = sys.executable
 
 
 @pytest.mark.parametrize(
     ("words", "more", "expected"),
     [
-        (("script.py", "a", ""), {}, (PYTHON, (PYTHON, "script.py", "a", ""), OURS)),
-        (("./executable.py",), {}, (PYTHON, (PYTHON, "./executable.py"), OURS)),
+        (("script.py", "a", ""), {}, (PYTHON, (PYTHON, "script.py", "a", ""), OWN_INTERPRETER)),
+        (("./executable.py",), {}, (PYTHON, (PYTHON, "./executable.py"), OWN_INTERPRETER)),
         (("./executable.py", "a"), {"no_python": True}, ("./executable.py", ("./executable.py", "a"), None)),
         # A module is not looked for.
-        (("no.such.module", "-x"), {"module": True}, (PYTHON, (PYTHON, "-m", "no.such.module", "-x"), OURS)),
+        (("no.such.module", "-x"), {"module": True}, (PYTHON, (PYTHON, "-m", "no.such.module", "-x"), OWN_INTERPRETER)),
         (("./run", "a"), {}, ("./run", ("./run", "a"), None)),
         (("tool", "a"), {}, ("bin/tool", ("tool", "a"), None)),
         # What may not be run is passed over; an empty part of the path is this directory.
         (("held",), {}, ("later/held", ("held",), None)),
         (("run",), {}, ("./run", ("run",), None)),
-        *[((f"x{suffix}",), {}, (PYTHON, (PYTHON, f"x{suffix}"), OURS)) for suffix in PYTHON_SUFFIXES],
+        *[((f"x{suffix}",), {}, (PYTHON, (PYTHON, f"x{suffix}"), OWN_INTERPRETER)) for suffix in PYTHON_SUFFIXES],
     ],
 )  # fmt: skip
 def test_what_is_run(directory: Path, words: tuple[str, ...], more: dict[str, bool], expected):

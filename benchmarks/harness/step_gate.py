@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The side of the working processes in turns.py; it imports the standard library alone.
 
-    turn = Turn(directory)
+    gate = StepGate(directory)
     while True:
-        with turn:
+        with gate:
             step()
 
 A process ends when the benchmark does.
@@ -24,14 +24,14 @@ STEP = struct.Struct("=idd")
 """Slot, beginning and end of a step (time.perf_counter, which all processes share)."""
 
 
-class Turn:
+class StepGate:
     """Used by the working processes: a `with` block is one step, which waits for its turn.
 
     directory
         The benchmark's directory of locks, from the command line.
     slot, slots
         The number of this slot, and how many steps of this process may run at once, one for each
-        thread or stream. Each slot has a Turn of its own.
+        thread or stream. Each slot has a StepGate of its own.
     """
 
     def __init__(self, directory: Path, slot: int = 0, slots: int = 1) -> None:
