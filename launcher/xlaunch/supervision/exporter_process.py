@@ -35,14 +35,17 @@ def check_exporter(run: RunRequest) -> None:
     if run.prometheus_port is not None:
         import socket
 
+        if not 0 < run.prometheus_port < 1 << 16:
+            raise UsageError(
+                f"--prometheus-port {run.prometheus_port} is not a port from 1 to 65535"
+            )
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind(("127.0.0.1", run.prometheus_port))
-            except (OSError, OverflowError) as error:
+            except OSError as error:
                 raise UsageError(
-                    f"--prometheus-port {run.prometheus_port}: {getattr(error, 'strerror', None) or error}; "
-                    "name another port"
+                    f"--prometheus-port {run.prometheus_port}: {error.strerror}; name another port"
                 ) from None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 
 from xlaunch.environment.variables import words_of
+from xlaunch.errors import UsageError
 from xlaunch.planning.plans import Plan
 from xlaunch.planning.request import OnFailure
 from xlaunch.supervision.instance_run import InstanceRun
@@ -26,7 +27,10 @@ GAP_S = 2.0
 
 def targets_of(plan: Plan, health: str) -> dict[int, Target]:
     """What is asked of each instance, by its position in the plan. Raises `UsageError`."""
-    return {at: target_of(health, words_of(plan, one)) for at, one in enumerate(plan.instances)}
+    try:
+        return {at: target_of(health, words_of(plan, one)) for at, one in enumerate(plan.instances)}
+    except UsageError as error:
+        raise UsageError(f"--health {error}") from None
 
 
 class _Check:

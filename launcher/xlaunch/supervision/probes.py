@@ -84,7 +84,7 @@ def target_of(text: str, words: Mapping[str, str]) -> Target:
 
 
 def _not_a_target(text: str) -> UsageError:
-    tls = "; for https write exec:curl ..." if text.startswith("https:") else ""
+    tls = "; for https write exec:curl URL" if text.startswith("https:") else ""
     return UsageError(f"{text!r} is not {FORMS}{tls}")
 
 

@@ -129,24 +129,23 @@ def test_container_does_not_get_a_path_of_this_machine():
     assert "PYTHONPATH" in done.err
 
 
-def test_file_may_set_it_and_an_unknown_precision_is_refused(tmp_path: Path):
+def test_file_may_set_it_and_an_unknown_precision_is_refused(golden: Golden, tmp_path: Path):
     (tmp_path / "best.toml").write_text('optimize = "fp32"')
     out = ask("plan", "--preset", "best.toml", sys.executable, cwd=tmp_path).out.decode()
     assert "  XLAUNCH_OPTIMIZE=fp32" in out
-    assert "not one of auto, fp32, bf16" in ask("--optimize", "int8", "x.py").refused()
+    golden(ask("--optimize", "int8", "x.py").refused())
 
 
 # What it cannot reach
 
 
-def test_program_that_is_not_python_is_refused(tmp_path: Path):
+def test_program_that_is_not_python_is_refused(golden: Golden, tmp_path: Path):
     shell = program(tmp_path / "run", "#!/bin/sh\ntouch ran\n")
-    message = ask("--optimize", "auto", shell, cwd=tmp_path).refused()
-    assert message.startswith(f"--optimize auto: {shell} is not a Python program; give a script")
+    golden(ask("--optimize", "auto", shell, cwd=tmp_path).refused())
     assert not (tmp_path / "ran").exists()
 
 
-def test_environment_without_xruntime_is_refused(tmp_path: Path):
+def test_environment_without_xruntime_is_refused(golden: Golden, tmp_path: Path):
     environment(tmp_path / "bare", python=VERSION)
     python = tmp_path / "bare" / "bin" / "python"
     # What lies in the current directory is not the program's.
@@ -154,17 +153,17 @@ def test_environment_without_xruntime_is_refused(tmp_path: Path):
     for name in ("x.py", "xruntime.py"):
         (tmp_path / name).write_text("")
     words = ("--optimize", "bf16", "--python", python, "x.py")
-    message = ask(*words, cwd=tmp_path, env=_without_path()).refused()
-    assert message.startswith(f"--optimize bf16: {python} has no package xruntime; install xlaunch")
+    golden(ask(*words, cwd=tmp_path, env=_without_path()).refused())
 
 
-def test_xruntime_without_the_hook_is_refused(tmp_path: Path):
+def test_xruntime_without_the_hook_is_refused(golden: Golden, tmp_path: Path):
     site = environment(tmp_path / "old", python=VERSION)
     (site / "xruntime").mkdir()
     (site / "xruntime" / "__init__.py").write_text("raise SystemError('imported')")
     python = tmp_path / "old" / "bin" / "python"
-    message = ask("--optimize", "auto", python, env=_without_path()).refused()
-    assert f"the xruntime in {site / 'xruntime'} is too old for it" in message
+    golden(
+        ask("--optimize", "auto", python, env=_without_path()).refused(), hide=r"(?<=python)3\.\d+"
+    )
 
 
 def test_interpreter_that_ignores_the_hook_is_refused(golden: Golden):

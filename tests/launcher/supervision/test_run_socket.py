@@ -35,7 +35,7 @@ def path_of(service: Service) -> str:
     return lease.socket
 
 
-def test_state_of_every_instance(serve: Callable[..., Service]):
+def test_state_of_every_instance(golden: Golden, serve: Callable[..., Service]):
     service = serve(health="")
     service.wait_for_socket()
     state = service.state
@@ -48,10 +48,8 @@ def test_state_of_every_instance(serve: Callable[..., Service]):
     everything = json.loads(ask("ps", "--json").out)["launches"]
     (launch,) = [one for one in everything if one["pid"] == service.process.pid]
     assert launch["state"]["instances"][1]["pid"] == service.pid(1)
-    shown = service.ask("ps").out.decode().splitlines()
-    assert shown[0].split()[:3] == ["instance", "state", "pid"]
-    assert shown[1].split()[:3] == ["0", "running", str(service.pid(0))]
-    assert shown[3] == "running, ready"
+    table = [" ".join(line.split()) for line in service.ask("ps").out.decode().splitlines()]
+    golden(table, hide=r"(?m:(?<=running )\d.*(?= 0$))")
     assert service.stop()[0] == 0
 
 
@@ -63,7 +61,6 @@ def test_socket_is_private_and_goes_with_the_run(serve: Callable[..., Service]):
     assert stat.S_IMODE(os.lstat(os.path.dirname(path)).st_mode) == 0o700
     assert service.stop()[0] == 0
     assert not os.path.exists(path)
-    assert "no launch has the PID" in service.ask("ps").refused()
 
 
 @pytest.mark.long
@@ -96,14 +93,14 @@ def test_long_directory(serve: Callable[..., Service], tmp_path: Path, monkeypat
 
 @pytest.mark.long
 def test_directory_that_others_may_enter_means_no_socket(
-    serve: Callable[..., Service], tmp_path: Path, monkeypatch
+    golden: Golden, serve: Callable[..., Service], tmp_path: Path, monkeypatch
 ):
     (tmp_path / "xlaunch-runs").mkdir(mode=0o755)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     service = serve(health="")
     for index in (0, 1):
         service.wait_for_run(index, 1)
-    assert "has no socket" in service.ask("ps").refused()
+    golden(service.ask("ps").refused(), hide=str(service.process.pid))
     assert service.stop()[0] == 0
 
 
@@ -135,15 +132,13 @@ def test_rude_callers_are_dropped_and_others_served(serve: Callable[..., Service
     assert service.stop()[0] == 0
 
 
-def test_restart_replaces_one_after_the_other(serve: Callable[..., Service]):
+def test_restart_replaces_one_after_the_other(golden: Golden, serve: Callable[..., Service]):
     service = serve()
     service.wait_until_ready()
     before = [service.pid(index) for index in (0, 1)]
     done = service.ask("restart")
     assert done.code == 0, done.err
-    lines = done.err.splitlines()
-    assert lines[0] == "xlaunch: restarting instance 0; then instance 1"
-    assert lines[-1] == "xlaunch: 2 instances restarted"
+    golden(done)
     assert service.states() == ["ready", "ready"]
     assert not set(before) & {service.pid(0), service.pid(1)}
     code, _, err = service.stop()
@@ -162,13 +157,14 @@ def test_restart_without_probes(serve: Callable[..., Service]):
 
 
 @pytest.mark.long
-def test_restart_stops_at_an_instance_that_does_not_come_back(serve: Callable[..., Service]):
+def test_restart_stops_at_an_instance_that_does_not_come_back(
+    golden: Golden, serve: Callable[..., Service]
+):
     service = serve("--on-failure", "continue")
     service.wait_until_ready()
     service.touch("dies.0")
     done = service.ask("restart")
-    assert done.code == 125
-    assert "instance 0 ended before it was ready; instance 1 not restarted" in done.err
+    golden(done)
     assert len(service.runs(1)) == 1
     assert service.stop()[0] == 7
 
@@ -209,7 +205,7 @@ def test_who_is_asked(golden: Golden, serve: Callable[..., Service]):
         service.ask("ps", "--ready", "--json").refused(),
     )
     assert service.stop()[0] == 0
-    golden(ask("ps", "self").refused())
+    golden(ask("ps", "self").refused(), service.ask("ps").refused(), hide=str(service.process.pid))
 
 
 def test_launch_in_place_has_no_socket(tmp_path: Path):
