@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 from tests.golden import Golden
-from tests.launcher.cli.commands import AWKWARD, SHOW, Done, Word, arguments_of, program, run
+from tests.launcher.cli.commands import (
+    AWKWARD,
+    SHOW,
+    Done,
+    Word,
+    arguments_of,
+    clean_environment,
+    program,
+    run,
+)
 from tests.tiers import quick_first
 
 from xlaunch.supervision.syscalls import memory_policy_calls
@@ -30,9 +39,12 @@ def system(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def launch(system: str) -> Launch:
+def launch(system: str, tmp_path: Path) -> Launch:
+    # Without fcntl it locks no temporary directory, which launches beside it would take for abandoned.
+    environment = clean_environment(TMPDIR=str(tmp_path))
+
     def launch_there(*words: Word, **options: object) -> Done:
-        return run((sys.executable, OTHER, system, *words), **options)
+        return run((sys.executable, OTHER, system, *words), env=environment, **options)
 
     return launch_there
 
