@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from xtune.errors import BudgetError, StorageError
 from xtune.evidence.verdicts import MoreBudget, undecided
@@ -29,13 +29,15 @@ from xtune.search.events import (
     Outline,
     Progress,
     SearchOutcome,
-    Store,
     require_baseline,
 )
 from xtune.search.records import NextLaunch, Record, Stage
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
+
+if TYPE_CHECKING:
+    from xtune.search.study_store import StudyStore
 
 LIMIT_TIMES = 10.0
 LIMIT_MORE_S = 60.0
@@ -128,7 +130,7 @@ class Search:
     space: Space
     strategy: Strategy
     measurer: Measurer
-    store: Store
+    store: StudyStore
     objective: Objective
     budget: Budget
     _: KW_ONLY

@@ -216,28 +216,3 @@ def require_baseline(launch: Launch, objective: Objective) -> None:
         f"the program cannot be measured as it is, without xlaunch: it {outcome}{code}"
         f"{said}{f' ({told})' if told else ''}; run it by hand first"
     )
-
-
-class Store(Protocol):
-    """Stores records; several workers may share the storage behind it."""
-
-    @property
-    def host(self) -> str:
-        """The host of this worker."""
-        ...
-
-    def records(self) -> Sequence[Record]:
-        """All records that count, by number: finished launches, and those under way whose worker lives."""
-        ...
-
-    def claim(self, step: NextLaunch) -> int | None:
-        """The number of the new record; None if another worker has its key."""
-        ...
-
-    def finish(self, number: int, launch: Launch) -> bool:
-        """Store the result. False: another worker considered the launch lost; nothing is stored."""
-        ...
-
-    def abandon(self, number: int, reason: str) -> None:
-        """Withdraw a launch that was not finished; it does not count."""
-        ...

@@ -70,7 +70,7 @@ NOT_MADE = "not made"
 
 @dataclass(eq=False)
 class StudyStore:
-    """See `xtune.search.events.Store`. Raises StorageError if the storage fails."""
+    """The records of a study, which several workers may share. Raises StorageError if the storage fails."""
 
     study: Study
     _: KW_ONLY
@@ -101,10 +101,12 @@ class StudyStore:
         return self.worker.host
 
     def records(self) -> Sequence[Record]:
+        """All records that count, by number: finished launches, and those under way whose worker lives."""
         with self._storage.reaching():
             return tuple(self._read()[0])
 
     def claim(self, step: NextLaunch) -> int | None:
+        """The number of the new record; None if another worker has its key."""
         backend = self._storage.backend
         with self._storage.reaching(), self._storage.writing():
             trial_id = backend.create_new_trial(self.study.id, template_trial=self._template(step))
@@ -128,6 +130,7 @@ class StudyStore:
         return number
 
     def finish(self, number: int, launch: Launch) -> bool:
+        """Store the result. False: another worker considered the launch lost; nothing is stored."""
         with self._storage.reaching(), self._storage.writing():
             kept = self._keep(self._claimed[number][0], launch)
         self._claimed.pop(number)[1].set()
@@ -141,6 +144,7 @@ class StudyStore:
             update_results(self.study, lambda: self._read()[0], is_last=is_last)
 
     def abandon(self, number: int, reason: str) -> None:
+        """Withdraw a launch that was not finished; it does not count."""
         trial_id, end = self._claimed[number]
         try:
             with self._storage.reaching(), self._storage.writing():
