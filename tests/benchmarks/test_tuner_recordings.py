@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,9 @@ from benchmarks.tuner.recorded import (
     write_launch,
 )
 from benchmarks.tuner.synthetic import SHAPES, synthetic_recording
+from tests.golden import Golden
 from tests.tiers import quick_first
 
-from xlaunch.errors import UsageError
 from xtune.launches.launch import (
     Goal,
     Launch,
@@ -133,23 +134,12 @@ def test_a_line_that_was_not_finished_is_left_out(tmp_path: Path) -> None:
     assert [row.launch.value for row in read_recording(path).launches] == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "is no recording"),
-        (b'{"format": "else"}\n', "is no recording"),
-        (b"\xff\xfe\n", "cannot be read as a recording"),
-        (b'{"format": "xtune recording", "version": 9}\n', "version 9; this xtune reads 1"),
-        (b"not JSON\n", "line 1 is not JSON"),
-    ],
-)
-def test_another_file_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=said) as caught:
-        read_recording(path)
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
+def test_another_file_is_refused_in_one_line(golden: Golden, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.jsonl" for number in range(5)]
+    contents = (b"", b'{"format": "else"}\n', b"\xff\xfe\n", b'{"format": "xtune recording", "version": 9}\n', b"not JSON\n")  # fmt: skip
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    golden.errors(*[partial(read_recording, path) for path in paths])
 
 
 def test_configurations_are_named_by_what_they_change() -> None:

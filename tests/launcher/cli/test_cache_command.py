@@ -190,22 +190,12 @@ def test_bad_input_is_one_line(golden: Golden, tmp_path: Path):
     golden(said)
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("export", ""), "'': the name of a bundle ends in .tar, .tar.gz or .tgz"),
-        (("export", "-"), "'-': the name of a bundle ends in"),
-        (("export", "x.tar.xz"), "'x.tar.xz': the name of a bundle ends in"),
-        (("export", "x.tar/"), "'x.tar/': the name of a bundle ends in"),
-        (("export", "/proc/x.tar"), "/proc/x.tar cannot be written: No such file or directory"),
-        (("import", ""), "'' cannot be read or written: No such file or directory"),
-        (("import", "none.tar"), "'none.tar' cannot be read or written: No such file"),
-    ],
-)
-def test_name_that_no_bundle_can_have(base, compiler, words, told: str, tmp_path: Path):
+def test_name_that_no_bundle_can_have(golden: Golden, base, compiler, tmp_path: Path):
     assert xlaunch("-q", *base, compiler).code == 0
     before = sorted(os.listdir(tmp_path))
-    assert ask("cache", *words, *base, cwd=tmp_path).refused().startswith(told)
+    exports = [("export", name) for name in ("", "-", "x.tar.xz", "x.tar/", "/proc/x.tar")]
+    commands = (*exports, ("import", ""), ("import", "none.tar"))
+    golden([ask("cache", *words, *base, cwd=tmp_path).refused() for words in commands])
     assert sorted(os.listdir(tmp_path)) == before
 
 

@@ -203,26 +203,18 @@ def refusal(path: Path, root: Path, name: str = "llvm", prefix: Path | None = No
     return found.refusal or ""
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (elf_bytes(machine=OTHER), "built for 64-bit"),
-        (elf_bytes(bits=32), "built for 32-bit"),
-        (elf_bytes(order=">"), "built for"),
-        (elf_bytes(kind=2), "a program, not a library"),
-        (b"", "is not an ELF file"),
-        (b"INPUT(libomp.so.5)", "is not an ELF file"),
-        (elf_bytes()[:90], "is truncated"),
-        (None, "cannot be read"),
-    ],
-)
-def test_file_that_python_cannot_load(root: Path, content: bytes | None, told: str):
+def test_file_that_python_cannot_load(golden: Golden, root: Path):
     path = root / "usr/lib/libomp.so.5"
-    if content is None:
-        path.mkdir()
-    else:
+    said = []
+    for content in (
+        elf_bytes(machine=OTHER), elf_bytes(bits=32), elf_bytes(order=">"), elf_bytes(kind=2), b"",
+        b"INPUT(libomp.so.5)", elf_bytes()[:90],
+    ):  # fmt: skip
         path.write_bytes(content)
-    assert told in refusal(path, root)
+        said.append(refusal(path, root))
+    path.unlink()
+    path.mkdir()
+    golden(said, refusal(path, root), hide=r"\d\d-bit [\w-]+( \([^)]*\))?")
 
 
 def test_the_machine_is_the_interpreter_s_and_not_ours(root: Path, tmp_path: Path):

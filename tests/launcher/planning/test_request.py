@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
+from tests.golden import Golden
 
 from xlaunch.errors import UsageError
 from xlaunch.launching import launch, start
@@ -48,40 +50,22 @@ def test_words_stand_for_members_of_enumerations() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("option", "problem"),
-    [
-        ({"instances": "x"}, "LayoutRequest.instances 'x': must be a whole number or max"),
-        ({"instances": 1.5}, "LayoutRequest.instances 1.5: must be a whole number or max"),
-        ({"ncores": True}, "LayoutRequest.ncores True: must be a whole number or max"),
-        ({"mode": "fast"}, "LayoutRequest.mode 'fast': must be latency or throughput"),
-        ({"smt": "no"}, "LayoutRequest.smt 'no': must be True or False"),
-        ({"cpus": [0]}, "LayoutRequest.cpus [0]: must be a tuple of whole numbers"),
-        ({"cpus": ("0",)}, "LayoutRequest.cpus ('0',): must be a tuple of whole numbers"),
-    ],
-)
-def test_a_value_of_another_type_is_refused(option: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        plan(LayoutRequest(**option), read_machine())
-    assert str(caught.value) == problem
+def test_a_value_of_another_type_is_refused(golden: Golden) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"instances": "x"}, {"instances": 1.5}, {"ncores": True}, {"mode": "fast"}, {"smt": "no"}, {"cpus": [0]},
+        {"cpus": ("0",)},
+    ]  # fmt: skip
+    golden.errors(*[partial(plan, LayoutRequest(**option), read_machine()) for option in wrong])
 
 
-@pytest.mark.parametrize(
-    ("parts", "problem"),
-    [
-        (["true"], "'true': must be a ProgramRequest"),
-        ([ProgramRequest(("sleep", 1))],  # type: ignore[arg-type]
-         "ProgramRequest.words ('sleep', 1): must be a tuple of text"),
-        ([ProgramRequest(("true",)), RunRequest(timeout_s="3")],  # type: ignore[arg-type]
-         "RunRequest.timeout_s '3': must be a number"),
-    ],
-)  # fmt: skip
-def test_a_launch_refuses_them_before_it_starts(parts: list[Any], problem: str) -> None:
+def test_a_launch_refuses_them_before_it_starts(golden: Golden) -> None:
     made = plan(LayoutRequest(ncores=1), read_machine())
-    for begin in (launch, start):
-        with pytest.raises(UsageError) as caught:
-            begin(made, *parts)
-        assert str(caught.value) == problem
+    wrong: list[list[Any]] = [
+        ["true"],
+        [ProgramRequest(("sleep", 1))],  # type: ignore[arg-type]
+        [ProgramRequest(("true",)), RunRequest(timeout_s="3")],  # type: ignore[arg-type]
+    ]
+    golden.errors(*[partial(begin, made, *parts) for parts in wrong for begin in (launch, start)])
 
 
 def test_every_annotation_of_a_request_can_be_checked() -> None:

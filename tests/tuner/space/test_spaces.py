@@ -12,6 +12,7 @@ from math import dist, sqrt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.golden import Golden
 
 from xtune.errors import SpaceError
 from xtune.space.conditions import parse_condition
@@ -181,20 +182,12 @@ def test_the_name_says_what_is_searched_and_no_more() -> None:
     assert all(len(name) == 16 for name in names)
 
 
-@pytest.mark.parametrize(
-    ("plain", "message"),
-    [
-        ({"schema_version": 2}, "the stored space has format version 2; this xtune reads 1"),
-        ({}, "the stored space has format version None; this xtune reads 1"),
-        (
-            {**SPACE.to_plain(), "conditions": ["speed>1"]},
-            "nothing here has the name or the value 'speed'",
-        ),
-    ],
-)
-def test_what_is_no_space_is_not_read(plain: dict[str, object], message: str) -> None:
-    with pytest.raises(SpaceError, match=message):
-        Space.from_plain(plain)
+def test_what_is_no_space_is_not_read(golden: Golden) -> None:
+    golden.errors(
+        lambda: Space.from_plain({"schema_version": 2}),
+        lambda: Space.from_plain({}),
+        lambda: Space.from_plain({**SPACE.to_plain(), "conditions": ["speed>1"]}),
+    )
 
 
 def test_two_parameters_of_a_name_are_refused() -> None:
