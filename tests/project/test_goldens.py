@@ -14,6 +14,6 @@ def test_each_recorded_output_has_its_test():
     assert found
     for path in found:
         tests = set(
-            re.findall(r"^def (test_\w+)\(", path.with_suffix(".py").read_text(), re.MULTILINE)
+            re.findall(r"^ *def (test_\w+)\(", path.with_suffix(".py").read_text(), re.MULTILINE)
         )
         assert set(re.findall(r"^==> (test_\w+)", path.read_text(), re.MULTILINE)) <= tests, path

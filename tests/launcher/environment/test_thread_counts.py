@@ -31,6 +31,7 @@ from tests.launcher.cli.commands import (
 )
 from tests.launcher.environment.made_up import environment, with_mkl
 from tests.libraries import find_library
+from tests.tiers import quick_first
 
 from xlaunch.environment import prepare_environment
 from xlaunch.environment.program import Program, resolve_program
@@ -176,16 +177,16 @@ print(json.dumps(counts))
 
 @pytest.mark.parametrize(
     "options",
-    [
-        ("--instances", "2", "--ncores", "1"),
-        pytest.param(("--cpus", "{one}"), marks=pytest.mark.long),
-        pytest.param(("--smt",), marks=pytest.mark.long),
-        pytest.param(("--ncores", "1", "--env", "OMP_NUM_THREADS=2"), marks=pytest.mark.long),
-        pytest.param(("--omp", "none", "--ncores", "1"), marks=pytest.mark.long),
-        pytest.param(
-            ("--instances", "2", "--ncores", "1", "--oversubscribe"), marks=pytest.mark.long
-        ),
-    ],
+    quick_first(
+        [
+            ("--cpus", "{one}"),
+            ("--instances", "2", "--ncores", "1"),
+            ("--smt",),
+            ("--ncores", "1", "--env", "OMP_NUM_THREADS=2"),
+            ("--omp", "none", "--ncores", "1"),
+            ("--instances", "2", "--ncores", "1", "--oversubscribe"),
+        ]
+    ),
 )
 def test_torch_has_the_threads_of_the_plan(tmp_path: Path, options: tuple[str, ...], needs: Needs):
     needs(find_spec("torch"), "torch")
@@ -198,9 +199,8 @@ def test_torch_has_the_threads_of_the_plan(tmp_path: Path, options: tuple[str, .
     assert [json.loads(line) for line in told.out.splitlines()] == [[int(n)] * 2 for n in planned]
 
 
-@pytest.mark.parametrize(
-    "omp", ["auto", *[pytest.param(it, marks=pytest.mark.long) for it in ("gnu", "intel", "llvm")]]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("omp", ["auto", "gnu", "intel", "llvm"])
 def test_torch_has_the_threads_of_a_quota(tmp_path: Path, omp: str, needs: Needs):
     needs(find_spec("torch"), "torch")
     packages = {"gnu": "libgomp1", "intel": "intel-openmp", "llvm": "Debian's libomp5"}
@@ -403,6 +403,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_workers_of_joblib_have_the_threads_that_they_have_without_xlaunch(
     tmp_path: Path, needs: Needs
 ):

@@ -97,42 +97,37 @@ def contents(directory: Path) -> dict[str, bytes | None]:
     return {it.name: it.read_bytes() if it.is_file() else None for it in directory.iterdir()}
 
 
-BOTH = """
+EACH = """
 import json, sys
 from xtune.cli import main
 print([main(words) for words in json.loads(sys.argv[1])])
 """
 
 
-@pytest.mark.parametrize(
-    ("mode", "directory_mode", "said"),
-    [
-        (0o000, 0o700, "/kept/studies.db is not readable and writable"),
-        (0o400, 0o700, "/kept/studies.db is not readable and writable"),
-        (0o600, 0o500, "/kept is not writable, and locks are kept there"),
-    ],
-)
-def test_storage_without_permission(
-    desk: Desk, mode: int, directory_mode: int, said: str, needs: Needs
-) -> None:
+def test_storage_without_permission(desk: Desk, needs: Needs) -> None:
     capabilities = "-dac_override,-dac_read_search"
     as_user = ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
     needs(os.geteuid() != 0 or shutil.which("setpriv"), "setpriv (Debian: util-linux)")
-    kept = desk.directory / "kept"
-    kept.mkdir()
-    (kept / "studies.db").touch(mode)
-    kept.chmod(directory_mode)
-    storage = ("--storage", "kept/studies.db")
-    commands = json.dumps((("list", *storage), (*storage, "nap.py", "1")))
-    both = (sys.executable, "-c", BOTH, commands)
-    done = desk.run(*(as_user if os.geteuid() == 0 else ()), *both)
-    assert done.out == "[2, 2]\n", done.err
-    lines = done.err.splitlines()
-    assert len(lines) == 2
-    for line in lines:
+    commands, expected = [], []
+    for mode, directory_mode, said in (
+        (0o000, 0o700, "{}/studies.db is not readable and writable"),
+        (0o400, 0o700, "{}/studies.db is not readable and writable"),
+        (0o600, 0o500, "{} is not writable, and locks are kept there"),
+    ):
+        kept = desk.directory / f"{mode:o}"
+        kept.mkdir()
+        (kept / "studies.db").touch(mode)
+        kept.chmod(directory_mode)
+        storage = ("--storage", f"{kept.name}/studies.db")
+        commands += [("list", *storage), (*storage, "nap.py", "1")]
+        expected += [said.format(kept)] * 2
+    each = (sys.executable, "-c", EACH, json.dumps(commands))
+    done = desk.run(*(as_user if os.geteuid() == 0 else ()), *each)
+    assert done.out == f"{[2] * 6}\n", done.err
+    for line, said in zip(done.err.splitlines(), expected, strict=True):
         assert line.startswith("xtune: error: ")
         assert said in line
-    assert os.listdir(kept) == ["studies.db"]
+    assert all(os.listdir(kept) == ["studies.db"] for kept in desk.directory.glob("[0-9]*"))
 
 
 def test_default_storage_that_cannot_be_made(

@@ -121,7 +121,6 @@ def is_ours(command: list[str] | None) -> bool:
     [
         ("http://127.0.0.1:{port}/", BARE),
         ("{port}", DEFAULT),
-        ("now serving", BARE),
         ("now serving", DEFAULT),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from tests.tiers import quick_first
 from tests.tuner.conftest import Needs
 from tests.tuner.search.scripted import SPACE
 from tests.tuner.search.studies import SUBJECT, search, worker
@@ -177,7 +178,7 @@ def test_a_repeat_replaces_it_and_much_at_once_is_put_off(storage: Storage) -> N
     assert len(shown(storage)) == len(others)
 
 
-@pytest.mark.parametrize("trials", range(3))
+@pytest.mark.parametrize("trials", quick_first((1, 0, 2)))
 def test_what_a_killed_worker_left_behind_is_completed(
     storage: Storage, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -312,35 +312,32 @@ def test_trials_of_other_tools_are_no_damage(storage: Storage) -> None:
     assert (store.records(), store.damaged) == ((), {})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_launches_that_optuna_cannot_read_are_left_out(tmp_path: Path) -> None:
+    changes = (
         "trial_user_attributes SET value_json = substr(value_json, 1, 9) WHERE key = 'worker' AND",
         "trial_user_attributes SET value_json = '' WHERE key = 'outcome' AND",
         "trial_params SET distribution_json = '{' WHERE",
         "trial_params SET param_value = 99 WHERE",
         "trials SET state = 'x' WHERE",
-    ],
-)
-def test_a_launch_that_optuna_cannot_read_is_left_out(tmp_path: Path, change: str) -> None:
+    )
     path = tmp_path / "studies.db"
     storage = open_storage(str(path))
     store = store_of(storage)
-    for number in range(3):
+    for number in range(7):
         store.finish(store.claim(step(number)), launch())
     with contextlib.closing(sqlite3.connect(path)) as database, database:
-        number_1 = "trial_id = (SELECT trial_id FROM trials WHERE study_id = 1 AND number = 1)"
-        database.execute(f"UPDATE {change} {number_1}")
+        for number, change in enumerate(changes, 1):
+            trial = f"(SELECT trial_id FROM trials WHERE study_id = 1 AND number = {number})"
+            database.execute(f"UPDATE {change} trial_id = {trial}")
     store = store_of(again(storage))
-    assert [record.number for record in store.records()] == [0, 2]
-    assert list(store.damaged) == [1]
+    assert [record.number for record in store.records()] == [0, 6]
+    assert list(store.damaged) == [1, 2, 3, 4, 5]
+    assert all(store.damaged.values())
     number = store.claim(step(1))
     assert store.finish(number, launch())
-    assert [record.number for record in store_of(again(storage)).records()] == [0, 2, 3]
+    assert [record.number for record in store_of(again(storage)).records()] == [0, 6, 7]
     store.update_results(is_last=True)
-    assert [one.user_attrs["launches"] for one in results_of(storage)] == [[0, 2, 3]]
-    (damaged,) = store.damaged.values()
-    assert damaged
+    assert [one.user_attrs["launches"] for one in results_of(storage)] == [[0, 6, 7]]
 
 
 def results_of(storage: Storage) -> list[optuna.trial.FrozenTrial]:
