@@ -19,6 +19,10 @@ from unittest import mock
 import hypothesis
 import pytest
 
+# Otherwise every process would compile its modules again, and a start of xlaunch take twice as long.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A difference of recorded outputs is shown line by line.
 pytest.register_assert_rewrite("tests.golden")
 
