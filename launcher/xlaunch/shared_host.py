@@ -333,30 +333,30 @@ def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> 
     return _bound(placed)
 
 
-def _bound(made: Plan) -> Plan:
-    if not made.bound:
+def _bound(plan: Plan) -> Plan:
+    if not plan.bound:
         raise UsageError(
             "--exclusive takes cores, and a CPU quota binds to none: name CPUs with --cpus"
         )
-    return made
+    return plan
 
 
 def _claim(
-    request: Request, made: Plan, began_ns: int, exclusive: bool, job: int, directory: str | None
+    request: Request, plan: Plan, began_ns: int, exclusive: bool, job: int, directory: str | None
 ) -> Claim | None:
     """Claim the cores of a plan; None if no record can be written, which `exclusive` needs."""
     words = request.program.words
     program = os.path.basename(words[0]) if words else ""
     # srun only waits: Slurm's daemon starts the ranks, which leave records of their own.
-    holds_cores = made.bound and program != "srun"
+    holds_cores = plan.bound and program != "srun"
     lease = own_lease(
-        made.used_cpus if holds_cores else (),
+        plan.used_cpus if holds_cores else (),
         program,
-        instances=len(made.instances),
+        instances=len(plan.instances),
         exclusive=exclusive,
         job=job,
         log_dir=os.path.abspath(request.run.log_dir) if request.run.log_dir else "",
-        gpus=_gpus_of(made),
+        gpus=_gpus_of(plan),
         claimed_ns=began_ns,
     )
     if lease is None:
@@ -380,8 +380,8 @@ def _whole_cores(machine: Machine, cpus: CPUs) -> list[int]:
     return [cpu for core in machine.topology.cores if not members.isdisjoint(core) for cpu in core]
 
 
-def _gpus_of(made: Plan) -> tuple[str, ...]:
-    return tuple([gpu.identity for instance in made.instances for gpu in instance.gpus])
+def _gpus_of(plan: Plan) -> tuple[str, ...]:
+    return tuple([gpu.identity for instance in plan.instances for gpu in instance.gpus])
 
 
 def _names(held: Sequence[Lease]) -> str:

@@ -81,42 +81,34 @@ __version__ = "0.1.0"
 
 report_counters_at_exit()
 
-_MODULES = {
-    "CPUPool": "threads.cpu_pool",
-    "get_core_list_of_node_id": "threads.cpu_pool",
-    "get_default_num_streams": "threads.cpu_pool",
-    "is_runtime_ext_enabled": "threads.cpu_pool",
-    "DeviceProperties": "devices",
-    "describe_device": "devices",
-    "device": "devices",
-    "device_option": "devices",
-    "OpenMPTeam": "threads.team",
-    "TeamMember": "threads.team",
-    "openmp_team": "threads.team",
-    "pin": "threads.pinning",
-    "report": "reporting",
-    "CompiledForStreams": "streams.compiled_module",
-    "compile_for_streams": "streams.compiled_module",
-    "optimize": "optimization.front_end",
-    "MultiStreamModuleHint": "streams.hints",
-    "MultiStreamModule": "streams.multi_stream_module",
-    "StreamPackage": "aoti.package",
-    "compile_package": "aoti.compiling",
-    "load_package": "aoti.package",
-    "Task": "streams.task",
-    "TaskFuture": "threads.worker",
+_NAMES_OF = {
+    "aoti.compiling": ("compile_package",),
+    "aoti.package": ("StreamPackage", "load_package"),
+    "devices": ("DeviceProperties", "describe_device", "device", "device_option"),
+    "optimization.front_end": ("optimize",),
+    "reporting": ("report",),
+    "streams.compiled_module": ("CompiledForStreams", "compile_for_streams"),
+    "streams.hints": ("MultiStreamModuleHint",),
+    "streams.multi_stream_module": ("MultiStreamModule",),
+    "streams.task": ("Task",),
+    "threads.cpu_pool": (
+        *("CPUPool", "get_core_list_of_node_id", "get_default_num_streams"),
+        "is_runtime_ext_enabled",
+    ),
+    "threads.pinning": ("pin",),
+    "threads.team": ("OpenMPTeam", "TeamMember", "openmp_team"),
+    "threads.worker": ("TaskFuture",),
 }
-"""The module of each name, which is imported when the name is first used."""
+"""The modules of these names, which are imported when a name is first used."""
 
 
 def __getattr__(name: str) -> Any:
     if name in ("allocator", "nn", "optim", "optimization", "quantization"):
         return _import_module(name)
-    if name not in _MODULES:
-        raise AttributeError(f"module 'xruntime' has no attribute {name!r}")
-    value = getattr(_import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+    for module, names in _NAMES_OF.items():
+        if name in names:
+            return globals().setdefault(name, getattr(_import_module(module), name))
+    raise AttributeError(f"module 'xruntime' has no attribute {name!r}")
 
 
 def _import_module(name: str) -> ModuleType:

@@ -18,7 +18,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from xlaunch.machine.topology import CPUs, Machine, Topology
+from xlaunch.machine.topology import CPUs, Machine
 from xlaunch.text import counted, format_cpu_list
 from xruntime.errors import CPUPoolError, KernelsUnavailableError
 from xruntime.threads.cpu_choice import cpus_of_node, read_core_ids, usable_cpus, whole_number
@@ -115,10 +115,11 @@ class CPUPool:
             chosen = cpus_of_node(node_id if node is None else node, machine)
         else:
             chosen = machine.limits.allowed_cpus
-        if not smt:
-            lowest = {core[0] for core in _whole_cores(machine.topology, chosen)}
-            chosen = tuple([cpu for cpu in chosen if cpu in lowest])
-        return cls._of(machine, chosen)
+        pool = cls._of(machine, chosen)
+        if smt:
+            return pool
+        lowest = {core[0] for core in pool.cores}
+        return cls._of(machine, [cpu for cpu in chosen if cpu in lowest])
 
     @classmethod
     def _of(cls, machine: Machine, core_ids: Iterable[int]) -> CPUPool:
@@ -142,7 +143,9 @@ class CPUPool:
     @property
     def cores(self) -> tuple[CPUs, ...]:
         """The pool's CPUs by physical core, in the order of the lowest. **Ex.:** ((0, 8), (1, 9))."""
-        return _whole_cores(self._machine.topology, self._core_ids)
+        from xlaunch.planning.pool import whole_cores
+
+        return whole_cores(self._machine.topology, self._core_ids)
 
     @property
     def core_count(self) -> int:
@@ -385,9 +388,3 @@ def checked_pool(value: CPUPool) -> CPUPool:
     if not isinstance(value, CPUPool):
         raise CPUPoolError(f"{value!r} is not a CPUPool; write CPUPool({value!r}) if it names CPUs")
     return value
-
-
-def _whole_cores(topology: Topology, cpus: Iterable[int]) -> tuple[CPUs, ...]:
-    from xlaunch.planning.pool import whole_cores
-
-    return whole_cores(topology, cpus)

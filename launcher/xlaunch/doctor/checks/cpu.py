@@ -193,8 +193,7 @@ def show_instruction_set(facts: Facts) -> Iterator[Finding]:
         )
         return
     level = used if used in torch else torch[0]
-    low = next((name for name in onednn), "none")
-    yield ok(f"{named}torch uses {level}, oneDNN {low}")
+    yield ok(f"{named}torch uses {level}, oneDNN {onednn[0] if onednn else 'none'}")
 
 
 def _levels(table: tuple[tuple[str, tuple[str, ...]], ...], flags: frozenset[str]) -> list[str]:

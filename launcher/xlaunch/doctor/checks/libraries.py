@@ -151,11 +151,11 @@ def show_variables(facts: Facts) -> Iterator[Finding]:
 
 def _invalid(facts: Facts) -> dict[str, str]:
     """The variables whose values no runtime understands, and what happens to them."""
-    values = {name: facts.environment.get(name) for name, _, _ in OPENMP_FORMS}
     return {
         name: ignored
         for name, form, ignored in OPENMP_FORMS
-        if (value := values[name]) is not None and not form.fullmatch(value.strip().lower())
+        if (value := facts.environment.get(name)) is not None
+        and not form.fullmatch(value.strip().lower())
     }
 
 
