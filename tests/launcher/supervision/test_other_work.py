@@ -103,62 +103,34 @@ def test_others_run_where_more_than_this_process_is_runnable(proc: Proc, count: 
 
 
 OTHER = {43: ("other", 8, 0)}
-OF_OTHER = "CPU 0 is busy with other work (80%): other (PID 43)"
 
 
-@pytest.mark.parametrize(
-    ("cpus", "work", "processes", "told"),
-    [
+def test_busy_cpus_and_their_occupants(golden: Golden, tmp_path: Path):
+    few = {42: ("a b) c", 8, 2), 43: ("idler", 0, 2), 44: ("elsewhere", 8, 1)}
+    many = {pid: (f"p{pid}", pid - 40, pid % 3) for pid in range(43, 49)}
+    said = []
+    for number, (cpus, work, processes) in enumerate((
         # Only idle CPUs are offered instead.
-        ((0, 1, 2, 3), [8, 0, 0, 0], OTHER, OF_OTHER),
-        ((0,), [8, 8, 8, 8], OTHER, OF_OTHER),
-        ((0, 1), [8, 0, 8, 0], OTHER, f"{OF_OTHER}; CPU 3 is idle: --cpus 3"),
-        ((0,), [8, 0, 0, 0], OTHER, f"{OF_OTHER}; CPUs 1-3 are idle: --cpus 1-3"),
+        ((0, 1, 2, 3), [8, 0, 0, 0], OTHER), ((0,), [8, 8, 8, 8], OTHER), ((0, 1), [8, 0, 8, 0], OTHER),
+        ((0,), [8, 0, 0, 0], OTHER),
         # Of ten ticks; two pass in waiting for a disk.
-        (
-            (0, 2, 3),
-            [0, 0, 8, 0],
-            {42: ("a b) c", 8, 2), 43: ("idler", 0, 2), 44: ("elsewhere", 8, 1)},
-            "CPU 2 is busy with other work (80%): a b) c (PID 42); CPU 1 is idle: --cpus 1",
-        ),
-        (
-            (0, 1, 2, 3),
-            [8, 6, 8, 0],
-            {pid: (f"p{pid}", pid - 40, pid % 3) for pid in range(43, 49)},
-            "CPUs 0-2 are busy with other work (73% on average): "
-            "p48 (PID 48), p47 (PID 47), p46 (PID 46), 3 more",
-        ),
-        # Other CPUs are not our business.
-        ((2, 3), [8, 8, 0, 0], {}, None),
-        # Nearly a third is busy.
-        ((1,), [0, 2, 0, 0], {}, None),
-        (
-            (1,),
-            [8, 3, 8, 8],
-            {43: ("other", 3, 1)},
-            "CPU 1 is busy with other work (30%): other (PID 43)",
-        ),
-    ],
-)
-def test_busy_cpus_and_their_occupants(
-    proc: Proc,
-    cpus: tuple[int, ...],
-    work: list[int],
-    processes: dict[int, tuple[str, int, int]],
-    told: str | None,
-):
-    proc.work, proc.processes = work, processes
-    proc.write()
-    assert proc.describe(*cpus) == told
+        ((0, 2, 3), [0, 0, 8, 0], few), ((0, 1, 2, 3), [8, 6, 8, 0], many),
+        # Other CPUs are not our business. Nearly a third is busy, and then a third.
+        ((2, 3), [8, 8, 0, 0], {}), ((1,), [0, 2, 0, 0], {}), ((1,), [8, 3, 8, 8], {43: ("other", 3, 1)}),
+    )):  # fmt: skip
+        (tmp_path / str(number)).mkdir()
+        proc = Proc(tmp_path / str(number))
+        proc.work, proc.processes = work, processes
+        proc.write()
+        said.append(f"{cpus} of {work}: {proc.describe(*cpus)}")
+    golden(said)
 
 
-def test_work_of_the_run_itself_is_not_that_of_others(proc: Proc):
+def test_work_of_the_run_itself_is_not_that_of_others(golden: Golden, proc: Proc):
     proc.work = [8, 8, 8, 8]
     proc.processes = {42: ("ours", 8, 0), 43: ("other", 4, 1), 44: ("supervisor", 3, 1)}
     proc.write()
-    assert proc.describe(0, 1, 2, own=(8, 4, 6, 0), ours=(42, 44)) == (
-        "CPU 1 is busy with other work (40%): other (PID 43)"
-    )
+    golden(proc.describe(0, 1, 2, own=(8, 4, 6, 0), ours=(42, 44)))
 
 
 def test_time_that_the_host_took_is_not_work_of_others(proc: Proc):
@@ -195,14 +167,11 @@ def test_unbound_run_avoids_busy_cpus_unless_they_are_many(proc: Proc, work: lis
     assert "--cpus" not in str(proc.describe(0, 1, 2, 3, bound=False))
 
 
-def test_occupants_of_another_container_cannot_be_named(proc: Proc):
+def test_occupants_of_another_container_cannot_be_named(golden: Golden, proc: Proc):
     proc.work[0] = 8
     proc.write()
     assert kind_of(proc.describe(0) or "") is WarningKind.SHARED_CPUS
-    assert (
-        "busy with other work (80%): processes that have ended, or cannot be seen from here;"
-        in str(proc.describe(0))
-    )
+    golden(proc.describe(0))
 
 
 def test_proc_that_tells_nothing(proc: Proc):

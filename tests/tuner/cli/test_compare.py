@@ -81,34 +81,16 @@ def test_values_below_0_are_compared_by_differences(golden: Golden, desk: Desk) 
     assert found["interval"] == pytest.approx([0.5, 0.5])
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ((), 2, "takes two commands"),
-        (("true",), 2, "got 1"),
-        (("true", "true", "true"), 2, "got 3"),
-        (("true", " "), 2, "a command is empty"),
-        (("true", 'echo "a'), 2, "cannot be read"),
-        (("--runs", "3", "true", "true"), 2, "4 to 60"),
-        (("true", "no-such-program"), 127, "no-such-program"),
-        (("true", "false"), 125, "'false' cannot be compared: crashed"),
-        (("true", "no-such-program | cat; exit 4"), 125, "not found"),
-        ((*ITEMS, "rate.py 1", "echo hello"), 125, "'echo hello': no value of 'items/s'"),
-        (("--metric", "loss", "true", "true"), 2, "--goal"),
-        (("--metric", "latency", "echo latency 9", "echo latency 9 s"), 2, "without a unit"),
-        (
-            ("--metric", "rate:speed", "echo speed 9 %", "echo speed 9"),
-            125,
-            "cannot be compared; print",
-        ),
-        (("--metric", "x/s", "echo -1 x/s", "echo 1 x/s"), 2, "above 0"),
-        (("true", "xlaunch"), 2, "no program"),
-        (("true", "xlaunch --instances 100000 true"), 2, "100000 instances"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_line(
-    desk: Desk, words: tuple[str, ...], code: int, message: str
-) -> None:
-    done = desk.xtune("compare", *words)
-    assert done.code == code
-    assert message in done.message
+def test_what_cannot_be_compared_is_one_line(golden: Golden, desk: Desk) -> None:
+    said = []
+    for words in (
+        (), ("true",), ("true", "true", "true"), ("true", " "), ("true", 'echo "a'), ("--runs", "3", "true", "true"),
+        ("true", "no-such-program"), ("true", "false"), ("true", "no-such-program | cat; exit 4"),
+        (*ITEMS, "rate.py 1", "echo hello"), ("--metric", "loss", "true", "true"),
+        ("--metric", "latency", "echo latency 9", "echo latency 9 s"),
+        ("--metric", "rate:speed", "echo speed 9 %", "echo speed 9"), ("--metric", "x/s", "echo -1 x/s", "echo 1 x/s"),
+        ("true", "xlaunch"), ("true", "xlaunch --instances 100000 true"),
+    ):  # fmt: skip
+        done = desk.xtune("compare", *words)
+        said.append(f"{done.message} ({done.code})")
+    golden(said, hide=r"/bin/sh: .*: .*not found|(?<=100000 cores and ).*(?= \(2)")

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.tuner.cli.commands import RATE
 
 import xtune
-from xlaunch.errors import UsageError, XLaunchError
 from xtune.cli import main
 from xtune.evidence.verdicts import VerdictKind
 from xtune.launches.functions import Trial
@@ -101,32 +102,24 @@ def test_a_function_that_fails_is_a_failed_launch(storage: str) -> None:
     assert notes[4] == (Outcome.NOT_FINITE, ("the function returned nan",))
 
 
-@pytest.mark.parametrize(
-    ("program", "options", "message"),
-    [
-        ((speed, "x"), {}, "one function"),
-        ((speed,), {"param": "n=1,2"}, "goal"),
-        ((speed,), {"param": "n=1,2", "goal": "most"}, "goal: 'most' is not one of"),
-        ((speed,), {"param": "n=1,2", "timeout": 3}, "timeout: a function does that itself"),
-        ((speed,), {"param": "n=1,2", "bugdet": 3}, "no option 'bugdet'; did you mean budget"),
-        ((lambda _: "fast",), {"param": "n=1,2", "goal": "maximize"}, "returned 'fast'"),
-        ((lambda _: True,), {"param": "n=1,2", "goal": "maximize"}, "returned True"),
-        ((lambda _: 1.0,), {"only_params": False, "goal": "maximize"}, "layouts and variables"),
-        (("rate.py",), {"ncores": "many"}, "ncores: 'many'"),
-        (("rate.py",), {"smt": 3}, "write True or False"),
-        (("rate.py",), {"timeout": "soon"}, "timeout: 'soon' is not a time"),
-        (("rate.py",), {"min_effect": "2"}, "min_effect: '2' is not a percentage"),
-    ],
-)
-def test_what_cannot_be_searched_is_an_error_of_ours(
-    storage: str, program: tuple[object, ...], options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(XLaunchError, match=message):
-        xtune.tune(*program, **{"budget": 3, "storage": storage, **options})
+def test_what_cannot_be_searched_is_an_error_of_ours(golden: Golden, storage: str) -> None:
+    two: dict[str, object] = {"param": "n=1,2"}
+    wrong: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (
+        ((speed, "x"), {}), ((speed,), two), ((speed,), {**two, "goal": "most"}), ((speed,), {**two, "timeout": 3}),
+        ((speed,), {**two, "bugdet": 3}), ((lambda _: "fast",), {**two, "goal": "maximize"}),
+        ((lambda _: True,), {**two, "goal": "maximize"}),
+        ((lambda _: 1.0,), {"only_params": False, "goal": "maximize"}), (("rate.py",), {"ncores": "many"}),
+        (("rate.py",), {"smt": 3}), (("rate.py",), {"timeout": "soon"}), (("rate.py",), {"min_effect": "2"}),
+    )  # fmt: skip
+    golden.errors(
+        *[
+            partial(xtune.tune, *program, **{"budget": 3, "storage": storage, **options})
+            for program, options in wrong
+        ],
+        lambda: xtune.tune("rate.py", only_params=True),
+    )
 
 
-def test_a_contradiction_is_an_error_of_the_call() -> None:
-    with pytest.raises(UsageError, match="--only-params"):
-        xtune.tune("rate.py", only_params=True)
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing"):
         xtune.nothing  # noqa: B018
