@@ -223,7 +223,7 @@ class _Facts:
         else:
             held = parts_of(value)
             inner = [] if held is None else held.values
-            array = None if inner else buffer_content(value)
+            array = buffer_content(value)
             if array is not None:
                 self._lines.append(f"{name}: {hashlib.sha256(array).hexdigest()}")
         for key, item in inner:

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import abc
-import array
 import ctypes
 import datetime
 import decimal
 import enum
 import fractions
+import functools
 import logging
 import numbers
 import os
+import pickle
+import random
 import re
 import sys
 import threading
@@ -55,7 +57,6 @@ VALUES: Final = (
 """Types whose values do not change, and are told by their text."""
 
 _IMMUTABLE: Final = (
-    *VALUES,
     *(types.ModuleType, types.CodeType, types.GenericAlias, property),
     *(type(...), type(NotImplemented)),
 )
@@ -67,6 +68,12 @@ _INNER_WORKINGS: Final = (
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
 )
 """Objects that no output depends on, and functions without a state that Python sees."""
+
+_KNOWN_STATE: Final = (
+    *(*VALUES, BaseException, staticmethod, classmethod, type(functools.lru_cache(len))),
+    torch.fx.Node,
+)
+"""Classes written in C whose objects keep nothing else that changes."""
 
 _CDATA: Final = ctypes.c_int.__mro__[-2]
 
@@ -147,12 +154,8 @@ _NO_PARTS: Final = Parts([], [])
 
 def parts_of(value: Any) -> Parts | None:
     """Return the parts of an object; None for one whose changes cannot be followed."""
-    if isinstance(value, enum.Enum):
-        return _object_parts(value)
     if isinstance(value, (type, *_IMMUTABLE)):
         return _NO_PARTS
-    if isinstance(value, (tuple, frozenset)):
-        return Parts([], [(str(at), it) for at, it in enumerate(value)])
     if isinstance(value, types.MethodType):
         return Parts([], [("__self__", value.__self__), ("__func__", value.__func__)])
     if isinstance(value, types.BuiltinFunctionType):
@@ -216,9 +219,17 @@ def _object_parts(value: Any) -> Parts | None:
     if isinstance(value, dict):
         holders.append(_dict_holder(value))
         inner += [(str(key), it) for key, it in value.items() if is_related(key)]
+        inner += [("key", key) for key in value if type(key) not in CONSTANT_TYPES]
     elif isinstance(value, (list, set, deque)):
         holders.append(_items_holder(value))
         inner += [(str(at), it) for at, it in enumerate(value)]
+    elif isinstance(value, (tuple, frozenset)):
+        inner += [(str(at), it) for at, it in enumerate(value)]
+    elif not isinstance(value, _KNOWN_STATE) and _has_inner_state(type(value)):
+        content = _content_holder(value)
+        if content is None:
+            return _NO_PARTS if _is_numpy(value) and type(value).__hash__ is not None else None
+        holders.append(content)
     own = getattr(value, "__dict__", None)
     if isinstance(own, dict):
         holders.append(_dict_holder(own))
@@ -227,15 +238,18 @@ def _object_parts(value: Any) -> Parts | None:
                 inner.append(("", it))
             elif is_related(key):
                 inner.append((str(key), it))
-    slots = slots_of(type(value))
+    slots = () if isinstance(value, VALUES) else slots_of(type(value))
     if slots:
         holders.append(_slots_holder(value, slots))
         inner += [(name, getattr(value, name, None)) for name in slots]
-    if holders:
-        return Parts(holders, inner)
-    if type(value) is object or value is _NOTHING:
-        return _NO_PARTS
-    return _buffer_parts(value)
+    return Parts(holders, inner)
+
+
+def _has_inner_state(kind: type) -> bool:
+    """Whether objects of a class have more than attributes and slots: what a class written in C keeps."""
+    pointers = len(slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    known = object.__basicsize__ + pointers * ctypes.sizeof(ctypes.c_void_p)
+    return kind.__itemsize__ > 0 or kind.__basicsize__ > known
 
 
 def slots_of(kind: type) -> list[str]:
@@ -293,27 +307,40 @@ def _slots_holder(holder: Any, slots: list[str]) -> Holder:
     return Holder("", holder, -1, None, read, read(), restore)
 
 
-def _buffer_parts(value: Any) -> Parts | None:
-    """The content of a small array; None for an object that cannot be looked into."""
-    if (
-        type(value).__module__.partition(".")[0] == "numpy"
-        and "random" not in type(value).__module__
-    ):
-        if type(value).__hash__ is not None:  # a dtype
-            return _NO_PARTS
-    elif not isinstance(value, (bytearray, array.array)):
+def _content_holder(value: Any) -> Holder | None:
+    """The state of a random generator, or the content of a small array; None of another object."""
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+    if isinstance(value, torch.Generator):
+        get, put = value.get_state, value.set_state
+    elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        get, put = value.getstate, value.setstate
+    elif _is_numpy(value) and "random" in type(value).__module__:
+        bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", value))
+        get, put = lambda: bits.state, partial(setattr, bits, "state")
+    elif buffer_content(value) is not None:
+        get, put = lambda: memoryview(value).tobytes(), partial(_fill, value)
+    else:
         return None
-    content = buffer_content(value)
-    if content is None:
-        return None
+    content = get()
 
     def read() -> tuple[bytes]:
-        return (memoryview(value).tobytes(),)
+        state = get()
+        if isinstance(state, torch.Tensor):
+            return (ctypes.string_at(state.data_ptr(), state.nbytes),)
+        return (pickle.dumps(state),)
 
-    def restore(values: tuple[Any, ...]) -> None:
-        memoryview(value).cast("B")[:] = values[0]
+    return Holder("", value, -1, None, read, read(), lambda _: put(content))
 
-    return Parts([Holder("", value, -1, None, read, (content,), restore)], [])
+
+def _fill(value: Any, content: bytes) -> None:
+    view = memoryview(value)
+    if not view.readonly:
+        view.cast("B")[:] = content
+
+
+def _is_numpy(value: Any) -> bool:
+    return any(base.__module__.partition(".")[0] == "numpy" for base in type(value).__mro__)
 
 
 def buffer_content(value: Any) -> bytes | None:

@@ -29,6 +29,9 @@ through ``.data``, and of tensors made in inference mode."""
 MAX_VALUES: Final = 100_000
 """Maximum number of values of a model that are compared before each call."""
 
+_OF_HEAP: Final = 1 << 9
+"""CPython's flag of classes that were made at run time, whose objects may get another one."""
+
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 _ADDRESS: Final = torch.Tensor.data_ptr
@@ -75,15 +78,15 @@ class WatchedState:
         self._empty: list[Any] = []
         """Containers that were empty, such as the forward hooks of most layers."""
 
-        self._modules: list[torch.nn.Module] = []
-        """But for `module`, which is not to live as long as this."""
+        self._objects: list[Any] = []
+        """Those whose class can be changed, but for `module`, which is not to live as long as this."""
         self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in _HOOKS}
         self._tensors: list[_Tensor] = []
         for name, tensor in self._walk(module, max_values):
             copied = copies and not isinstance(tensor, torch.nn.Parameter)
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
         self._contents = _Contents(self._holders)
-        self._classes = list(map(type, self._modules))
+        self._classes = list(map(type, self._objects))
         self._root = weakref.ref(module) if isinstance(module, torch.nn.Module) else None
         self._root_class = type(module)
         tensors = [watched.tensor for watched in self._tensors]
@@ -108,8 +111,8 @@ class WatchedState:
             if isinstance(value, torch.Tensor):
                 yield name or ROOT, value
                 value = vars(value)
-            elif isinstance(value, torch.nn.Module) and value is not module:
-                self._modules.append(value)
+            elif value is not module and type(value).__flags__ & _OF_HEAP:
+                self._objects.append(value)
             held = parts_of(value)
             if held is None:
                 text = f"{name} is a {type(value).__name__}, whose changes are not followed"
@@ -141,8 +144,8 @@ class WatchedState:
         if any(self._empty) and any(map(_is_filled, self._empty)):
             return "a forward hook or an attribute was added"
         other_root = self._root is not None and type(self._root()) is not self._root_class
-        if other_root or list(map(type, self._modules)) != self._classes:
-            return "the class of a module was changed"
+        if other_root or list(map(type, self._objects)) != self._classes:
+            return "the class of an object was changed"
         if not self._contents.are_same():
             self._contents.note()
             for holder in self._holders:

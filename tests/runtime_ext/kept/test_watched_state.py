@@ -7,10 +7,13 @@ import array
 import copy
 import ctypes
 import functools
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
+import numpy
 import pytest
 import torch
 from tests.runtime_ext.optimization.random_models import Slotted, closure
@@ -173,6 +176,29 @@ def test_everything_is_restored_but_parameters():
     with torch.no_grad():
         net.head.weight.add_(1)
     assert state.restore() == "head.weight"
+
+
+@pytest.mark.parametrize(
+    ("generator", "draw"),
+    [
+        (torch.Generator(), lambda it: torch.rand((), generator=it).item()),
+        (random.Random(0), lambda it: it.random()),
+        (numpy.random.default_rng(0), lambda it: it.random()),
+        (numpy.random.RandomState(0), lambda it: it.random()),
+    ],
+)
+def test_random_generators_are_followed_and_restored(
+    generator: Any, draw: Callable[[Any], float]
+) -> None:
+    net = Net()
+    net.config.generator = generator
+    state = WatchedState(net, copies=True)
+    assert state.unfollowed is state.change() is None
+    first = draw(generator)
+    assert state.change() == "config.generator was changed"
+    state.restore()
+    assert state.change() is None
+    assert draw(generator) == first
 
 
 def test_what_cannot_be_followed_is_named():

@@ -10,6 +10,7 @@ import ctypes
 import enum
 import functools
 import gc
+import io
 import os
 import random
 import sys
@@ -21,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from tests.runtime_ext.optimization.exported_code import ExportedLibrary, exported_code
@@ -94,11 +96,25 @@ class Doubling(nn.Linear):
         return 2 * super().forward(values)
 
 
+class Number(float):
+    """Has attributes."""
+
+
+class Text(bytearray):
+    """Has attributes, too."""
+
+
+class Other(Helper):
+    def gain(self) -> float:
+        return 2.0
+
+
 HELPER = Helper()
 VIEWED = {"gain": 1.0}
 VIEW = types.MappingProxyType(VIEWED)
 CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
 OF_THREAD = threading.local()
+FILE = io.StringIO("1")
 OF_C = ctypes.c_double(1.0)
 LARGE = array.array("d", [1.0]) * 10_000
 
@@ -119,6 +135,10 @@ class Model(nn.Module):
         self.register_buffer("sparse", torch.ones(3).to_sparse())
         self.two.gain = 1.0
         self.mode = Mode.FAST
+        self.number, self.text, self.helper = Number(1.0), Text(b"\x01"), Helper()
+        self.number.gain = 1.0  # type: ignore[attr-defined]
+        self.array = numpy.ma.array([1.0, 1.0])
+        self.table = {HELPER: 1.0}
         self.read = read
         self.eval()
 
@@ -239,6 +259,22 @@ CASES: dict[str, Case] = {
         lambda model: getattr(model.two.weight, "gain", 1.0),
         lambda model: setattr(model.two.weight, "gain", 2.0),
     ),
+    "an attribute of a number": Case(
+        lambda model: model.number.gain, lambda model: setattr(model.number, "gain", 2.0)
+    ),
+    "an array of another class": Case(
+        lambda model: float(model.array[0]), lambda model: model.array.__setitem__(0, 2.0)
+    ),
+    "bytes of another class": Case(
+        lambda model: model.text[0], lambda model: model.text.__setitem__(0, 2)
+    ),
+    "an attribute of a key": Case(
+        lambda model: getattr(next(iter(model.table)), "own", 1.0),
+        lambda model: setattr(next(iter(model.table)), "own", 2.0),
+    ),
+    "an object's class": Case(
+        lambda model: model.helper.gain(), lambda model: setattr(model.helper, "__class__", Other)
+    ),
     "a part's class": plain(lambda model: setattr(model.two, "__class__", Doubling)),
     "a view of a table": Case(lambda _: VIEW["gain"], lambda _: VIEWED.update(gain=2.0)),
     "a part": plain(lambda model: setattr(model, "two", nn.Identity())),
@@ -264,6 +300,7 @@ def unchanged() -> Iterator[None]:
     VIEWED["gain"], sys.argv[:], torch.backends.cudnn.benchmark = 1.0, argv, False
     Model.gain = Settings.gain = 1.0
     vars(Mode.FAST).pop("own", None)
+    vars(HELPER).pop("own", None)
     os.environ.pop("TESTS_GAIN", None)
     sys.modules.pop("tests_settings")
     cached.cache_clear()
@@ -337,6 +374,9 @@ UNFOLLOWED = {
         lambda _: getattr(OF_THREAD, "gain", 1.0), lambda _: setattr(OF_THREAD, "gain", 2.0)
     ),
     "a value of C": Case(lambda _: OF_C.value, lambda _: setattr(OF_C, "value", 2.0)),
+    "a text stream": Case(
+        lambda _: float(FILE.getvalue()), lambda _: (FILE.seek(0), FILE.write("2"))
+    ),
     "a large array": Case(lambda _: LARGE[9], lambda _: LARGE.__setitem__(9, 2.0)),
 }
 
