@@ -67,7 +67,7 @@ class Form(NamedTuple):
 
     leaves: tuple[Any, ...]
     """For each leaf: (dtype, dimensions, memory format) of a tensor, with what else distinguishes it from a usual one;
-    or the `constant_key` of a value."""
+    such as the place of a tensor that is the same; or the `constant_key` of a value."""
 
     def described(self) -> str:
         """Describe it in one line that is equal in each process."""
@@ -103,6 +103,7 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
     tensors: list[torch.Tensor] = []
     facts: list[Any] = []
     sizes: list[tuple[int, ...]] = []
+    places: dict[int, int] = {}
     has_gaps = has_offset = has_bits = is_inference = False
     for leaf in leaves:
         leaf_type = type(leaf)
@@ -112,6 +113,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             tensor = leaf
             if tensor.is_conj() or tensor.is_neg():
                 tensor, has_bits = tensor.resolve_conj().resolve_neg(), True
+            place = places.setdefault(id(leaf), len(tensors))
+            is_met = place != len(tensors)
             layout = CONTIGUOUS if tensor.is_contiguous() else memory_format(tensor)
             tensors.append(tensor if layout is not None else tensor.contiguous())
             has_gaps = has_gaps or layout is None
@@ -121,6 +124,8 @@ def flat_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall | None:
             # A forward may read what the code's tensors do not have.
             if leaf.requires_grad or leaf_type is not torch.Tensor:
                 fact = (*fact, leaf_type.__name__, leaf.requires_grad)
+            if is_met:
+                fact = (*fact, place)
             if leaf.__dict__ and any(not name.startswith(TORCH_MARKS) for name in leaf.__dict__):
                 return None
             facts.append(fact)

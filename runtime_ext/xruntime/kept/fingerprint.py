@@ -8,7 +8,9 @@ name, is not part of it; so kept code is compared with the model at its first ca
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import dis
 import enum
 import hashlib
 import importlib.metadata
@@ -16,9 +18,11 @@ import operator
 import os
 import re
 import sys
+import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
@@ -118,9 +122,33 @@ def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerpri
         digest.update(line.encode(errors="surrogatepass"))
         digest.update(b"\0")
     digest.update(weights_digest([*model.parameters(), *model.buffers()]))
-    names = [it.name for it in facts.read if it.watched and it.watched.unfollowed]
-    unfollowed = f"it reads {names[0]}, whose changes are not followed" if names else None
+    name = facts.ambient or unfollowed_variable(facts.read)
+    unfollowed = None if name is None else f"it reads {name}, whose changes are not followed"
     return Fingerprint(digest.hexdigest()[:32], tuple(facts.read), unfollowed)
+
+
+def unfollowed_variable(variables: Iterable[Variable]) -> str | None:
+    """Return the name of one that can change without being noticed."""
+    return next((it.name for it in variables if it.watched and it.watched.unfollowed), None)
+
+
+def stored_tensor(variables: Iterable[Variable]) -> str | None:
+    """Return the name of one that has another floating-point tensor now, or holds one that it did not hold."""
+    for it in variables:
+        now = it.get()
+        is_tensor = isinstance(now, torch.Tensor) and now.is_floating_point()
+        if (is_tensor and now is not it.value) or (it.watched and it.watched.new_tensor(now)):
+            return it.name
+    return None
+
+
+def lost_in_copy(model: torch.nn.Module, copy: torch.nn.Module) -> str | None:
+    """Return what a class that says how its objects are copied has left out of a copy, or changed in it."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        return None  # these differ, and nothing of them is compiled
+    lines = [_facts_of(each, type(model).forward)[1] for each in (model, copy)]
+    pairs = zip_longest(*lines, fillvalue="")
+    return next((line.strip(".") for line, other in pairs if line != other), None)
 
 
 class _Facts:
@@ -142,13 +170,22 @@ class _Facts:
         self._words: set[str] = set()
         """Names in code."""
 
+        self._modules: list[types.ModuleType] = []
+        """Those of the program that an object or a variable refers to."""
+
+        self.ambient: str | None = None
+        """What code reads of the world around the program, such as a clock or a file."""
+
         self._tensors: list[torch.Tensor] = []
         self._waiting: list[Any] = []
         self.read: list[Variable] = []
 
     def lines(self) -> list[str]:
         """Return all lines: those of the modules in order, and those of code sorted."""
-        while self._waiting:
+        while self._waiting or self._modules:
+            if not self._waiting:
+                self._add_variables(vars(self._modules.pop()), (), self._words)
+                continue
             followed = self._waiting.pop()
             if id(followed) not in self._followed:
                 self._followed.add(id(followed))
@@ -162,7 +199,8 @@ class _Facts:
             self._code[f"{name}={variable.value!r}"] = None
         for name in OF_TENSORS.keys() & self._words:
             self.read.append(Variable.of(name, partial(_of_all, OF_TENSORS[name], self._tensors)))
-        return [*self._lines, *sorted(self._code)]
+        lines = [*self._lines, *sorted(self._code)]
+        return [re.sub(" at 0x[0-9a-f]+", "", line) for line in lines]
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Add the attributes of each module, and the properties of each tensor without its
@@ -195,6 +233,8 @@ class _Facts:
             ]
         elif isinstance(value, (type, types.FunctionType)):
             self._waiting.append(value)
+        elif isinstance(value, types.ModuleType) and self._is_new(value):
+            self._modules += [] if self._is_installed(value.__name__) else [value]
 
     def _is_new(self, value: Any) -> bool:
         count = len(self._numbers)
@@ -252,36 +292,52 @@ class _Facts:
                 self._add_global(f"{name} closure {at}", cell.cell_contents)
         codes = list(_codes(function.__code__))
         words = dict.fromkeys(name for code in codes for name in code.co_names)
+        names = dict.fromkeys(name for code in codes for name in _global_names(code))
         constants = [text for code in codes for text in code.co_consts if isinstance(text, str)]
         texts = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", " ".join(constants)))
         self._texts |= dict.fromkeys(filter(str.isupper, texts))
+        space = function.__globals__
+        missing = [name for name in names if name not in space]
         if not _LOOKUPS.isdisjoint(words):
             words |= texts
+            names |= words
         self._words |= words.keys()
+        clock = space.get("time", time) in (time, time.time) and "time" in names
+        self.ambient = "time" if clock else min(words.keys() & _AMBIENT, default=self.ambient)
+        for name in missing:  # later ones, and what a program adds to Python's own
+            get = partial(_global_value, space, name)
+            if not isinstance(get(), (type, types.BuiltinFunctionType)):
+                self.read.append(Variable.of(name, get))
+                self._add_global(name, get())
         package = function.__globals__.get("__package__") or ""
         imported = [sys.modules.get(name) for word in words for name in (word, f"{package}.{word}")]
-        self._add_variables(function.__globals__, imported, words)
+        self._add_variables(space, imported, words, names)
 
     def _add_variables(
-        self, space: dict[str, Any], imported: Iterable[Any], words: Iterable[str]
+        self,
+        space: dict[str, Any],
+        imported: Iterable[Any],
+        words: Collection[str],
+        names: Collection[str] | None = None,
     ) -> None:
         """Add the variables with names among these words: global ones, and those of the program's other modules that
-        are among them or that a function imports.
+        are among them or that a function imports. `names`: of the global ones, if not all.
         """
-        waiting, entered = [("", space)], {id(space)}
+        words = [*words, "__getattr__"]  # a module may have one
+        waiting, entered = [("", space, words if names is None else names)], {id(space)}
 
         def enter(module: Any) -> None:
             if not isinstance(module, types.ModuleType) or id(vars(module)) in entered:
                 return
             entered.add(id(vars(module)))
             if not self._is_installed(module.__name__):
-                waiting.append((f"{module.__name__}.", vars(module)))
+                waiting.append((f"{module.__name__}.", vars(module), words))
 
         for module in imported:
             enter(module)
         while waiting:
-            prefix, space = waiting.pop()
-            for word in words:
+            prefix, space, read = waiting.pop()
+            for word in read:
                 if word in space and (id(space), word) not in self._variables:
                     self._variables.add((id(space), word))
                     self.read.append(Variable.of(word, partial(space.get, word)))
@@ -320,8 +376,22 @@ _FUNCTIONS: Final = (
 )
 _OF_FUNCTION: Final = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
-_LOOKUPS: Final = frozenset(("getattr", "globals", "vars", "eval", "__dict__", "import_module"))
+_LOOKUPS: Final = frozenset(
+    (
+        *("getattr", "globals", "vars", "eval", "__dict__", "import_module", "__import__"),
+        *("modules", "attrgetter", "methodcaller"),
+    )
+)
 """Names in code that looks up others by text."""
+
+_AMBIENT: Final = frozenset(
+    (
+        *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time_ns"),
+        *("process_time", "now", "utcnow", "today", "current_thread", "get_ident", "getpid"),
+        *("getcwd", "open", "read_text", "read_bytes"),
+    )
+)
+"""Names in code that reads a clock, a file, or what differs between threads and processes."""
 
 _ENVIRONMENT: Final = frozenset(("environ", "getenv"))
 OF_TENSORS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -354,6 +424,17 @@ def _code_text(code: types.CodeType) -> str:
 
     constants = list(map(text, code.co_consts))
     return f"{code.co_code.hex()} {constants} {code.co_names} {code.co_varnames}"
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    """The names that code reads as global variables, or imports."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_NAME"):
+            yield step.argval
+
+
+def _global_value(space: dict[str, Any], name: str) -> Any:
+    return space.get(name, vars(builtins).get(name))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

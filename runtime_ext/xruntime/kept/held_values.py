@@ -322,7 +322,7 @@ def _content_holder(value: Any) -> Holder | None:
         get, put = lambda: memoryview(value).tobytes(), partial(_fill, value)
     else:
         return None
-    content = get()
+    content: Any = get()
 
     def read() -> tuple[bytes]:
         state = get()

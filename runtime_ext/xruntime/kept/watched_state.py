@@ -168,8 +168,8 @@ class WatchedState:
             return "its weights were changed"
         return None
 
-    def new_tensor(self, module: torch.nn.Module) -> str | None:
-        """Return the name of a floating-point tensor that the module holds now and did not hold then."""
+    def new_tensor(self, module: Any) -> str | None:
+        """Return the name of a floating-point tensor that `module` holds now and did not hold then."""
         earlier = {id(watched.tensor) for watched in self._tensors}
         for watched in WatchedState(module)._tensors:  # noqa: SLF001 - of this class
             if id(watched.tensor) not in earlier and watched.tensor.is_floating_point():

@@ -107,12 +107,20 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
             counterpart = nn.Parameter(parameter.data, parameter.requires_grad)
             vars(counterpart).update(vars(parameter))
             counterparts[id(parameter)] = counterpart
+    from xruntime.kept.fingerprint import lost_in_copy
+
     try:
-        return copy.deepcopy(model, counterparts)
+        copied = copy.deepcopy(model, counterparts)
     except Exception as error:
         raise OptimizationError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): use inplace=True"
         ) from error
+    lost = None if generates(model) else lost_in_copy(model, copied)
+    if lost is not None:
+        raise OptimizationError(
+            f"a copy of {type(model).__name__} is another model, without {lost}: use inplace=True"
+        )
+    return copied
 
 
 class _Inference(PassRun):

@@ -212,7 +212,7 @@ class OutputCheck:
         """Of the latest comparison."""
 
         # Imported here, as models of generate() have no sample, and their start is short.
-        from xruntime.kept.fingerprint import changed_variable, variables_of
+        from xruntime.kept.fingerprint import changed_variable, stored_tensor, variables_of
 
         # The caller's autocast does not count with a dtype, and the input has its own precision.
         own = Modes(dtype=None if request.dtype is None else torch.float32)
@@ -245,11 +245,12 @@ class OutputCheck:
             self.side_effect = state.change()
             """What a call changes, in the model or beside it."""
             self.stored = None if self.side_effect is None else state.new_tensor(model)
-            """Where a call stores a tensor in the model."""
+            """Where a call stores a tensor, in the model or beside it."""
             if self.side_effect is not None:
                 self.side_effect = f"the module ({self.side_effect})"
             elif (variable := changed_variable(variables)) is not None:
                 self.side_effect = f"the global variable {variable}"
+                self.stored = stored_tensor(variables)
             else:
                 self.side_effect = drawn.change()
             problem = self.outputs_problem(outputs)

@@ -65,7 +65,16 @@ class Modes(NamedTuple):
         if wanted is None and not self.contiguous:
             return outputs
 
+        done: dict[int, torch.Tensor] = {}
+
         def usual(tensor: torch.Tensor) -> torch.Tensor:
+            if torch.compiler.is_compiling():
+                return converted(tensor)
+            if id(tensor) not in done:
+                done[id(tensor)] = converted(tensor)
+            return done[id(tensor)]
+
+        def converted(tensor: torch.Tensor) -> torch.Tensor:
             if wanted is not None and tensor.dtype == self.dtype:
                 tensor = tensor.to(wanted)
             if self.contiguous and is_channels_last(tensor):

@@ -169,6 +169,8 @@ class Interception:
                 state = self._states.get(module)
             except TypeError:  # it cannot be hashed
                 return self.run(module, *args, **kwargs)
+            if type(module).__eq__ is not object.__eq__:  # the state may be that of another module
+                return self.run(module, *args, **kwargs)
             if state is not None and state.generating and self.active:
                 return self._generating(module, args, kwargs)
             if not self.active or (state is not None and state.left):

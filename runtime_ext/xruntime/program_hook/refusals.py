@@ -79,6 +79,9 @@ def module_refusal(module: torch.nn.Module) -> Refusal | None:
     kind = kind_of(module)
     if kind is not CallableKind.EAGER:
         return Refusal(f"it is {kind.value} already", final=True)
+    own_call = type(module).__call__ is not torch.nn.Module.__call__
+    if own_call and not isinstance(module, torch.fx.GraphModule):
+        return Refusal("its class has a __call__ of its own", final=True)
     parts = list(module.modules())
     if any(isinstance(part, OptimizedModule) for part in parts):
         return Refusal("the program uses xruntime.optimize", final=True)

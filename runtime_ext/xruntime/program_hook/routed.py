@@ -13,7 +13,7 @@ import torch
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
-from xruntime.kept.fingerprint import OF_TENSORS, changed_variable, variables_of
+from xruntime.kept.fingerprint import changed_variable, unfollowed_variable, variables_of
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
 from xruntime.optimization.run import KnownCall
@@ -69,8 +69,10 @@ class RoutedModule:
         if self._state.unfollowed is not None:
             raise UnfollowedError(self._state.unfollowed)
         self._variables = variables_of(module, type(module).forward)
-        self._of_tensors = [it for it in self._variables if it.name in OF_TENSORS]
-        """What the form's code would read of the form's own weights."""
+        """What it reads beside itself, which may tell it from the form."""
+
+        if (name := unfollowed_variable(self._variables)) is not None:
+            raise UnfollowedError(f"it reads {name}, whose changes are not followed")
 
         self._with_gradients = torch.is_grad_enabled()
         self._compared: set[Any] = set()
@@ -158,7 +160,7 @@ class RoutedModule:
         """Whether the form may compute a call, which is of the form that it was made for."""
         if transformed() or torch.get_default_dtype() != self._default_dtype:
             return False
-        change = self._state.change() or changed_variable(self._of_tensors)
+        change = self._state.change() or changed_variable(self._variables)
         if change is not None:
             self.failure = UnfitError(f"the program changed it ({change})")
             return False

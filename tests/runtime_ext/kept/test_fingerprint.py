@@ -15,7 +15,7 @@ from tests.runtime_ext.interpreters import python
 from torch import nn
 from torch.nn import functional
 
-from xruntime.kept.fingerprint import fingerprint
+from xruntime.kept.fingerprint import changed_variable, fingerprint, variables_of
 from xruntime.kept.weights_digest import weights_digest
 
 SOURCE = """
@@ -227,6 +227,23 @@ def test_what_global_containers_and_objects_hold_is_watched(value: str, change: 
     assert found.changed() == "FACTOR"
     if "(" not in value:  # and it is part of the name
         assert fingerprint(model, type(model).forward).digits != found.digits
+
+
+def test_a_global_variable_with_the_name_of_an_attribute_is_none_of_the_model_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Net(nn.Module):
+        def forward(self, values: Any) -> Any:
+            return self.outputs_of(values)
+
+        def outputs_of(self, values: Any) -> Any:
+            return values
+
+    monkeypatch.setitem(globals(), "outputs_of", 1)
+    net = Net()
+    read = variables_of(net, Net.forward)
+    globals()["outputs_of"] = 2
+    assert changed_variable(read) is None
 
 
 def test_other_facts_and_tied_weights_count() -> None:

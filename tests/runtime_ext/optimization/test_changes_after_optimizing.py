@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import array
+import builtins
 import contextlib
 import contextvars
 import ctypes
@@ -11,15 +12,18 @@ import enum
 import functools
 import gc
 import io
+import math
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -39,6 +43,9 @@ __all__ = ["exported_code"]
 WIDTH = 8
 NAMES = types.ModuleType("tests_settings")
 """Another module of the program."""
+
+LAZY: Any = types.ModuleType("tests_lazy")
+exec("values = {'gain': 1.0}\ndef __getattr__(name): return values[name]", vars(LAZY))
 
 GAIN = 1.0
 TABLE: dict[str, Any] = {"deep": [{"gain": 1.0}]}
@@ -114,6 +121,9 @@ VIEWED = {"gain": 1.0}
 VIEW = types.MappingProxyType(VIEWED)
 CONTEXT = contextvars.ContextVar("CONTEXT", default=1.0)
 OF_THREAD = threading.local()
+BEGAN = math.inf
+NAME = f"{tempfile.gettempdir()}/tests_gain_{os.getpid()}"
+Path(NAME).write_text("1")
 FILE = io.StringIO("1")
 OF_C = ctypes.c_double(1.0)
 LARGE = array.array("d", [1.0]) * 10_000
@@ -124,6 +134,7 @@ class Model(nn.Module):
 
     described = Described()
     gain = 1.0
+    names = NAMES
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -259,6 +270,23 @@ CASES: dict[str, Case] = {
         lambda model: getattr(model.two.weight, "gain", 1.0),
         lambda model: setattr(model.two.weight, "gain", 2.0),
     ),
+    "a module that has a function for its names": Case(
+        lambda _: LAZY.gain, lambda _: LAZY.values.update(gain=2.0)
+    ),
+    "a module by its name": Case(
+        lambda _: sys.modules["tests_settings"].gain, lambda _: setattr(NAMES, "gain", 2.0)
+    ),
+    "a module that a class has": Case(
+        lambda model: model.names.gain, lambda _: setattr(NAMES, "gain", 2.0)
+    ),
+    "a name of Python's own": Case(
+        lambda _: TESTS_GAIN,  # type: ignore[name-defined] # noqa: F821
+        lambda _: setattr(builtins, "TESTS_GAIN", 2.0),
+    ),
+    "a name that comes later": Case(
+        lambda _: LATER if "LATER" in globals() else 1.0,  # type: ignore[name-defined] # noqa: F821
+        set_global("LATER", 2.0),
+    ),
     "an attribute of a number": Case(
         lambda model: model.number.gain, lambda model: setattr(model.number, "gain", 2.0)
     ),
@@ -289,7 +317,9 @@ CASES: dict[str, Case] = {
 def unchanged() -> Iterator[None]:
     """Undo what the cases change."""
     gain, defaults, argv = Helper.gain, scaled.__defaults__, list(sys.argv)
-    NAMES.gain = 1.0  # type: ignore[attr-defined]
+    NAMES.gain = builtins.TESTS_GAIN = 1.0  # type: ignore[attr-defined]
+    LAZY.values["gain"] = 1.0
+    globals().pop("LATER", None)
     sys.modules["tests_settings"] = NAMES
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowCallWarning)
@@ -368,12 +398,115 @@ def test_another_dtype_and_class_under_the_hook() -> None:
         torch.testing.assert_close(seen, model(values_of(number)))
 
 
+SCALES: dict[Any, float] = {}
+OUTPUTS: dict[str, Tensor] = {}
+
+
+class Scaled(nn.Linear):
+    """A program may tell it from its copy."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values) * SCALES.get(self, 1.0)
+
+
+class Called(nn.Sequential):
+    def __call__(self, values: Tensor) -> Any:
+        return super().__call__(values.clamp(max=1.0) - 1.0)
+
+
+class Alike(nn.Sequential):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@torch.no_grad()
+def test_a_model_that_is_told_from_its_copy() -> None:
+    model = made(nn.Sequential, Scaled(WIDTH, WIDTH))
+    interception = Interception("fp32", wait=False)
+    for number in range(5):
+        SCALES.update({model[0]: 2.0} if number > 2 else {})
+        seen = interception.outermost(model, (values_of(number),), {})
+        torch.testing.assert_close(seen, model(values_of(number)))
+
+
+@pytest.mark.parametrize("kind", [Called, Alike])
+@torch.no_grad()
+def test_models_with_functions_of_their_own_for_calls_and_equality(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [made(kind, nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+    models[1][0].weight.mul_(2)
+    expected = [model(values_of(number)) for number in range(4) for model in models]
+    interception = Interception("fp32", wait=False)
+
+    def call(self: nn.Module, *args: Any) -> Any:
+        if interception.thread.inside:
+            return interception.run(self, *args)
+        return interception.outermost(self, args, {})
+
+    monkeypatch.setattr(nn.Module, "__call__", call)
+    seen = [model(values_of(number)) for number in range(4) for model in models]
+    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+
+
+class Forgetting(nn.Linear):
+    def __init__(self, limit: float = 9.0) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.limit = limit
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return Forgetting().eval()
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values).clamp(max=self.limit)
+
+
+def test_a_copy_that_is_another_model_is_refused() -> None:
+    model = made(nn.Sequential, Forgetting(7.0))
+    with pytest.raises(OptimizationError, match=r"is another model, without 0.limit=7.0"):
+        optimize(model, graph="none")
+
+
+class Twofold(nn.Linear):
+    def forward(self, values: Tensor, other: Tensor | None = None) -> Any:
+        OUTPUTS["last"] = output = super().forward(values)
+        return output, output * (2.0 if other is values else 1.0), output
+
+
+@torch.no_grad()
+def test_one_tensor_twice(exported_code: list[ExportedLibrary]) -> None:
+    model = made(Twofold, WIDTH, WIDTH)
+    fast = optimize(model, sample_input=(values_of(0), values_of(1)), dtype=torch.bfloat16)
+    fast(values_of(0), values_of(1))
+    assert OUTPUTS["last"].dtype == torch.float32
+    model = made(SameArgument, WIDTH, WIDTH)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "wait": True}
+    fast = optimize(model, sample_input=(values_of(0), values_of(1)), **options)
+    values = values_of(2)
+    for other in (values_of(3), values_of(4), values, values, values_of(5)):
+        first, _, last = seen = fast(values, other)
+        torch.testing.assert_close(seen, model(values, other), atol=0.02, rtol=0.02)
+        assert first is last
+    assert exported_code[0].calls
+
+
+class SameArgument(nn.Linear):
+    def forward(self, values: Tensor, other: Tensor) -> Any:
+        output = super().forward(values)
+        return output, output * (2.0 if other is values else 1.0), output
+
+
 UNFOLLOWED = {
     "a context variable": Case(lambda _: CONTEXT.get(), lambda _: CONTEXT.set(2.0)),
     "a thread's variable": Case(
         lambda _: getattr(OF_THREAD, "gain", 1.0), lambda _: setattr(OF_THREAD, "gain", 2.0)
     ),
     "a value of C": Case(lambda _: OF_C.value, lambda _: setattr(OF_C, "value", 2.0)),
+    "a clock": Case(lambda _: 1.0 + (time.monotonic() > BEGAN), set_global("BEGAN", 0.0)),
+    "a file": Case(lambda _: float(Path(NAME).read_text()), lambda _: Path(NAME).write_text("2")),
     "a text stream": Case(
         lambda _: float(FILE.getvalue()), lambda _: (FILE.seek(0), FILE.write("2"))
     ),
