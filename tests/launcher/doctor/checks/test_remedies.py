@@ -103,6 +103,14 @@ def wheel(directory: Path, name: str, version: str, requires: str = "") -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment, in which the cases install their packages one after the other."""
+    path = tmp_path_factory.mktemp("venv")
+    assert run((sys.executable, "-m", "venv", str(path))).code == 0
+    return path
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("torch", "installed", "right"),
@@ -112,11 +120,9 @@ def wheel(directory: Path, name: str, version: str, requires: str = "") -> None:
         ("2.8.0+cpu", "0.24.0+cpu", "0.23.0+cpu"),
     ],
 )
-def test_companions(torch: str, installed: str, right: str, tmp_path: Path):
-    venv, index = tmp_path / "venv", tmp_path / "index"
+def test_companions(torch: str, installed: str, right: str, venv: Path, tmp_path: Path):
+    index = tmp_path / "index"
     index.mkdir()
-    done = run((sys.executable, "-m", "venv", str(venv)))
-    assert done.code == 0, done.err
     (site,) = venv.glob("lib/python3*/site-packages")
     asks = {"0.22.1": "2.7.1", "0.23.0": "2.8.0", "0.24.0": "2.9.0"}
     for version in {installed, right}:
