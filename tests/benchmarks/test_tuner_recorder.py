@@ -17,6 +17,8 @@ from tests.tuner.cli.commands import Desk
 from xtune.launches.launch import Outcome
 from xtune.space.parameters import BARE
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """\
 import os, pathlib, sys, time
 directory, batch = pathlib.Path(sys.argv[1]), int(sys.argv[2])
@@ -79,7 +81,6 @@ def test_the_bare_command_is_recorded_without_settings_of_the_recorder(tmp_path:
     assert {one.value for one in launches if one.configuration == BARE} == {100}
 
 
-@pytest.mark.long
 def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -> None:
     file = tmp_path / "work.jsonl"
     (tmp_path / "hang").touch()
@@ -129,7 +130,6 @@ def test_a_killed_recorder_goes_on_where_it_was(tmp_path: Path, program: Path) -
     assert errors.count("\n") == 1
 
 
-@pytest.mark.long
 def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "3", "--jobs", "1", "--json", "first.json"]
     chosen = ["--budgets", "5,20", "--strategies", "ours,random,grid,tpe,hypertune"]
@@ -142,7 +142,6 @@ def test_strategies_are_replayed_and_compared(tmp_path: Path) -> None:
     assert all(0 < share <= 1 for one in curves.values() for _, shares in one for share in shares)
 
 
-@pytest.mark.long
 def test_claims_are_counted_where_nothing_differs(tmp_path: Path) -> None:
     arguments = ["--synthetic", "small", "--seeds", "4", "--jobs", "1", "--json", "aa.json"]
     out, _ = complete(start(tmp_path, "aa", *arguments))

@@ -24,7 +24,7 @@ Needs = Callable[[object, str], None]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the tests here torch may warn of what it imports itself."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if item.nodeid.startswith("tests/runtime_ext/"):
             item.add_marker(pytest.mark.filterwarnings("ignore:.*torch.jit.*"), append=False)
 
 

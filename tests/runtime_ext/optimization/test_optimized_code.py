@@ -180,21 +180,6 @@ def test_code_takes_over_and_is_kept_for_the_next_process(store: Path) -> None:
     assert graph(other) == "compiled in the background; until then the modules are called"
 
 
-IMPORTING = """
-import sys
-import torch
-from xruntime import optimize
-model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
-sample = torch.randn(1, 3, 8, 8)
-optimize(model, sample_input=sample)(sample)
-print(*{"torch._dynamo", "torch._inductor", "sympy"} & set(sys.modules))
-"""
-
-
-def test_the_first_call_does_not_wait_for_imports_of_the_compiler(store: Path) -> None:
-    assert python("-c", IMPORTING) == "\n"
-
-
 @pytest.mark.long
 def test_calls_leave_a_core_only_while_code_is_compiled(
     store: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_each_is_left_alone_with_its_reason(tmp_path: Path):
     assert seen == REPORTS
 
 
+@pytest.mark.long
 def test_program_that_calls_no_model_is_told_so(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("import torch\ntorch.nn.ReLU()(torch.ones(2))")
