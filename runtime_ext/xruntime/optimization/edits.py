@@ -29,14 +29,14 @@ def subclass(base: type[nn.Module], kind: type[nn.Module], **attributes: Any) ->
     return types.new_class(kind.__name__, (base, kind), {}, lambda body: body.update(space))
 
 
-class Replaced(nn.Module):
+class ReplacedModule(nn.Module):
     """A module whose class a pass replaced by a subclass of both, of the same name."""
 
     _layer: type[nn.Module]
     """The class that it had."""
 
 
-class Needless(Replaced):
+class Needless(ReplacedModule):
     """A layer that returns its input in eval mode, because a pass made it needless."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -91,7 +91,7 @@ class Edits:
         self._undo.append(functools.partial(setattr, module, "__class__", type(module)))
         module.__class__ = kind
 
-    def replace_class(self, module: nn.Module, base: type[Replaced]) -> None:
+    def replace_class(self, module: nn.Module, base: type[ReplacedModule]) -> None:
         """Give a module a class that is `base` for modules of its class. Raises what its class raises for subclasses."""
         kind = type(module)
         if (base, kind) not in self._subclasses:

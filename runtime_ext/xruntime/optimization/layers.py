@@ -18,7 +18,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.errors import KernelsUnavailableError
-from xruntime.optimization.edits import Replaced
+from xruntime.optimization.edits import ReplacedModule
 from xruntime.optimization.steps import SkipPassError
 from xruntime.threads.torch_modes import current_autocast, transformed
 
@@ -46,7 +46,7 @@ def require_kernels() -> None:
         raise SkipPassError(str(error)) from error
 
 
-class Lowered(Replaced):
+class Lowered(ReplacedModule):
     """A layer with its weight in a lower precision."""
 
     weight: torch.Tensor
@@ -151,7 +151,7 @@ class Joined:
         return not (gradients and any(it.requires_grad for it in linear.parameters()))
 
 
-class JoinedLinear(Replaced):
+class JoinedLinear(ReplacedModule):
     """One of the linears of a `Joined`."""
 
     _xruntime_joined: Joined | None

@@ -16,7 +16,7 @@ from torch import nn
 
 from xruntime.compilation.inductor import first_line
 from xruntime.errors import OptimizationError, refusing
-from xruntime.optimization.edits import Replaced, subclass
+from xruntime.optimization.edits import ReplacedModule, subclass
 from xruntime.optimization.original_weights import OriginalWeights
 from xruntime.optimization.runner import CallRunner, Modes
 
@@ -176,7 +176,7 @@ class TrainableModule(nn.Module):
         own = {name: value for name, value in vars(self).items() if value is not held}
         vars(plain_copy).update(copy.deepcopy(own, memo))
         for module in plain_copy.modules():
-            if isinstance(module, Replaced):
+            if isinstance(module, ReplacedModule):
                 plain: Any = module
                 plain.__class__ = module._layer  # noqa: SLF001 - torch's class
             _drop_hooks(module)

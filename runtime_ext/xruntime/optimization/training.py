@@ -21,7 +21,7 @@ from xruntime.errors import OptimizationError, OptimizerError
 from xruntime.nn import dropout_operator, gelu_operator
 from xruntime.optim.native_optimizer import NativeOptimizer
 from xruntime.optimization.arguments import OptimizeRequest
-from xruntime.optimization.edits import Replaced
+from xruntime.optimization.edits import ReplacedModule
 from xruntime.optimization.layers import require_kernels
 from xruntime.optimization.optimized_module import make_trainable
 from xruntime.optimization.passes import (
@@ -94,7 +94,7 @@ def _check_optimizer(request: OptimizeRequest, optimizer: Any) -> None:
             )
 
 
-class NativeDropout(Replaced):
+class NativeDropout(ReplacedModule):
     """Takes the place of nn.Dropout; also backward may call it, from a checkpoint."""
 
     p: float
@@ -104,7 +104,7 @@ class NativeDropout(Replaced):
         return dropout_operator.dropout(input, self.p, self.training, self.inplace)
 
 
-class WithDropouts(Replaced):
+class WithDropouts(ReplacedModule):
     """A module whose code calls dropouts itself: in attention, or as functions."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ def _calls_dropouts(module: nn.Module) -> bool:
     if kind.__module__.startswith("torch."):
         chance = getattr(module, "dropout", None)  # of attention and recurrent layers
         return isinstance(chance, float) and chance > 0
-    if issubclass(kind, Replaced) or kind.forward is nn.Module.forward:
+    if issubclass(kind, ReplacedModule) or kind.forward is nn.Module.forward:
         return False
     return any("dropout" in name.lower() for name in _names(kind))
 
@@ -174,7 +174,7 @@ APPROXIMATIONS: Final[Mapping[str, str]] = {
 """Modules of other libraries that compute what nn.GELU does. Some take eight operators for it."""
 
 
-class NativeGelu(Replaced):
+class NativeGelu(ReplacedModule):
     """Takes the place of nn.GELU, and of a module of `APPROXIMATIONS`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -268,7 +268,7 @@ class _Training(PassRun):
         model = self.model
         reason = "compiled code here is for inference: call torch.compile on the result"
         self.note("graph", PassOutcome.SKIPPED, reason)
-        replaced = any(isinstance(module, Replaced) for module in model.modules())
+        replaced = any(isinstance(module, ReplacedModule) for module in model.modules())
         if self.modes.dtype is not None or self.native_dropouts or replaced:
             splitting = self.optimizer if self.split else None
             assert splitting is None or isinstance(splitting, NativeOptimizer)
