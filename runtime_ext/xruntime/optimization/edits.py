@@ -36,7 +36,7 @@ class ReplacedModule(nn.Module):
     """The class that it had."""
 
 
-class Needless(ReplacedModule):
+class NeedlessLayer(ReplacedModule):
     """A layer that returns its input in eval mode, because a pass made it needless."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from xruntime.optimization.edits import Needless
+from xruntime.optimization.edits import NeedlessLayer
 from xruntime.optimization.module_order import (
     CONVOLUTIONS,
     NORMS,
@@ -32,7 +32,7 @@ def remove_dropouts(run: PassRun) -> str:
         raise SkipPassError("there is none")
     replaced = [m for m in dropouts if not has_hooks(m)]
     for module in replaced:
-        run.edits.replace_class(module, Needless)
+        run.edits.replace_class(module, NeedlessLayer)
     hooked = len(dropouts) - len(replaced)
     if not replaced:
         raise SkipPassError("all have forward hooks")

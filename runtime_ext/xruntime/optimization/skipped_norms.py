@@ -17,7 +17,7 @@ from torch import nn
 
 from xruntime.errors import OptimizationError
 from xruntime.kept.watched_state import WatchedState
-from xruntime.optimization.edits import Needless
+from xruntime.optimization.edits import NeedlessLayer
 
 _waiting: ContextVar[set[str] | None] = ContextVar("waiting", default=None)
 """During a call: the names of norms whose place the output of the layer before has not reached."""
@@ -40,7 +40,7 @@ class Folded(NamedTuple):
     """The norm's, which the weights are for."""
 
 
-class FoldedNorm(Needless):
+class FoldedNorm(NeedlessLayer):
     """A batch norm that is part of the weights before it."""
 
     _xruntime_folded: Folded
