@@ -46,7 +46,7 @@ def require_kernels() -> None:
         raise SkipPassError(str(error)) from error
 
 
-class Lowered(ReplacedModule):
+class LowPrecisionLayer(ReplacedModule):
     """A layer with its weight in a lower precision."""
 
     weight: torch.Tensor

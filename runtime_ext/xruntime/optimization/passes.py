@@ -16,7 +16,7 @@ from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.large_pages import put_into_large_pages
 from xruntime.generation.linear_layers import linear_kinds
 from xruntime.generation.linear_rows import available, row_class
-from xruntime.optimization.layers import Joined, JoinedLinear, Lowered
+from xruntime.optimization.layers import Joined, JoinedLinear, LowPrecisionLayer
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.run import PassRun
 from xruntime.optimization.runner import SlowCallWarning
@@ -123,7 +123,7 @@ def take_float32(run: PassRun, low: torch.dtype) -> None:
     kinds = _converted()
     for module in run.inner_modules():
         if type(module) in kinds and module.weight.dtype == low:
-            run.edits.replace_class(module, Lowered)
+            run.edits.replace_class(module, LowPrecisionLayer)
 
 
 def convertible_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -184,7 +184,7 @@ def use_linear_rows(run: PassRun) -> str:
     kinds = linear_kinds()
     for module in run.inner_modules():
         kind: Any = type(module)
-        lowered = issubclass(kind, Lowered) and kind._layer in kinds  # noqa: SLF001
+        lowered = issubclass(kind, LowPrecisionLayer) and kind._layer in kinds  # noqa: SLF001
         if kind not in kinds and not lowered:
             continue
         if kind not in classes:
