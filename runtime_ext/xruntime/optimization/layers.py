@@ -58,7 +58,7 @@ class LowPrecisionLayer(ReplacedModule):
         )
 
 
-class _Waiting(NamedTuple):
+class _WaitingOutputs(NamedTuple):
     """Outputs that the first linear computed for the others."""
 
     value: torch.Tensor
@@ -109,7 +109,7 @@ class Joined:
         """Return the output of one of the linears; None where it has to compute that itself."""
         if transformed():
             return None
-        waiting: _Waiting | None = getattr(self._waiting, "call", None)
+        waiting: _WaitingOutputs | None = getattr(self._waiting, "call", None)
         if waiting is not None and waiting.value is value and linear in waiting.outputs:
             output: torch.Tensor = waiting.outputs.pop(linear)
             same = waiting.state == self._state(value) and self._has_rows(linear)
@@ -126,7 +126,7 @@ class Joined:
         )
         output = outputs.pop(linear)
         earlier = value.clone() if value.is_inference() else None
-        self._waiting.call = _Waiting(value, self._state(value), earlier, outputs)
+        self._waiting.call = _WaitingOutputs(value, self._state(value), earlier, outputs)
         return output
 
     def _state(self, value: torch.Tensor) -> tuple[Any, ...]:
