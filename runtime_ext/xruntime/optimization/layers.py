@@ -69,7 +69,7 @@ class _WaitingOutputs(NamedTuple):
     outputs: dict[Any, torch.Tensor]
 
 
-class Joined:
+class JoinedWeights:
     """The weights of several linears with one input, side by side in one matrix.
 
     The first linear that is called computes the outputs of all, and the others take theirs, if they
@@ -102,7 +102,7 @@ class Joined:
         self._waiting = threading.local()
 
     def __reduce__(self) -> Any:
-        """Copies of linears have parameters of their own, and no `Joined`."""
+        """Copies of linears have parameters of their own, and no `JoinedWeights`."""
         return type(None), ()
 
     def output(self, linear: nn.Module, value: torch.Tensor) -> torch.Tensor | None:
@@ -152,9 +152,9 @@ class Joined:
 
 
 class JoinedLinear(ReplacedModule):
-    """One of the linears of a `Joined`."""
+    """One of the linears of a `JoinedWeights`."""
 
-    _xruntime_joined: Joined | None
+    _xruntime_joined: JoinedWeights | None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         joined = None if torch.compiler.is_compiling() else self._xruntime_joined

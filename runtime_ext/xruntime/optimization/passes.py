@@ -16,7 +16,7 @@ from xruntime.generation.decoders import UndescribedError
 from xruntime.generation.large_pages import put_into_large_pages
 from xruntime.generation.linear_layers import linear_kinds
 from xruntime.generation.linear_rows import available, row_class
-from xruntime.optimization.layers import Joined, JoinedLinear, LowPrecisionLayer
+from xruntime.optimization.layers import JoinedLinear, JoinedWeights, LowPrecisionLayer
 from xruntime.optimization.module_order import CONVOLUTIONS, has_hooks, shared_parameters
 from xruntime.optimization.run import PassRun
 from xruntime.optimization.runner import SlowCallWarning
@@ -159,7 +159,7 @@ def join_linears(run: PassRun) -> str:
         if len(usable) > 1 and len(dtypes) == 1 and plain:
             groups.append(usable)
     for group in groups:
-        joined = Joined(group)
+        joined = JoinedWeights(group)
         for linear, rows in joined.rows.items():
             for name, value in rows.items():
                 run.edits.move_parameter(linear, name, value)
