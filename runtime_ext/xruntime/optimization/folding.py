@@ -19,7 +19,7 @@ from xruntime.optimization.module_order import (
     shared_parameters,
 )
 from xruntime.optimization.run import PassRun
-from xruntime.optimization.skipped_norms import AwaitNorm, Folded, FoldedNorm
+from xruntime.optimization.skipped_norms import AwaitNorm, FoldedNorm, NormFolding
 from xruntime.optimization.steps import SkipPassError
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -67,7 +67,7 @@ def fold_norms(run: PassRun, kinds: tuple[type[nn.Module], ...], what: str) -> s
             run.edits.set_attribute(
                 norm,
                 "_xruntime_folded",
-                Folded(names[norm], names[first], watched, dimensions, vars(norm)["eps"]),
+                NormFolding(names[norm], names[first], watched, dimensions, vars(norm)["eps"]),
             )
             folded += 1
         else:

@@ -23,7 +23,7 @@ _waiting: ContextVar[set[str] | None] = ContextVar("waiting", default=None)
 """During a call: the names of norms whose place the output of the layer before has not reached."""
 
 
-class Folded(NamedTuple):
+class NormFolding(NamedTuple):
     """How a batch norm was folded."""
 
     name: str
@@ -43,7 +43,7 @@ class Folded(NamedTuple):
 class FoldedNorm(NeedlessLayer):
     """A batch norm that is part of the weights before it."""
 
-    _xruntime_folded: Folded
+    _xruntime_folded: NormFolding
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         name, _, awaited, dimensions, eps = self._xruntime_folded
