@@ -223,7 +223,7 @@ def _end_with_parent(life: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class _Called(nn.Module):
+class _CallModule(nn.Module):
     """The call as a module, as torch.export wants it. It has the model's parameters through `model`."""
 
     def __init__(self, call: Callable[[list[torch.Tensor]], Any]) -> None:
@@ -284,7 +284,7 @@ def _separate(module: nn.Module) -> None:
 
 def as_module(job: CompileJob) -> nn.Module:
     """Return what is exported, of a class with the model's name, which errors have."""
-    named: type[_Called] = type(job.name, (_Called,), {})
+    named: type[_CallModule] = type(job.name, (_CallModule,), {})
     return named(job.call)
 
 
