@@ -99,29 +99,29 @@ class _Verification:
                     with contextlib.suppress(FileNotFoundError):
                         self._entry(CacheDirectory(cache, name, os.path.join(place, name)))
 
-    def _entry(self, found: CacheDirectory) -> None:
+    def _entry(self, entry: CacheDirectory) -> None:
         """Check a directory or a record of a cache, but nothing that is not named by a key."""
-        status = os.lstat(found.path)
+        status = os.lstat(entry.path)
         is_directory = stat.S_ISDIR(status.st_mode)
-        suffix = next((it for it in (RECORD, IMPORTED) if found.key.endswith(it)), "")
-        ours = is_key_name(found.key.removesuffix(suffix))
+        suffix = next((it for it in (RECORD, IMPORTED) if entry.key.endswith(it)), "")
+        ours = is_key_name(entry.key.removesuffix(suffix))
         if not is_directory and not stat.S_ISREG(status.st_mode):
-            self._is_ours(found.path, status, fix=False)
+            self._is_ours(entry.path, status, fix=False)
         elif is_directory and not ours:
-            self._report(found.path, Aspect.OWNER, "it is not named by a key of xlaunch", fix=False)
-        elif not ours or not self._is_ours(found.path, status):
+            self._report(entry.path, Aspect.OWNER, "it is not named by a key of xlaunch", fix=False)
+        elif not ours or not self._is_ours(entry.path, status):
             pass
         elif is_directory:
-            for path, inside in self._files(found.path):
-                self._file(found, path, inside)
+            for path, inside in self._files(entry.path):
+                self._file(entry, path, inside)
         elif suffix == IMPORTED:
-            self._content(found.path, status, Format.JSON)
+            self._content(entry.path, status, Format.JSON)
         elif suffix == RECORD:
-            directory = found._replace(path=found.path.removesuffix(RECORD))
+            directory = entry._replace(path=entry.path.removesuffix(RECORD))
             if directory.parts() is None:
                 with store.not_in_use(directory) as free:  # the lock of its users is on this file
                     problem = "it is not the record of a key"
-                    self._report(found.path, Aspect.FORMAT, problem, fix=free, seen=status)
+                    self._report(entry.path, Aspect.FORMAT, problem, fix=free, seen=status)
 
     def _file(self, directory: CacheDirectory, path: str, status: os.stat_result) -> None:
         relative = os.path.relpath(path, directory.path)

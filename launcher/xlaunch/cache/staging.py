@@ -80,8 +80,8 @@ class HeldSignals:
 @contextlib.contextmanager
 def staging_directory(base: str) -> Iterator[tuple[str, HeldSignals]]:
     """An empty private directory below `base` for the block, which holds signals back. Raises OSError."""
-    with _abandoned(base, timeout_s=math.inf) as found, HeldSignals() as signals:
-        for path in found:
+    with _abandoned(base, timeout_s=math.inf) as abandoned, HeldSignals() as signals:
+        for path in abandoned:
             remove_below(base, path)
         path = os.path.join(base, IMPORTING + os.urandom(8).hex())
         try:
@@ -93,15 +93,15 @@ def staging_directory(base: str) -> Iterator[tuple[str, HeldSignals]]:
 
 def leftovers(base: str) -> list[str]:
     """Abandoned staging directories."""
-    with contextlib.suppress(OSError), _abandoned(base) as found:
-        return found
+    with contextlib.suppress(OSError), _abandoned(base) as abandoned:
+        return abandoned
     return []
 
 
 def remove_leftovers(base: str) -> None:
     """Remove abandoned staging directories."""
-    with contextlib.suppress(OSError), _abandoned(base) as found:
-        for path in found:
+    with contextlib.suppress(OSError), _abandoned(base) as abandoned:
+        for path in abandoned:
             remove_below(base, path)
 
 

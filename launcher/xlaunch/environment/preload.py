@@ -239,7 +239,7 @@ def require_library(
 
 def _first_preloadable(
     option: str,
-    found: Sequence[Library],
+    libraries: Sequence[Library],
     prover: str,
     environment: Mapping[str, str],
     untried: str | None,
@@ -247,7 +247,7 @@ def _first_preloadable(
     keep: bool,
 ) -> PreloadChoice:
     refused = []
-    for library in found:
+    for library in libraries:
         reason = library.refusal
         if reason is None:
             proof = Proof(None, f"{option}: {library.path} was not tried")
@@ -265,13 +265,13 @@ def _first_preloadable(
 
 
 def judge(
-    found: Sequence[Library], interpreter: str
+    libraries: Sequence[Library], interpreter: str
 ) -> tuple[tuple[LibraryVerdict, ...], tuple[str, ...]]:
     """Decide which of the libraries are used; and notes, each once. Only shown, so nothing is kept."""
     judged: list[LibraryVerdict] = []
     notes: dict[str, None] = {}
     taken: set[str] = set()
-    for library in found:
+    for library in libraries:
         refusal = library.refusal
         if refusal is None:
             proof = prove_preload(library.path, interpreter, keep=False)

@@ -76,13 +76,13 @@ def substitute(text: str, words: Mapping[str, str]) -> str:
     if "{" not in text:
         return text
 
-    def replace(found: re.Match[str]) -> str:
-        opening, expression, closing = found.groups()
+    def replace(braces: re.Match[str]) -> str:
+        opening, expression, closing = braces.groups()
         names = re.findall("[a-z]+", expression)
         if not names or any(name not in words for name in names):
-            return found[0]
+            return braces[0]
         if opening and closing:
-            return found[0][1:-1]
+            return braces[0][1:-1]
         return f"{opening}{_value(expression, words)}{closing}"
 
     return re.sub(_BRACES, replace, text)

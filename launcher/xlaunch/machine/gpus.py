@@ -139,22 +139,22 @@ class _CannotDivideError(Exception):
     """A variable names GPUs in a way that cannot be divided; the message says why."""
 
 
-def usable_gpus(found: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
-    """Those of the GPUs `found` that the variables of `environment` leave to this process."""
+def usable_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
+    """Those of the `gpus` that the variables of `environment` leave to this process."""
     choices = []
     for vendor in Vendor:
-        own = [gpu for gpu in found if gpu.vendor is vendor]
+        own = [gpu for gpu in gpus if gpu.vendor is vendor]
         if not own:
             continue
         names = [name for name in _NAMES[vendor] if name in environment]
         narrowed_by = " ".join([f"{name}={environment[name]}" for name in names])
-        choice = Gpus(tuple(found), (), narrowed_by)
+        choice = Gpus(tuple(gpus), (), narrowed_by)
         try:
             choice = choice._replace(usable=tuple(_NARROW[vendor](own, environment)))
         except _CannotDivideError as error:
             choice = choice._replace(problem=str(error))
         choices.append(choice)
-    none = Gpus(tuple(found))
+    none = Gpus(tuple(gpus))
     # A choice by a variable first; then any that leaves some; then the reason why there are none.
     return max(
         choices,
@@ -163,8 +163,8 @@ def usable_gpus(found: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
     )
 
 
-def openable(found: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
-    """Those of the GPUs `found` whose device nodes this process may open; a container has some of them.
+def openable(gpus: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
+    """Those of the `gpus` whose device nodes this process may open; a container has some of them.
 
     Where the device nodes of NVIDIA's GPUs cannot be matched to them, there is a GPU without an
     address for each node.
@@ -174,7 +174,7 @@ def openable(found: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
     def opens(node: str) -> bool:
         return os.access(f"{prefix}/dev/{node}", os.R_OK | os.W_OK)
 
-    nvidia = [gpu for gpu in found if gpu.vendor is Vendor.NVIDIA]
+    nvidia = [gpu for gpu in gpus if gpu.vendor is Vendor.NVIDIA]
     minors = {gpu: _nvidia_facts(tree, gpu.address).get("Device Minor") for gpu in nvidia}
     nodes = [n for n in tree.numbered("/dev", "nvidia") if opens(f"nvidia{n}")]
     if nvidia and None not in minors.values():
@@ -182,7 +182,7 @@ def openable(found: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
     elif len(nvidia) != len(nodes):
         nvidia = [Gpu(Vendor.NVIDIA, "")] * len(nodes)
     others = []
-    for gpu in found:
+    for gpu in gpus:
         if gpu.vendor is not Vendor.NVIDIA:
             names = tree.names(f"{DEVICES}/{gpu.address}/drm")
             render = [name for name in names if name.startswith("renderD")]

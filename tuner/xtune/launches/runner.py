@@ -130,10 +130,10 @@ class Runner:
 
     def measure(self, configuration: Configuration, limits: Limits = NO_LIMITS) -> Launch:
         """See `Measurer`. Raises `SpaceError` for a configuration that is not in the space."""
-        made, self._next_bare = self._next_bare, None
-        if made is not None and configuration == BARE:
-            self._earlier_s += made.secondary.wall_s
-            return made
+        bare, self._next_bare = self._next_bare, None
+        if bare is not None and configuration == BARE:
+            self._earlier_s += bare.secondary.wall_s
+            return bare
         self.reader.announcements = ()
         launch = Launch.not_started(configuration, self.resolver.plan_hash(configuration))
         problem, values = "", self.resolver.own_values(configuration)

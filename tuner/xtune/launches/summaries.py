@@ -319,9 +319,9 @@ def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> fl
     return min(max(mean, min(values)), max(values))
 
 
-def worst(found: Iterable[Steadiness]) -> Steadiness:
+def worst(steadinesses: Iterable[Steadiness]) -> Steadiness:
     """The worst of several, for a warning."""
-    seen = set(found)
+    seen = set(steadinesses)
     return next(steadiness for steadiness in _WORST_FIRST if steadiness in seen)
 
 

@@ -161,9 +161,9 @@ def _sentence(line: str) -> str:
     return line if line.endswith((".", "!", "?")) else f"{line}."
 
 
-def _times(step: float, *found: float) -> list[str]:
+def _times(step: float, *effects: float) -> list[str]:
     sign = "" if step else "\N{MULTIPLICATION SIGN}"
-    return [f"{text}{sign}" for text in words.effects(step, *found)]
+    return [f"{text}{sign}" for text in words.effects(step, *effects)]
 
 
 def _finalist_word(result: SearchResult, row: FinalistResults) -> str:

@@ -96,20 +96,20 @@ def ratios(*values: float) -> list[str]:
     return [f"{value:.{places}f}" if value < 10.0 else number(value) for value in values]
 
 
-def effects(step: float, *found: float) -> list[str]:
+def effects(step: float, *factors: float) -> list[str]:
     """Ratios as `ratios` writes them; with a step (see `Objective.step`) the differences they stand for.
 
     **Ex.:** ``1.04``, ``1.01``, ``1.09``; ``+0.31``, ``-0.02``, ``+0.64``.
     """
     if not step:
-        return ratios(*found)
-    differences = [step * math.log(one) if one > 0 else -math.inf for one in found]
+        return ratios(*factors)
+    differences = [step * math.log(one) if one > 0 else -math.inf for one in factors]
     return [f"{'+' if difference > 0 else ''}{number(difference)}" for difference in differences]
 
 
-def as_good_as(step: float, *found: float) -> str:
+def as_good_as(step: float, *factors: float) -> str:
     """The first of some ratios in words: ``1.04 times as good as``, ``+0.31 better than``."""
-    shown = effects(step, *found)[0]
+    shown = effects(step, *factors)[0]
     return f"{shown} better than" if step else f"{shown} times as good as"
 
 

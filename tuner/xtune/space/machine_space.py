@@ -83,9 +83,11 @@ def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[DerivedVal
     return [DerivedValue(INSTANCES, parameter, instances), DerivedValue(NCORES, parameter, ncores)]
 
 
-def _places(made: Plan) -> tuple[object, ...]:
+def _places(layout_plan: Plan) -> tuple[object, ...]:
     """The placement of a layout, independent of the numbering of its instances."""
-    return made.count, *sorted([(i.cpus, i.ncores, i.threads) for i in made.instances])
+    return layout_plan.count, *sorted(
+        [(i.cpus, i.ncores, i.threads) for i in layout_plan.instances]
+    )
 
 
 def _starves(layout_plan: Plan) -> bool:

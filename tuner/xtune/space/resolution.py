@@ -206,14 +206,14 @@ class Resolver:
             )
         return ResolvedConfiguration(complete, request, launch_plan, plan_hash)
 
-    def _prepare(self, made: Plan, request: Request) -> Environment:
-        return prepare_environment(made, request.program, self._environment, run=request.run)
+    def _prepare(self, launch_plan: Plan, request: Request) -> Environment:
+        return prepare_environment(launch_plan, request.program, self._environment, run=request.run)
 
-    def _identify(self, made: Plan, prepared: Environment) -> str:
+    def _identify(self, launch_plan: Plan, prepared: Environment) -> str:
         instances = [
             {
-                "cpus": instance.cpus if made.bound else None,
-                "memory": self._memory_of(made, instance),
+                "cpus": instance.cpus if launch_plan.bound else None,
+                "memory": self._memory_of(launch_plan, instance),
                 **_program(program),
                 "environment": self._changes(
                     variables, {s.name: s.value for s in settings if s.value is not None}
@@ -227,7 +227,7 @@ class Resolver:
                 ),
             }
             for instance, program, variables, settings in zip(
-                made.instances,
+                launch_plan.instances,
                 prepared.programs,
                 prepared.variables,
                 prepared.settings,
@@ -238,7 +238,7 @@ class Resolver:
             {
                 "instances": instances,
                 "inherited": self._inherited,
-                "count": made.count,
+                "count": launch_plan.count,
                 "forbids_huge_pages": prepared.forbids_huge_pages,
             }
         )
@@ -249,11 +249,11 @@ class Resolver:
         changed.pop(SET_VARIABLES, None)  # lists the others
         return {**settings, **changed}
 
-    def _memory_of(self, made: Plan, instance: Instance) -> tuple[str, tuple[int, ...]]:
+    def _memory_of(self, launch_plan: Plan, instance: Instance) -> tuple[str, tuple[int, ...]]:
         policy, nodes = instance.memory, instance.memory_nodes
         if policy is MemoryPolicy.NONE:
             return policy.value, ()
-        if made.layout.mem_policy is MemoryPolicy.AUTO and self._policy_stays:
+        if launch_plan.layout.mem_policy is MemoryPolicy.AUTO and self._policy_stays:
             return "inherited", ()
         # Interleaving over a single node falls back to other nodes when it is full, as preferring
         # does (mm/mempolicy.c: only binding gives the allocator a mask).
@@ -411,7 +411,7 @@ def _same(one: Request, other: Request) -> bool:
 
 
 def _left_out(
-    request: Request, asked: Request, made: Request, *, has_layout: bool
+    request: Request, asked: Request, resolved: Request, *, has_layout: bool
 ) -> Iterator[str]:
     """The options that the preset adds to the request and the configuration does not have."""
     for option in IN_FILES:
@@ -420,6 +420,6 @@ def _left_out(
             continue
         if field == "env":
             added = [pair for pair in asked.program.env if pair not in request.program.env]
-            yield from (f"env {pair[0]}" for pair in added if pair not in made.program.env)
-        elif asked.options()[field] != made.options()[field]:
+            yield from (f"env {pair[0]}" for pair in added if pair not in resolved.program.env)
+        elif asked.options()[field] != resolved.options()[field]:
             yield option.name

@@ -119,10 +119,10 @@ def replace(text: str, values: Mapping[str, Value]) -> str:
     if "{" not in text or not values:
         return text
 
-    def replacement(found: re.Match[str]) -> str:
-        opening, name, closing = found.groups()
+    def replacement(braces: re.Match[str]) -> str:
+        opening, name, closing = braces.groups()
         if opening and closing:
-            return found[0][1:-1]
+            return braces[0][1:-1]
         return f"{opening}{values[name]}{closing}"
 
     return _braces(values).sub(replacement, text)

@@ -111,8 +111,8 @@ def check_paths(
         tasks.append((path, selections[directory], hints))
     findings: list[ScriptFinding] = []
     hidden = 0
-    for found, more_hints, problem in _run(tasks):
-        findings += found
+    for of_file, more_hints, problem in _run(tasks):
+        findings += of_file
         hidden += more_hints
         if problem:
             skipped[problem] = skipped.get(problem, 0) + 1
