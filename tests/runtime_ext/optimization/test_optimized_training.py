@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -367,3 +368,24 @@ def test_a_module_that_holds_a_trained_one_is_optimized_for_inference() -> None:
     holder = nn.Sequential(trained, nn.Linear(4, 2)).eval()
     optimized = optimize(holder, sample_input=values, graph="none")
     torch.testing.assert_close(optimized(values), holder(values), rtol=0.05, atol=0.05)
+
+
+def test_weights_of_a_conv1d_are_split(needs: Any) -> None:
+    needs(find_spec("transformers"), "pip install transformers")
+    from transformers.pytorch_utils import Conv1D
+
+    model = nn.Sequential(Conv1D(24, 16), nn.ReLU(), Conv1D(1, 24))
+    value, losses = torch.randn(8, 16), []
+    exact = copy.deepcopy(model)
+    exact_optimizer = torch.optim.SGD(exact.parameters(), lr=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    faster, optimizer = optimize(model, optimizer=optimizer, dtype=torch.bfloat16)
+    for one, steps in ((exact, exact_optimizer), (faster, optimizer)):
+        for _ in range(40):
+            loss = (one(value) - value[:, :1]).square().mean()
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+        losses.append(loss.item())
+    assert {it.dtype for it in faster.parameters()} == {torch.bfloat16}
+    assert losses[1] == pytest.approx(losses[0], rel=0.1)

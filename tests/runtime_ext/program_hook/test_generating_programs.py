@@ -68,3 +68,30 @@ def test_tokens_are_the_same_and_nothing_is_compiled(
         f"T5ForConditionalGeneration: generates: {line}",
     ]
     assert not ended.unfinished
+
+
+CONV1D = """
+import torch
+from transformers import ImageGPTConfig, ImageGPTForCausalImageModeling
+from transformers.utils import logging
+from xruntime.generation import linear_rows
+
+logging.set_verbosity_error()
+sizes = {"n_positions": 64, "n_embd": 128, "n_layer": 1, "n_head": 4}
+model = ImageGPTForCausalImageModeling(ImageGPTConfig(vocab_size=301, **sizes)).eval()
+computed, original = set(), linear_rows.linear_rows
+def noting(value, weight, bias):
+    computed.add(tuple(weight.shape))
+    return original(value, weight, bias)
+linear_rows.linear_rows = noting
+model.generate(torch.arange(3, 9)[None], max_new_tokens=5, min_new_tokens=5, do_sample=False)
+print(sorted(computed))
+"""
+
+
+def test_conv1d_is_computed_as_linears_are(tmp_path: Path, needs: Any) -> None:
+    needs(find_spec("transformers"), "pip install transformers")
+    script = tmp_path / "generate.py"
+    script.write_text(CONV1D)
+    ended = run_optimized(script, precision="auto")
+    assert ended.out == "[(128, 128), (128, 512), (300, 128), (384, 128), (512, 128)]\n"
