@@ -174,7 +174,8 @@ def test_a_search(trap: Trap, needs):
     needs(find_spec("optuna"), "optuna")
     script = trap.elsewhere / "nap.py"
     script.write_text("import sys, time\ntime.sleep(float(sys.argv[1]))\n")
-    own = {f"XDG_{name}_HOME": str(trap.elsewhere) for name in ("STATE", "CACHE", "CONFIG")}
+    names = ("STATE_HOME", "CACHE_HOME", "CONFIG_HOME", "RUNTIME_DIR")
+    own = {f"XDG_{name}": str(trap.elsewhere) for name in names}
     words = ("--only-params", "--param", "n=0.01,0.02", "--budget", "2", script, "{n}")
     command = (sys.executable, "-P", "-m", "xtune", *words)
     done = run(command, cwd=trap.directory, env=clean_environment(**own))
