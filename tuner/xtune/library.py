@@ -104,10 +104,10 @@ def _as_arguments(options: Mapping[str, Any]) -> Iterator[str]:
                 raise UsageError(f"{name}={value!r}: write True or False")
             yield from option.opts[-1:] if value else option.secondary_opts
             continue
-        for one in _listed(value) if option.multiple else [value]:
-            text = ",".join(map(str, one)) if isinstance(one, list | tuple) else str(one)
-            if name == "min_effect" and isinstance(one, float):
-                text = f"{100 * one:.12g}%"
+        for item in _listed(value) if option.multiple else [value]:
+            text = ",".join(map(str, item)) if isinstance(item, list | tuple) else str(item)
+            if name == "min_effect" and isinstance(item, float):
+                text = f"{100 * item:.12g}%"
             yield f"{option.opts[-1]}={text}"
 
 

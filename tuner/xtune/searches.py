@@ -199,7 +199,7 @@ def open_store(task: SearchTask, study: Study, say: Say) -> StudyStore:
     now = Provenance(task.subject.program.content, versions, variables)
     store = StudyStore(study, plan_hash=resolver.plan_hash)
     records = read_records(store, say)
-    store.made = now._replace(left_out=tuple([one.number for one in store.left_out]))
+    store.made = now._replace(left_out=tuple([record.number for record in store.left_out]))
     if store.left_out:
         names, only_they = changed_variables(store.left_out, now)
         inherited = f"the inherited {', '.join(names)}" if names else "inherited variables"
@@ -225,7 +225,7 @@ def _left_out(count: int, why: str) -> str:
 def _keep_probe(runner: Runner, store: StudyStore, probe: Launch) -> None:
     """Count the launch that announced the objective as this host's baseline or as a control."""
     own = [record for record in store.records() if record.host == store.host]
-    bare = sum(one.step.configuration == BARE for one in own)
+    bare = sum(record.step.configuration == BARE for record in own)
     if not bare:
         runner.take_over(probe)
         return

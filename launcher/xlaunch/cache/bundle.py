@@ -188,9 +188,9 @@ def decode(data: bytes) -> tuple[BundledCache, ...]:
                 "another version of xlaunch exported it"
             )
         caches = []
-        for it in content["caches"]:
-            files = tuple([File(**file) for file in it["files"]])
-            caches.append(BundledCache(it["cache"], it["key"], it["parts"], files))
+        for listed in content["caches"]:
+            files = tuple([File(**file) for file in listed["files"]])
+            caches.append(BundledCache(listed["cache"], listed["key"], listed["parts"], files))
         _check(caches)
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"its {MANIFEST} is not valid: {type(error).__name__} {error}") from None

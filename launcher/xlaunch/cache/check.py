@@ -103,7 +103,7 @@ class _Verification:
         """Check a directory or a record of a cache, but nothing that is not named by a key."""
         status = os.lstat(entry.path)
         is_directory = stat.S_ISDIR(status.st_mode)
-        suffix = next((it for it in (RECORD, IMPORTED) if entry.key.endswith(it)), "")
+        suffix = next((ending for ending in (RECORD, IMPORTED) if entry.key.endswith(ending)), "")
         ours = is_key_name(entry.key.removesuffix(suffix))
         if not is_directory and not stat.S_ISREG(status.st_mode):
             self._is_ours(entry.path, status, fix=False)

@@ -122,7 +122,7 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
         abandoned = []
         places: list[tuple[list[str], tuple[str, ...]]] = [([], _OUTSIDE_CACHES)]
         places += [([name], _OUTSIDE_CACHES) for name in BY_NAME]
-        places += [([it.cache, it.key], (PARTIAL,)) for it in stored(base)]
+        places += [([directory.cache, directory.key], (PARTIAL,)) for directory in stored(base)]
         for above, prefixes in places:
             with (
                 contextlib.suppress(OSError),

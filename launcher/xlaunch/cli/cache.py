@@ -155,7 +155,7 @@ def _clear(*, caches: tuple[str, ...], cache_dir: str | None, dry_run: bool, as_
     wanted = [it for it in store.stored(base) if not caches or it.cache in caches]
     removals = clear(base, wanted, dry_run=dry_run)
     removed = [removal.directory for removal in removals]
-    for directory in [it for it in wanted if it not in removed]:
+    for directory in [candidate for candidate in wanted if candidate not in removed]:
         say(f"warning: {directory.path} is in use and kept")
     _show_removals(base, removals, dry_run=dry_run, as_json=as_json)
 
@@ -177,7 +177,7 @@ def _verify(*, fix: bool, cache_dir: str | None, as_json: bool) -> int:
         for problem in problems
     ]
     remaining = sum([not problem.fixed for problem in problems])
-    files = sum([contents.usage_of(it).files for it in store.stored(base)])
+    files = sum([contents.usage_of(directory).files for directory in store.stored(base)])
     result = f"{counted(remaining, 'problem')} left" if remaining else "whole"
     lines.append(f"{base}: {counted(files, 'file')}, {result}")
     _answer(as_json, lines, base=base, problems=[problem._asdict() for problem in problems])
@@ -229,12 +229,12 @@ def _export(
     base = _base(cache_dir)
     keys = {(name, it["key"]) for name, it in fingerprint(*_here(python))["caches"].items()}
     wanted = [
-        it
-        for it in store.stored(base)
-        if (it.cache, it.key) in keys
-        and (not only or it.cache in only)
-        and not (no_weights and BY_NAME[it.cache].weights)
-        and not store.is_empty(it.path)
+        directory
+        for directory in store.stored(base)
+        if (directory.cache, directory.key) in keys
+        and (not only or directory.cache in only)
+        and not (no_weights and BY_NAME[directory.cache].weights)
+        and not store.is_empty(directory.path)
     ]
     if not wanted:
         raise UsageError(
@@ -242,7 +242,7 @@ def _export(
             "see xlaunch cache ls, and --python for another environment"
         )
     done = export(base, wanted, file, sign=sign, force=force)
-    names = ", ".join([it.cache for it in wanted])
+    names = ", ".join([directory.cache for directory in wanted])
     line = f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}"
     if done.weights_bytes:
         line += f", of it {size(done.weights_bytes)} with a model's weights"
@@ -283,9 +283,9 @@ def _import(
     done = import_bundle(
         base, file, *here, allowed_signers=allowed_signers, force=force, max_bytes=most
     )
-    for it in prune(base, max_bytes=most):
-        removed = f"{counted(it.files, 'file')}, {size(it.size_bytes)}"
-        say(f"pruned to {size(most)}: {it.directory.path}: {removed}")
+    for removal in prune(base, max_bytes=most):
+        removed = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)}"
+        say(f"pruned to {size(most)}: {removal.directory.path}: {removed}")
     added = f"{counted(done.added, 'file')} added ({size(done.size_bytes)})"
     _answer(as_json, [f"{base}: {added}, {done.kept} here already"], base=base, **done._asdict())
 

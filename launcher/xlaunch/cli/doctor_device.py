@@ -87,10 +87,10 @@ def watch_program(
             _say_line(line)
         if watch is not None:
             decoding = watch.results(whole_plan, machine, report.warnings)
-    for line in [line for it in decoding if verbose or it.is_slow for line in it.lines()]:
+    for line in [line for steps in decoding if verbose or steps.is_slow for line in steps.lines()]:
         _say_line(line)
     if as_json:
-        seen = [it.as_dict() for it in decoding]
+        seen = [steps.as_dict() for steps in decoding]
         _print_json({**document(report, request), "decoding": seen})
     return report.exit_code
 

@@ -60,7 +60,7 @@ def check_machine(
     interpreter = None
     if sysroot is None or python is not None:
         interpreter, _ = find_interpreter(python, os.environ)
-        names = [os.path.basename(it) for it in (interpreter, os.path.realpath(interpreter))]
+        names = [os.path.basename(path) for path in (interpreter, os.path.realpath(interpreter))]
         if python is not None and not any(map(PYTHONS.match, names)):
             raise UsageError(
                 f"--python {python}: not a Python interpreter; name one, such as /opt/venv/bin/python"

@@ -51,7 +51,7 @@ def command(*, as_json: bool, python: str | None) -> None:
         inherited = preloaded(os.environ.get("LD_PRELOAD"))
         if inherited:
             refused = dict(prove_entries(os.environ, interpreter).refused)
-            lines += [f"LD_PRELOAD: {it} ({refused.get(it, 'kept')})" for it in inherited]
+            lines += [f"LD_PRELOAD: {entry} ({refused.get(entry, 'kept')})" for entry in inherited]
         width = terminal_width(1)
         click.echo("\n".join([piece for line in lines for piece in folded(line, width)]))
     for note in notes:

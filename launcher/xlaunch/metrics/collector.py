@@ -285,7 +285,7 @@ class Collector:
 def last_tenth(values: Sequence[float]) -> float:
     """The mean of the last tenth of some values, at least of one: where a loss or an accuracy ended."""
     last = values[-max(1, len(values) // 10) :]
-    return min(max(sum(one / len(last) for one in last), min(last)), max(last))
+    return min(max(sum(value / len(last) for value in last), min(last)), max(last))
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -371,10 +371,10 @@ def _steady(
     missing = sorted(series.keys() - printed.keys())
     if missing and printed:
         notes.append(f"no value of {_instances(missing)}")
-    strides = {one.stride for one in printed.values()} - {1}
+    strides = {metric.stride for metric in printed.values()} - {1}
     if strides:
         notes.append(f"only one in {max(strides)} values was kept")
-    firsts = [one.first_at for one in printed.values() if one.first_at is not None]
+    firsts = [metric.first_at for metric in printed.values() if metric.first_at is not None]
     start = released_at if released_at is not None else max(firsts, default=0.0)
     end = min(ends.values(), default=start)
     values = {index: one.after(start, end) for index, one in series.items()}

@@ -50,7 +50,7 @@ class LiveLine(NamedTuple):
 Live: TypeAlias = LiveStart | LiveValue | LiveLine
 
 
-_CLASSES = {one.__name__: one for one in (LiveStart, LiveValue, LiveLine)}
+_CLASSES = {kind.__name__: kind for kind in (LiveStart, LiveValue, LiveLine)}
 
 
 class LiveWriter:

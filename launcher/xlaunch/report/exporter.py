@@ -68,8 +68,8 @@ class RunCollector:
         yield GaugeMetricFamily("xlaunch_ready", meaning, value=state["ready"])
         for kind, name, meaning, key in OF_INSTANCE:
             family = kind(name, meaning, labels=["instance"])
-            for one in state["instances"]:
-                family.add_metric([str(one["index"])], one[key])
+            for instance in state["instances"]:
+                family.add_metric([str(instance["index"])], instance[key])
             yield family
         for kind, name, meaning, key in OF_CGROUP if state["cgroup"] else ():
             if state["cgroup"][key] is not None:

@@ -46,7 +46,7 @@ def empty_results(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
     shapes = _result_shapes(weights, lookups)
     results = [weight.new_empty(shape) for weight, shape in zip(weights, shapes, strict=True)]
     maximized = results if lookups.mode == MODES["max"] else []
-    return [*results, *(torch.empty_like(one, dtype=torch.int32) for one in maximized)]
+    return [*results, *(torch.empty_like(result, dtype=torch.int32) for result in maximized)]
 
 
 def reduce(weights: Tensors, lookups: Lookups) -> list[torch.Tensor]:
@@ -159,10 +159,10 @@ def _dense_gradients(
     wanted = _dense_gradients_fake(gradients, rows, positions, *lookups)
     if wanted:
         BagsCall(
-            *(Lookups(*lookups), [one.shape for one in wanted], gradients[0].dtype),
+            *(Lookups(*lookups), [gradient.shape for gradient in wanted], gradients[0].dtype),
             output=gradients,
             max_positions=positions,
-            gradients=[one.zero_() for one in wanted],
+            gradients=[gradient.zero_() for gradient in wanted],
         ).run("xk_bags_dense_gradients")
     return wanted
 

@@ -215,7 +215,7 @@ def _call(
     task = CRoiAlignTask(
         *(*shape, boxes.shape[0], *size, *options, TYPES[values.dtype], channels_last)
     )
-    addresses = [one.data_ptr() for one in (values, boxes, output)]
+    addresses = [tensor.data_ptr() for tensor in (values, boxes, output)]
     result = getattr(native.library(), name)(ctypes.byref(task), *addresses)
     native.check(result, functools.partial(_refusal, shape, boxes))
 

@@ -253,7 +253,7 @@ class QuantConf:
         if isinstance(chosen, list):
             chosen = tuple(chosen)
         if chosen is not None and chosen not in RANGES:
-            allowed = ", ".join(str(list(one)) for one in RANGES)
+            allowed = ", ".join(str(list(bounds)) for bounds in RANGES)
             raise RecipeError(f"{where}: range is {chosen!r:.80}; allowed are {allowed} and null")
         conf = cls()
         conf.mode = _one_of(f"{place}: mode", content.get("mode", "static"), MODES)
@@ -304,7 +304,7 @@ def _operator(plain: object, place: str) -> Operator:
         entry.get("kind", ""),
         _one_of(f"{place}: precision", entry.get("precision", "int8"), PRECISIONS),
         tuple(weight),
-        tuple([_scale(one, f"{place}, inputs") for one in entry.get("inputs", [])]),
+        tuple([_scale(scale, f"{place}, inputs") for scale in entry.get("inputs", [])]),
     )
 
 

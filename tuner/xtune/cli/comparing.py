@@ -201,7 +201,7 @@ def _print(comparison: Comparison, commands: Sequence[str], objective: Objective
         click.echo(f"{name}: {text}")
         if values:
             median, low, high = statistics.median(values), min(values), max(values)
-            seen = " to ".join(amount(one, shown) for one in (low, high))
+            seen = " to ".join(amount(bound, shown) for bound in (low, high))
             click.echo(f"   median {amount(median, shown)} ({counted(len(values), 'run')}: {seen})")
     click.echo(_sentence(comparison, objective))
     if told := describe_differences(shown):
@@ -243,7 +243,7 @@ def _plain(comparison: Comparison, commands: Sequence[str], objective: Objective
     interval = finding.interval
     ends = () if interval is None else (interval.low, interval.high)
     seen = () if interval is None else map(interval.in_values, (interval.estimate, *ends))
-    ratio, *shown = [one if math.isfinite(one) else None for one in seen] or [None]
+    ratio, *shown = [number if math.isfinite(number) else None for number in seen] or [None]
     is_difference = interval is not None and interval.step
     return {
         "verdict": finding.result.value,

@@ -164,7 +164,7 @@ class SearchCommand(GroupedCommand):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         options_by_name = {option.name: option for option in options}
         sections: dict[str, set[Any]] = {
-            title: {one.name for one in options_of(with_options(group))}
+            title: {option.name for option in options_of(with_options(group))}
             for title, group in GROUPS.items()
         }
         sections["Other"] = options_by_name.keys() - {

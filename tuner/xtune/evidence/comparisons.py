@@ -83,5 +83,5 @@ class Comparison:
         still_open = [one for one in (second, first) if one.kind is VerdictKind.INCONCLUSIVE]
         if not still_open:
             return Finding(Result.NO_DIFFERENCE, interval, None)
-        advised = [one.more.blocks for one in still_open if one.more is not None]
+        advised = [verdict.more.blocks for verdict in still_open if verdict.more is not None]
         return Finding(Result.INCONCLUSIVE, interval, max(advised, default=None))

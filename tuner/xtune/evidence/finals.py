@@ -328,7 +328,7 @@ class Final:
         results = {}
         for number, finalist in enumerate(self.plan.finalists, start=1):
             mine = [block[number] for block in self._blocks if number in block]
-            peaks = [one.secondary.peak_rss_bytes for one in mine]
+            peaks = [launch.secondary.peak_rss_bytes for launch in mine]
             known_peaks = [peak for peak in peaks if peak is not None]
             dropped, interval = self._dropped.get(number, ("", None))
             results[number] = FinalistResults(

@@ -66,7 +66,7 @@ class RatioInterval(NamedTuple):
     @property
     def inverse(self) -> RatioInterval:
         """The interval of the baseline's ratio to the candidate."""
-        low, high = (1.0 / one if one > 0.0 else math.inf for one in (self.high, self.low))
+        low, high = (1.0 / bound if bound > 0.0 else math.inf for bound in (self.high, self.low))
         estimate, mean = 1.0 / self.estimate, 1.0 / self.mean
         return self._replace(estimate=estimate, low=low, high=high, mean=mean)
 

@@ -86,7 +86,7 @@ def importance_of(
             logs = usable.setdefault(Configuration(values), [])
             logs.append(level)
     counts = {
-        (row.name, value): sum(one[row.name] == value for one in usable)
+        (row.name, value): sum(configuration[row.name] == value for configuration in usable)
         for row in parameters
         for value in row.values
         if value != row.default

@@ -316,7 +316,7 @@ def _where(leader: FinalistResults) -> str:
     interval = leader.interval
     assert interval is not None
     estimate, low, high = (
-        _ahead(interval, one) for one in (interval.estimate, interval.low, interval.high)
+        _ahead(interval, bound) for bound in (interval.estimate, interval.low, interval.high)
     )
     span = f"95 % confidence interval: {low} to {high}"
     if interval.estimate < 1.0:
@@ -472,4 +472,4 @@ def settle_probability(interval: RatioInterval, more: int, level: float, rule: C
     minimal, estimate = math.log1p(rule.min_effect), math.log(interval.estimate)
     degrees = degrees_of_freedom(interval.pairs)
     short = (max(reach, minimal) - estimate, estimate - (minimal - reach))
-    return sum(float(special.stdtr(degrees, -one / moves)) for one in short)
+    return sum(float(special.stdtr(degrees, -distance / moves)) for distance in short)

@@ -133,7 +133,7 @@ class Reader:
         if (
             served.outcome is not Outcome.MEASURED
             or served.steadiness in (Steadiness.TOO_FEW, Steadiness.NOT_STEADY)
-            or len({one.instance for one in seen}) < len(run.report.instances)
+            or len({series.instance for series in seen}) < len(run.report.instances)
         ):
             return None
         limit = number(limit_s)
@@ -231,10 +231,10 @@ class Reader:
             if summary.printed_in if not is_time else unit_in(name) is None:
                 launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
         series = [
-            one._replace(
-                values=tuple([value * factors.get(one.metric, 1.0) for value in one.values])
+            series._replace(
+                values=tuple([value * factors.get(series.metric, 1.0) for value in series.values])
             )
-            for one in launch.series
+            for series in launch.series
         ]
         return launch._replace(series=tuple(series)), converted
 

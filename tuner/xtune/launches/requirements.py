@@ -263,5 +263,5 @@ def _too_few(percent: float, count: int) -> str:
     text = (
         f"p{percent:g} takes {_values_needed(percent):,} values and there are {count}: run longer"
     )
-    advised = [it for it in ADVISED if _values_needed(it) <= count]
+    advised = [percentile for percentile in ADVISED if _values_needed(percentile) <= count]
     return f"{text}, or require p{advised[0]:g}" if advised else text

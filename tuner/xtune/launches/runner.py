@@ -151,7 +151,7 @@ class Runner:
         try:
             request = self.resolver.request(configuration)
             all_limits_s = (limits.limit_s, request.run.timeout_s, self.timeout_s)
-            limit_s = min([one for one in all_limits_s if one is not None], default=None)
+            limit_s = min([given for given in all_limits_s if given is not None], default=None)
             padding = "x" * self._random.randrange(MAX_PADDING)
             inherited = {**self.environment, PADDING_VARIABLE: padding}
             is_bare, run = configuration == BARE, self._watched(request.run)

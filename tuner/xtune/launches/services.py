@@ -338,7 +338,7 @@ class LoadTest:
                     probe.advance(time.monotonic())
                 waiting = {at for at in waiting if probes[at].problem != ""}
             else:
-                lines = (one for one in self.run.live() if isinstance(one, LiveLine))
+                lines = (event for event in self.run.live() if isinstance(event, LiveLine))
                 waiting -= {line.instance for line in lines if awaited in line.text}
             if waiting and time.monotonic() - started > service.ready_timeout_s:
                 ready = substitute(service.ready, self._words[min(waiting)])

@@ -97,7 +97,7 @@ class Summary(NamedTuple):
             p90=p90,
             p99=p99,
             unit=unit,
-            values=tuple([tuple([value * factor for value in one]) for one in self.values]),
+            values=tuple([tuple([value * factor for value in samples]) for samples in self.values]),
             printed={percent: value * factor for percent, value in self.printed.items()},
         )
 
@@ -153,9 +153,9 @@ def window_of(total: MetricTotal) -> Window:
 def series_of(report: Report) -> tuple[Series, ...]:
     """The raw values of a run; series without values are left out."""
     return tuple(
-        Series(one.instance, one.metric, tuple(one.times_s), tuple(one.values))
-        for one in report.series
-        if one.values
+        Series(series.instance, series.metric, tuple(series.times_s), tuple(series.values))
+        for series in report.series
+        if series.values
     )
 
 
@@ -216,7 +216,7 @@ def summarise(
     kind, printed_in = kind or kind_of(metric), unit or ""
     if larger_is_better is None and kind is not MetricKind.VALUE:
         larger_is_better = kind is MetricKind.RATE
-    inside = {one.instance: window.of(one) for one in series}
+    inside = {own.instance: window.of(own) for own in series}
     with_values = {index: one for index, one in inside.items() if one.values}
     if not with_values:
         return None
@@ -233,10 +233,10 @@ def summarise(
     if kind is MetricKind.RATE:
         after_s = None if steady.after_s == -math.inf else steady.after_s
         value = 0.0
-        for one in series:
-            if values := kept.get(one.instance):
-                kept_s = inside[one.instance].times_s[-len(values) :]
-                rate, notes = _rate(values, durations(one.times_s, kept_s, after_s, values))
+        for own in series:
+            if values := kept.get(own.instance):
+                kept_s = inside[own.instance].times_s[-len(values) :]
+                rate, notes = _rate(values, durations(own.times_s, kept_s, after_s, values))
                 value += rate
                 told += notes
     elif kind is MetricKind.TIME:
@@ -376,7 +376,7 @@ def _in_first_unit(metric: str, unit: str, first: str | None) -> tuple[float, st
         return 1.0, first or unit or None
     factor = conversion(unit, first) if first else None
     if factor is None:
-        printed, before = (f"in {one}" if one else "without a unit" for one in (unit, first))
+        printed, before = (f"in {name}" if name else "without a unit" for name in (unit, first))
         raise ObjectiveError(
             f"{metric!r} was printed {printed}, and before {before}: they cannot be compared; print the"
             " same unit always"

@@ -60,8 +60,8 @@ def surely_worse(
     if not may_be_cut(kind, goal) or len(series) < instances:
         return None
     bounds = []
-    for one in series:
-        bound = _favourable_bound(one, maximise=goal is Goal.MAXIMIZE)
+    for own in series:
+        bound = _favourable_bound(own, maximise=goal is Goal.MAXIMIZE)
         if bound is None:
             return None
         bounds.append(bound)
@@ -284,13 +284,13 @@ class LaunchWatch:
         )
 
     def _take_live(self) -> None:
-        for one in self.run.live():
-            if isinstance(one, LiveStart):
-                self._began = one.at_s if self._began is None else self._began
-            elif isinstance(one, LiveLine):
-                self._lines.append(one)
-            elif self.cutoff is not None and one.metric == self.cutoff.metric:
-                self._take_value(one, self.cutoff)
+        for event in self.run.live():
+            if isinstance(event, LiveStart):
+                self._began = event.at_s if self._began is None else self._began
+            elif isinstance(event, LiveLine):
+                self._lines.append(event)
+            elif self.cutoff is not None and event.metric == self.cutoff.metric:
+                self._take_value(event, self.cutoff)
 
     def _take_value(self, one: LiveValue, cutoff: Cutoff) -> None:
         value = one.value

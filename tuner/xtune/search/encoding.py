@@ -54,10 +54,10 @@ def check_numbers(step: NextLaunch, launch: Launch) -> None:
     for number in (step.cut_at, launch.began_s, *launch.secondary):
         if number is not None and not math.isfinite(number):
             raise ValueError(f"a time, size or limit is {number}")
-    for one in launch.series:
-        if len(one.times_s) != len(one.values):
+    for series in launch.series:
+        if len(series.times_s) != len(series.values):
             raise ValueError(
-                f"{len(one.values)} values of {one.metric} at {len(one.times_s)} times"
+                f"{len(series.values)} values of {series.metric} at {len(series.times_s)} times"
             )
 
 
@@ -120,7 +120,7 @@ def encode_claim(step: NextLaunch) -> Plain:
     del plain["configuration"]
     if step.details is not None:  # finalists are lists, without the names of their fields
         plan = plain["details"]["plan"]
-        plan["finalists"] = [[*one.values()] for one in plan["finalists"]]
+        plan["finalists"] = [[*finalist.values()] for finalist in plan["finalists"]]
     return _filled(plain)
 
 

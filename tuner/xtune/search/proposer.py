@@ -140,7 +140,7 @@ class Proposer:
         belief = Belief(self, ratings, spread)
         best = self.favourites(ratings, belief, BEST_AROUND)
         out = {*taken, *failed_plans(ratings)}
-        free = [one for one in best if self.resolve(one) not in out]
+        free = [configuration for configuration in best if self.resolve(configuration) not in out]
         if free and (len(ratings) + 1) % REPEAT_EVERY == 0:
             return free[0]
         launched = belief.launched
@@ -217,9 +217,9 @@ class Proposer:
             < MIN_LOOKS
         ]
         return [
-            one
-            for one in rarely_tried
-            if one in self._space and self.resolve(one) not in {*known, None}
+            configuration
+            for configuration in rarely_tried
+            if configuration in self._space and self.resolve(configuration) not in {*known, None}
         ]
 
     def _success(self, members: Sequence[Configuration], ratings: Sequence[Rating]) -> Floats:

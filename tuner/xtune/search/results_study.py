@@ -152,7 +152,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
     objective = study.subject.objective
     launches = [record.launch for record in records if record.launch is not None]
     measured = [launch for launch in launches if state_of(launch, objective) is TrialState.COMPLETE]
-    values = [one.value for one in measured if one.value is not None]
+    values = [launch.value for launch in measured if launch.value is not None]
     constraints = constraints_of(measured, objective)
     attributes: dict[str, Any] = {"launches": [record.number for record in records]}
     if configuration == BARE:

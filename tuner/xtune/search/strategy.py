@@ -298,8 +298,8 @@ class Strategy:
         elif self._hash(lean) in launched:
             near = [near[0], lean, *near[1:]]
         chosen: dict[str, Configuration] = {}
-        for one in near:
-            chosen.setdefault(self._hash(one), one)
+        for configuration in near:
+            chosen.setdefault(self._hash(configuration), configuration)
         return list(chosen.values())[:count]
 
     # What is told meanwhile.
@@ -331,8 +331,8 @@ class Strategy:
             return None
         # The worst case: no finalist drops out, and the final gets no more than its share.
         gain, low, high = (
-            smallest_gain(one, size.blocks, finalists=size.finalists, rule=self._rule)
-            for one in (spread, *spread_range(spread, degrees))
+            smallest_gain(value, size.blocks, finalists=size.finalists, rule=self._rule)
+            for value in (spread, *spread_range(spread, degrees))
         )
         return Resolution(spread, degrees, gain, low, high)
 

@@ -84,7 +84,7 @@ class Subject(NamedTuple):
         if (machines := self.machine.difference(other.machine)) is not None:
             return f"it belongs to another kind of machine ({machines})"
         if not self.program.agrees(other.program):
-            there, here = (" ".join(one.program.words) for one in (other, self))
+            there, here = (" ".join(subject.program.words) for subject in (other, self))
             return f"it belongs to another program ({there}; this one is {here})"
         if self.objective != other.objective:
             return f"its objective is {_aim(other.objective)}; this one is {_aim(self.objective)}"
@@ -169,7 +169,7 @@ def open_study(storage: Storage, subject: Subject, name: str | None = None) -> S
             taken = {*problems, *(study.name for study in studies)}
             further = (f"{subject.name} {number}" for number in itertools.count(2))
             names = itertools.chain([subject.name], further)
-            return _create(storage, subject, next(one for one in names if one not in taken))
+            return _create(storage, subject, next(name for name in names if name not in taken))
         _refuse_unreadable(storage, name, problems)
         stored = next((study for study in studies if study.name == name), None)
         if stored is None:

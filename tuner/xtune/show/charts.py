@@ -164,7 +164,7 @@ def sample_rows(result: SearchResult) -> list[tuple[str, int, list[float]]]:
     rows = []
     for at, launch in enumerate(result.launches, start=1):
         label = result.labels.get(launch.configuration)
-        series_values = [one.values for one in launch.series if one.metric == name]
+        series_values = [series.values for series in launch.series if series.metric == name]
         samples = [value for values in series_values for value in values if math.isfinite(value)]
         if label is None or result.objective.metric == WALL or len(samples) < MIN_SAMPLES:
             continue

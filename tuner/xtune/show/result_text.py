@@ -240,12 +240,12 @@ def _mattered(result: SearchResult) -> Iterator[str]:
         if not lines:
             yield f"  what mattered: {importance.note or 'no single setting for certain'}"
         return
-    listed = [one for one in result.space if result.values(one)]
+    listed = [configuration for configuration in result.space if result.values(configuration)]
     if not lines or any(map(result.broke, listed)):
-        for one in listed:
-            broke = result.broke(one)
+        for configuration in listed:
+            broke = result.broke(configuration)
             mark = f"; broke {broke}" if broke else ""
-            yield f"  {settings(one, result.space)}: median {_medians(result, one)}{mark}"
+            yield f"  {settings(configuration, result.space)}: median {_medians(result, configuration)}{mark}"
 
 
 def _failures(result: SearchResult) -> Iterator[str]:
@@ -258,7 +258,7 @@ def _failures(result: SearchResult) -> Iterator[str]:
         yield f"  failed launches: {counts} (xtune export has their standard error)"
         yield f"  the last failure: {describe_failure(last)}"
     measured = [launch for launch in result.launches if launch.outcome is Outcome.MEASURED]
-    broke = [one for one in measured if not result.objective.is_feasible(one)]
+    broke = [launch for launch in measured if not result.objective.is_feasible(launch)]
     if broke:
         yield (
             f"  {len(broke):,} of {launches(len(measured))} broke requirements; the last:"

@@ -271,7 +271,7 @@ class SearchResult(NamedTuple):
             "verdict": self.verdict.kind.value,
             "gain": finite(self.verdict.gain),
             "interval": interval
-            and [finite(interval.in_values(one)) for one in (interval.low, interval.high)],
+            and [finite(interval.in_values(bound)) for bound in (interval.low, interval.high)],
             "compared_by": "difference" if self.objective.step else "ratio",
             "best": self._settings(self.verdict.best),
             "baseline": {

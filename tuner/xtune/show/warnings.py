@@ -95,8 +95,8 @@ def final_pairs(records: Sequence[Record]) -> Iterator[tuple[Launch, Launch]]:
         if details is not None and record.launch is not None:
             blocks.setdefault((details.attempt, details.block), []).append(record.launch)
     for block in blocks.values():
-        for bare in (one for one in block if one.configuration == BARE):
-            yield from ((bare, one) for one in block if one.configuration != BARE)
+        for bare in (launch for launch in block if launch.configuration == BARE):
+            yield from ((bare, launch) for launch in block if launch.configuration != BARE)
 
 
 def shared_with(launch: Launch) -> str | None:
@@ -185,16 +185,16 @@ def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator
 
 def _noise(result: SearchResult) -> Iterator[ResultWarning]:
     measured = [launch for launch in result.launches if launch.configuration == BARE]
-    measured = [one for one in measured if result.objective.has_level(one)]
-    values = [one.value for one in measured if one.value is not None]
+    measured = [launch for launch in measured if result.objective.has_level(launch)]
+    values = [launch.value for launch in measured if launch.value is not None]
     for caution in noise_cautions(values, result.levels(measured)) if len(values) > 1 else ():
         yield ResultWarning("noise", f"the bare command: {caution}")
     names = {result.shown: "the best finalist", BARE: "the bare command"}
     for configuration, name in reversed(names.items()):
         mine = [launch for launch in result.launches if launch.configuration == configuration]
-        measured = [one for one in mine if one.outcome is Outcome.MEASURED]
+        measured = [launch for launch in mine if launch.outcome is Outcome.MEASURED]
         for steadiness in (Steadiness.NOT_STEADY, Steadiness.SLOW_DOWN):
-            count = sum(one.steadiness is steadiness for one in measured)
+            count = sum(launch.steadiness is steadiness for launch in measured)
             if 2 * count > len(measured):
                 yield ResultWarning(
                     "steadiness",

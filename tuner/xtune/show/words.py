@@ -91,7 +91,7 @@ def ratios(*values: float) -> list[str]:
     """
     finite = [value for value in values if math.isfinite(value)] or [1.0]
     apart = [abs(value - 1.0) for value in finite] + [max(finite) - min(finite)]
-    smallest = min([one for one in apart if one > 1e-6], default=1.0)
+    smallest = min([distance for distance in apart if distance > 1e-6], default=1.0)
     places = min(max(2, 1 - math.floor(math.log10(smallest))), MAX_PLACES)
     return [f"{value:.{places}f}" if value < 10.0 else number(value) for value in values]
 
@@ -103,7 +103,7 @@ def effects(step: float, *factors: float) -> list[str]:
     """
     if not step:
         return ratios(*factors)
-    differences = [step * math.log(one) if one > 0 else -math.inf for one in factors]
+    differences = [step * math.log(factor) if factor > 0 else -math.inf for factor in factors]
     return [f"{'+' if difference > 0 else ''}{number(difference)}" for difference in differences]
 
 
@@ -234,7 +234,7 @@ def describe_space(
     for condition in space.conditions:
         yield f"  when {condition.text}"
     if verbose:
-        yield from (f"  left out: {one.name}: {one.reason}" for one in left_out)
+        yield from (f"  left out: {omitted.name}: {omitted.reason}" for omitted in left_out)
 
 
 def _short(parameter: Parameter) -> str:
@@ -300,7 +300,7 @@ def describe_gains(resolution: Resolution) -> str:
     if resolution.low >= MAX_GAIN_SHOWN:
         return f"above {100 * MAX_GAIN_SHOWN:.0f} % only {noise}"
     low, high = (
-        f"{100 * one:.{0 if one >= 0.1 else 1}f}" for one in (resolution.low, resolution.high)
+        f"{100 * bound:.{0 if bound >= 0.1 else 1}f}" for bound in (resolution.low, resolution.high)
     )
     if resolution.high >= MAX_GAIN_SHOWN:
         return f"above {low} % at best {noise}"

@@ -137,8 +137,8 @@ def _is_allowed(node: ast.expr) -> bool:
 
 def _parse(text: str, texts: Collection[str]) -> ast.expr:
     """Python's syntax tree, once values such as glibc-tuned are quoted and ``if`` has an ``else``."""
-    bare = [one for one in texts if _BARE.fullmatch(one) and not _PLAIN.fullmatch(one)]
-    choices = "|".join(re.escape(one) for one in sorted(bare, key=len, reverse=True))
+    bare = [word for word in texts if _BARE.fullmatch(word) and not _PLAIN.fullmatch(word)]
+    choices = "|".join(re.escape(word) for word in sorted(bare, key=len, reverse=True))
     token = re.compile(
         rf"{_QUOTED}|(?<![\w.])(?P<bare>{choices or '(?!)'})(?![\w.:/+-])|\s", re.ASCII
     )

@@ -194,7 +194,7 @@ def hypertune_space(
     for parameter in parameters:
         if parameter.name == LAYOUT:
             requests = [with_option(request, LAYOUT, text) for text in parameter.values]
-            derived = counts_of(plan(one.layout, machine) for one in requests)
+            derived = counts_of(plan(layout_request.layout, machine) for layout_request in requests)
     if settings.output_dir is not None:
         notes += (
             f"output_dir {settings.output_dir!r} of {path} is not used: launches are kept in the"

@@ -27,7 +27,7 @@ def to_plain(value: Any) -> Any:
         return {name: to_plain(one) for name, one in fields.items()}
     if isinstance(value, list | tuple):
         is_flat = {*map(type, value)} <= {float, int, str, bool, NoneType}  # many samples
-        return list(value) if is_flat else [to_plain(one) for one in value]
+        return list(value) if is_flat else [to_plain(item) for item in value]
     return str(value) if isinstance(value, str) else value  # xlaunch's warnings are a kind of text
 
 
@@ -65,9 +65,9 @@ def _checked(kind: Any, value: Any) -> Any:
     """A value of an annotated type. Raises _MisfitError if it is of another."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        for one in inner:
+        for member in inner:
             try:
-                return _checked(one, value)
+                return _checked(member, value)
             except _MisfitError:
                 continue
     elif kind is Any or type(value) in _SCALARS.get(kind, {kind}):

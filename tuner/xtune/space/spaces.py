@@ -79,7 +79,7 @@ class Space:
         if twice:
             raise SpaceError(f"there are two parameters named {twice[0]!r}")
         names = {parameter.name: parameter.values for parameter in self.parameters}
-        names |= {one.name: one.values for one in self.derived}
+        names |= {value.name: value.values for value in self.derived}
         self.conditions = tuple([parse_condition(text, names, words) for text in conditions])
         self._sizes = [len(p.values) for p in self.parameters]
         checks = [(self._asked(condition), condition) for condition in self.conditions]
@@ -218,7 +218,7 @@ class Space:
         None for any other, whose values are equally unlike.
         """
         parameter = self.parameter(name)
-        numbers = [one.values for one in self.derived if one.parameter == name]
+        numbers = [value.values for value in self.derived if value.parameter == name]
         axes: list[list[float]] = []
         if parameter.ordered:
             axes = [[float(rank) for rank in range(len(parameter.values))]]
@@ -246,8 +246,8 @@ class Space:
             raise SpaceError(
                 f"the stored space has format version {version!r}; this xtune reads {SCHEMA_VERSION}"
             )
-        parameters = [from_plain(Parameter, one) for one in plain["parameters"]]
-        derived = [from_plain(DerivedValue, one) for one in plain["derived"]]
+        parameters = [from_plain(Parameter, parameter) for parameter in plain["parameters"]]
+        derived = [from_plain(DerivedValue, value) for value in plain["derived"]]
         return cls(parameters, plain["conditions"], derived, words=plain["words"])
 
     def _choices(self, configuration: Mapping[str, Value]) -> Choices:
@@ -270,15 +270,15 @@ class Space:
         """The values that conditions may use, as far as `choices` goes."""
         pairs = zip(self.parameters, choices, strict=False)
         values = {parameter.name: parameter.values[at] for parameter, at in pairs}
-        for one in self.derived:
-            at = self._positions.get(one.parameter, -1)
+        for derived in self.derived:
+            at = self._positions.get(derived.parameter, -1)
             if at < len(choices):
-                values[one.name] = one.values[choices[at] if at >= 0 else 0]
+                values[derived.name] = derived.values[choices[at] if at >= 0 else 0]
         return values
 
     def _asked(self, condition: Condition) -> tuple[int, ...]:
         """The positions of the parameters that a condition depends on."""
-        sources = {one.name: one.parameter for one in self.derived}
+        sources = {derived.name: derived.parameter for derived in self.derived}
         names = {sources.get(name, name) for name in condition.names} - {""}
         return tuple(sorted([self._positions[name] for name in names]))
 

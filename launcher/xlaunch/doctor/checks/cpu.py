@@ -121,7 +121,7 @@ def show_offline(facts: Facts) -> Iterator[Finding]:
     if len(named) > MAX_NAMES:
         named = counted(len(offline), "CPU")
     lists = textwrap.wrap(format_cpu_list(offline).replace(",", " "), MAX_COMMAND_NAMES)
-    commands = [f"sudo chcpu --enable {one.replace(' ', ',')}" for one in lists]
+    commands = [f"sudo chcpu --enable {cpus.replace(' ', ',')}" for cpus in lists]
     yield advice(
         f"{named} {'is' if len(offline) == 1 else 'are'} offline",
         f"{counted(online, 'CPU')} of {online + len(offline)} can run anything",

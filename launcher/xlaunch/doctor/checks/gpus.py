@@ -51,8 +51,8 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
             continue
         # A driver that is loaded may serve other GPUs.
         own = [driver for driver, maker in PCI_DRIVERS.items() if maker is vendor]
-        loaded = [it for it in own if facts.tree.names(f"{DRIVERS}/{it}")]
-        bind = [f"echo {address} | sudo tee {DRIVERS}/{it}/bind" for it in loaded]
+        loaded = [name for name in own if facts.tree.names(f"{DRIVERS}/{name}")]
+        bind = [f"echo {address} | sudo tee {DRIVERS}/{name}/bind" for name in loaded]
         yield warning(
             f"{address}: a GPU of {vendor.value} that no driver of its vendor has",
             "no program can use it, and torch finds no device",

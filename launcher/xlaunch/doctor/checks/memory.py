@@ -217,7 +217,7 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
     # More than half of the memory is no remedy: what fills it cannot be reclaimed.
     limits = facts.machine.limits
     sizes = [it for it in (limits.memory_total_bytes, limits.memory_limit_bytes) if it is not None]
-    halves = [it // 2 >> 20 << 20 for it in sizes]
+    halves = [value // 2 >> 20 << 20 for value in sizes]
     if total is not None and total >= min([MIN_SHARED_BYTES, *halves]):
         free = status.f_bavail * status.f_frsize
         yield ok(f"{SHARED}: {size(free)} of {size(total)} are free")

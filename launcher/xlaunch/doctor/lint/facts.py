@@ -184,7 +184,7 @@ class FileFacts:
         bound = scope.find_bindings(first)
         if not bound:
             module = _STARRED.get(text, "")
-            stars = [one.text for one in self.module.bindings.get("*", ())]
+            stars = [binding.text for binding in self.module.bindings.get("*", ())]
             return f"{module}.{text}" if f"{module}.*" in stars else text
         imported = {binding.text for binding in bound if binding.how == "import"}
         others = [b.node for b in bound if b.how != "import"]

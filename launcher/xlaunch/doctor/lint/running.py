@@ -176,7 +176,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]
     hidden = 0
     if not hints and not selection.select:
-        hidden = sum(selection.takes(one.code, hints=True) for one in loud) - len(wanted)
+        hidden = sum(selection.takes(finding.code, hints=True) for finding in loud) - len(wanted)
     return wanted, hidden, ""
 
 
@@ -188,7 +188,7 @@ def _fold(findings: list[ScriptFinding]) -> list[ScriptFinding]:
     for code, same in of_kind.items():
         if code.startswith("XL1") and len(same) > MAX_HINTS:
             last, more = same[MAX_HINTS - 1], same[MAX_HINTS:]
-            lines = ", ".join(str(one.line) for one in more)
+            lines = ", ".join(str(finding.line) for finding in more)
             same[MAX_HINTS - 1 :] = [
                 last._replace(message=f"{last.message} (and {len(more)} more: line {lines})")
             ]
@@ -222,7 +222,7 @@ def _read_table(table: dict[str, Any], path: str) -> Selection:
     for key, value in table.items():
         if key not in Selection._fields:
             raise UsageError(f"{place}: there is no option {key!r}; there are select and ignore")
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UsageError(f'{place}: {key} must be a list of codes such as ["XL030"]')
         try:
             check_codes(value)

@@ -93,7 +93,7 @@ class Source(NamedTuple):
             for at, (cell, _) in enumerate(self.cells)
             if cell == self.cells[line - 1][0] and at >= line
         ]
-        return bool(self.cells) and not any(re.match(r"\s*[^\s#]", one) for one in later_lines)
+        return bool(self.cells) and not any(re.match(r"\s*[^\s#]", line) for line in later_lines)
 
     def placed(self, finding: ScriptFinding) -> ScriptFinding:
         """A finding as it is shown: in a notebook, at its cell (``train.ipynb:cell 3``) and the line there."""

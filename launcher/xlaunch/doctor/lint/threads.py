@@ -56,7 +56,7 @@ def _set_late(facts: FileFacts) -> Iterator[Problem]:
     for node, variable, block in _settings(facts):
         # A function runs after the imports at the top, wherever it stands.
         inside = block.scope is not facts.module
-        readers = [one for one in loaded if one[1] in READERS[variable]]
+        readers = [reader for reader in loaded if reader[1] in READERS[variable]]
         if variable in _COUNTS and "set_num_threads" in facts.words:  # which sets torch's count
             readers = [reader for reader in readers if reader[1] not in _TORCH]
         before = [library for line, library in readers if inside or line < node.lineno]

@@ -236,7 +236,7 @@ def _is_module(facts: FileFacts, call: Call) -> bool:
     """Whether what a method is called of has parameters. **Ex.:** ``model`` of ``model.train()``."""
     owner = dotted(call.receiver)
     used = facts.named("parameters", "named_parameters", "state_dict", "load_state_dict", "eval")
-    return owner is not None and owner in [dotted(one.receiver) for one in used]
+    return owner is not None and owner in [dotted(other.receiver) for other in used]
 
 
 def _holds(
@@ -255,7 +255,7 @@ def _holds(
         return decided is True
     callers = _callers(facts, call.scope)
     if not callers:
-        return any(decide(facts, one, model) for one in facts.calls)
+        return any(decide(facts, other, model) for other in facts.calls)
     return any(
         _holds(facts, other, _passed(other, call.scope, model), decide, depth - 1)
         for other in callers
@@ -270,7 +270,7 @@ def _mode_is_set(facts: FileFacts, call: Call, model: str) -> bool | None:
     before = [other for other in around if other.line <= last]
     # What follows in the same loop comes before the next round.
     before[:0] = [one for one in around if one.line > last and loops & set(one.block.loops())]
-    setting = {_name_of(one.scope) for one in facts.calls if _sets_mode(one)} - {""}
+    setting = {_name_of(other.scope) for other in facts.calls if _sets_mode(other)} - {""}
     training = {_name_of(one.scope) for one in facts.called["train"] if not _sets_mode(one)} - {""}
     setting, training = (
         setting - training,

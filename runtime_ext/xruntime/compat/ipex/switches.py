@@ -85,7 +85,7 @@ def set_fp32_math_mode(mode: FP32MathMode = FP32MathMode.FP32, device: str = "cp
     """
     _check_device(device)
     if mode not in list(FP32MathMode):
-        allowed = ", ".join(f"ipex.{one}" for one in FP32MathMode)
+        allowed = ", ".join(f"ipex.{mode}" for mode in FP32MathMode)
         raise CompatibilityError(f"mode is {mode!r}; allowed are {allowed}")
     for operators in _operators():
         operators.fp32_precision = mode.value
