@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.golden import Golden
 
 from xlaunch.report.device_use import (
     Device,
@@ -102,16 +103,25 @@ def test_numbers_behind_a_verdict():
     assert (late.per_process, late.window_s) == (True, pytest.approx(2.0))
 
 
-def test_work_on_the_cpu():
-    busy = "worked on the CPU (7.5 of 8 CPUs busy)"
-    for hidden, told in ((False, "not used"), (True, "hidden from the program")):
-        use = judged((40, 7.5, reading(0.0, 0.0, 0.0)), device=H100._replace(hidden=hidden))
-        assert summarize([use], 7.5, 8, 40.0) == f"{busy}; {GPU} was {told}"
-    assert summarize([], 7.5, 8, 40.0) == f"{busy}; no GPU can be seen from here"
-    waited = "waited, and hardly used the CPU (0.0 of 8 CPUs busy)"
-    assert summarize([], 0.04, 8, 40.0) == f"{waited}; no GPU can be seen from here"
-    short = "the run was too short to say (0.2 s were sampled); no GPU can be seen from here"
-    assert summarize([], 0.0, 8, 0.2) == short
+def test_work_on_the_cpu_and_on_devices(golden: Golden):
+    unused = (40, 7.5, reading(0.0, 0.0, 0.0))
+    golden(
+        *[
+            summarize([judged(unused, device=H100._replace(hidden=hidden))], 7.5, 8, 40.0)
+            for hidden in (False, True)
+        ],
+        *[
+            summarize([], cpus, 8, time_s)
+            for cpus, time_s in ((7.5, 40.0), (0.04, 40.0), (0.0, 0.2))
+        ],
+        # One that worked comes before one that did not.
+        summarize(uses_of_two(), 1.0, 8, 40.0),
+    )
+
+
+def uses_of_two() -> list[DeviceUse]:
+    sample = DeviceSample(0.5, 2.0, 1.0, (reading(0.0, 0.0, 0.0), reading(0.9, 0.9, 2)))
+    return judge([sample], [H100, H100._replace(name="cuda:1")], [(), ()])
 
 
 @pytest.mark.parametrize(
@@ -127,13 +137,3 @@ def test_what_cannot_be_said(use: DeviceUse, end: str):
     assert use.verdict == DeviceVerdict.UNKNOWN.value
     assert use.text.endswith(end)
     assert use.text in summarize([use], 1.0, 2, 0.5)
-
-
-def test_a_device_that_worked_says_so_before_one_that_did_not():
-    two = [H100, H100._replace(name="cuda:1")]
-    sample = DeviceSample(0.5, 2.0, 1.0, (reading(0.0, 0.0, 0.0), reading(0.9, 0.9, 2)))
-    uses = judge([sample], two, [(), ()])
-    assert (
-        summarize(uses, 1.0, 8, 40.0)
-        == "worked on cuda:1 (NVIDIA H100), 90 % busy (1.0 of 8 CPUs busy)"
-    )

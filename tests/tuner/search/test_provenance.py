@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.golden import Golden
 from tests.tuner.search.studies import store_of, worker
 from tests.tuner.search.test_study import again, launch, step
 
@@ -39,11 +40,11 @@ def test_each_launch_is_known_by_what_it_was_made_with(storage: Storage) -> None
     assert outdated(records, OLD) == ((2,), ("torch 2.13.0 (now 2.11.0)",))
 
 
-def test_what_differs_is_told() -> None:
+def test_what_differs_is_told(golden: Golden) -> None:
     edited = OLD._replace(content="def")
-    assert OLD.differences(edited) == ("the program as it was before an edit",)
+    golden(OLD.differences(edited))
     fewer = OLD._replace(installed={"program": {"torch": "2.11.0"}, "system": {"kernel": "6.1"}})
-    assert OLD.differences(fewer) == ("numpy 2.2 (now none)", "kernel none (now 6.1)")
+    golden(OLD.differences(fewer))
     moved = OLD._replace(
         installed={
             **OLD.installed,
@@ -53,7 +54,7 @@ def test_what_differs_is_told() -> None:
     )
     assert OLD.differences(moved) == (), "where Python lies, and what draws pages, is no difference"
     newer = OLD._replace(installed={**OLD.installed, "tuner": {"xtune": "0.2.0"}})
-    assert OLD.differences(newer) == ("xtune none (now 0.2.0)",)
+    golden(OLD.differences(newer))
 
 
 def test_what_is_installed_here() -> None:

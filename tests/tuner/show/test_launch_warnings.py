@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from tests.golden import Golden
 from tests.tuner.show.made_up import FOUR, launch, recorded
 
 from xtune.evidence.finals import FinalPlan
@@ -20,16 +21,11 @@ def told(*records: Record) -> list[tuple[str, str]]:
     return [(one.about, one.text) for one in launch_warnings(records, RATE)]
 
 
-def test_work_of_others_beside_a_tenth_of_the_launches() -> None:
+def test_work_of_others_beside_a_tenth_of_the_launches(golden: Golden) -> None:
     busy = launch(FOUR, 100.0, shared_cpus=("earlier", "note"))
     last = busy._replace(shared_cpus=(BUSY,))
     calm = [launch(FOUR, 100.0)] * 17
-    assert told(*recorded([*calm, busy, busy, last])) == [
-        (
-            "others",
-            f"3 launches of 20 (18 to 20) shared their CPUs with other work; the last: {BUSY}",
-        )
-    ]
+    golden(told(*recorded([*calm, busy, busy, last])))
     assert told(*recorded([*calm, *calm, last])) == []
 
 
@@ -68,16 +64,10 @@ def test_drift_of_the_bare_command() -> None:
     assert told(*recorded(one._replace(configuration=FOUR) for one in bare)) == []
 
 
-def test_hosts_that_differ() -> None:
+def test_hosts_that_differ(golden: Golden) -> None:
     here, there = [launch(BARE, 100.0)] * 3, [launch(BARE, 130.0)] * 3
     # One bad launch, or one without a value, makes no difference.
     more = [launch(BARE, None), launch(BARE, 0.0), launch(BARE, 500.0), *there]
-    assert told(*recorded(here), *recorded(more, "there")) == [
-        (
-            "hosts",
-            "the bare command differs by 30 % between the 2 hosts of this study; values are"
-            " compared within a host",
-        )
-    ]
+    golden(told(*recorded(here), *recorded(more, "there")))
     near = [launch(BARE, 109.0)] * 3
     assert told(*recorded(here), *recorded(near, "there")) == []

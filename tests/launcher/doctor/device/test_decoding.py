@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.captures import read_capture
+from tests.golden import Golden
 from tests.launcher.cli.commands import xlaunch
 
 from xlaunch.doctor.decode_probe import DIRECTORY, VARIABLE
@@ -40,16 +41,11 @@ DECODING = Decoding(
 )
 
 
-def test_line_of_the_figures():
-    assert DECODING.lines() == [
-        "decoding: LlamaForCausalLM: 95 ms a token, 1.98 GB of weights read in each step; these CPUs read"
-        " 100 GB/s, so 19.8 ms are the limit (21 % of that speed is reached)"
-    ]
+def test_line_of_the_figures(golden: Golden):
+    golden(DECODING.lines())
     several = DECODING._replace(batch=4, cache_bytes=990_000_000, causes=("a",), next_steps=("b",))
     figures, *others = several.lines()
-    assert (
-        "LlamaForCausalLM with 4 sequences: 95 ms a token, 1.98 GB of weights and 0.99" in figures
-    )
+    golden(figures)
     assert others == ["  likely cause: a", "  next step: b"]
     assert several.as_dict()["share"] == pytest.approx(2.97 / 9.5)
 
