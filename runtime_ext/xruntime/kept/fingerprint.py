@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from xruntime.kept.held_values import VALUES, buffer_content, is_installed, is_same, parts_of
-from xruntime.kept.watched_state import WatchedState
+from xruntime.kept.watched_state import HOOKS, WatchedState
 from xruntime.kept.weights_digest import weights_digest
 from xruntime.pytrees import CONSTANT_TYPES
 
@@ -102,15 +102,20 @@ def changed_variable(variables: Iterable[Variable]) -> str | None:
     return None
 
 
-def variables_of(model: torch.nn.Module, forward: Any) -> tuple[Variable, ...]:
-    """Return what a model that is called by `forward` reads beside it."""
-    return tuple(_facts_of(model, forward)[0].read)
+def variables_of(
+    model: torch.nn.Module, forward: Any, hooks: Iterable[Any] = ()
+) -> tuple[Variable, ...]:
+    """Return what a model that is called by `forward` reads beside it, and these of its own hooks."""
+    return tuple(_facts_of(model, forward, *hooks)[0].read)
 
 
-def _facts_of(model: torch.nn.Module, forward: Any) -> tuple[_Facts, list[str]]:
+def _facts_of(model: torch.nn.Module, *functions: Any) -> tuple[_Facts, list[str]]:
     facts = _Facts()
     facts.add_model(model)
-    facts.follow(forward)
+    hooks = [hook for part in model.modules() if part is not model for hook in hooks_of(part)]
+    for function in (*functions, *hooks):
+        facts.follow(function)
+        facts.follow(type(function))
     return facts, facts.lines()
 
 
@@ -122,14 +127,15 @@ def fingerprint(model: torch.nn.Module, forward: Any, *others: str) -> Fingerpri
         digest.update(line.encode(errors="surrogatepass"))
         digest.update(b"\0")
     digest.update(weights_digest([*model.parameters(), *model.buffers()]))
-    name = facts.ambient or unfollowed_variable(facts.read)
+    names = [it.name for it in facts.read if it.watched and it.watched.unfollowed]
+    name = facts.ambient or next(iter(names), None)
     unfollowed = None if name is None else f"it reads {name}, whose changes are not followed"
     return Fingerprint(digest.hexdigest()[:32], tuple(facts.read), unfollowed)
 
 
-def unfollowed_variable(variables: Iterable[Variable]) -> str | None:
-    """Return the name of one that can change without being noticed."""
-    return next((it.name for it in variables if it.watched and it.watched.unfollowed), None)
+def hooks_of(part: torch.nn.Module) -> list[Any]:
+    """Return what a call of a module runs besides its forward."""
+    return [hook for kind in HOOKS for hook in vars(part)[kind].values()]
 
 
 def stored_tensor(variables: Iterable[Variable]) -> str | None:
@@ -302,8 +308,9 @@ class _Facts:
             words |= texts
             names |= words
         self._words |= words.keys()
-        clock = space.get("time", time) in (time, time.time) and "time" in names
-        self.ambient = "time" if clock else min(words.keys() & _AMBIENT, default=self.ambient)
+        if not is_installed(space.get("__name__", "")):  # that of a wrapper says so
+            clock = space.get("time", time) in (time, time.time) and "time" in names
+            self.ambient = "time" if clock else min(words.keys() & _AMBIENT, default=self.ambient)
         for name in missing:  # later ones, and what a program adds to Python's own
             get = partial(_global_value, space, name)
             if not isinstance(get(), (type, types.BuiltinFunctionType)):

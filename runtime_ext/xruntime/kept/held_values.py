@@ -20,12 +20,12 @@ import sys
 import threading
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import is_
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 
@@ -64,7 +64,8 @@ _INNER_WORKINGS: Final = (
     *(logging.Logger, type(threading.Lock()), type(threading.RLock())),
     *(torch.utils.hooks.RemovableHandle, types.BuiltinFunctionType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
-    *(types.MemberDescriptorType, type(vars(abc.ABC)["_abc_impl"])),
+    *(types.MemberDescriptorType, type(cast("Any", namedtuple("_", "field")).field)),
+    type(vars(abc.ABC)["_abc_impl"]),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
 )
 """Objects that no output depends on, and functions without a state that Python sees."""
@@ -220,6 +221,8 @@ def _object_parts(value: Any) -> Parts | None:
         holders.append(_dict_holder(value))
         inner += [(str(key), it) for key, it in value.items() if is_related(key)]
         inner += [("key", key) for key in value if type(key) not in CONSTANT_TYPES]
+        if isinstance(value, defaultdict):
+            inner.append(("default_factory", value.default_factory))
     elif isinstance(value, (list, set, deque)):
         holders.append(_items_holder(value))
         inner += [(str(at), it) for at, it in enumerate(value)]

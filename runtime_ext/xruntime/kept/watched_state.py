@@ -32,7 +32,7 @@ MAX_VALUES: Final = 100_000
 _OF_HEAP: Final = 1 << 9
 """CPython's flag of classes that were made at run time, whose objects may get another one."""
 
-_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 _ADDRESS: Final = torch.Tensor.data_ptr
 _STRIDE: Final = torch.Tensor.stride
@@ -80,7 +80,7 @@ class WatchedState:
 
         self._objects: list[Any] = []
         """Those whose class can be changed, but for `module`, which is not to live as long as this."""
-        self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in _HOOKS}
+        self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in HOOKS}
         self._tensors: list[_Tensor] = []
         for name, tensor in self._walk(module, max_values):
             copied = copies and not isinstance(tensor, torch.nn.Parameter)

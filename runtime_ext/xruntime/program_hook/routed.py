@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -13,7 +13,11 @@ import torch
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
-from xruntime.kept.fingerprint import changed_variable, unfollowed_variable, variables_of
+from xruntime.kept.fingerprint import (
+    changed_variable,
+    hooks_of,
+    variables_of,
+)
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
 from xruntime.optimization.run import KnownCall
@@ -68,11 +72,12 @@ class RoutedModule:
         self._state = WatchedState(module)
         if self._state.unfollowed is not None:
             raise UnfollowedError(self._state.unfollowed)
-        self._variables = variables_of(module, type(module).forward)
+        self._variables = variables_of(module, type(module).forward, hooks_of(module))
         """What it reads beside itself, which may tell it from the form."""
 
-        if (name := unfollowed_variable(self._variables)) is not None:
-            raise UnfollowedError(f"it reads {name}, whose changes are not followed")
+        iterators = [it.name for it in self._variables if isinstance(it.value, Iterator)]
+        if iterators:  # comparing the two would take items of it
+            raise UnfollowedError(f"it reads {iterators[0]}, whose changes are not followed")
 
         self._with_gradients = torch.is_grad_enabled()
         self._compared: set[Any] = set()

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -227,6 +229,29 @@ def test_what_global_containers_and_objects_hold_is_watched(value: str, change: 
     assert found.changed() == "FACTOR"
     if "(" not in value:  # and it is part of the name
         assert fingerprint(model, type(model).forward).digits != found.digits
+
+
+class Pair(NamedTuple):
+    factor: float = 2.0
+
+
+@dataclasses.dataclass
+class Settings:
+    factor: float = 2.0
+
+
+@pytest.mark.parametrize("kind", [Pair, Settings])
+def test_named_tuples_and_dataclasses_are_followed(kind: Any) -> None:
+    model = usual()
+    model.settings = kind()
+    assert fingerprint(model, type(model).forward).unfollowed is None
+
+
+def test_factories_of_dicts_count() -> None:
+    models = [usual(), usual()]
+    models[0].table = collections.defaultdict(lambda: 2.0)
+    models[1].table = collections.defaultdict(lambda: 3.0)
+    assert name_of(models[0]) != name_of(models[1])
 
 
 def test_a_global_variable_with_the_name_of_an_attribute_is_none_of_the_model_s(

@@ -12,6 +12,7 @@ import enum
 import functools
 import gc
 import io
+import itertools
 import math
 import os
 import random
@@ -430,6 +431,39 @@ def test_a_model_that_is_told_from_its_copy() -> None:
         SCALES.update({model[0]: 2.0} if number > 2 else {})
         seen = interception.outermost(model, (values_of(number),), {})
         torch.testing.assert_close(seen, model(values_of(number)))
+
+
+TICKS = itertools.count()
+
+
+class Ticking(nn.Linear):
+    def forward(self, values: Tensor) -> Any:
+        return super().forward(values), next(TICKS)
+
+
+@torch.no_grad()
+def test_iterators_that_a_model_reads_are_left_to_it() -> None:
+    model = made(nn.Sequential, made(Ticking, WIDTH, WIDTH))
+    interception = Interception("fp32", wait=False)
+    assert [
+        interception.outermost(model, (values_of(number),), {})[1] for number in range(5)
+    ] == list(range(5))
+
+
+CALLED: list[Any] = []
+
+
+@pytest.mark.parametrize("own", [False, True])
+@torch.no_grad()
+def test_hooks_that_note_their_calls(own: bool) -> None:
+    model = made(nn.Sequential, nn.Linear(WIDTH, WIDTH))
+    hooked = model if own else model[0]
+    hooked.register_forward_hook(lambda module, _, outputs: CALLED.append((module, outputs)))
+    interception = Interception("bf16", wait=False)
+    CALLED.clear()
+    seen = [interception.outermost(model, (values_of(number),), {}) for number in range(5)]
+    assert [module for module, _ in CALLED] == [hooked] * 5
+    torch.testing.assert_close([outputs for _, outputs in CALLED], seen, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [Called, Alike])
