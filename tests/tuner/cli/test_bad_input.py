@@ -155,16 +155,19 @@ def test_wall_time_does_not_compare_layouts(
 def test_presets_that_cannot_be_tried(
     golden: Golden, desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for text in (
-        'mode = "latency"\ninstances = 2\n', "instances = 100000\n", "instnces = 4\n", "reserve-cores = 1\n",
-        "grace = 1e\n",
-    ):  # fmt: skip
+    def said(text: str) -> str:
         desk.write("mine.toml", text)
         assert main(["--metric", "items/s", "--try", "mine.toml", "rate.py", "1"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        return err
+
+    # What is wrong with layouts depends on the cores of this machine.
+    assert "mode" in said('mode = "latency"\ninstances = 2\n')
+    assert "instances" in said("instances = 100000\n")
+    others = ("instnces = 4\n", "reserve-cores = 1\n", "grace = 1e\n")
+    golden(*map(said, others), hide="(?<=is not TOML: ).*")
     assert not (desk.directory / "state").exists()
-    out, err = capsys.readouterr()
-    assert out == ""
-    golden(err, hide="(?<=is not TOML: ).*|(?<=100000 instances).*")
 
 
 def test_without_its_packages_xtune_says_what_to_install(
