@@ -24,6 +24,7 @@ from xruntime.optimization.arguments import OptimizeRequest
 from xruntime.optimization.few_bits import pack_weights
 from xruntime.optimization.folding import fold_norms, remove_dropouts
 from xruntime.optimization.module_order import CONVOLUTIONS, part_with_hooks
+from xruntime.optimization.optimized_module import TrainableModule
 from xruntime.optimization.original_weights import OriginalWeights
 from xruntime.optimization.passes import (
     join_linears,
@@ -115,7 +116,9 @@ def _copy_of(model: nn.Module, counterparts: dict[int, Any]) -> nn.Module:
         raise OptimizationError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}): use inplace=True"
         ) from error
-    lost = None if generates(model) else lost_in_copy(model, copied)
+    # A part optimized for training is copied with weights in fp32.
+    is_trained = any(isinstance(part, TrainableModule) for part in model.modules())
+    lost = None if is_trained or generates(model) else lost_in_copy(model, copied)
     if lost is not None:
         raise OptimizationError(
             f"a copy of {type(model).__name__} is another model, without {lost}: use inplace=True"
