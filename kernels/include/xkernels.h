@@ -8,7 +8,6 @@
 #pragma once
 
 #include "xkernels/decode.h"
-#include "xkernels/dicts.h"
 #include "xkernels/dropout.h"
 #include "xkernels/embedding.h"
 #include "xkernels/gelu.h"
@@ -17,6 +16,7 @@
 #include "xkernels/linear_rows.h"
 #include "xkernels/mailbox.h"
 #include "xkernels/nms.h"
+#include "xkernels/objects.h"
 #include "xkernels/optimizer.h"
 #include "xkernels/roi_align.h"
 #include "xkernels/team.h"

@@ -19,7 +19,7 @@ import enum
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -131,6 +131,53 @@ class CWeights(ctypes.Structure):
     _fields_ = fields((_ADDRESS, "values scales"), (_INT32, "type stride"))
 
 
+class CTensorView(ctypes.Structure):
+    """xk_tensor_view of xkernels.h."""
+
+    _fields_ = fields(
+        (_ADDRESS, "data"),
+        (_INT32, "device_type device dims"),
+        (ctypes.c_uint32, "dtype"),
+        (ctypes.POINTER(_INT64), "sizes strides"),
+        (ctypes.c_uint64, "offset"),
+    )
+
+
+_OBJECT_FUNCTIONS = (
+    "PyDict_Next",
+    "PyObject_Type",
+    "PyObject_GetAttr",
+    "PyObject_RichCompareBool",
+    "Py_DecRef",
+)
+
+
+class CObjectFunctions(ctypes.Structure):
+    """xk_object_functions of xkernels.h: the addresses of these functions."""
+
+    _fields_ = fields((_ADDRESS, "next class_of attribute compare release read"))
+
+
+class CWord(ctypes.Structure):
+    """xk_word of xkernels.h."""
+
+    _fields_ = fields((_ADDRESS, "address"), (ctypes.c_uint64, "size value"))
+
+
+class CObjects(ctypes.Structure):
+    """xk_objects of xkernels.h."""
+
+    _fields_ = fields(
+        (_INT64, "instance_count dict_count tensor_count owner_count word_count"),
+        (ctypes.POINTER(_ADDRESS), "instances classes dicts entries tensors"),
+        (ctypes.POINTER(_INT64), "forms"),
+        (ctypes.POINTER(_ADDRESS), "owners"),
+        (ctypes.py_object, "name"),
+        (ctypes.POINTER(_ADDRESS), "values"),
+        (ctypes.POINTER(CWord), "words"),
+    )
+
+
 class CMethod(ctypes.Structure):
     """PyMethodDef of Python's stable ABI."""
 
@@ -191,7 +238,7 @@ _QUICK: dict[str, _Signature] = {
     "xk_abi_version": (_INT32, ()),
     "xk_isa_name": (ctypes.c_char_p, ()),
     "xk_isa_supported": (ctypes.c_char_p, ()),
-    "xk_dicts_hold": (_INT32, (_ADDRESS, _ADDRESS, _INT64, _ADDRESS)),
+    "xk_objects_hold": (_INT32, (_ADDRESS, _ADDRESS)),
     "xk_team_size": (_INT32, ()),
     "xk_team_resize": (_INT32, (_INT32,)),
     "xk_mailbox_create": (_ADDRESS, (_INT32, _INT32)),
@@ -286,11 +333,15 @@ def isa_name() -> str:
     )
 
 
+def _addresses(names: Sequence[str]) -> list[int | None]:
+    """The addresses of functions of Python's stable ABI."""
+    return [ctypes.cast(getattr(ctypes.pythonapi, name), _ADDRESS).value for name in names]
+
+
 @functools.cache
 def _mailbox_methods() -> tuple[int, ...]:
     """The addresses of the PyMethodDefs of xk_mailbox_python_methods."""
-    functions = [getattr(ctypes.pythonapi, name) for name in _PYTHON_FUNCTIONS]
-    python = CPython(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+    python = CPython(*_addresses(_PYTHON_FUNCTIONS))
     first = quick_library().xk_mailbox_python_methods(ctypes.byref(python))
     count, size = len(MailboxFunctions._fields), ctypes.sizeof(CMethod)
     return tuple(first + at * size for at in range(count))
@@ -306,3 +357,52 @@ def mailbox_functions(mailbox: int) -> MailboxFunctions:
     return MailboxFunctions(
         *(_new_function(method, mailbox, None) for method in _mailbox_methods())
     )
+
+
+pointer_in: Any = ctypes.pythonapi.PyCapsule_GetPointer
+pointer_in.argtypes, pointer_in.restype = (ctypes.py_object, ctypes.c_char_p), _ADDRESS
+
+_DLPACK_MAJOR = 1
+
+
+@functools.cache
+def _tensor_reader(kind: Any) -> Any:
+    """Return the function of DLPack's exchange API that fills a CTensorView; None without one, as in torch before 2.10."""
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    # DLPackExchangeAPI: its version, an older one, and five functions.
+    words = (ctypes.c_uint64 * 7).from_address(pointer_in(capsule, b"dlpack_exchange_api"))
+    if words[0] & 0xFFFFFFFF != _DLPACK_MAJOR or not words[5]:
+        return None
+    return ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, _ADDRESS)(words[5])
+
+
+def read_tensor(tensor: Any) -> list[int] | None:
+    """Return what `forms` of xk_objects has of a tensor; None of one that cannot be read, such as a quantized one."""
+    kind: Any = type(tensor)
+    read, view = _tensor_reader(kind), CTensorView()
+    try:
+        if read is None or read(tensor, ctypes.byref(view)) != 0:
+            return None
+    except Exception:  # noqa: BLE001 - whatever its library raises
+        return None
+    numbers = [*view.sizes[: view.dims], *view.strides[: view.dims]]
+    return [(view.data or 0) + view.offset, view.dims, view.dtype, *numbers]
+
+
+@functools.cache
+def object_functions(kind: Any) -> Any:
+    """Return what xk_objects_hold takes first, to compare tensors of this class and its subclasses."""
+    read = _tensor_reader(kind)
+    address = None if read is None else ctypes.cast(read, _ADDRESS).value
+    return ctypes.byref(CObjectFunctions(*_addresses(_OBJECT_FUNCTIONS), address))
+
+
+NULL = object()
+
+
+def pointers(objects: Sequence[Any]) -> Any:
+    """Return a C array of the addresses of objects, and NULL in the place of `NULL`."""
+    addresses = [None if each is NULL else id(each) for each in objects]
+    return (_ADDRESS * len(addresses))(*addresses)

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 
 from xruntime.errors import ClosedError, PackageError
+from xruntime.native import pointer_in
 
 _Pointer = ctypes.c_void_p
 _Size = ctypes.c_size_t
@@ -41,8 +42,6 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, ...]]] = {
 _LAST_ERROR: Final = "AOTInductorGetLastError"
 """Since torch 2.13; older code writes the reason of a failure to standard error."""
 
-_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_get_pointer.argtypes, _get_pointer.restype = (ctypes.py_object, _Text), _Pointer
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.argtypes, _new_capsule.restype = (_Pointer, _Text, _Pointer), ctypes.py_object
 
@@ -87,7 +86,7 @@ class CRunner:
             raise ClosedError(f"{self._path} is closed: load it again")
         try:
             for i, capsule in enumerate(_aoti().unsafe_alloc_void_ptrs_from_tensors(tensors)):
-                slot.inputs[i] = _get_pointer(capsule, None)
+                slot.inputs[i] = pointer_in(capsule, None)
             ctypes.memset(slot.outputs, 0, ctypes.sizeof(slot.outputs))
             # The code takes over the input tensors. The GIL is released in this call.
             arguments = slot.inputs, self.inputs, slot.outputs, self._outputs, None, None
@@ -236,7 +235,7 @@ def c_interface_problem() -> str | None:
     try:
         sent = torch.arange(6.0).reshape(2, 3)
         (capsule,) = _aoti().unsafe_alloc_void_ptrs_from_tensors([sent])
-        back = _tensors_at([_get_pointer(capsule, None)])[0]
+        back = _tensors_at([pointer_in(capsule, None)])[0]
         whole = back is not None and back.data_ptr() == sent.data_ptr() and torch.equal(back, sent)
     except Exception as error:  # noqa: BLE001 - after any failure torch's own runner is used
         return f"torch {torch.__version__} converts tensors differently ({error})"

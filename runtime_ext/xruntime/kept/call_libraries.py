@@ -39,7 +39,7 @@ from xruntime.kept.model_libraries import (
     own_tensor_problem,
 )
 from xruntime.kept.store import CodeStore, open_store
-from xruntime.kept.watched_state import RandomState, WatchedState
+from xruntime.kept.watched_state import RandomState, WatchedState, version_of
 from xruntime.pytrees import are_equal
 
 START_AFTER_S: Final = 0.5
@@ -469,9 +469,7 @@ def _copies(leaves: list[Any]) -> list[Any]:
 
 
 def _versions(leaves: list[Any]) -> list[int]:
-    """Torch's counts of writes to tensors, where it counts."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return [0 if leaf.is_inference() else leaf._version for leaf in tensors]  # noqa: SLF001 - nothing public tells
+    return [version_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _code_tensors(call: FlatCall, copies: list[Any]) -> list[torch.Tensor]:

@@ -264,6 +264,7 @@ class Nest:
         self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = len(self._places)
+        self._is_tensor = spec.is_leaf() and self.tensors == 1
         self.has_numbers = any(isinstance(leaf, (int, float, complex)) for leaf in self._leaves)
         self.has_texts = any(isinstance(leaf, (str, bytes, torch.Size)) for leaf in self._leaves)
         kinds = [type(leaf) for leaf in self._leaves if type(leaf) not in CONSTANT_TYPES]
@@ -277,6 +278,8 @@ class Nest:
 
     def rebuilt(self, tensors: Sequence[torch.Tensor]) -> Any:
         """Return a nest of the same form with these tensors."""
+        if self._is_tensor:
+            return tensors[0]
         leaves = list(self._leaves)
         for at, tensor in zip(self._places, tensors, strict=True):
             leaves[at] = tensor

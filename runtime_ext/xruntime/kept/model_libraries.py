@@ -174,6 +174,7 @@ class CalledModel:
         self.forward = forward
         self.name = name
         self.policy = policy
+        self.is_for_streams = policy is Policy.STREAMS
         self.tolerance = tolerance
         self.notes: list[str] = []
         """The lines so far."""
@@ -209,10 +210,6 @@ class CalledModel:
     def beside(self, _threads: int) -> Iterator[int]:
         """Within the block code is compiled for calls of so many threads, with the niceness that it gets."""
         yield 0
-
-    @property
-    def is_for_streams(self) -> bool:
-        return self.policy is Policy.STREAMS
 
     def runners(self, threads: int) -> int:
         """Return how many calls of so many threads may run code at the same time."""

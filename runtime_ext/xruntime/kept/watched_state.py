@@ -5,14 +5,15 @@ is valid only for the state that it was made from.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import operator
 import pickle
 import random
 import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -33,17 +34,6 @@ _OF_HEAP: Final = 1 << 9
 """CPython's flag of classes that were made at run time, whose objects may get another one."""
 
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
-
-_ADDRESS: Final = torch.Tensor.data_ptr
-_STRIDE: Final = torch.Tensor.stride
-_SIZE: Final = operator.attrgetter("nbytes")  # no operation, so torch.jit.trace does not record it
-_VERSION: Final = operator.attrgetter("_version")
-_VALUE: Final = operator.attrgetter("value")
-
-
-def _is_filled(container: Any) -> bool:
-    """Whether it has something that a call may depend on. torch marks the tensors of what it compiles."""
-    return any(map(is_related, container)) if isinstance(container, dict) else bool(container)
 
 
 class WatchedState:
@@ -75,8 +65,8 @@ class WatchedState:
         """What can change without being noticed, for a message; None if everything is followed."""
 
         self._holders: list[Holder] = []
-        self._empty: list[Any] = []
-        """Containers that were empty, such as the forward hooks of most layers."""
+        self._empty: list[dict[Any, Any]] = []
+        """Dicts that were empty, such as the forward hooks of most layers."""
 
         self._objects: list[Any] = []
         """Those whose class can be changed, but for `module`, which is not to live as long as this."""
@@ -85,21 +75,16 @@ class WatchedState:
         for name, tensor in self._walk(module, max_values):
             copied = copies and not isinstance(tensor, torch.nn.Parameter)
             self._tensors.append(_Tensor.of(name, tensor, copied=copied))
-        self._contents = _Contents(self._holders)
         self._classes = list(map(type, self._objects))
         self._root = weakref.ref(module) if isinstance(module, torch.nn.Module) else None
         self._root_class = type(module)
-        tensors = [watched.tensor for watched in self._tensors]
-        self._plain = list(filter(_is_plain, tensors))
-        self._addresses = list(map(_ADDRESS, self._plain))
-        self._sizes = list(map(_SIZE, self._plain))
-        self._strides = list(map(_STRIDE, self._plain))
-        self._counted = [tensor for tensor in tensors if not tensor.is_inference()]
-        self._versions = list(map(_VERSION, self._counted))
-        # Storages stay in memory while their words are read.
-        self._storages = [tensor.untyped_storage() for tensor in self._plain]
-        self._words = [word for tensor in self._plain for word in sampled_words(tensor)]
-        self._sampled = list(map(_VALUE, self._words))
+        self._dicts = [it.container for it in self._holders if it.keys is not None] + self._empty
+        self._others: list[Holder | _Tensor] = [it for it in self._holders if it.keys is None]
+        self._others += [it for it in self._tensors if isinstance(it.place, tuple)]
+        """What no native call compares."""
+
+        self._noted: _Noted | None = None
+        """What everything was found to be when nothing had changed."""
 
     def _walk(self, module: Any, max_values: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Note all that is held; yield the tensors with their names."""
@@ -120,7 +105,7 @@ class WatchedState:
                 continue
             for holder in held.holders:
                 if id(holder.container) not in self._ignored:
-                    self._note(holder._replace(name=name or ROOT))
+                    self._add(holder._replace(name=name or ROOT))
             for key, inner in held.values:
                 count += 1
                 if type(inner) in CONSTANT_TYPES or id(inner) in met:
@@ -133,48 +118,53 @@ class WatchedState:
                     self.unfollowed = self.unfollowed or text
                 return
 
-    def _note(self, holder: Holder) -> None:
-        if holder.values or not isinstance(holder.container, (dict, list, set, deque)):
+    def _add(self, holder: Holder) -> None:
+        if holder.values or holder.keys is None:
             self._holders.append(holder)
         else:
             self._empty.append(holder.container)
 
     def change(self) -> str | None:
         """Return what has changed since, for a message; None if nothing has."""
-        if any(self._empty) and any(map(_is_filled, self._empty)):
+        if self._agrees_with(self._noted):
+            return None
+        noted = None
+        with contextlib.suppress(KernelsUnavailableError):
+            noted = _Noted(self._objects, self._classes, self._dicts, self._tensors)
+        change = self._first_change()
+        if change is None and self._agrees_with(noted):  # no other thread changes it at the moment
+            self._noted = noted
+        return change
+
+    def _agrees_with(self, noted: _Noted | None) -> bool:
+        """Whether everything is as it was when it was noted; not without the native library."""
+        if noted is None or not self._has_same_root() or not noted.holds():
+            return False
+        for other in self._others:  # noqa: SIM110 - faster than all()
+            if not other.is_same():
+                return False
+        return True
+
+    def _has_same_root(self) -> bool:
+        return self._root is None or type(self._root()) is self._root_class
+
+    def _first_change(self) -> str | None:
+        if any(map(is_related, chain.from_iterable(self._empty))):
             return "a forward hook or an attribute was added"
-        other_root = self._root is not None and type(self._root()) is not self._root_class
-        if other_root or list(map(type, self._objects)) != self._classes:
+        if not self._has_same_root() or list(map(type, self._objects)) != self._classes:
             return "the class of an object was changed"
-        if not self._contents.are_same():
-            self._contents.note()
-            for holder in self._holders:
-                changed = None if holder.is_same() else holder.changed()
-                if changed is not None:
-                    self._contents.forget()
-                    return f"{changed} was changed"
-            if not self._contents.are_same():  # another thread changes it at the moment
-                self._contents.forget()
-        if (
-            list(map(_ADDRESS, self._plain)) != self._addresses
-            or list(map(_SIZE, self._plain)) != self._sizes
-            or list(map(_STRIDE, self._plain)) != self._strides
-            or list(map(_VERSION, self._counted)) != self._versions
-        ):
-            for watched in self._tensors:
-                if not watched.is_same():
-                    return f"{watched.name} was changed"
-        if list(map(_VALUE, self._words)) != self._sampled:
-            return "its weights were changed"
-        return None
+        for holder in self._holders:
+            changed = None if holder.is_same() else holder.changed()
+            if changed is not None:
+                return f"{changed} was changed"
+        changed = next((it.name for it in self._tensors if not it.is_same()), None)
+        return None if changed is None else f"{changed} was changed"
 
     def new_tensor(self, module: Any) -> str | None:
         """Return the name of a floating-point tensor that `module` holds now and did not hold then."""
         earlier = {id(watched.tensor) for watched in self._tensors}
-        for watched in WatchedState(module)._tensors:  # noqa: SLF001 - of this class
-            if id(watched.tensor) not in earlier and watched.tensor.is_floating_point():
-                return watched.name
-        return None
+        now = [it for it in WatchedState(module)._tensors if it.tensor.is_floating_point()]  # noqa: SLF001 - of this class
+        return next((it.name for it in now if id(it.tensor) not in earlier), None)
 
     def restore(self) -> str | None:
         """Undo all changes since, made with `copies`; return the name of a parameter whose values cannot be
@@ -189,57 +179,47 @@ class WatchedState:
         return changed[0] if changed else None
 
 
-class _Contents:
-    """What many containers hold, compared at once: all of it is looked at before each call.
+class _Noted:
+    """What objects, dicts and tensors are and hold, compared by one native call."""
 
-    Until `note`, and without the native library, nothing is said to be the same.
-    """
+    def __init__(
+        self,
+        objects: list[Any],
+        classes: list[type],
+        dicts: list[dict[Any, Any]],
+        tensors: list[_Tensor],
+    ) -> None:
+        self._compare = native.quick_library().xk_objects_hold
+        self._entries: list[Any] = []
+        """Kept, because an address is that of an object while the object exists."""
 
-    def __init__(self, holders: list[Holder]) -> None:
-        self._dicts = [holder.container for holder in holders if holder.keys is not None]
-        self._others = [holder for holder in holders if holder.keys is None]
-        self._addresses = _pointers([id(held) for held in self._dicts])
-        self._noted: tuple[Any, list[Any]] | None = None
-        """The entries as addresses; and their objects, because an address is that of an object while the object exists."""
+        for held in dicts:
+            for key, value in list(dict.items(held)):
+                self._entries += (key, value if is_related(key) else native.NULL)
+            self._entries.append(native.NULL)
+        read = [it for it in tensors if isinstance(it.place, list)]
+        counted = [it for it in tensors if not it.tensor.is_inference()]
+        forms = [number for it in read for number in it.place]
+        words = [word for it in read for word in it.words]
+        arrays: list[list[Any]] = [objects, classes, dicts, self._entries]
+        arrays.append([it.tensor for it in read])
+        self._held = native.CObjects(
+            *(len(objects), len(dicts), len(read), len(counted), len(words)),
+            *map(native.pointers, arrays),
+            (ctypes.c_int64 * len(forms))(*forms),
+            native.pointers([it.tensor for it in counted]),
+            "_version",
+            native.pointers([it.version for it in counted]),
+            (native.CWord * len(words))(*words),
+        )
+        self._arguments = native.object_functions(torch.Tensor), ctypes.byref(self._held)
 
-    def note(self) -> None:
-        """Take what the dicts hold now for what they are to hold."""
-        entries: list[int | None] = []
-        objects: list[Any] = []
-        for held in self._dicts:
-            for key, value in list(held.items()):
-                related = is_related(key)
-                entries += (id(key), id(value) if related else None)
-                objects += (key, value if related else None)
-            entries.append(None)
-        self._noted = _pointers(entries), objects
-
-    def forget(self) -> None:
-        """Say of nothing that it is the same."""
-        self._noted = None
-
-    def are_same(self) -> bool:
-        """Whether the same objects are in the containers under the same keys."""
-        noted = self._noted
-        if noted is None or not _dicts_hold(self._addresses, len(self._dicts), noted[0]):
+    def holds(self) -> bool:
+        """Whether the same objects are in the dicts under the same keys, and the tensors are where and what they were."""
+        try:
+            return bool(self._compare(*self._arguments))
+        except Exception:  # noqa: BLE001 - a tensor has become one that cannot be read
             return False
-        return all(holder.is_same() for holder in self._others)
-
-
-def _dicts_hold(dicts: Any, count: int, entries: Any) -> bool:
-    """Whether dicts at these addresses have these entries, as xk_dicts_hold describes them."""
-    try:
-        return bool(native.quick_library().xk_dicts_hold(_DICT_NEXT, dicts, count, entries))
-    except KernelsUnavailableError:
-        return False
-
-
-_DICT_NEXT: Final = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
-
-
-def _pointers(addresses: list[int | None]) -> Any:
-    """Return a C array of them."""
-    return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 class _Tensor(NamedTuple):
@@ -247,23 +227,33 @@ class _Tensor(NamedTuple):
 
     name: str
     tensor: torch.Tensor
-    place: tuple[Any, ...]
+    place: list[int] | tuple[Any, ...]
     version: int
+    words: list[native.CWord]
+    storage: Any
+    """Stays in memory while its words are read."""
+
     alias: torch.Tensor | None
     """The same memory; None if it is not restored."""
 
     content: torch.Tensor | None
 
     def is_same(self) -> bool:
-        """Whether nothing replaced its memory, and torch counted no write to it."""
-        return _place(self.tensor) == self.place and _version(self.tensor) == self.version
+        """Whether nothing replaced its memory, torch counted no write to it, and its words are the same."""
+        return (
+            _place(self.tensor) == self.place
+            and version_of(self.tensor) == self.version
+            and all(word.value == _value(word.address, word.size) for word in self.words)
+        )
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, *, copied: bool) -> _Tensor:
         with torch.inference_mode(tensor.is_inference()):
             alias = tensor.data if copied and _is_plain(tensor) else None
             content = None if alias is None else alias.clone()
-        return _Tensor(name, tensor, _place(tensor), _version(tensor), alias, content)
+        storage = tensor.untyped_storage() if _is_plain(tensor) else None
+        what = (_place(tensor), version_of(tensor), _sampled_words(tensor), storage)
+        return _Tensor(name, tensor, *what, alias, content)
 
     def restore(self) -> bool:
         """Restore the values; return whether they are as they were."""
@@ -277,7 +267,8 @@ class _Tensor(NamedTuple):
         return True
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """Return torch's count of writes to a tensor, where it counts."""
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - nothing public tells
 
 
@@ -286,17 +277,21 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where its values are, in which order."""
-    memory = (tensor.data_ptr(), tensor.stride()) if _is_plain(tensor) else ()
-    return tensor.shape, *memory
+def _place(tensor: torch.Tensor) -> list[int] | tuple[Any, ...]:
+    """Where its values are, of which type, in which order: a list as native.CObjects has it, a tuple if it cannot be read natively.
 
-
-def sampled_words(tensor: torch.Tensor) -> list[Any]:
-    """Words of 8 bytes at even distances in the memory of a tensor; its bytes if it is smaller.
-
-    None of a tensor without such memory.
+    Without an operation, because torch.jit.trace would record it.
     """
+    if not _is_plain(tensor):
+        return (tensor.shape,)
+    read = native.read_tensor(tensor)
+    if read is not None:
+        return read
+    return tensor.data_ptr(), tensor.stride(), tensor.nbytes, tensor.dtype
+
+
+def _sampled_words(tensor: torch.Tensor) -> list[native.CWord]:
+    """Words of 8 bytes at even distances in the memory of a tensor, or all of it if it is smaller; none without such memory."""
     if not _is_plain(tensor) or not tensor.numel():
         return []
     storage = tensor.untyped_storage()
@@ -304,10 +299,16 @@ def sampled_words(tensor: torch.Tensor) -> list[Any]:
     size = min(
         tensor.numel() * tensor.element_size(), storage.data_ptr() + storage.nbytes() - start
     )
-    if size < 8:
-        return [ctypes.c_uint8.from_address(start + offset) for offset in range(size)]
-    step = (size - 8) // SAMPLED
-    return [ctypes.c_uint64.from_address(start + step * (n + 1)) for n in range(SAMPLED)]
+    if size <= 0:
+        return []
+    count, length = (SAMPLED, 8) if size > 8 else (1, size)
+    addresses = [start + (size - length) // SAMPLED * n for n in range(1, count + 1)]
+    return [native.CWord(at, length, _value(at, length)) for at in addresses]
+
+
+def _value(address: int, size: int) -> int:
+    """Return the number in so many bytes of memory."""
+    return int.from_bytes(ctypes.string_at(address, size), "little")
 
 
 class RandomState:

@@ -22,6 +22,7 @@ from torch import nn
 
 from xruntime import native
 from xruntime.kept.watched_state import WatchedState
+from xruntime.native import CObjects, CWord
 
 
 class Net(nn.Module):
@@ -143,7 +144,7 @@ def test_odd_tensors_are_watched():
     state = WatchedState(net)
     assert state.change() is None
     net.byte.data.fill_(1)
-    assert state.change() == "its weights were changed"
+    assert state.change() == "byte was changed"
 
 
 def test_change_that_was_undone_is_forgotten_where_nothing_counts_it():
@@ -241,26 +242,71 @@ def test_a_value_that_was_found_to_be_new_is_not_kept_in_memory() -> None:
     assert added() is None
 
 
-def test_dicts_are_compared_by_the_objects_that_they_hold() -> None:
+@pytest.mark.parametrize("read", [True, False], ids=["natively", "by torch before 2.10"])
+def test_what_torch_counts_nowhere_is_seen(read: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not read:
+        monkeypatch.setattr(native, "read_tensor", lambda _: None)
+    changes: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.t,  # other strides
+        lambda old: old.view(2, 8),
+        lambda old: old.view(torch.int32),
+        lambda old: old.flatten()[:8],
+        torch.clone,  # other memory
+    ]
+    for change in changes:
+        net = nn.Module()
+        net.register_buffer("table", torch.eye(4))
+        state = WatchedState(net)
+        assert state.change() is None
+        before, net.table.data = net.table.data, change(net.table.data)
+        assert net.table._version == 0
+        assert state.change() == "table was changed"
+        net.table.data = before
+        assert state.change() is None
+
+
+def test_objects_are_compared_by_what_they_hold() -> None:
     value, other = object(), object()
     dicts = [{"a": value, "b": other}, {}, {"c": value}]
-    keys = [list(held) for held in dicts]
-    follow = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
+    tensors = [torch.eye(3).mul_(2), torch.ones(1, dtype=torch.uint8)]
+    (a, b), _, (c,) = map(list, dicts)
+    forms = [number for tensor in tensors for number in native.read_tensor(tensor)]
+    objects = [nn.ReLU(), SimpleNamespace()]
+    words = [CWord(tensors[0].data_ptr() + 4, 8, 0), CWord(tensors[1].data_ptr(), 1, 1)]
+    pointers, null = native.pointers, native.NULL
+    same = [a, value, b, other, null, null, c, value, null]
 
-    def hold(*entries: object) -> bool:
-        addresses = [None if entry is None else id(entry) for entry in entries]
-        arrays = [
-            (ctypes.c_void_p * len(values))(*values) for values in ([*map(id, dicts)], addresses)
-        ]
-        return bool(native.quick_library().xk_dicts_hold(follow, arrays[0], len(dicts), arrays[1]))
+    def hold(
+        entries: list[object] = same,
+        forms: list[int] = forms,
+        versions: tuple[int, ...] = (1, 0),
+        classes: tuple[type, ...] = (nn.ReLU, SimpleNamespace),
+    ) -> bool:
+        held = CObjects(
+            *(2, 3, 2, 2, 2),
+            *map(pointers, (objects, classes, dicts, entries, tensors)),
+            *((ctypes.c_int64 * len(forms))(*forms), pointers(tensors), "_version"),
+            *(pointers(versions), (CWord * 2)(*words)),
+        )
+        return bool(
+            native.quick_library().xk_objects_hold(
+                native.object_functions(torch.Tensor), ctypes.byref(held)
+            )
+        )
 
-    (a, b), _, (c,) = keys
-    assert hold(a, value, b, other, None, None, c, value, None)
-    assert hold(a, value, b, None, None, None, c, value, None)  # any value
-    assert not hold(a, value, b, value, None, None, c, value, None)
-    assert not hold(a, value, None, None, c, value, None)
-    assert not hold(a, value, b, other, None, c, value, None, c, value, None)
-    assert not hold(b, other, a, value, None, None, c, value, None)
+    assert hold()
+    assert hold([a, value, b, null, null, null, c, value, null])  # any value
+    assert not hold([a, value, b, value, null, null, c, value, null])
+    assert not hold([a, value, null, null, c, value, null])
+    assert not hold([a, value, b, other, null, c, value, null, c, value, null])
+    assert not hold([b, other, a, value, null, null, c, value, null])
+    for at in range(len(forms)):
+        assert not hold(forms=[*forms[:at], forms[at] + 1, *forms[at + 1 :]])
+    assert not hold(versions=(1, 1))
+    assert not hold(classes=(nn.ReLU, nn.Module))
+    words[1].value = 2
+    assert not hold()
+    words[1].value = 1
     dicts[1]["d"] = value
-    assert not hold(a, value, b, other, None, None, c, value, None)
-    assert not native.quick_library().xk_dicts_hold(follow, None, 1, None)
+    assert not hold()
+    assert not native.quick_library().xk_objects_hold(native.object_functions(torch.Tensor), None)

@@ -138,7 +138,7 @@ def test_optimized_form_runs_where_it_is_right(tmp_path: Path):
     assert optimized.startswith("Net: optimized in ")
     assert " s: bf16; no_grad, precision, weights" in optimized
     assert "output['y'] (0.05 allowed); not applied: dropout (there is none); " in optimized
-    changed = "Net: left as it is: the program changed it (its weights were changed)"
+    changed = "Net: left as it is: the program changed it (shift was changed)"
     assert others == [
         "Linear: left as it is: the program calls a single layer of torch's",
         f"{changed}; it ran optimized until now",
