@@ -314,8 +314,10 @@ class _Inference(PassRun):
             compiled.note(f"the code takes over, {trial.ratio:.2f} times as fast as {whose}")
             chosen = "library"
         elif compiled is not None:
+            low, high = trial.interval
             reason = (
-                f"compiled code; {trial.ratio:.2f} times as fast as {chosen!r}, 1.03 are needed"
+                f"compiled code; {trial.ratio:.2f} [{low:.2f}, {high:.2f}] times as fast as"
+                f" {chosen!r}, with 1.03 as the lower end it would take over"
             )
             self.note("graph", PassOutcome.UNDONE, reason)
             compiled = None

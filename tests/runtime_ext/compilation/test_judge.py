@@ -13,7 +13,9 @@ from tests.runtime_ext.tiny_models import Images
 
 from xruntime.compilation.judge import (
     MAX_CALLS,
+    MAX_SHORT_CALLS,
     MIN_PAIRS,
+    MIN_TRIAL_S,
     TOLERANCES,
     Trial,
     difference,
@@ -142,9 +144,19 @@ def test_calls_that_other_work_delays_decide_nothing() -> None:
     assert 1.03 <= delayed.interval[0] <= delayed.ratio <= delayed.interval[1]
 
 
+def test_short_calls_outlast_a_moment_of_other_work() -> None:
+    trial = judged([0.001], [0.0002, 0.008] * 10 + [0.0005] * 100)
+    assert trial.is_faster
+    assert trial.calls > MAX_CALLS
+
+
 def test_what_no_trial_shows_is_no_gain() -> None:
-    noise = judged([0.001, 0.002], [0.002, 0.0009])
+    noise = judged([0.01, 0.02], [0.02, 0.009])
     assert (noise.is_faster, noise.calls) == (False, MAX_CALLS)
+    short = judged([0.001, 0.002], [0.002, 0.0009])
+    assert not short.is_faster
+    assert short.calls == pytest.approx(MIN_TRIAL_S / 0.001475, abs=2)
+    assert judged([0.00001, 0.00002], [0.00002, 0.000009]).calls == MAX_SHORT_CALLS
     # Long calls end it as soon as there is an interval.
     assert judged([0.3, 0.6], [0.6, 0.29]).calls == 2 * MIN_PAIRS
 
