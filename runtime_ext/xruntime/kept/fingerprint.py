@@ -152,8 +152,10 @@ def lost_in_copy(model: torch.nn.Module, copy: torch.nn.Module) -> str | None:
     """Return what a class that says how its objects are copied has left out of a copy, or changed in it."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         return None  # these differ, and nothing of them is compiled
-    lines = [_facts_of(each, type(model).forward)[1] for each in (model, copy)]
-    pairs = zip_longest(*lines, fillvalue="")
+    own = _Facts(), _Facts()
+    for facts, each in zip(own, (model, copy), strict=True):
+        facts.add_model(each)
+    pairs = zip_longest(*[facts.lines_of_model() for facts in own], fillvalue="")
     return next((line.strip(".") for line, other in pairs if line != other), None)
 
 
@@ -205,8 +207,11 @@ class _Facts:
             self._code[f"{name}={variable.value!r}"] = None
         for name in OF_TENSORS.keys() & self._words:
             self.read.append(Variable.of(name, partial(_of_all, OF_TENSORS[name], self._tensors)))
-        lines = [*self._lines, *sorted(self._code)]
-        return [re.sub(" at 0x[0-9a-f]+", "", line) for line in lines]
+        return self.lines_of_model() + [_ADDRESS.sub("", line) for line in sorted(self._code)]
+
+    def lines_of_model(self) -> list[str]:
+        """Return the lines about the model that was added, without the code that it may run."""
+        return [_ADDRESS.sub("", line) for line in self._lines]
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Add the attributes of each module, and the properties of each tensor without its
@@ -303,21 +308,23 @@ class _Facts:
         texts = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", " ".join(constants)))
         self._texts |= dict.fromkeys(filter(str.isupper, texts))
         space = function.__globals__
-        missing = [name for name in names if name not in space]
-        if not _LOOKUPS.isdisjoint(words):
+        if not (_LOOKUPS | _GLOBAL_LOOKUPS).isdisjoint(words):
             words |= texts
-            names |= words
         self._words |= words.keys()
         if not is_installed(space.get("__name__", "")):  # that of a wrapper says so
             clock = space.get("time", time) in (time, time.time) and "time" in names
             self.ambient = "time" if clock else min(words.keys() & _AMBIENT, default=self.ambient)
+        package = space.get("__package__") or ""
+        imported = [sys.modules.get(name) for word in words for name in (word, f"{package}.{word}")]
+        missing = [name for name in names if name not in space]
+        imports_itself = any(vars(module) is space for module in imported if module is not None)
+        if imports_itself or not _GLOBAL_LOOKUPS.isdisjoint(words):
+            names |= words
         for name in missing:  # later ones, and what a program adds to Python's own
             get = partial(_global_value, space, name)
             if not isinstance(get(), (type, types.BuiltinFunctionType)):
                 self.read.append(Variable.of(name, get))
                 self._add_global(name, get())
-        package = function.__globals__.get("__package__") or ""
-        imported = [sys.modules.get(name) for word in words for name in (word, f"{package}.{word}")]
         self._add_variables(space, imported, words, names)
 
     def _add_variables(
@@ -377,19 +384,21 @@ class _Facts:
         return True
 
 
+_ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
+
 _FUNCTIONS: Final = (
     *(types.FunctionType, types.BuiltinFunctionType),
     *(staticmethod, classmethod, property),
 )
 _OF_FUNCTION: Final = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
-_LOOKUPS: Final = frozenset(
-    (
-        *("getattr", "globals", "vars", "eval", "__dict__", "import_module", "__import__"),
-        *("modules", "attrgetter", "methodcaller"),
-    )
+_LOOKUPS: Final = frozenset(("getattr", "attrgetter", "methodcaller"))
+"""Names in code that looks up attributes by text."""
+
+_GLOBAL_LOOKUPS: Final = frozenset(
+    ("globals", "vars", "eval", "__dict__", "import_module", "__import__", "modules")
 )
-"""Names in code that looks up others by text."""
+"""Names in code that may look up global variables by text."""
 
 _AMBIENT: Final = frozenset(
     (

@@ -254,21 +254,37 @@ def test_factories_of_dicts_count() -> None:
     assert name_of(models[0]) != name_of(models[1])
 
 
-def test_a_global_variable_with_the_name_of_an_attribute_is_none_of_the_model_s(
-    monkeypatch: pytest.MonkeyPatch,
+def by_text(net: nn.Module, values: Any) -> Any:
+    return getattr(net, "outputs_of")(values)  # noqa: B009
+
+
+def by_space(net: nn.Module, values: Any) -> Any:
+    return values * globals()["outputs_of"]
+
+
+def by_module(net: nn.Module, values: Any) -> Any:
+    from tests.runtime_ext.kept import test_fingerprint
+
+    return values * getattr(test_fingerprint, "outputs_of")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("forward", "changed"),
+    [
+        (lambda net, values: net.outputs_of(values), None),
+        (by_text, None),
+        (by_space, "outputs_of"),
+        (by_module, "outputs_of"),
+    ],
+)
+def test_a_global_variable_with_the_name_of_an_attribute_is_read_where_code_looks_it_up(
+    forward: Any, changed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Net(nn.Module):
-        def forward(self, values: Any) -> Any:
-            return self.outputs_of(values)
-
-        def outputs_of(self, values: Any) -> Any:
-            return values
-
     monkeypatch.setitem(globals(), "outputs_of", 1)
-    net = Net()
-    read = variables_of(net, Net.forward)
+    net = nn.Module()
+    read = variables_of(net, forward)
     globals()["outputs_of"] = 2
-    assert changed_variable(read) is None
+    assert changed_variable(read) == changed
 
 
 def test_other_facts_and_tied_weights_count() -> None:

@@ -504,6 +504,27 @@ def test_a_copy_that_is_another_model_is_refused() -> None:
         optimize(model, graph="none")
 
 
+class _Looking(nn.Module):
+    """Looks up its part by a text, and the part has the name of a global variable, see `looking`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looking = nn.Linear(4, 4)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = getattr(self, "looking")(value)  # noqa: B009
+        return outputs
+
+
+looking = _Looking().eval()
+
+
+def test_a_model_in_a_global_variable_is_no_other_than_its_copy() -> None:
+    sample = torch.randn(2, 4)
+    fast = optimize(looking, sample_input=sample, graph="none")
+    assert torch.equal(fast(sample), looking(sample))
+
+
 class Twofold(nn.Linear):
     def forward(self, values: Tensor, other: Tensor | None = None) -> Any:
         OUTPUTS["last"] = output = super().forward(values)
