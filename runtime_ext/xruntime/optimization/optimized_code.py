@@ -53,7 +53,7 @@ class OptimizedCode(ServedModel):
         self.modes = modes
         self.frozen: WatchedState | None = None
         """What the model that code is compiled of holds, once it is finished, but for its own hooks, which run around code;
-        None if the caller sees its changes."""
+        None if the caller sees its changes and those of variables that it reads, before each call."""
 
         self.speedup = 1.0
         """How many times as fast as the input model the modules are, if that was measured. The child process may
@@ -64,7 +64,8 @@ class OptimizedCode(ServedModel):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the outputs."""
         began = time.perf_counter()
-        served = None if self.is_changed() else self.libraries_for(args, kwargs)
+        changed = self.frozen is not None and self.is_changed()
+        served = None if changed else self.libraries_for(args, kwargs)
         if served is None:
             return self.eager(args, kwargs)
         libraries, call = served
