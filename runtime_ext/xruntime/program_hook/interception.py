@@ -38,10 +38,8 @@ from xruntime.program_hook.refusals import (
     DifferentError,
     NotYetError,
     PipelineError,
-    Refusal,
     SlowerError,
     UnfitError,
-    UnfollowedError,
     caller_refusal,
     mode_refusal,
     module_refusal,
@@ -159,7 +157,8 @@ class Interception:
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
         atexit.register(self._report_end)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._turn_off)
+            # A forked child lacks the threads of the parent's torch.
+            os.register_at_fork(after_in_child=partial(setattr, self, "active", False))
 
     def outermost(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Call `module` or its optimized form. Nested calls are not intercepted."""
@@ -176,8 +175,13 @@ class Interception:
             if not self.active or (state is not None and state.left):
                 self.thread.inside = state is None or not state.parts
                 return self.run(module, *args, **kwargs)
-            if state is not None and state.routed is not None:
-                return self._routed(state, state.routed, module, args, kwargs)
+            routed = None if state is None else state.routed
+            if state is not None and routed is not None:
+                try:
+                    return routed(module, args, kwargs)
+                finally:
+                    if routed.failure is not None and state.routed is routed:
+                        self._give_up(state, module, routed.failure)
             # Another thread that comes meanwhile, also one that optimizing starts, does not wait.
             if not self._deciding.acquire(blocking=False):
                 return self.run(module, *args, **kwargs)
@@ -200,19 +204,21 @@ class Interception:
             if state.generating:
                 return self._generating(module, args, kwargs)
             return self.run(module, *args, **kwargs)
-        dtype, routed = None, None
+        refusal = UnfitError()
+        routed: RoutedModule | None = None
         try:
-            refusal = self._refusal(module, args, kwargs)
-            if refusal is None:
-                dtype = self._dtype_for(state, module)
-                tolerance = tolerance_for(module.parameters(), None)
-                if dtype is not None:
-                    tolerance = TOLERANCES[dtype]
-                routed = RoutedModule(module, self.run, args, kwargs, tolerance)
+            self._check(module, args, kwargs)
+            dtype = self._dtype_for(state, module)
+            tolerance = tolerance_for(module.parameters(), None)
+            if dtype is not None:
+                tolerance = TOLERANCES[dtype]
+            routed = RoutedModule(module, self.run, args, kwargs, tolerance)
+        except UnfitError as error:
+            refusal = error.with_traceback(None)  # which has this frame with its arguments
         except Exception as error:  # noqa: BLE001 - the program goes on
-            refusal = Refusal(_text(error), final=isinstance(error, UnfollowedError))
+            refusal = NotYetError(_text(error))
         if routed is None:
-            self._refuse(state, module, refusal or Refusal("", final=True))
+            self._refuse(state, module, refusal)
             return self.run(module, *args, **kwargs)
         began = time.perf_counter()
         outputs, failure = routed.prepare(
@@ -222,8 +228,7 @@ class Interception:
         if failure is None:
             self._keep(state, module, routed, time.perf_counter() - began)
         elif isinstance(failure, NotYetError) and state.refused_calls < MAX_FIRST_CALLS:
-            reason = str(failure) if state.refused_calls else ""
-            self._refuse(state, module, Refusal(reason, final=False))
+            self._refuse(state, module, failure if state.refused_calls else NotYetError())
         else:
             self._give_up(state, module, failure)
         return outputs
@@ -231,7 +236,7 @@ class Interception:
     def _serve_generation(self, state: _ModuleState, module: torch.nn.Module) -> None:
         refusal = module_refusal(module)
         if refusal is None and not available():
-            refusal = Refusal("there is no native library: see python -m xruntime kernels", True)
+            refusal = UnfitError("there is no native library: see python -m xruntime kernels")
         if refusal is not None:
             self._refuse(state, module, refusal)
             return
@@ -276,18 +281,20 @@ class Interception:
             self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")
         else:
             reason = f"{_text(failure)}{'; it ran optimized until now' if ran else ''}"
-            parts = isinstance(failure, PipelineError)
-            self._refuse(state, module, Refusal(reason, final=True, parts=parts))
+            kind = PipelineError if isinstance(failure, PipelineError) else UnfitError
+            self._refuse(state, module, kind(reason))
 
-    def _refusal(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Refusal | None:
+    def _check(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Raise UnfitError for a module that is left alone, and NotYetError for a call that is."""
         if module in self._parts:
-            return Refusal("", final=True)
+            raise UnfitError
         if transformed():
-            return Refusal("torch traces, transforms or hooks its calls", final=True)
+            raise UnfitError("torch traces, transforms or hooks its calls")
         refusal = module_refusal(module) or caller_refusal() or mode_refusal(module, args, kwargs)
-        if refusal is None and self._optimized == MAX_MODULES:
-            return Refusal(f"{MAX_MODULES} modules are optimized already", final=True)
-        return refusal
+        if refusal is not None:
+            raise refusal
+        if self._optimized == MAX_MODULES:
+            raise UnfitError(f"{MAX_MODULES} modules are optimized already")
 
     def _keep(
         self, state: _ModuleState, module: torch.nn.Module, routed: RoutedModule, elapsed_s: float
@@ -326,30 +333,18 @@ class Interception:
         bf16, _ = self._precision
         return torch.bfloat16 if bf16 and not state.fp32 else torch.float32
 
-    def _routed(
-        self,
-        state: _ModuleState,
-        routed: RoutedModule,
-        module: torch.nn.Module,
-        args: Any,
-        kwargs: Any,
-    ) -> Any:
-        try:
-            return routed(module, args, kwargs)
-        finally:
-            if routed.failure is not None and state.routed is routed:
-                self._give_up(state, module, routed.failure)
-
-    def _refuse(self, state: _ModuleState, module: torch.nn.Module, refusal: Refusal) -> None:
+    def _refuse(self, state: _ModuleState, module: torch.nn.Module, refusal: UnfitError) -> None:
         state.refused_calls += 1
-        state.left = refusal.final or state.refused_calls >= MAX_REFUSED_CALLS
-        state.parts = refusal.parts
+        final = not isinstance(refusal, NotYetError)
+        state.left = final or state.refused_calls >= MAX_REFUSED_CALLS
+        state.parts = isinstance(refusal, PipelineError)
+        reason = str(refusal)
         if state.left and not state.parts:
             with contextlib.suppress(TypeError):  # a part cannot be hashed
                 self._parts.update(part for part in module.modules() if part is not module)
-        if refusal.reason and (type(module), refusal.reason) not in self._refusals:
-            self._refusals.add((type(module), refusal.reason))
-            self._say(f"{type(module).__name__}: left as it is: {refusal.reason}")
+        if reason and (type(module), reason) not in self._refusals:
+            self._refusals.add((type(module), reason))
+            self._say(f"{type(module).__name__}: left as it is: {reason}")
 
     def _say(self, text: str) -> None:
         self._lines += 1
@@ -370,10 +365,6 @@ class Interception:
             f" {self._asked} -- PROGRAM, with the layout of this launch, compiles it for later starts"
         )
         self._lines = MAX_LINES  # the compiler ends now, which is no further report
-
-    def _turn_off(self) -> None:
-        """Switch off in a forked child, which lacks the threads of the parent's torch."""
-        self.active = False
 
 
 def _dtypes_of(module: torch.nn.Module) -> str:

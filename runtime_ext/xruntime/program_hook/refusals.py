@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,11 +35,10 @@ Form = tuple[Any, ...]
 
 
 class UnfitError(Exception):
-    """A module has no optimized form, or its form can no longer be used. The text is the reason."""
+    """A module has no optimized form, or its form can no longer be used.
 
-
-class UnfollowedError(UnfitError):
-    """The module holds something that can change without being noticed."""
+    The text is the reason; without one it is not reported. The module is left alone for good.
+    """
 
 
 class NotYetError(UnfitError):
@@ -61,53 +60,40 @@ class SlowerError(UnfitError):
     """A call of the optimized form takes longer than one of the module."""
 
 
-class Refusal(NamedTuple):
-    """**Ex.:** ``Refusal("gradients are on ...", final=False)``"""
-
-    reason: str
-    """Empty: not reported."""
-
-    final: bool
-    """The module is left alone for good; otherwise its next calls are considered."""
-
-    parts: bool = False
-    """The calls of its parts are considered in its place."""
-
-
-def module_refusal(module: torch.nn.Module) -> Refusal | None:
+def module_refusal(module: torch.nn.Module) -> UnfitError | None:
     """Return why `module` is left alone for all arguments; None if it can be optimized."""
     kind = kind_of(module)
     if kind is not CallableKind.EAGER:
-        return Refusal(f"it is {kind.value} already", final=True)
+        return UnfitError(f"it is {kind.value} already")
     own_call = type(module).__call__ is not torch.nn.Module.__call__
     if own_call and not isinstance(module, torch.fx.GraphModule):
-        return Refusal("its class has a __call__ of its own", final=True)
+        return UnfitError("its class has a __call__ of its own")
     parts = list(module.modules())
     if any(isinstance(part, OptimizedModule) for part in parts):
-        return Refusal("the program uses xruntime.optimize", final=True)
+        return UnfitError("the program uses xruntime.optimize")
     ours = [part for part in parts if type(part).__module__.partition(".")[0] == "xruntime"]
     if ours:
-        return Refusal(f"the program uses xruntime's {type(ours[0]).__name__}", final=True)
+        return UnfitError(f"the program uses xruntime's {type(ours[0]).__name__}")
     parameters = list(module.parameters())
     if any(torch.nn.parameter.is_lazy(tensor) for tensor in parameters):
-        return Refusal("", final=False)
+        return NotYetError()
     if not parameters:
-        return Refusal("", final=True)
+        return UnfitError()
     if len(parts) == 1 and type(module).__module__.startswith("torch.nn."):
-        return Refusal("the program calls a single layer of torch's", final=True)
+        return UnfitError("the program calls a single layer of torch's")
     if any(part.training for part in parts):
-        return Refusal(TRAINS, final=True)
+        return UnfitError(TRAINS)
     tensors = [*parameters, *module.buffers()]
     unusual = [
         tensor for tensor in tensors if type(tensor) not in (torch.Tensor, torch.nn.Parameter)
     ]
     if unusual:
-        return Refusal(f"it holds a {type(unusual[0]).__name__}, not plain tensors", final=True)
+        return UnfitError(f"it holds a {type(unusual[0]).__name__}, not plain tensors")
     elsewhere = [tensor.device for tensor in tensors if tensor.device.type != "cpu"]
-    return Refusal(f"it is on {elsewhere[0]}, not on the CPU", final=False) if elsewhere else None
+    return NotYetError(f"it is on {elsewhere[0]}, not on the CPU") if elsewhere else None
 
 
-def caller_refusal() -> Refusal | None:
+def caller_refusal() -> UnfitError | None:
     """Refuse calls by one of `COMPILERS`, at any depth of the stack."""
     frame = sys._getframe()  # noqa: SLF001 - quicker by far than module inspect
     while frame.f_back is not None:
@@ -117,24 +103,24 @@ def caller_refusal() -> Refusal | None:
             continue
         for compiler in COMPILERS:
             if f"{name}.".startswith(f"{compiler}."):
-                return Refusal(f"the program uses {compiler}", final=True)
+                return UnfitError(f"the program uses {compiler}")
     return None
 
 
-def mode_refusal(module: torch.nn.Module, args: Any, kwargs: Any) -> Refusal | None:
+def mode_refusal(module: torch.nn.Module, args: Any, kwargs: Any) -> UnfitError | None:
     """Return why a call cannot run an optimized form under torch's modes as they are."""
     if torch.is_autocast_enabled("cpu"):
-        return Refusal("the program chose autocast", final=False)
+        return NotYetError("the program chose autocast")
     if torch.is_grad_enabled():
         inputs = [tensor for _, tensor in tensor_leaves((args, kwargs))]
         if any(tensor.requires_grad for tensor in (*inputs, *module.parameters())):
             reason = "gradients are on; torch.inference_mode() or torch.no_grad() turns them off"
-            return Refusal(reason, final=False)
+            return NotYetError(reason)
     return None
 
 
 def form_of(**values: Any) -> Form:
-    """Return the form of arguments, or of outputs. Raises UnfitError for what a call may change.
+    """Return the form of arguments, or of outputs. Raises NotYetError for what a call may change.
 
     **Ex.:** ``form_of(args=(x,), kwargs={})``
     """
@@ -142,12 +128,12 @@ def form_of(**values: Any) -> Form:
     for path, value in [leaf for name in values for leaf in leaves(values[name], (name,))]:
         if type(value) in (torch.Tensor, torch.nn.Parameter):
             if value.device.type != "cpu" or value.layout is not torch.strided:
-                raise UnfitError(f"{place(path)} is {value.layout} on {value.device}")
+                raise NotYetError(f"{place(path)} is {value.layout} on {value.device}")
             form.append((path, value.dtype, value.dim()))
         elif isinstance(value, PLAIN):
             form.append((path, type(value), value))
         else:
-            raise UnfitError(f"{place(path)} is {described(value)}, which a call may change")
+            raise NotYetError(f"{place(path)} is {described(value)}, which a call may change")
     return tuple(form)
 
 

@@ -13,11 +13,7 @@ import torch
 from xlaunch.errors import XLaunchError
 from xruntime.compilation.judge import Difference, Trial, difference
 from xruntime.compilation.samples import Sample
-from xruntime.kept.fingerprint import (
-    changed_variable,
-    hooks_of,
-    variables_of,
-)
+from xruntime.kept.fingerprint import changed_variable, hooks_of, variables_of
 from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.optimized_code import OptimizedCode, optimized_code
 from xruntime.optimization.run import KnownCall
@@ -28,7 +24,6 @@ from xruntime.program_hook.refusals import (
     PipelineError,
     SlowerError,
     UnfitError,
-    UnfollowedError,
     form_of,
     mode_refusal,
     sizes_of,
@@ -71,13 +66,13 @@ class RoutedModule:
         self._tolerance = tolerance
         self._state = WatchedState(module)
         if self._state.unfollowed is not None:
-            raise UnfollowedError(self._state.unfollowed)
+            raise UnfitError(self._state.unfollowed)
         self._variables = variables_of(module, type(module).forward, hooks_of(module))
         """What it reads beside itself, which may tell it from the form."""
 
         iterators = [it.name for it in self._variables if isinstance(it.value, Iterator)]
         if iterators:  # comparing the two would take items of it
-            raise UnfollowedError(f"it reads {iterators[0]}, whose changes are not followed")
+            raise UnfitError(f"it reads {iterators[0]}, whose changes are not followed")
 
         self._with_gradients = torch.is_grad_enabled()
         self._compared: set[Any] = set()
@@ -116,7 +111,8 @@ class RoutedModule:
         expected = self._run(module, *args, **kwargs)
         drawn, after = before.change(), RandomState()
         try:
-            self._check_first_call(args, kwargs, expected, drawn)
+            form_of(output=expected)
+            self._check_effects(Sample(args, kwargs), self._sample, drawn)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.optimized = optimize(module, self._sample.copied(), KnownCall(expected))
@@ -247,19 +243,8 @@ class RoutedModule:
                 f"a call is {trial.ratio:.2f} times as fast as one of the program's own model"
             )
 
-    def _check_first_call(self, args: Any, kwargs: Any, outputs: Any, drawn: str | None) -> None:
-        """Raise UnfitError if the call had side effects."""
-        try:
-            form_of(output=outputs)
-        except UnfitError as error:
-            raise NotYetError(str(error)) from None
-        self._check_effects(Sample(args, kwargs), self._sample, drawn)
-        variable = changed_variable(self._variables)
-        if variable is not None:
-            raise NotYetError(f"a call changes the global variable {variable}")
-
     def _check_effects(self, call: Sample, before: Sample, drawn: str | None) -> None:
-        """Raise UnfitError if the call drew random numbers, or changed its arguments or the module."""
+        """Raise UnfitError if the call drew random numbers, or changed its arguments, the module or what that reads."""
         if drawn is not None:
             raise UnfitError("a call draws random numbers")
         if not call.is_unchanged(before):
@@ -267,6 +252,9 @@ class RoutedModule:
         change = self._state.change()
         if change is not None:
             raise NotYetError(f"a call changes it ({change})")
+        variable = changed_variable(self._variables)
+        if variable is not None:
+            raise NotYetError(f"a call changes the global variable {variable}")
 
     def _compare(self, expected: Any, outputs: Any) -> Difference:
         if type(expected) is not type(outputs):

@@ -53,7 +53,7 @@ def test_both_ways_to_optimize_see_changes_between_calls(
         for _ in range(4):  # by turns in the form
             routed(net, (x,), {})
             fast(x)
-        assert routed_code.calls > 2 and own_code.calls > 2
+        assert min(routed_code.calls, own_code.calls) > 2
         with monkeypatch.context() as patch:
             change(patch)
             assert torch.equal(routed(net, (x,), {}), net(x))
