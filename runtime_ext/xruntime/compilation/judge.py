@@ -30,12 +30,11 @@ square is at most half of one; not in fp32 and fp64.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -225,17 +224,6 @@ class Trial:
         """The form that the next timed call uses."""
         return self.names[self.calls % 2]
 
-    @contextlib.contextmanager
-    def timed(self, began: float | None = None) -> Iterator[str]:
-        """Time the block, which calls the form of the name that it gets.
-
-        `began`: the time of the second form is from then on, with all that chose and checked it.
-        """
-        name, now = self.next_form, time.perf_counter()
-        yield name
-        since = now if began is None or name == self.names[0] else began
-        self.note(time.perf_counter() - since)
-
     def computed(
         self,
         began: float,
@@ -245,13 +233,17 @@ class Trial:
     ) -> Any:
         """Compute a timed call, and call `after`. While another thread does so, the second form computes it.
 
-        A pair is of two calls, one after the other; those of other threads meanwhile are not timed.
+        `began`: the time of the second form is from then on, with all that chose and checked it. A pair is of two calls, one after the other; those of other threads meanwhile are not timed.
         """
         if not self._busy.acquire(blocking=False):
             return second()
         try:
-            with self.timed(began) as name:
-                outputs = first() if name == self.names[0] else second()
+            if self.next_form == self.names[0]:
+                began = time.perf_counter()
+                outputs = first()
+            else:
+                outputs = second()
+            self.note(time.perf_counter() - began)
             after()
         finally:
             self._busy.release()
@@ -329,6 +321,7 @@ def compared_speed(
     for call in calls.values():
         call()
     while trial.calls % 2 or not (trial.is_faster or trial.is_slower or trial.is_over(max_pair_s)):
-        with trial.timed() as name:
-            calls[name]()
+        call, began = calls[trial.next_form], time.perf_counter()
+        call()
+        trial.note(time.perf_counter() - began)
     return trial

@@ -56,10 +56,6 @@ class Fingerprint(NamedTuple):
     unfollowed: str | None
     """What of it can change without being noticed, for a message; None if everything is followed."""
 
-    def changed(self) -> str | None:
-        """Return the name of a variable that has another value now; None if none has."""
-        return changed_variable(self.read)
-
 
 class Variable(NamedTuple):
     """Something outside of the model that its code reads."""
@@ -361,13 +357,8 @@ class _Facts:
     def _add_global(self, name: str, value: Any) -> None:
         """Add what a function may use besides its arguments."""
         self.follow(value)
-        if isinstance(value, _PLAIN) and not name.endswith(_UNRELATED):
-            self._code[f"{name}={_text(value)}"] = None
-            return
-        if isinstance(value, torch.Tensor):
-            self._code[f"{name}: {_tensor_facts(value)} {weights_digest([value]).hex()}"] = None
-            return
-        if name.rpartition(".")[2].startswith("__") or isinstance(value, types.ModuleType):
+        of_python = name.rpartition(".")[2].startswith("__") and not isinstance(value, _PLAIN)
+        if of_python or name.endswith(_UNRELATED) or isinstance(value, types.ModuleType):
             return
         count = len(self._lines)
         self._add_value(name, value, 0)

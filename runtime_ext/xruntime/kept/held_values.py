@@ -56,19 +56,17 @@ VALUES: Final = (
 )
 """Types whose values do not change, and are told by their text."""
 
-_IMMUTABLE: Final = (
-    *(types.ModuleType, types.CodeType, types.GenericAlias, property),
+_STATELESS: Final = (
+    *(type, types.ModuleType, types.CodeType, types.GenericAlias, property),
     *(type(...), type(NotImplemented)),
-)
-_INNER_WORKINGS: Final = (
     *(logging.Logger, type(threading.Lock()), type(threading.RLock())),
-    *(torch.utils.hooks.RemovableHandle, types.BuiltinFunctionType, types.WrapperDescriptorType),
+    *(torch.utils.hooks.RemovableHandle, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, type(cast("Any", namedtuple("_", "field")).field)),
     type(vars(abc.ABC)["_abc_impl"]),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),  # noqa: SLF001
 )
-"""Objects that no output depends on, and functions without a state that Python sees."""
+"""Objects that do not change, or that no output depends on, and functions without a state that Python sees."""
 
 _KNOWN_STATE: Final = (
     *(*VALUES, BaseException, staticmethod, classmethod, type(functools.lru_cache(len))),
@@ -110,14 +108,11 @@ class Holder(NamedTuple):
     restore: Callable[[tuple[Any, ...]], object]
     """Puts these values back."""
 
-    def is_same(self) -> bool:
-        """Whether the same objects are in it."""
-        if self.size >= 0 and len(self.container) != self.size:
-            return False
-        return all(map(is_, self.read(), self.values))
-
     def changed(self) -> str | None:
-        """Return the name of what has changed; None if only equal values were set."""
+        """Return the name of what has changed; None if nothing has, or if only equal values were set."""
+        same_size = self.size < 0 or len(self.container) == self.size
+        if same_size and all(map(is_, self.read(), self.values)):
+            return None
         if self.keys is None:
             now = tuple(self.read())
             same = len(now) == len(self.values) and all(map(is_same, now, self.values))
@@ -155,7 +150,7 @@ _NO_PARTS: Final = Parts([], [])
 
 def parts_of(value: Any) -> Parts | None:
     """Return the parts of an object; None for one whose changes cannot be followed."""
-    if isinstance(value, (type, *_IMMUTABLE)):
+    if isinstance(value, _STATELESS):
         return _NO_PARTS
     if isinstance(value, types.MethodType):
         return Parts([], [("__self__", value.__self__), ("__func__", value.__func__)])
@@ -170,11 +165,7 @@ def parts_of(value: Any) -> Parts | None:
         return Parts([], [("", value())])
     if isinstance(value, types.FunctionType):
         return _function_parts(value)
-    if isinstance(value, _INNER_WORKINGS):
-        return _NO_PARTS
-    if isinstance(
-        value, (threading.local, _CDATA)
-    ):  # other threads have other values, or C changes them
+    if isinstance(value, (threading.local, _CDATA)):  # each thread has its own, or C changes it
         return None
     if isinstance(value, types.MappingProxyType):
         return Parts([_proxy_holder(value)], [(str(key), it) for key, it in value.items()])
@@ -293,7 +284,7 @@ def _proxy_holder(holder: Any) -> Holder:
     def read() -> tuple[Any, ...]:
         return (*holder.keys(), *holder.values())
 
-    return Holder("", holder, -1, None, read, read(), lambda _: None)
+    return Holder("", holder, len(holder), None, read, read(), lambda _: None)
 
 
 def _slots_holder(holder: Any, slots: list[str]) -> Holder:

@@ -15,6 +15,7 @@ import torch
 
 from xruntime.kept.call_libraries import CallLibraries
 from xruntime.kept.calls import FlatCall, Form, flat_call
+from xruntime.kept.fingerprint import changed_variable
 from xruntime.kept.making import CAN_FORK
 from xruntime.kept.model_libraries import CalledModel, CallKey
 from xruntime.kept.store import open_store
@@ -69,7 +70,8 @@ class ServedModel(CalledModel):
     def changed_variable(self) -> str | None:
         """Say that a variable which compiled code does not see was changed; None if none was."""
         # Without a fingerprint there is no code yet.
-        name = self.fingerprint.changed() if "fingerprint" in self.__dict__ else None
+        read = self.fingerprint.read if "fingerprint" in self.__dict__ else ()
+        name = changed_variable(read)
         return None if name is None else f"the global variable {name} was changed"
 
     @property

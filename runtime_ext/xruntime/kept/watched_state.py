@@ -13,7 +13,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -65,9 +64,6 @@ class WatchedState:
         """What can change without being noticed, for a message; None if everything is followed."""
 
         self._holders: list[Holder] = []
-        self._empty: list[dict[Any, Any]] = []
-        """Dicts that were empty, such as the forward hooks of most layers."""
-
         self._objects: list[Any] = []
         """Those whose class can be changed, but for `module`, which is not to live as long as this."""
         self._ignored = set() if own_hooks else {id(vars(module)[name]) for name in HOOKS}
@@ -78,7 +74,7 @@ class WatchedState:
         self._classes = list(map(type, self._objects))
         self._root = weakref.ref(module) if isinstance(module, torch.nn.Module) else None
         self._root_class = type(module)
-        self._dicts = [it.container for it in self._holders if it.keys is not None] + self._empty
+        self._dicts = [it.container for it in self._holders if it.keys is not None]
         self._others: list[Holder | _Tensor] = [it for it in self._holders if it.keys is None]
         self._others += [it for it in self._tensors if isinstance(it.place, tuple)]
         """What no native call compares."""
@@ -103,9 +99,11 @@ class WatchedState:
                 text = f"{name} is a {type(value).__name__}, whose changes are not followed"
                 self.unfollowed = self.unfollowed or text
                 continue
-            for holder in held.holders:
-                if id(holder.container) not in self._ignored:
-                    self._add(holder._replace(name=name or ROOT))
+            self._holders += [
+                holder._replace(name=name or ROOT)
+                for holder in held.holders
+                if id(holder.container) not in self._ignored
+            ]
             for key, inner in held.values:
                 count += 1
                 if type(inner) in CONSTANT_TYPES or id(inner) in met:
@@ -117,12 +115,6 @@ class WatchedState:
                     text = f"it holds more than {max_values:,} values"
                     self.unfollowed = self.unfollowed or text
                 return
-
-    def _add(self, holder: Holder) -> None:
-        if holder.values or holder.keys is None:
-            self._holders.append(holder)
-        else:
-            self._empty.append(holder.container)
 
     def change(self) -> str | None:
         """Return what has changed since, for a message; None if nothing has."""
@@ -141,7 +133,7 @@ class WatchedState:
         if noted is None or not self._has_same_root() or not noted.holds():
             return False
         for other in self._others:  # noqa: SIM110 - faster than all()
-            if not other.is_same():
+            if other.changed() is not None:
                 return False
         return True
 
@@ -149,16 +141,14 @@ class WatchedState:
         return self._root is None or type(self._root()) is self._root_class
 
     def _first_change(self) -> str | None:
-        if any(map(is_related, chain.from_iterable(self._empty))):
-            return "a forward hook or an attribute was added"
         if not self._has_same_root() or list(map(type, self._objects)) != self._classes:
             return "the class of an object was changed"
-        for holder in self._holders:
-            changed = None if holder.is_same() else holder.changed()
+        watched: list[Holder | _Tensor] = [*self._holders, *self._tensors]
+        for each in watched:
+            changed = each.changed()
             if changed is not None:
                 return f"{changed} was changed"
-        changed = next((it.name for it in self._tensors if not it.is_same()), None)
-        return None if changed is None else f"{changed} was changed"
+        return None
 
     def new_tensor(self, module: Any) -> str | None:
         """Return the name of a floating-point tensor that `module` holds now and did not hold then."""
@@ -170,10 +160,8 @@ class WatchedState:
         """Undo all changes since, made with `copies`; return the name of a parameter whose values cannot be
         restored, or None.
         """
-        for container in self._empty:
-            container.clear()
         for holder in self._holders:
-            if not holder.is_same():
+            if holder.changed() is not None:
                 holder.restore(holder.values)
         changed = [watched.name for watched in self._tensors if not watched.restore()]
         return changed[0] if changed else None
@@ -238,13 +226,14 @@ class _Tensor(NamedTuple):
 
     content: torch.Tensor | None
 
-    def is_same(self) -> bool:
-        """Whether nothing replaced its memory, torch counted no write to it, and its words are the same."""
-        return (
+    def changed(self) -> str | None:
+        """Return its name if its memory was replaced, torch counted a write to it, or a word differs; else None."""
+        same = (
             _place(self.tensor) == self.place
             and version_of(self.tensor) == self.version
             and all(word.value == _value(word.address, word.size) for word in self.words)
         )
+        return None if same else self.name
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor, *, copied: bool) -> _Tensor:
@@ -258,7 +247,7 @@ class _Tensor(NamedTuple):
     def restore(self) -> bool:
         """Restore the values; return whether they are as they were."""
         if self.alias is None or self.content is None:
-            return self.is_same()
+            return self.changed() is None
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
             if _place(self.tensor) != self.place:
                 self.tensor.data = self.alias

@@ -170,17 +170,21 @@ class _Inference(PassRun):
                 )
         return self._finished(timings, compiled)
 
-    def _why_not_compiled(self) -> str | None:
-        """Why nothing is to be compiled; None if it may be."""
-        request, check = self.request, self.check
-        if request.graph == "none":
+    def _why_not_wanted(self) -> str | None:
+        """Why no code is wanted, or none could be checked; None if it is to be compiled where that is possible."""
+        if self.request.graph == "none":
             return "the caller chose none"
-        if request.level == "O0":
+        if self.request.level == "O0":
             return "level O0"
         if self.generates:
             return "generate() calls it with a longer sequence for each token"
-        if check is None:
-            return "without sample_input compiled code cannot be checked"
+        return None if self.check else "without sample_input compiled code cannot be checked"
+
+    def _why_not_compiled(self) -> str | None:
+        """Why nothing is to be compiled; None if it may be."""
+        check, unwanted = self.check, self._why_not_wanted()
+        if check is None or unwanted is not None:
+            return unwanted
         from xruntime.kept.making import CAN_FORK
 
         if not CAN_FORK:
@@ -201,14 +205,7 @@ class _Inference(PassRun):
             return request.measure
         # The model that is changed in place may be one that cannot be copied.
         others = request.inplace or self.is_watched or self.check.side_effect is not None
-        return self._may_compile and not others
-
-    @property
-    def _may_compile(self) -> bool:
-        """Whether compiled code is wanted, and could be checked."""
-        request, checked = self.request, self.check is not None
-        wanted = request.graph == "auto" and request.level != "O0"
-        return wanted and checked and not self.generates
+        return self._why_not_wanted() is None and not others
 
     def _new_code(self, modes: Modes, *, wait: bool = False) -> OptimizedCode:
         from xruntime.optimization.optimized_code import OptimizedCode
@@ -341,7 +338,8 @@ class _Inference(PassRun):
     def _finished(self, timings: list[Timing], code: OptimizedCode | None) -> nn.Module:
         model, request = self.model, self.request
         step = next((step for step in self.steps if step.name == "graph"), None)
-        if self._may_compile and step is not None and step.outcome is PassOutcome.SKIPPED:
+        skipped = step is not None and step.outcome is PassOutcome.SKIPPED
+        if step is not None and skipped and self._why_not_wanted() is None:
             warnings.warn(
                 f"{self.runner.kind.__name__} is not compiled: {step.reason}",
                 SlowCallWarning,

@@ -85,18 +85,6 @@ def own_dtype(model: nn.Module) -> torch.dtype | None:
     return None
 
 
-def optimized_class(kind: type[nn.Module], dtype: torch.dtype | None) -> type[nn.Module]:
-    """Return a class for one model of class `kind`, whose calls `_xruntime_optimized` computes.
-
-    Raises OptimizationError if the model's class allows no subclass.
-    """
-
-    def forward(self: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
-        return self._xruntime_optimized(self, args, kwargs)
-
-    return model_class(OptimizedModule, kind, forward, dtype)
-
-
 def model_class(
     base: type[nn.Module],
     kind: type[nn.Module],

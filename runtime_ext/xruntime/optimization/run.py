@@ -21,7 +21,7 @@ from xruntime.kept.watched_state import RandomState, WatchedState
 from xruntime.optimization.arguments import OptimizeRequest, sample_problem
 from xruntime.optimization.edits import Edits
 from xruntime.optimization.module_order import CallRecording, TracedOrder, record, trace
-from xruntime.optimization.optimized_module import optimized_class, own_dtype
+from xruntime.optimization.optimized_module import OptimizedModule, model_class, own_dtype
 from xruntime.optimization.runner import CallRunner, Modes
 from xruntime.optimization.steps import Explanation, PassOutcome, SkipPassError, Step, Timing
 from xruntime.pytrees import with_tensors
@@ -129,7 +129,10 @@ class PassRun:
 
     @functools.cached_property
     def _class(self) -> type[nn.Module]:
-        return optimized_class(self.runner.kind, self.own_dtype)
+        def forward(model: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+            return model._xruntime_optimized(model, args, kwargs)  # noqa: SLF001 - ours
+
+        return model_class(OptimizedModule, self.runner.kind, forward, self.own_dtype)
 
     @contextlib.contextmanager
     def as_returned(self) -> Iterator[nn.Module]:

@@ -193,7 +193,7 @@ def test_values_inside_global_objects_count_and_are_watched() -> None:
         found = fingerprint(model, type(model).forward)
         names.append(found.digits)
         space["FACTOR"].value = 3.0
-        assert found.changed() == "FACTOR"
+        assert changed_variable(found.read) == "FACTOR"
     assert names[0] != names[1]
 
 
@@ -201,14 +201,14 @@ def test_global_variables_are_watched() -> None:
     space = module_of(SOURCE)
     model = space["model"]()
     found = fingerprint(model, type(model).forward)
-    assert found.changed() is None
+    assert changed_variable(found.read) is None
     space["FACTOR"] = float("2.0")  # an equal value
-    assert found.changed() is None
+    assert changed_variable(found.read) is None
     space["FACTOR"] = 3.0
-    assert found.changed() == "FACTOR"
+    assert changed_variable(found.read) == "FACTOR"
     space["FACTOR"] = 2.0
     space["helper"] = lambda values: values
-    assert found.changed() == "helper"
+    assert changed_variable(found.read) == "helper"
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_what_global_containers_and_objects_hold_is_watched(value: str, change: 
     space = module_of(source)
     model = space["model"]()
     found = fingerprint(model, type(model).forward)
-    assert found.changed() is None
+    assert changed_variable(found.read) is None
     exec(change, space)
-    assert found.changed() == "FACTOR"
+    assert changed_variable(found.read) == "FACTOR"
     if "(" not in value:  # and it is part of the name
         assert fingerprint(model, type(model).forward).digits != found.digits
 

@@ -10,7 +10,7 @@ import functools
 import random
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -147,11 +147,22 @@ def test_odd_tensors_are_watched():
     assert state.change() == "byte was changed"
 
 
+def test_views_of_dicts_are_watched() -> None:
+    net, behind = nn.Module(), {"t": 1.0}
+    net.settings = MappingProxyType(behind)
+    state = WatchedState(net)
+    assert state.change() is None
+    behind["t"] = 2.0
+    assert state.change() == "settings was changed"
+    behind.clear()
+    assert state.change() == "settings was changed"
+
+
 def test_change_that_was_undone_is_forgotten_where_nothing_counts_it():
     net = Net().eval()
     state = WatchedState(net)
     handle = net.head.register_forward_hook(lambda *_: None)
-    assert state.change() == "a forward hook or an attribute was added"
+    assert state.change() == f"head._forward_hooks.{handle.id} was changed"
     handle.remove()
     assert state.change() is None
 
