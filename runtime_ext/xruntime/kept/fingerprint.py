@@ -80,18 +80,11 @@ class Variable(NamedTuple):
         return Variable(function.__name__, get, get(), WatchedState(function, max_values=MAX_HELD))
 
 
-def _is_same(now: Any, before: Any) -> bool:
-    """Whether equal values were set: such as a function's code and defaults, which are read as one tuple."""
-    if isinstance(now, tuple) and type(now) is type(before):
-        return len(now) == len(before) and all(map(operator.is_, now, before))
-    return is_same(now, before)
-
-
 def changed_variable(variables: Iterable[Variable]) -> str | None:
     """Return the name of one that has another value now; None if none has."""
     for variable in variables:
         now = variable.get()
-        if now is not variable.value and not _is_same(now, variable.value):
+        if not is_same(now, variable.value):
             return variable.name
         if variable.watched is not None and variable.watched.change() is not None:
             return variable.name

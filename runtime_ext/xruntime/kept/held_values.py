@@ -131,9 +131,11 @@ def is_related(key: Any) -> bool:
 
 
 def is_same(now: Any, old: Any) -> bool:
-    """Whether it is the same object, or an equal constant."""
+    """Whether it is the same object, an equal constant, or a tuple of such."""
     if now is old:
         return True
+    if type(now) is type(old) is tuple:
+        return len(now) == len(old) and all(map(is_same, now, old))
     key = constant_key(now)
     return key is not None and key == constant_key(old)
 

@@ -75,7 +75,9 @@ class StreamCode(CompiledCode, ServedModel):
         if served is None or (served[0].end_reason is not None and not served[0].libraries):
             return super().__call__(args, kwargs)
         libraries, call = served
-        change = self._change()
+        change = self.changed_variable()
+        if self._torch_settings != _settings():
+            change = "a setting of torch's was changed, such as torch.set_default_dtype"
         if change is not None:
             raise CompilationError(
                 f"{self.name} would have to be compiled again: {change}, which compiled code does not"
@@ -130,12 +132,6 @@ class StreamCode(CompiledCode, ServedModel):
             return False
         self.note("not kept: the model was changed")
         return True
-
-    def _change(self) -> str | None:
-        """Return what has changed outside of the model since; None if nothing has."""
-        if self._torch_settings != _settings():
-            return "a setting of torch's was changed, such as torch.set_default_dtype"
-        return self.changed_variable()
 
     def store(self) -> CodeStore:
         store = super().store()

@@ -31,7 +31,6 @@ from xruntime.generation.linear_rows import available, few_rows
 from xruntime.kept.served_model import report_unfinished
 from xruntime.optimization.arguments import OptimizeRequest, checked
 from xruntime.optimization.inference import optimize_for_inference
-from xruntime.optimization.optimized_code import optimized_code
 from xruntime.optimization.run import KnownCall
 from xruntime.optimization.steps import PassOutcome, explain
 from xruntime.program_hook.refusals import (
@@ -270,17 +269,15 @@ class Interception:
     def _give_up(self, state: _ModuleState, module: torch.nn.Module, failure: Exception) -> None:
         """Abandon the optimized form; try fp32 if bf16 was chosen automatically."""
         unfit = isinstance(failure, DifferentError | SlowerError)
-        ran = state.routed is not None
-        form = None if state.routed is None else state.routed.optimized
-        state.routed = None
-        code = optimized_code(form) if form is not None else None
+        routed, state.routed = state.routed, None
+        code = None if routed is None else routed.code
         if code is not None:
             code.report = None  # no call gets the code that it may be compiling
         if unfit and self._auto and self._dtype_for(state, module) is torch.bfloat16:
             state.fp32 = True
             self._say(f"{type(module).__name__}: fp32 is tried, because in bf16 {failure}")
         else:
-            reason = f"{_text(failure)}{'; it ran optimized until now' if ran else ''}"
+            reason = f"{_text(failure)}{'; it ran optimized until now' if routed else ''}"
             kind = PipelineError if isinstance(failure, PipelineError) else UnfitError
             self._refuse(state, module, kind(reason))
 
@@ -305,7 +302,7 @@ class Interception:
         self._parts.update(part for part in module.modules() if part is not module)
         self._parts.update(routed.optimized.modules())
         steps = explain(routed.optimized).steps
-        code = optimized_code(routed.optimized)
+        code = routed.code
         if code is not None:
             code.report = partial(self._report, type(module).__name__)
             steps = tuple([step for step in steps if step.name != "graph"])

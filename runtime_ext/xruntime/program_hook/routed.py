@@ -116,7 +116,7 @@ class RoutedModule:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.optimized = optimize(module, self._sample.copied(), KnownCall(expected))
-                if optimized_code(self.optimized) is None:
+                if self.code is None:
                     sample_args, sample_kwargs = self._sample
                     outputs = self.optimized(*sample_args, **sample_kwargs)
                     self.difference = self._compare(expected, outputs)
@@ -143,7 +143,7 @@ class RoutedModule:
             return self._run(module, *args, **kwargs)
         sizes = sizes_of(args, kwargs)
         # Code that takes over later is compared with the modules by `OptimizedCode`.
-        code = optimized_code(self.optimized)
+        code = self.code
         limit = 2 if code is not None else MAX_COMPARED_SIZES
         if sizes not in self._compared and len(self._compared) < limit:
             return self._compared_call(module, args, kwargs)
@@ -156,6 +156,11 @@ class RoutedModule:
             lambda: self._form_call(module, args, kwargs),
             lambda: self._end_trial(trial, code),
         )
+
+    @property
+    def code(self) -> OptimizedCode | None:
+        """The form's code, that may still be compiled; None without any."""
+        return None if self.optimized is None else optimized_code(self.optimized)
 
     def _takes(self, module: torch.nn.Module, args: Any, kwargs: Any) -> bool:
         """Whether the form may compute a call, which is of the form that it was made for."""
