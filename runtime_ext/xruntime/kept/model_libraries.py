@@ -228,13 +228,10 @@ class CalledModel:
         """Return the store that has room for this model."""
         return store_for(self.model)
 
-    def note_once(self, line: str) -> None:
-        """Report a line that was not reported before."""
-        if line not in self.notes:
-            self.note(line)
-
     def note(self, line: str) -> None:
-        """Report a line, and remember it."""
+        """Report a line that was not reported before, and remember it."""
+        if line in self.notes:
+            return
         self.notes.append(line)
         compile_queue.clear_line()
         (self.report or _log.info)(line)

@@ -62,9 +62,7 @@ class ServedModel(CalledModel):
                 if libraries is None:
                     libraries = self._kinds[key] = CallLibraries(self, key)
         elif libraries is None:
-            self.note_once(
-                f"calls of further forms are not compiled: there are {MAX_FORMS} already"
-            )
+            self.note(f"calls of further forms are not compiled: there are {MAX_FORMS} already")
         return None if libraries is None else (libraries, call)
 
     def changed_variable(self) -> str | None:

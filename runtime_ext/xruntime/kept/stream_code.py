@@ -139,10 +139,6 @@ class StreamCode(CompiledCode, ServedModel):
             raise NotCompiledError(store.temporary, final=False)
         return store
 
-    def note(self, line: str) -> None:
-        if line not in self.notes:
-            super().note(line)
-
     def note_accepted(self, library: Library) -> None:
         self.graphs += 1
         origin = "found" if library.kept else "compiled"

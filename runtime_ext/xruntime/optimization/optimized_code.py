@@ -166,10 +166,10 @@ class OptimizedCode(ServedModel):
         )
 
     def store(self) -> CodeStore:
-        """Return the store that has room for this model; say once if nothing is kept."""
+        """Return the store that has room for this model; say if nothing is kept."""
         store = super().store()
         if store.temporary is not None:
-            self.note_once(f"compiled code is not kept: {store.temporary}")
+            self.note(f"compiled code is not kept: {store.temporary}")
         return store
 
 
