@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -31,7 +32,7 @@ from benchmarks.tuner.recorded import (
 from xlaunch.errors import UsageError
 from xtune.cli.options import parse_search
 from xtune.preparation import SearchTask, prepare
-from xtune.search.workers import HostLock
+from xtune.search.workers import host_locked
 from xtune.space.parameters import BARE, Configuration
 
 
@@ -56,7 +57,7 @@ def record(path: Path, arguments: Sequence[str], options: Options) -> None:
     order = launch_order(plans, options)
     with _opened(path, header, plans, order) as (stream, done):
         say(f"{len(plans) - 1} plans, {len(order)} launches, {done} of them made already")
-        host_lock = HostLock(lambda holder: say(f"waiting for {holder}"))
+        host_lock = partial(host_locked, lambda holder: say(f"waiting for {holder}"))
         walls: list[float] = []
         for number in range(done, len(order)):
             with host_lock():

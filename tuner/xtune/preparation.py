@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from xlaunch.machine import read_machine
@@ -24,7 +25,7 @@ from xtune.request import DEFAULT_BUDGET, SearchRequest
 from xtune.search.budget import Budget, parse_budget
 from xtune.search.events import Observer, require_baseline
 from xtune.search.study import Subject
-from xtune.search.workers import HostLock
+from xtune.search.workers import host_locked
 from xtune.space.hypertune import hypertune_space
 from xtune.space.identities import identify_machine, identify_program, measured_by, read_processor
 from xtune.space.launch_options import INSTANCES
@@ -189,7 +190,7 @@ def _runner(
 def _announced_objective(runner: Runner, observer: Observer) -> tuple[Objective, Launch]:
     """The objective that the bare command announces, and the launch that showed it."""
     unknown = runner.objective
-    host_lock = HostLock(observer.waiting).__call__
+    host_lock = partial(host_locked, observer.waiting)
     limits = Limits(limit_s=runner.timeout_s)
     launch = repeated(lambda: runner.measure(BARE, limits), host_lock, observer.resumed)
     require_baseline(launch, unknown)

@@ -41,7 +41,7 @@ from xtune.search.storage import open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Study, earlier_winners, list_studies, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import HostLock
+from xtune.search.workers import host_locked
 from xtune.show.results import SearchResult
 from xtune.show.words import launches, settings
 from xtune.space.identities import identify_program, installed
@@ -120,7 +120,7 @@ def _metric_printed(asked: SearchRequest) -> str:
     resolver.command(BARE)  # raises if the program is missing
     runner = Runner(resolver, objective, prepare=asked.prepare, cleanup=asked.cleanup)
     runner.reads_output = True
-    with HostLock()():
+    with host_locked():
         require_baseline(runner.measure(BARE, Limits(limit_s=asked.timeout_s)), objective)
     return runner.printed_rate or WALL
 
@@ -158,7 +158,6 @@ def search(
         runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, task.resolver.plan_hash, store.host, first)
-    host_lock = HostLock(observer.waiting)
 
     @contextlib.contextmanager
     def locked_host() -> Iterator[None]:
@@ -166,7 +165,7 @@ def search(
         if runner is not None and runner.printed_rate is not None:
             observer.rate_printed(runner.printed_rate)
             runner.printed_rate = None
-        with host_lock():
+        with host_locked(observer.waiting):
             content = identify_program(task.asked.request).content
             if content not in ("", store.made.content):
                 store.made = store.made._replace(content=content)

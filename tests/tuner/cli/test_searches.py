@@ -22,7 +22,7 @@ from xlaunch.files import runtime_directory
 from xtune.launches.launch import Launch
 from xtune.launches.runner import Runner
 from xtune.launches.suspension import Suspended
-from xtune.search.workers import HostLock
+from xtune.search.workers import host_locked
 
 KEYS = ["verdict", "gain", "interval", "compared_by", "best", "baseline", "launches", "noise"]
 KEYS += ["smallest_gain", "command"]
@@ -253,9 +253,9 @@ def test_the_launch_that_tells_what_is_measured_is_made_again_after_ctrl_z(
 @pytest.mark.long
 def test_the_launch_that_tells_what_is_measured_waits_for_its_turn(desk: Desk) -> None:
     desk.write("tuned.py", "open('launches', 'a')\nprint(\"@hypertune {'name': 'x'}\")\nprint(1)\n")
-    host_lock = HostLock(directory=Path(runtime_directory("xtune", desk.environment)))
+    directory = Path(runtime_directory("xtune", desk.environment))
     with contextlib.ExitStack() as held:
-        held.enter_context(host_lock())
+        held.enter_context(host_locked(directory=directory))
         process = held.enter_context(
             subprocess.Popen(
                 [*XTUNE, "--metric", "@hypertune", "--budget", "2", "--only-params", "--param",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.tuner.search.scripted import RATE, SPACE, ScriptedMeasurer
@@ -16,7 +17,7 @@ from xtune.search.storage import Storage, open_storage
 from xtune.search.strategy import Strategy
 from xtune.search.study import Subject, open_study
 from xtune.search.study_store import StudyStore
-from xtune.search.workers import HostLock, SearchWorker, Watch, this_worker
+from xtune.search.workers import SearchWorker, Watch, host_locked, this_worker
 from xtune.space.identities import MachineIdentity, ProgramIdentity
 from xtune.tuning import Search
 
@@ -72,7 +73,13 @@ def search(
     strategy = Strategy(SPACE, measurer.plan_hash, RATE, host=store.host, seed=seed)
     budget = Budget(launches=launches)
     found = Search(
-        SPACE, strategy, measurer, store, RATE, budget, host_lock=HostLock(directory=locks)
+        SPACE,
+        strategy,
+        measurer,
+        store,
+        RATE,
+        budget,
+        host_lock=partial(host_locked, directory=locks),
     ).run()
     store.update_results(is_last=True)
     return found

@@ -13,7 +13,7 @@ from xlaunch.machine.tree import Tree, file_system_of
 from xtune.errors import StorageError
 from xtune.search import storage as storing
 from xtune.search.storage import default_url, file_url, open_storage
-from xtune.search.workers import HostLock
+from xtune.search.workers import host_locked
 
 MOUNTS = """\
 22 1 8:1 / / rw - ext4 /dev/sda1 rw
@@ -93,10 +93,13 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
         told.append(holder)
         raise EnoughError
 
-    first, second = HostLock(directory=tmp_path), HostLock(waiting, tmp_path)
-    with first(), pytest.raises(EnoughError), second():
+    with (
+        host_locked(directory=tmp_path),
+        pytest.raises(EnoughError),
+        host_locked(waiting, tmp_path),
+    ):
         pass
     assert told == [f"PID {os.getpid()}"]
-    with second():
+    with host_locked(waiting, tmp_path):
         pass
     assert told == [f"PID {os.getpid()}"]

@@ -36,7 +36,7 @@ from xtune.launches.runner import Runner
 from xtune.launches.summaries import compared, kind_in, with_unit
 from xtune.launches.suspension import repeated
 from xtune.preparation import goal_of
-from xtune.search.workers import HostLock
+from xtune.search.workers import host_locked
 from xtune.show.result_text import describe_interval
 from xtune.show.screens import WAITING
 from xtune.show.words import (
@@ -132,16 +132,15 @@ def _compare(
         if not quiet:
             say(WAITING.format(holder=holder))
 
-    host_lock = HostLock(waiting)
     comparison = Comparison(objective, planned=runs or USUAL_RUNS, rule=rule)
     is_shown = not quiet and sys.stderr.isatty()
     try:
         for number in range(options["warmup"]):
-            with host_lock():
+            with host_locked(waiting):
                 _pair(measures, (number % 2, 1 - number % 2))
         while not comparison.is_over:
             began = time.monotonic()
-            with host_lock():
+            with host_locked(waiting):
                 pair = _pair(measures, comparison.plan.order(len(comparison.pairs)))
             pair_s = time.monotonic() - began
             if not comparison.pairs and runs is None:  # now their time is known

@@ -76,23 +76,23 @@ class Watch:
         return now_s - self._seen[number][1] >= self.lease_s
 
 
-class HostLock(NamedTuple):
-    """A context manager factory for launches; the context excludes other launches on this host."""
+@contextlib.contextmanager
+def host_locked(
+    waiting: Callable[[str], None] = lambda _: None, directory: Path | None = None
+) -> Iterator[None]:
+    """Exclude other launches on this host within the block.
 
-    waiting: Callable[[str], None] = lambda _: None
-    """Called with the holder's name before waiting."""
-    directory: Path | None = None
-    """Of the lock; None: the user's private directory for locks on this host."""
+    waiting
+        Called with the holder's name before waiting.
+    directory
+        Of the lock; None: the user's private directory for locks on this host.
+    """
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        def report(descriptor: int) -> None:
-            self.waiting(
-                files.read_record(descriptor).decode(errors="replace") or "another process"
-            )
+    def report(descriptor: int) -> None:
+        waiting(files.read_record(descriptor).decode(errors="replace") or "another process")
 
-        directory = self.directory or files.runtime_directory("xtune", os.environ)
-        with files.locked(f"{directory}/launching.lock", waiting=report) as descriptor:
-            # The last holder's name stays until it is overwritten, so a waiting process reads a name.
-            files.write_record(descriptor, f"PID {os.getpid()}".encode())
-            yield
+    place = directory or files.runtime_directory("xtune", os.environ)
+    with files.locked(f"{place}/launching.lock", waiting=report) as descriptor:
+        # The last holder's name stays until it is overwritten, so a waiting process reads a name.
+        files.write_record(descriptor, f"PID {os.getpid()}".encode())
+        yield
