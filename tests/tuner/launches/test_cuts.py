@@ -102,10 +102,7 @@ def test_what_is_not_steady_is_never_cut(shape: str):
 @pytest.mark.parametrize("kind", MetricKind)
 @pytest.mark.parametrize("goal", Goal)
 def test_only_rates_upwards_and_times_downwards_are_cut(kind: MetricKind, goal: Goal):
-    cuttable = (kind, goal) in ((RATE, MAXIMIZE), (TIME, MINIMIZE))
-    assert may_be_cut(kind, goal) == cuttable
-    cut_at = 1e9 if goal is MAXIMIZE else -1e9
-    assert (lost(series(flat()), cut_at=cut_at, kind=kind, goal=goal) is not None) == cuttable
+    assert may_be_cut(kind, goal) == ((kind, goal) in ((RATE, MAXIMIZE), (TIME, MINIMIZE)))
 
 
 @pytest.mark.parametrize("noise", quick_first(NOISES))

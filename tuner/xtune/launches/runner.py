@@ -45,7 +45,7 @@ from xtune.launches.services import (
     run_command,
 )
 from xtune.launches.summaries import kind_in, name_of
-from xtune.launches.watching import Cutoff, EndedRun, LaunchWatch, Tail, secondary_of
+from xtune.launches.watching import Cutoff, EndedRun, LaunchWatch, Tail, may_be_cut, secondary_of
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.resolution import Resolver
 from xtune.space.user_parameters import replace
@@ -193,14 +193,13 @@ class Runner:
         )
 
     def _race(self, plan: Plan, cut_at: float | None) -> Cutoff | None:
-        objective = self.objective
-        if cut_at is None or objective.metric.startswith(MARK):
+        metric, goal = self.objective.metric, self.objective.goal
+        name, kind = None, MetricKind.TIME
+        if metric != WALL:
+            name, kind = name_of(metric), kind_in(metric)
+        if cut_at is None or metric.startswith(MARK) or not may_be_cut(kind, goal):
             return None
-        count = len(plan.instances)
-        if objective.metric == WALL:
-            return Cutoff(cut_at, objective.goal, None, MetricKind.TIME, count)
-        kind, name = kind_in(objective.metric), name_of(objective.metric)
-        return Cutoff(cut_at, objective.goal, name, kind, count, self.reader.printed)
+        return Cutoff(cut_at, goal, name, kind, len(plan.instances), self.reader.printed)
 
     def _run(
         self, launch: Launch, command: _Command, cutoff: Cutoff | None, limit_s: float | None

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from xlaunch.text import number
 from xtune.launches.launch import Steadiness
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 MIN_VALUES = 10
 """Minimum number of values to detect a warm-up."""
@@ -76,8 +75,6 @@ def judge(values: Sequence[float], *, larger_is_better: bool | None) -> Judgemen
     larger_is_better
         Distinguishes a warm-up from a slow-down; None: unknown, every change is a warm-up.
     """
-    import numpy as np
-
     count = len(values)
     if count < MIN_VALUES:
         # A single value cannot have a warm-up.
@@ -121,8 +118,6 @@ def _variance_of(values: Floats) -> float:
     change. Correlated noise makes the differences of neighbours smaller than those of distant values; the
     ratio gives the autocorrelation.
     """
-    import numpy as np
-
     lag = max(2, min(5, len(values) // 6))
     steps, strides = values[1:] - values[:-1], values[lag:] - values[:-lag]
     # Around their median: a slope is not noise. With coarse values the median step may be zero.
@@ -137,23 +132,17 @@ def _variance_of(values: Floats) -> float:
 
 def _scatter(deviations: Floats) -> float:
     """A robust standard deviation; up to half of the deviations may be outliers."""
-    import numpy as np
-
     return float(_MAD_TO_SIGMA * np.median(np.abs(deviations)))
 
 
 def _trimmed(deviations: Floats, share: float) -> float:
     """The root mean square of the smallest `share` of them."""
-    import numpy as np
-
     smallest = np.sort(np.abs(deviations))[: max(1, int(share * len(deviations)))]
     return float(np.sqrt(np.mean(smallest**2)))
 
 
 def _clip(values: Floats) -> Floats:
     """The values with outliers clipped to the noise around their neighbours."""
-    import numpy as np
-
     half = _NEIGHBOURS // 2
     padded = np.pad(values, half, mode="reflect")
     middle = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1)
@@ -163,8 +152,6 @@ def _clip(values: Floats) -> Floats:
 
 def _partition(values: Floats, variance: float) -> list[int]:
     """The changes of level with the least total cost, ascending."""
-    import numpy as np
-
     count = len(values)
     shortest = max(3, count // 50)
     # The cost of a cut, in variances. Higher for few values, whose noise is uncertain.
@@ -204,8 +191,6 @@ def _steady_start(levels: tuple[SteadyRange, ...]) -> int:
 
 def _after_odd_beginning(values: Floats, start: int) -> int:
     """`start`, moved past outliers at the beginning of the steady part."""
-    import numpy as np
-
     steady_part = values[start:]
     middle = float(np.median(steady_part))
     width = _ODD * (_scatter(steady_part - middle) or _trimmed(steady_part - middle, 0.95))

@@ -16,7 +16,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from xlaunch.metrics.collector import MIN_FOR_P99, MetricTotal, durations, last_tenth, percentile
 from xlaunch.metrics.metric_lines import (
@@ -40,7 +40,9 @@ from xtune.launches.launch import (
     Series,
     Steadiness,
 )
-from xtune.launches.steadiness import Judgement, judge
+
+if TYPE_CHECKING:
+    from xtune.launches.steadiness import Judgement
 
 INSTANCES_NAMED = 3
 """Maximum number of instances that notes name one by one."""
@@ -213,6 +215,8 @@ def summarise(
     known
         Earlier notes, which come first.
     """
+    from xtune.launches.steadiness import judge  # which imports numpy
+
     kind, printed_in = kind or kind_of(metric), unit or ""
     if larger_is_better is None and kind is not MetricKind.VALUE:
         larger_is_better = kind is MetricKind.RATE

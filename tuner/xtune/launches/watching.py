@@ -26,7 +26,6 @@ from xtune.errors import ObjectiveError
 from xtune.launches.announcements import MARK
 from xtune.launches.launch import Goal, Outcome, Secondary, Series, Steadiness
 from xtune.launches.meters import MAX_PAUSE_S, EnergyMeter, MemoryWatch
-from xtune.launches.steadiness import judge
 from xtune.launches.summaries import comparable
 
 Number = TypeVar("Number", int, float)
@@ -50,14 +49,14 @@ def surely_worse(
     Every instance must have been steady for at least as long as it ran before, and its favourable bound
     must not reach the value to beat. The bound is the better of the best of ten batches of the steady
     values, and the one-sided 99.95 % confidence bound of the batches' mean; batches are less correlated
-    than single values. Metrics that are neither rates nor times are never cut.
+    than single values.
 
     series
         Values of the objective's metric so far, for each instance that has any.
     instances
         The number of instances.
     """
-    if not may_be_cut(kind, goal) or len(series) < instances:
+    if len(series) < instances:
         return None
     bounds = []
     for own in series:
@@ -76,6 +75,8 @@ def surely_worse(
 def _favourable_bound(series: Series, *, maximise: bool) -> float | None:
     """The best value that one instance may reach; None if unknown."""
     import numpy as np
+
+    from xtune.launches.steadiness import judge
 
     # The first value does not count, see xlaunch.metrics.collector.
     times, values = series.times_s[1:], series.values[1:]
@@ -159,7 +160,7 @@ SHARE_OF_ONE_CPU = 0.005
 
 
 class Cutoff(NamedTuple):
-    """The value that a launch must beat to continue."""
+    """The value that a launch must beat to continue, of an objective that `may_be_cut`."""
 
     cut_at: float
     goal: Goal
@@ -192,13 +193,6 @@ class LaunchWatch:
     cutoff: Cutoff | None
 
     def __post_init__(self) -> None:
-        cutoff = self.cutoff
-        if (
-            cutoff is not None
-            and cutoff.metric is not None
-            and not may_be_cut(cutoff.kind, cutoff.goal)
-        ):
-            self.cutoff = None
         self._started = time.monotonic()
         self._began: float | None = None
         self._lines: list[LiveLine] = []
@@ -266,7 +260,7 @@ class LaunchWatch:
         """Why it cannot win any more; None if it can."""
         self._take_live()
         if cutoff.metric is None:
-            if cutoff.goal is not Goal.MINIMIZE or self._began is None:
+            if self._began is None:
                 return None
             self._look_at = self._began + cutoff.cut_at
             ran_s = now - self._began
