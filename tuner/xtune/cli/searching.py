@@ -61,16 +61,12 @@ class StartObserver(Observer):
         say(RESUMED)
 
 
-class Interruption(KeyboardInterrupt):
-    """A signal ended the search."""
-
-
 REPEAT_S = 1.0
 """A signal so soon after the first is the same wish, as where a service manager and a shell both send one."""
 
 
 class Signals:
-    """Raises `Interruption` for the first signal of `ENDING` during a search, and for repeated ones later on."""
+    """Raises KeyboardInterrupt for the first signal of `ENDING` during a search, and for repeated ones later on."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -94,9 +90,9 @@ class Signals:
         self._searching = False
 
     def check(self) -> None:
-        """Raise `Interruption` after a signal: Python can lose an exception raised in a callback."""
+        """Raise KeyboardInterrupt after a signal: Python can lose an exception raised in a callback."""
         if self.number is not None:
-            raise Interruption
+            raise KeyboardInterrupt
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:
@@ -105,7 +101,7 @@ class Signals:
         else:
             interrupts = time.monotonic() - self._received_s > REPEAT_S
         if interrupts:
-            raise Interruption
+            raise KeyboardInterrupt
 
 
 def _announce(task: SearchTask, *, verbose: bool) -> None:

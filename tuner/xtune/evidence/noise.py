@@ -176,28 +176,15 @@ def drift_of(controls: Sequence[Control], *, seed: int = 0) -> Drift:
         return Drift(False, 1.0, 0.0, 0.0, 0.0)
     ordered = sorted(controls)
     logs = [control.level for control in ordered]
-    probability = _probability(logs, seed)
-    span = _span(logs)
-    has_drifted = probability <= MAX_PROBABILITY and span >= MIN_SPAN
-    return Drift(
-        has_drifted,
-        probability,
-        _noise(logs),
-        span if has_drifted else 0.0,
-        ordered[-1].at_s - ordered[0].at_s,
-    )
-
-
-def _span(logs: Sequence[float]) -> float:
-    """The range of medians of three neighbours, which ignores single outliers."""
+    # Medians of three neighbours ignore single outliers, and differences of neighbours exclude drift.
     medians = [statistics.median(logs[at : at + 3]) for at in range(max(1, len(logs) - 2))]
-    return math.expm1(max(medians) - min(medians))
-
-
-def _noise(logs: Sequence[float]) -> float:
-    """The noise of controls, from differences of neighbours, which exclude drift."""
+    span = math.expm1(max(medians) - min(medians))
     steps = [abs(after - before) for before, after in itertools.pairwise(logs)]
-    return 1.4826 * statistics.median(steps) / math.sqrt(2.0) if steps else 0.0
+    noise = 1.4826 * statistics.median(steps) / math.sqrt(2.0) if steps else 0.0
+    probability = _probability(logs, seed)
+    has_drifted = probability <= MAX_PROBABILITY and span >= MIN_SPAN
+    lasted_s = ordered[-1].at_s - ordered[0].at_s
+    return Drift(has_drifted, probability, noise, span if has_drifted else 0.0, lasted_s)
 
 
 def _probability(logs: Sequence[float], seed: int) -> float:

@@ -157,17 +157,13 @@ class Requests(NamedTuple):
 
 def requests_of(outputs: Sequence[str]) -> Requests | None:
     """The requests of all generators; None if one of them is not known, so that errors are not seen."""
-    requests_of_each = [_read(output) for output in outputs]
-    readable = [request for request in requests_of_each if request is not None]
-    if not readable or len(readable) < len(requests_of_each):
-        return None
-    return Requests(*map(sum, zip(*readable, strict=True)))
-
-
-def _read(output: str) -> Requests | None:
-    return next(
-        (requests for read in GENERATORS.values() if (requests := read(output)) is not None), None
-    )
+    readable: list[Requests] = []
+    for output in outputs:
+        requests = next(filter(None, (read(output) for read in GENERATORS.values())), None)
+        if requests is None:
+            return None
+        readable.append(requests)
+    return Requests(*map(sum, zip(*readable, strict=True))) if readable else None
 
 
 def _count(pattern: str, output: str) -> int | None:

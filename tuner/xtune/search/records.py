@@ -234,7 +234,10 @@ class ScoreScale:
         """The score of a record; for a cut launch, the score it missed; None for a failure."""
         launch = record.launch
         assert launch is not None
-        value = launch.value if _is_usable(launch, self.objective) else None
+        # The bare command is the reference, even if it breaks a requirement.
+        is_bare, objective = launch.configuration == BARE, self.objective
+        is_usable = objective.has_level(launch) and (is_bare or objective.is_feasible(launch))
+        value = launch.value if is_usable else None
         if launch.outcome is Outcome.CUT and record.step.cut_at is not None:
             value = record.step.cut_at
         level = self.objective.level(value)
@@ -251,12 +254,6 @@ class ScoreScale:
         levels = {host: sum(own) / len(own) for host, own in scores.items()}
         centre = sum(levels.values()) / len(levels) if levels else 0.0
         return {host: level - centre for host, level in levels.items()}
-
-
-def _is_usable(launch: Launch, objective: Objective) -> bool:
-    # The bare command is the reference, even if it breaks a requirement.
-    is_bare = launch.configuration == BARE
-    return objective.has_level(launch) and (is_bare or objective.is_feasible(launch))
 
 
 def _bare(records: Sequence[Record]) -> list[Record]:
