@@ -267,7 +267,6 @@ def test_a_request_is_the_configuration_over_what_was_asked() -> None:
         ),
     )
     resolved = resolver.resolve(configuration)
-    assert resolved.configuration == space.complete(configuration)
     assert resolved.plan == xlaunch.plan(resolved.request.layout, TWO_NODES)
     variables = resolver.environment(configuration).variables
     assert [one["RATE"] for one in variables] == ["2/0", "2/1", "2/2"]

@@ -55,10 +55,7 @@ _MEANINGS: dict[str, tuple[str, dict[Value, Value]]] = {
     # Without numactl, hypertune bound only CPUs (taskset).
     "disable_numactl": (MEMORY, {False: "auto", True: "none"}),
     "disable_iomp": (OMP, {False: "intel", True: "gnu"}),
-    "malloc": (
-        ALLOCATOR,
-        {"pt": "glibc", "default": "glibc", "tc": "tcmalloc", "je": "jemalloc"},
-    ),
+    "malloc": (ALLOCATOR, {"pt": "glibc", "default": "glibc", "tc": "tcmalloc", "je": "jemalloc"}),
 }
 """For each name, the parameter, and the parameter's value for each of hypertune's."""
 

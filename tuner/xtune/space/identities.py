@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import platform
 import re
@@ -23,6 +22,7 @@ from xlaunch.environment.program import Program
 from xlaunch.machine.topology import CPUs, Machine, Topology
 from xlaunch.machine.tree import Tree, parse_fields
 from xlaunch.planning import Request
+from xtune.space.plain_values import digest
 
 _IDENTITY = (
     "vendor_id", "cpu family", "model", "model name", "stepping",  # x86, LoongArch
@@ -118,7 +118,7 @@ class MachineIdentity(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits; equal for machines of one kind."""
-        return _digest(self.facts)[:16]
+        return digest(self.facts)[:16]
 
     def difference(self, other: MachineIdentity) -> str | None:
         """How `other` differs, in one line: ``memory: 64 GiB here, 128 GiB there``; None for the same kind."""
@@ -139,12 +139,12 @@ def identify_machine(machine: Machine, processor: Processor) -> MachineIdentity:
         "processor": "; ".join(processor.models) or "unknown",
         "features": " ".join(processor.features) or "unknown",
         "cores": _cores(topology),
-        "topology": _digest(_shape(topology, topology.online_cpus))[:12],
+        "topology": digest(_shape(topology, topology.online_cpus))[:12],
         "memory": _size(limits.memory_total_bytes),
     }
     if limits.allowed_cpus != topology.online_cpus:
         count = len(limits.allowed_cpus)
-        usable = _digest(_shape(topology, limits.allowed_cpus))[:12]
+        usable = digest(_shape(topology, limits.allowed_cpus))[:12]
         facts["usable CPUs"] = f"{count}, lying as {usable}"
     nodes = [node.id for node in topology.numa_nodes if node.memory_bytes != 0]
     if set(nodes) - set(limits.allowed_nodes):
@@ -189,7 +189,7 @@ def identify_program(request: Request) -> ProgramIdentity:
     program = request.program
     script = _file_of(program.words)
     place = os.getcwd() if program.module else os.path.realpath(script)
-    command = _digest([program.module, program.words, sorted(program.env)])[:16]
+    command = digest([program.module, program.words, sorted(program.env)])[:16]
     content = "" if program.module else _content(script)
     return ProgramIdentity(command, place, content, program.words)
 
@@ -197,7 +197,7 @@ def identify_program(request: Request) -> ProgramIdentity:
 def measured_by(program: ProgramIdentity, generator: str) -> ProgramIdentity:
     """A service with the command of its load generator: another load is another program."""
     words = (*program.words, f"measured by: {generator}")
-    return program._replace(command=_digest([program.command, generator])[:16], words=words)
+    return program._replace(command=digest([program.command, generator])[:16], words=words)
 
 
 def _file_of(words: tuple[str, ...]) -> str:
@@ -221,11 +221,6 @@ def _content(path: str) -> str:
     except (OSError, ValueError):
         return ""
     return "" if len(data) > MAX_FILE_BYTES else hashlib.sha256(data).hexdigest()[:16]
-
-
-def _digest(values: object) -> str:
-    text = json.dumps(values, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _cores(topology: Topology) -> str:

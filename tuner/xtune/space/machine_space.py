@@ -68,7 +68,8 @@ def find_layouts(machine: Machine, request: Request, *, one_instance: bool) -> d
             layout_plan = plan(with_option(request, LAYOUT, text).layout, machine)
         except UsageError:
             continue
-        if not _starves(layout_plan):
+        share = layout_plan.memory_share_bytes
+        if layout_plan.count == 1 or share is None or share >= MIN_SHARE_BYTES:
             by_place.setdefault(_places(layout_plan), (text, layout_plan))
     return dict(by_place.values())
 
@@ -88,11 +89,6 @@ def _places(layout_plan: Plan) -> tuple[object, ...]:
     return layout_plan.count, *sorted(
         [(i.cpus, i.ncores, i.threads) for i in layout_plan.instances]
     )
-
-
-def _starves(layout_plan: Plan) -> bool:
-    share = layout_plan.memory_share_bytes
-    return layout_plan.count > 1 and share is not None and share < MIN_SHARE_BYTES
 
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:

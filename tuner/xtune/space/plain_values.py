@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tuples as plain values for JSON, and back: every value is checked against the annotation of its field."""
+"""Named tuples as plain values for JSON, and back: every value is checked against the annotation of its field.
+
+Also the digest of plain values.
+"""
 
 from __future__ import annotations
 
 import enum
 import functools
+import hashlib
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
@@ -16,6 +21,12 @@ T = TypeVar("T")
 
 _SCALARS: dict[Any, set[type]] = {float: {float, int}, int: {int}, str: {str}, bool: {bool}}
 """The scalar types, and those of the values that each takes."""
+
+
+def digest(plain: Any) -> str:
+    """The SHA-256 of a plain value's JSON, in hexadecimal digits, whatever the order of a dict's names."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def to_plain(value: Any) -> Any:

@@ -11,8 +11,6 @@ one instance on all cores is the same compact or scattered.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -44,6 +42,7 @@ from xtune.space.launch_options import (
     with_variable,
 )
 from xtune.space.parameters import BARE, Configuration, Parameter, Target, Value
+from xtune.space.plain_values import digest
 from xtune.space.spaces import Space
 from xtune.space.user_parameters import fill
 
@@ -54,8 +53,6 @@ MEMORY_BITS = 3
 class ResolvedConfiguration(NamedTuple):
     """A configuration that can be carried out."""
 
-    configuration: Configuration
-    """Complete: every parameter is named."""
     request: Request
     plan: Plan
     plan_hash: str
@@ -102,11 +99,7 @@ class Resolver:
     def own_values(self, configuration: Configuration) -> dict[str, Value]:
         """The values of the program's own parameters; `BARE`: their defaults."""
         complete = self.space.complete({} if configuration == BARE else configuration)
-        own = [
-            parameter.name
-            for parameter in self.space.parameters
-            if parameter.where is Target.PROGRAM
-        ]
+        own = [p.name for p in self.space.parameters if p.where is Target.PROGRAM]
         return {name: complete[name] for name in own}
 
     @functools.cached_property
@@ -201,10 +194,9 @@ class Resolver:
             return error
         plan_hash = self._identify(launch_plan, prepared)
         if self._elsewhere:
-            plan_hash = _digest(
-                {"started": plan_hash, **{name: complete[name] for name in self._elsewhere}}
-            )
-        return ResolvedConfiguration(complete, request, launch_plan, plan_hash)
+            values = {name: complete[name] for name in self._elsewhere}
+            plan_hash = _digest({"started": plan_hash, **values})
+        return ResolvedConfiguration(request, launch_plan, plan_hash)
 
     def _prepare(self, launch_plan: Plan, request: Request) -> Environment:
         return prepare_environment(launch_plan, request.program, self._environment, run=request.run)
@@ -218,19 +210,15 @@ class Resolver:
                 "environment": self._changes(
                     variables, {s.name: s.value for s in settings if s.value is not None}
                 ),
-                "removed": sorted(
-                    [
-                        name
-                        for name in self._users_own.keys() - variables.keys()
-                        if not name.startswith(OPTION_PREFIX)
-                    ]
-                ),
+                "removed": [
+                    name
+                    for name in sorted(self._users_own.keys() - variables.keys())
+                    if not name.startswith(OPTION_PREFIX)
+                ],
             }
             for instance, program, variables, settings in zip(
-                launch_plan.instances,
-                prepared.programs,
-                prepared.variables,
-                prepared.settings,
+                *(launch_plan.instances, prepared.programs),
+                *(prepared.variables, prepared.settings),
                 strict=True,
             )
         ]
@@ -272,8 +260,7 @@ def _program(program: Program) -> dict[str, Any]:
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest(values)[:32]
 
 
 def _leading(size: int, bits: int) -> int:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
-import json
 import math
 import random
 from collections import Counter
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 from xtune.errors import SpaceError
 from xtune.space.conditions import Condition, parse_condition
 from xtune.space.parameters import Configuration, Parameter, Value
-from xtune.space.plain_values import from_plain, to_plain
+from xtune.space.plain_values import digest, from_plain, to_plain
 
 MAX_COUNTED = 10_000
 """Maximum size up to which a space with conditions is counted."""
@@ -114,11 +112,8 @@ class Space:
 
         def distance(choices: Choices) -> tuple[object, ...]:
             moved = [at for at, choice in enumerate(choices) if choice != wanted[at]]
-            return (
-                len(moved),
-                [-at for at in moved],
-                [abs(choices[at] - wanted[at]) for at in moved],
-            )
+            steps = [abs(choices[at] - wanted[at]) for at in moved]
+            return len(moved), [-at for at in moved], steps
 
         return self._configuration(min(self._members, key=distance))
 
@@ -129,8 +124,7 @@ class Space:
         del plain["words"]
         for parameter in plain["parameters"]:
             del parameter["reason"]
-        text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest(plain)[:16]
 
     def parameter(self, name: str) -> Parameter:
         """The parameter of that name. Raises `SpaceError` if there is none."""
