@@ -182,15 +182,6 @@ def test_the_sign_flip_probability_of_many_pairs_is_drawn_and_repeats() -> None:
     assert sign_flip_probability([0.1] * 40) == pytest.approx(1 / 65_537)
 
 
-@pytest.mark.parametrize(
-    ("values", "level", "message"),
-    [([], 0.025, "need 1 or more"), ([math.nan], 0.025, "nan"), ([0.1, 0.2], 0.7, "level is 0.7")],
-)
-def test_what_has_no_interval_is_refused(values: list[float], level: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ratio_interval(values, level=level)
-
-
 @given(
     st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=14), st.sampled_from([0.1, 0.025, 0.002])
 )

@@ -95,25 +95,19 @@ def ratio_interval(
     """The confidence interval with an error of at most `level` on each side.
 
     log_ratios
-        One for each pair, from `log_ratio`; at least one.
+        One for each pair, from `log_ratio`; at least one, and all finite.
     level
-        For each side: 0.025 makes a 95 % interval.
+        For each side, below 0.5: 0.025 makes a 95 % interval.
     step
         See `Objective.step`.
     """
     values = np.asarray(log_ratios, dtype=np.float64)
     count = len(values)
-    if count == 0 or not np.isfinite(values).all():
-        raise ValueError(f"ratio_interval: the log ratios are {list(log_ratios)}; need 1 or more")
-    if not 0.0 < level < 0.5:
-        raise ValueError(f"ratio_interval: the level is {level}; must be in (0, 0.5)")
-    cut = _trimmed(count)
-    centre, error, reach = _student(values, level, cut)
-    low, high = centre - reach, centre + reach
+    centre, error, reach = _student(values, level, _trimmed(count))
     return RatioInterval(
         estimate=math.exp(centre),
-        low=_exp(low),
-        high=_exp(high),
+        low=_exp(centre - reach),
+        high=_exp(centre + reach),
         mean=math.exp(float(values.mean())),
         error=error,
         level=level,

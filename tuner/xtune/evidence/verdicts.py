@@ -198,7 +198,9 @@ def _judged(
         interval = ratio_interval(finalist.seen, level=share, step=finalist.step)
     if finalist.out or interval is None:
         return finalist._replace(interval=interval)
-    keeps_more = _keeps_more(finalist.kept, baseline_kept, share)
+    blocks = list(zip(finalist.kept, baseline_kept, strict=False))
+    better, worse = blocks.count((True, False)), blocks.count((False, True))
+    keeps_more = better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
     return finalist._replace(
         interval=interval, is_gain=_is_gain(interval, rule), keeps_more=keeps_more
     )
@@ -221,14 +223,6 @@ def _is_no_gain(row: FinalistResults, rule: ClaimRule) -> bool:
     interval = row.interval
     is_known = interval is not None and interval.pairs >= MIN_PAIRS
     return is_known and interval is not None and interval.high < 1.0 + rule.min_effect
-
-
-def _keeps_more(
-    kept: Sequence[bool | None], baseline_kept: Sequence[bool | None], share: float
-) -> bool:
-    blocks = list(zip(kept, baseline_kept, strict=False))
-    better, worse = blocks.count((True, False)), blocks.count((False, True))
-    return better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
 
 
 def _fewest_changes(gains: Sequence[FinalistResults], rule: ClaimRule) -> FinalistResults:
