@@ -81,9 +81,7 @@ def begin(
     if asked.metrics[:1] == (AUTO,):
         asked = asked._replace(metrics=(_metric_printed(asked), *asked.metrics[1:]))
         say(f"--metric auto: {asked.metrics[0]}")
-    storage = functools.cache(
-        lambda: open_storage(asked.storage, create=True)
-    )  # opened by the first use
+    storage = functools.cache(lambda: open_storage(asked.storage))  # opened by the first use
     task = prepare(
         asked,
         kept=lambda: [study.subject for study in list_studies(storage())[0]],

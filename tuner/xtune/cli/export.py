@@ -29,12 +29,7 @@ SCHEMA_VERSION = 1
     ]
 )
 def command(
-    *,
-    study: str | None,
-    storage: str | None,
-    output: str | None,
-    force: bool,
-    no_samples: bool,
+    *, study: str | None, storage: str | None, output: str | None, force: bool, no_samples: bool
 ) -> int:
     """Print STUDY, or the latest one, as JSON.
 

@@ -107,10 +107,7 @@ OUTPUT = [
     _option("-q --quiet", None, "Print the verdict only.", is_flag=True),
 ]  # fmt: skip
 
-RESUMING = [
-    STORAGE,
-    _option(*BUDGET, "10m, 1h30m, '40 launches', or both. Default: as begun."),
-]
+RESUMING = [STORAGE, _option(*BUDGET, "10m, 1h30m, '40 launches', or both. Default: as begun.")]
 
 REPORTING = [
     STORAGE,

@@ -260,8 +260,7 @@ def _values_needed(percent: float) -> int:
 
 
 def _too_few(percent: float, count: int) -> str:
-    text = (
-        f"p{percent:g} takes {_values_needed(percent):,} values and there are {count}: run longer"
-    )
+    needed = _values_needed(percent)
+    text = f"p{percent:g} takes {needed:,} values and there are {count}: run longer"
     advised = [percentile for percentile in ADVISED if _values_needed(percentile) <= count]
     return f"{text}, or require p{advised[0]:g}" if advised else text

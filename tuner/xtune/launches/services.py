@@ -243,9 +243,8 @@ def run_command(text: str, option: str, limit_s: float = COMMAND_LIMIT_S) -> str
 
     After `limit_s` it is killed with the processes that it has started.
     """
-    with (
-        tempfile.TemporaryFile() as output
-    ):  # not a pipe, which a process in the background would keep open
+    # Not a pipe, which a process in the background would keep open.
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
                 _words(text, option), stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -294,12 +293,10 @@ class LoadTest:
             {**words_of(self.plan, instance), "port": str(self.first_port + instance.index)}
             for instance in instances
         ]
-        used = (
-            tuple([cpu for instance in instances for cpu in instance.cpus])
-            if self.plan.bound
-            else ()
-        )
-        self._cpus = self.kept_free or (cores_beside(self.machine, used) if used else ())
+        self._cpus = self.kept_free
+        if self.plan.bound and not self._cpus:
+            used = tuple([cpu for instance in instances for cpu in instance.cpus])
+            self._cpus = cores_beside(self.machine, used)
         self._warmup_s = self.service.warmup_s
 
     def wait_until_ready(self) -> Load:
@@ -330,10 +327,9 @@ class LoadTest:
             if awaited is None:
                 for at in waiting:
                     probe = probes.get(at)
-                    is_refused = (
-                        probe and probe.problem and (probe.pid is None or probe.reap() is not None)
-                    )
-                    if probe is None or is_refused:
+                    if probe is None or (
+                        probe.problem and (probe.pid is None or probe.reap() is not None)
+                    ):
                         probe = probes[at] = service.probe(self._words[at])
                     probe.advance(time.monotonic())
                 waiting = {at for at in waiting if probes[at].problem != ""}
@@ -342,10 +338,9 @@ class LoadTest:
                 waiting -= {line.instance for line in lines if awaited in line.text}
             if waiting and time.monotonic() - started > service.ready_timeout_s:
                 ready = substitute(service.ready, self._words[min(waiting)])
-                problem = (
-                    f"({ready}) after {number(service.ready_timeout_s)} s: see --ready-timeout"
-                )
-                return Load((), Outcome.TIMED_OUT, f"the service was not ready {problem}")
+                after = f"after {number(service.ready_timeout_s)} s: see --ready-timeout"
+                problem = f"the service was not ready ({ready}) {after}"
+                return Load((), Outcome.TIMED_OUT, problem)
             pause_s = min(1.5 * pause_s, MAX_PAUSE_S)
         return Load()
 
@@ -354,16 +349,12 @@ class LoadTest:
         with contextlib.ExitStack() as stack:
             generators, files = [], []
             for command in dict.fromkeys(_command_of(measure, words) for words in self._words):
-                request, asked = ProgramRequest(_words(command, "--measure")), RunRequest()
-                generator_plan, prepared = bare_command(
-                    request, asked, self.environment, self.machine
-                )
+                request, options = ProgramRequest(_words(command, "--measure")), RunRequest()
+                prepared = bare_command(request, options, self.environment, self.machine)
                 files.append(stack.enter_context(tempfile.TemporaryFile()))
                 with confined(self._cpus):
                     output = files[-1].fileno()
-                    run = xlaunch.start(
-                        generator_plan, prepared, asked, stdout=output, stderr=output
-                    )
+                    run = xlaunch.start(*prepared, options, stdout=output, stderr=output)
                 generators.append(stack.enter_context(run))
             while not all(generator.wait(0) for generator in generators):
                 if self._has_ended(MAX_PAUSE_S, generators):
@@ -404,10 +395,9 @@ def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Lo
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
             problem = f"the generator failed with exit code {code}: {last}"
             return Load(outputs, Outcome.NO_METRIC, problem)
-    used_s = [instance.cpu_s for report in reports for instance in report.instances]
-    wall_s = max(
-        [instance.wall_s for report in reports for instance in report.instances], default=0.0
-    )
+    instances = [instance for report in reports for instance in report.instances]
+    used_s = [instance.cpu_s for instance in instances]
+    wall_s = max([instance.wall_s for instance in instances], default=0.0)
     is_known = cpus and wall_s >= MIN_BUSY_S and None not in used_s
     busy = sum(filter(None, used_s)) / (wall_s * len(cpus)) if is_known else 0.0
     if busy > MAX_BUSY:
@@ -421,12 +411,9 @@ def load_of(outputs: Sequence[str], reports: Sequence[Report], cpus: CPUs) -> Lo
 
 def _command_of(measure: str, words: Mapping[str, str]) -> str:
     """The generator's command for an instance. **Ex.:** ``-c{64/count}`` of 4 is ``-c16``."""
-    shared = re.sub(
-        r"\{(\d{1,9})/count\}",
-        lambda match: str(max(1, int(match[1]) // int(words["count"]))),
-        measure,
-    )
-    return substitute(shared, words)
+    count = int(words["count"])
+    shared = re.compile(r"\{(\d{1,9})/count\}")
+    return substitute(shared.sub(lambda share: str(max(1, int(share[1]) // count)), measure), words)
 
 
 def _counted(first: int) -> str:

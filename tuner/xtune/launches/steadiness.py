@@ -205,9 +205,8 @@ def _name_of_change(
     values: Floats, start: int, levels: tuple[SteadyRange, ...], *, larger_is_better: bool | None
 ) -> Steadiness:
     steady = float(values[start:].mean())
-    before = [level.mean for level in levels if level.stop <= start] or [
-        float(values[:start].mean())
-    ]
+    before = [level.mean for level in levels if level.stop <= start]
+    before = before or [float(values[:start].mean())]
     reach = SAME_LEVEL * abs(steady)
     faster = larger_is_better is not None and any(
         (mean - steady if larger_is_better else steady - mean) > reach for mean in before

@@ -242,9 +242,8 @@ class LaunchWatch:
         if self._ended_as is not None:
             return
         if self.limit_s is not None and now >= self._started + self.limit_s:
-            self._end(
-                Outcome.TIMED_OUT, f"it took longer than the limit of {number(self.limit_s)} s"
-            )
+            limit = f"the limit of {number(self.limit_s)} s"
+            self._end(Outcome.TIMED_OUT, f"it took longer than {limit}")
         elif self.cutoff is not None and now >= self._look_at:
             spent = time.thread_time()
             reason = self._lost(self.cutoff, now)
@@ -266,9 +265,8 @@ class LaunchWatch:
             ran_s = now - self._began
             if ran_s <= cutoff.cut_at:
                 return None
-            return (
-                f"it ran for {number(ran_s)} s, and the time to beat is {number(cutoff.cut_at)} s"
-            )
+            time_to_beat = f"the time to beat is {number(cutoff.cut_at)} s"
+            return f"it ran for {number(ran_s)} s, and {time_to_beat}"
         series = [
             Series(index, cutoff.metric, tuple(times), tuple(values))
             for index, (times, values) in sorted(self._values.items())
@@ -286,16 +284,15 @@ class LaunchWatch:
             elif self.cutoff is not None and event.metric == self.cutoff.metric:
                 self._take_value(event, self.cutoff)
 
-    def _take_value(self, one: LiveValue, cutoff: Cutoff) -> None:
-        value = one.value
+    def _take_value(self, live: LiveValue, cutoff: Cutoff) -> None:
+        first = cutoff.printed.get(live.metric)
         try:
-            first = cutoff.printed.get(one.metric)
-            value *= comparable(one.metric, cutoff.kind, one.unit, first)[0]
+            factor, _ = comparable(live.metric, cutoff.kind, live.unit, first)
         except ObjectiveError:  # which the launch fails with in the end
             return
-        times, values = self._values.setdefault(one.instance, ([], []))
-        times.append(one.at_s - (self._began or self._started))
-        values.append(value)
+        times, values = self._values.setdefault(live.instance, ([], []))
+        times.append(live.at_s - (self._began or self._started))
+        values.append(live.value * factor)
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._ended_as, self._reason = outcome, reason

@@ -42,7 +42,8 @@ class Budget(NamedTuple):
 
     def __str__(self) -> str:
         parts = [] if self.launches is None else [f"{self.launches} launches"]
-        return ", ".join([*parts, *([] if self.time_s is None else [_duration(self.time_s)])])
+        parts += [] if self.time_s is None else [_duration(self.time_s)]
+        return ", ".join(parts)
 
     def left(self, launches: int, time_s: float, launch_s: float | None) -> float:
         """The launches left after `launches` launches and `time_s` seconds. `launch_s`: of one, if known."""
@@ -134,9 +135,5 @@ def min_launches_for_final(earlier: int) -> int:
 def _duration(time_s: float) -> str:
     hours, seconds_left = divmod(round(time_s), 3600)
     minutes, seconds = divmod(seconds_left, 60)
-    parts = [
-        f"{hours}h" * bool(hours),
-        f"{minutes}m" * bool(minutes),
-        f"{seconds}s" * bool(seconds),
-    ]
-    return "".join(parts) or f"{time_s:g}s"
+    parts = (hours, "h"), (minutes, "m"), (seconds, "s")
+    return "".join([f"{count}{unit}" for count, unit in parts if count]) or f"{time_s:g}s"

@@ -82,15 +82,10 @@ class Storage(NamedTuple):
         from optuna.exceptions import StorageInternalError
 
         # A damaged journal is a JSONDecodeError.
-        failures = (
-            StorageInternalError,
-            sqlalchemy.exc.SQLAlchemyError,
-            OSError,
-            json.JSONDecodeError,
-        )
+        storage_errors = (StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
         try:
             yield
-        except failures as error:
+        except (*storage_errors, OSError, json.JSONDecodeError) as error:
             raise StorageError(f"storage {self.shown} cannot be used: {_reason(error)}") from error
 
 
@@ -217,9 +212,8 @@ def _check_file(path: Path, *, is_journal: bool, must_exist: bool) -> None:
         problem = " does not exist; begin a study with xtune PROGRAM"
     elif not os.access(parent, os.W_OK | os.X_OK):
         another = "copy the file to" if exists else "choose"
-        problem = (
-            f": {parent} is not writable, and locks are kept there; {another} another directory"
-        )
+        where = f"{parent} is not writable, and locks are kept there"
+        problem = f": {where}; {another} another directory"
     elif exists and not os.access(path, os.R_OK | os.W_OK):
         problem = " is not readable and writable; change its mode, or choose another file"
     elif exists and (why := _journal_problem(path) if is_journal else _database_problem(path)):
@@ -268,9 +262,8 @@ def _open(url: str, file: Path | None) -> Storage:
         journal = JournalStorage(JournalFileBackend(str(file)))
         return Storage(journal, url, None, journal)
     if file is None:
-        backend = _with_tables(
-            url, pool_pre_ping=True
-        )  # a server may be restarted between launches
+        # A server may be restarted between launches.
+        backend = _with_tables(url, pool_pre_ping=True)
         return Storage(optuna.storages.get_storage(backend), _shown(url), None, backend)
     from sqlalchemy.pool import NullPool
 

@@ -7,6 +7,7 @@ records lead to the same launch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -284,11 +285,7 @@ class Strategy:
             return []
         means, deviations = self._belief(scale).of(favourites)
         reach = FINALIST_DEVIATIONS * (deviations**2 + deviations[0] ** 2) ** 0.5
-        near = [
-            one
-            for one, is_near in zip(favourites, means >= means[0] - reach, strict=True)
-            if is_near
-        ]
+        near = list(itertools.compress(favourites, means >= means[0] - reach))
         best = self._clear_best(records)
         is_out = best is None or self._hash(best) in out
         lean = favourites[0] if best is None or is_out else self._lean(records, best)

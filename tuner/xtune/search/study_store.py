@@ -242,7 +242,9 @@ class StudyStore:
             launch = decode_result({"value": trial.value} | plain, step)
             check_numbers(step, launch)
             objective = self.study.subject.objective
-            if trial.state is not state_of(launch, objective) and not _had_no_ratio(trial, launch):
+            # An earlier xtune kept a launch as failed if its value was 0 or less.
+            has_ratio = trial.state.name != "FAIL" or launch.value is None or launch.value > 0
+            if trial.state is not state_of(launch, objective) and has_ratio:
                 raise ValueError(
                     f"its state is {trial.state.name}, its outcome {launch.outcome.value}, its value"
                     f" {launch.value}"
@@ -319,8 +321,3 @@ class StudyStore:
 def _place(step: NextLaunch) -> tuple[str, ...]:
     """Identifies a launch: its key, and the plans as they are started now."""
     return (step.key, step.plan_hash, *(() if step.details is None else step.details.plans))
-
-
-def _had_no_ratio(trial: FrozenTrial, launch: Launch) -> bool:
-    """Whether an earlier xtune kept a launch as failed because its value was 0 or less."""
-    return trial.state.name == "FAIL" and launch.value is not None and launch.value <= 0

@@ -75,11 +75,8 @@ class Scale:
     """Positions of values in percent of a length."""
 
     def __init__(self, values: Iterable[float | None], *, linear: bool = False) -> None:
-        finite = [value for value in values if value is not None and abs(value) < MAX_SHOWN] or [
-            0.0,
-            1.0,
-        ]
-        low, high = min(finite), max(finite)
+        shown = [value for value in values if value is not None and abs(value) < MAX_SHOWN]
+        low, high = min(shown, default=0.0), max(shown, default=1.0)
         self._is_log = not linear and low > 0 and high > MAX_LINEAR_RANGE * low
         if self._is_log:
             low, high = math.log10(low), math.log10(high)

@@ -93,43 +93,40 @@ def render_page(result: SearchResult) -> str:
     is_promising = (
         unproven_best is not None and unproven_best.is_promising and unproven_best.value is None
     )
-    page = (
-        page_environment()
-        .get_template("page.html")
-        .render(
-            BARE=BARE,
-            WHERE=WHERE,
-            advice=advice(result),
-            charts=charts,
-            cpu_list=format_cpu_list,
-            cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
-            drawing=str(draw_machine(result.resolver.machine)),
-            effect="difference" if result.objective.step else "ratio",
-            headline=headline[0].upper() + headline[1:],
-            interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
-            json_value=lambda value: "null" if finite(value) is None else repr(value),
-            numactl_line=numactl_line,
-            period=words.period(
-                result.launches[0].began_s,
-                max(launch.began_s + launch.secondary.wall_s for launch in result.launches),
-            ),
-            pieces=lambda configuration: settings_of(configuration, result.space),
-            placement=_placement(result),
-            plain=result.to_plain(),
-            preset=None if result.preset is None else os.path.basename(result.preset),
-            promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
-            differences=words.describe_differences(result.objective),
-            result=result,
-            resume_command=resume_command(result),
-            sentence=_sentence,
-            finalist_word=lambda row: _finalist_word(result, row),
-            text="\n".join(result_lines(result)),
-            times=_times,
-            verdict=result.verdict,
-            versions=_versions(result),
-            warnings=warnings_of(result),
-            words=words,
-        )
+    template = page_environment().get_template("page.html")
+    page = template.render(
+        BARE=BARE,
+        WHERE=WHERE,
+        advice=advice(result),
+        charts=charts,
+        cpu_list=format_cpu_list,
+        cut=sum(launch.outcome is Outcome.CUT for launch in result.launches),
+        drawing=str(draw_machine(result.resolver.machine)),
+        effect="difference" if result.objective.step else "ratio",
+        headline=headline[0].upper() + headline[1:],
+        interval_of=lambda interval: describe_interval(interval, "\N{MULTIPLICATION SIGN}"),
+        json_value=lambda value: "null" if finite(value) is None else repr(value),
+        numactl_line=numactl_line,
+        period=words.period(
+            result.launches[0].began_s,
+            max(launch.began_s + launch.secondary.wall_s for launch in result.launches),
+        ),
+        pieces=lambda configuration: settings_of(configuration, result.space),
+        placement=_placement(result),
+        plain=result.to_plain(),
+        preset=None if result.preset is None else os.path.basename(result.preset),
+        promising=shlex.join(result.resolver.command(result.shown)) if is_promising else "",
+        differences=words.describe_differences(result.objective),
+        result=result,
+        resume_command=resume_command(result),
+        sentence=_sentence,
+        finalist_word=lambda row: _finalist_word(result, row),
+        text="\n".join(result_lines(result)),
+        times=_times,
+        verdict=result.verdict,
+        versions=_versions(result),
+        warnings=warnings_of(result),
+        words=words,
     )
     return f"{page.strip()}\n"
 

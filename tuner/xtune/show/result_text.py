@@ -19,6 +19,7 @@ from xtune.search.budget import MIN_LAUNCHES, MIN_WITH_FINAL
 from xtune.show.results import HEADLINES, SearchResult
 from xtune.show.warnings import ENDINGS, launch_warnings
 from xtune.show.words import (
+    against_bare,
     amount,
     as_good_as,
     counted,
@@ -195,10 +196,8 @@ def _lead(result: SearchResult) -> Iterator[str]:
     shown = settings(unproven_best.configuration, result.space)
     if unproven_best.value is not None:
         shown += f": {amount(unproven_best.value, result.objective)}"
-        step = result.objective.step
-        times = effects(step, unproven_best.ratio)[0] if unproven_best.ratio else ""
-        times += " against" if step else " times"
-        shown += f", {times} the bare command" if unproven_best.ratio else ""
+        if unproven_best.ratio:
+            shown += f", {against_bare(result.objective.step, unproven_best.ratio)}"
     if unproven_best.is_promising:
         command = shlex.join(result.resolver.command(unproven_best.configuration))
         yield f"  most promising, but not proven: {shown}; to try it: {command}"

@@ -113,6 +113,11 @@ def as_good_as(step: float, *factors: float) -> str:
     return f"{shown} better than" if step else f"{shown} times as good as"
 
 
+def against_bare(step: float, factor: float) -> str:
+    """**Ex.:** ``1.04 times the bare command``, ``+0.31 against the bare command``."""
+    return f"{effects(step, factor)[0]} {'against' if step else 'times'} the bare command"
+
+
 def describe_differences(objective: Objective) -> str:
     """How launches are compared, if not by ratios; else empty."""
     if not objective.step:
@@ -283,10 +288,7 @@ def describe_favourite(favourite: Favourite, space: Space, objective: Objective)
     if favourite.ratio is None:
         return shown
     ahead = "the bare command, then " if favourite.ratio < 1.0 else ""
-    if favourite.step:
-        against = effects(favourite.step, favourite.ratio)[0]
-        return f"{ahead}{shown}, {against} against the bare command"
-    return f"{ahead}{shown}, {ratios(favourite.ratio)[0]} times the bare command"
+    return f"{ahead}{shown}, {against_bare(favourite.step, favourite.ratio)}"
 
 
 def describe_resolution(resolution: Resolution, budget: Budget) -> str:
