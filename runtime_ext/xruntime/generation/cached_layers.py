@@ -97,20 +97,22 @@ class GrowingLayer:
             capacity = MIN_POSITIONS
             while capacity <= length + length // 4:  # a sliding layer would fill less at once
                 capacity *= 2
-            grown = [one.new_empty((batch, heads, capacity, width)) for one in (keys, values)]
+            grown = [old.new_empty((batch, heads, capacity, width)) for old in (keys, values)]
             for new, old in zip(grown, (keys, values), strict=True):
                 new[:, :, :length] = old
             room = self._room = Room(grown[0], grown[1], 0, length)
             self._set = (None, None)
         return room
 
-    def extend(self, kept: int) -> None:
-        """Count the position that was written behind the last; keep the last `kept` ones, 0: all."""
+    def extend(self) -> None:
+        """Count the position that was written behind the last; a sliding layer drops its first one if it is full."""
+        layer: Any = self  # of a class of transformers, too
         room = self._room
         assert room is not None
         room.end += 1
-        if kept:
-            room.begin = max(room.begin, room.end - kept)
+        if layer.is_sliding:
+            layer.cumulative_length += 1
+            room.begin = max(room.begin, room.end - (layer.sliding_window - 1))
 
 
 def _view(tensor: torch.Tensor, room: Room) -> torch.Tensor:
@@ -199,7 +201,7 @@ def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
     count, heads, width = shape
     kinds = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
     layers: list[Any] = cache.layers
-    found = set()
+    states = set()
     for layer in layers:
         if getattr(type(layer), "_original_class", type(layer)) not in kinds:
             return None
@@ -207,7 +209,7 @@ def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
             return None
         room = getattr(layer, "_room", None)
         keys, values = (layer.keys, layer.values) if room is None else (room.keys, room.values)
-        if not all(_is_unsubclassed(one) for one in (keys, values)) or keys.shape != values.shape:
+        if not all(map(_is_unsubclassed, (keys, values))) or keys.shape != values.shape:
             return None
         if keys.dtype is not values.dtype or keys.shape[1::2] != (heads, width):
             return None
@@ -216,10 +218,10 @@ def _growing(cache: Any, shape: tuple[int, int, int]) -> CacheView | None:
             positions = layer.cumulative_length
             if length != min(positions, layer.sliding_window - 1):
                 return None
-        found.add((positions, keys.shape[0], keys.dtype))
-    if len(layers) != count or len(found) != 1:
+        states.add((positions, keys.shape[0], keys.dtype))
+    if len(layers) != count or len(states) != 1:
         return None
-    positions, batch, dtype = found.pop()
+    positions, batch, dtype = states.pop()
     if positions < 1:
         return None
     for layer in layers:

@@ -82,18 +82,10 @@ _DTYPE_OF: Final = attrgetter("dtype")
 
 _OF_MODULES: Final = {"training", *vars(nn.Module())}
 
-_TAKEN: Final = frozenset(
-    [
-        "input_ids",
-        "attention_mask",
-        "position_ids",
-        "past_key_values",
-        "use_cache",
-        "logits_to_keep",
-        "return_dict",
-        "cache_position",
-    ]
-)
+_TAKEN: Final = frozenset((
+    "input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
+    "return_dict", "cache_position",
+))  # fmt: skip
 """The arguments that a call may have. Others must be None."""
 
 
@@ -107,12 +99,12 @@ class _Plan:
 
     def __init__(self, model: Any, kind: type[nn.Module]) -> None:
         self.key = object()
-        self.description = made = described(model, kind)
-        self.bytes_a_token = made.bytes_a_token()
-        self._parameters = made.parameters
+        self.description = description = described(model, kind)
+        self.bytes_a_token = description.bytes_a_token()
+        self._parameters = description.parameters
         self._addresses = list(map(_ADDRESS_OF, self._parameters))
         self._dtypes = list(map(_DTYPE_OF, self._parameters))
-        inner = [vars(module) for module in made.modules if module is not model]
+        inner = [vars(module) for module in description.modules if module is not model]
         watched = [
             (table, name, value)
             for own in (*inner, vars(model))
@@ -120,34 +112,36 @@ class _Plan:
             for name, value in table.items()
         ] + [
             (own, name, value)
-            for own in (*map(vars, made.described), vars(model.config))
+            for own in (*map(vars, description.described), vars(model.config))
             for name, value in own.items()
             if name not in _OF_MODULES and isinstance(value, _NUMBERS)
         ]
         # Dictionaries, names, and what must be there: parts and weights, and numbers of modules and config.
-        self._tables, self._names, self._values = (list(it) for it in zip(*watched, strict=True))
-        self._forwards = {it: it.forward for it in {type(module) for module in made.modules}}
+        self._tables, self._names, self._values = map(list, zip(*watched, strict=True))
+        self._forwards = {
+            kind: kind.forward for kind in {type(module) for module in description.modules}
+        }
         self._inner = inner
         self._hooks = [
             own[name] for own in inner for name in ("_forward_hooks", "_forward_pre_hooks")
         ]
-        self.layers = (_Layer * len(made.layers))()
+        self.layers = (_Layer * len(description.layers))()
         """Of each layer all but its cache."""
 
         for layer, parts, window, rotary in zip(
-            self.layers, made.layers, made.windows, made.rotaries, strict=True
+            self.layers, description.layers, description.windows, description.rotaries, strict=True
         ):
             for name, tensor in parts.items():
                 setattr(layer, name, _described(name, tensor))
             layer.window, layer.rotary = window, rotary
         self.step = _Step(
-            layer_count=len(made.layers),
-            **made.sizes._asdict(),
-            **made.numbers,
-            weight_type=_TYPES[made.embedding.dtype],
-            norm_type=_TYPES[made.ends["norm"].dtype],
-            embedding=made.embedding.data_ptr(),
-            **{name: _described(name, tensor) for name, tensor in made.ends.items()},
+            layer_count=len(description.layers),
+            **description.sizes._asdict(),
+            **description.numbers,
+            weight_type=_TYPES[description.embedding.dtype],
+            norm_type=_TYPES[description.ends["norm"].dtype],
+            embedding=description.embedding.data_ptr(),
+            **{name: _described(name, tensor) for name, tensor in description.ends.items()},
         )
         """All that does not change from call to call."""
 
@@ -252,11 +246,11 @@ class DecodeStep:
             if key not in self._proved or self.speed.needs_modules(batch):
                 return self._compared(call, logits, key, partial(call_modules, *args, **kwargs))
             for layer in call.view.layers:
-                _extend(layer)
-        made, elapsed_s = call.plan.description, time.perf_counter() - began
+                layer.extend()
+        description, elapsed_s = call.plan.description, time.perf_counter() - began
         search.add(threads, elapsed_s)
         if search.is_over() and self.speed.add_step(
-            batch, threads, elapsed_s, made.ends["head"], call.plan.bytes_a_token
+            batch, threads, elapsed_s, description.ends["head"], call.plan.bytes_a_token
         ):
             self._tell(self.speed.line or "")
         return self._outputs(logits, call)
@@ -281,7 +275,7 @@ class DecodeStep:
         """Return the modules' outputs; remember whether ours agree."""
         rooms = [layer.room() for layer in call.view.layers]
         ours = [logits[:, 0]]
-        ours += [one[:, :, room.end].clone() for room in rooms for one in (room.keys, room.values)]
+        ours += [t[:, :, room.end].clone() for room in rooms for t in (room.keys, room.values)]
         began = time.perf_counter()
         with linears_of_torch():
             outputs = call_modules()
@@ -331,7 +325,9 @@ class DecodeStep:
             and 0 < tokens.shape[0] <= MAX_BATCH
             and tokens.dtype is torch.int64
             and tokens.is_cpu
-            and all(it is None or it is False or name in _TAKEN for name, it in kwargs.items())
+            and all(
+                value is None or value is False or name in _TAKEN for name, value in kwargs.items()
+            )
             and kwargs.get("use_cache") is not False
             and kwargs.get("return_dict") is not False
             and isinstance(kwargs.get("logits_to_keep", 0), int)
@@ -350,18 +346,24 @@ class DecodeStep:
         plan = self._current_plan()
         if plan is None or plan.is_hooked():
             return None
-        made = plan.description
+        description = plan.description
         if torch.is_autocast_enabled("cpu"):
-            weights = made.embedding.dtype
+            weights = description.embedding.dtype
             if weights is not torch.bfloat16 or torch.get_autocast_dtype("cpu") is not weights:
                 return None
         if (kind := other_kind(cache)) is not None:
-            self._name_cache(kind)
+            if kind not in self._other_kinds:
+                self._other_kinds.add(kind)
+                self._say(
+                    f"calls with a {kind} are not native: the decode step is for a DynamicCache"
+                )
             return None
-        view = growing(cache, (len(made.layers), made.sizes.kv_heads, made.sizes.head_dim))
-        if view is None or view.batch != batch or view.dtype is not made.embedding.dtype:
+        view = growing(
+            cache, (len(description.layers), description.sizes.kv_heads, description.sizes.head_dim)
+        )
+        if view is None or view.batch != batch or view.dtype is not description.embedding.dtype:
             return None
-        if int(tokens.min()) < 0 or int(tokens.max()) >= made.sizes.vocabulary:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= description.sizes.vocabulary:
             return None
         starts = _starts(kwargs.get("attention_mask"), batch, view.positions)
         if starts is None:
@@ -369,32 +371,29 @@ class DecodeStep:
         positions = kwargs.get("position_ids")
         if positions is None:
             positions = torch.full((1, 1), view.positions)
-            if made.family.padded_places:
+            if description.family.padded_places:
                 positions = positions - starts[:, None]
         if type(positions) is not torch.Tensor or positions.dim() != 2:
             return None
         if positions.shape[1] != 1 or positions.shape[0] not in (1, batch):
             return None
         addends = None
-        if made.places is not None:
-            rows = positions[:, 0] + made.place_offset
-            if int(rows.min()) < 0 or int(rows.max()) >= len(made.places):
+        if description.places is not None:
+            rows = positions[:, 0] + description.place_offset
+            if int(rows.min()) < 0 or int(rows.max()) >= len(description.places):
                 return None
-            shape = (batch, made.sizes.hidden)
-            addends = made.places.detach()[rows].float().expand(shape).contiguous()
+            shape = (batch, description.sizes.hidden)
+            addends = description.places.detach()[rows].float().expand(shape).contiguous()
         return _Call(plan, tokens.contiguous(), positions, addends, starts, cache, view)
-
-    def _name_cache(self, kind: str) -> None:
-        if kind not in self._other_kinds:
-            self._other_kinds.add(kind)
-            self._say(f"calls with a {kind} are not native: the decode step is for a DynamicCache")
 
     def _computed(self, call: _Call, threads: int) -> torch.Tensor:
         """Write the next position into the cache's room, and return logits, by so many threads of the team."""
-        made, view = call.plan.description, call.view
-        cosines, sines = _turns(made, call.positions, view.batch)
+        description, view = call.plan.description, call.view
+        cosines, sines = _turns(description, call.positions, view.batch)
         layers = _c_layers(call)
-        logits = torch.empty((view.batch, 1, made.sizes.vocabulary), dtype=made.embedding.dtype)
+        logits = torch.empty(
+            (view.batch, 1, description.sizes.vocabulary), dtype=description.embedding.dtype
+        )
         step = _Step.from_buffer_copy(call.plan.step)
         step.layers = ctypes.addressof(layers)
         step.batch, step.positions, step.threads = view.batch, view.positions, threads
@@ -412,17 +411,17 @@ class DecodeStep:
 
 
 def _turns(
-    made: Description, positions: torch.Tensor, batch: int
+    description: Description, positions: torch.Tensor, batch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of the rotary embeddings, (embeddings, batch, features), dense; without any, empty."""
-    rotary: Any = made.rotary
+    rotary: Any = description.rotary
     if rotary is None:
         return torch.empty(0, 0), torch.empty(0, 0)
     with torch.autocast("cpu", enabled=False):
-        found = [rotary(torch.empty(0), positions, *it) for it in made.rotary_types]
+        pairs = [rotary(torch.empty(0), positions, *kind) for kind in description.rotary_types]
     cosines, sines = (
-        torch.stack([one[:, 0].float().expand(batch, -1) for one in all_of_a_kind])
-        for all_of_a_kind in zip(*found, strict=True)
+        torch.stack([tensor[:, 0].float().expand(batch, -1) for tensor in tensors])
+        for tensors in zip(*pairs, strict=True)
     )
     return cosines, sines
 
@@ -458,15 +457,6 @@ def _no_step() -> None:
     return None
 
 
-def _extend(layer: Any) -> None:
-    """Count the position that a step has written."""
-    if layer.is_sliding:
-        layer.cumulative_length += 1
-        layer.extend(layer.sliding_window - 1)
-    else:
-        layer.extend(0)
-
-
 def _starts(mask: Any, batch: int, positions: int) -> torch.Tensor | None:
     """How many positions of each sequence are padding; None for a mask with holes, or of another kind."""
     if mask is None:
@@ -484,17 +474,17 @@ def _starts(mask: Any, batch: int, positions: int) -> torch.Tensor | None:
 
 def _problem(ours: list[torch.Tensor], theirs: list[torch.Tensor], tolerance: float) -> str | None:
     """How logits (the first), keys and values differ by more than `tolerance`; None if they agree."""
-    for at, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if one.shape != other.shape:
-            return f"shape {tuple(one.shape)}, not {tuple(other.shape)}"
+    for at, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        if own.shape != other.shape:
+            return f"shape {tuple(own.shape)}, not {tuple(other.shape)}"
         largest = float(other.abs().max())
-        difference = float((one.float() - other.float()).abs().max())
+        difference = float((own.float() - other.float()).abs().max())
         if not difference <= tolerance * largest:
             name = "logits" if at == 0 else ("keys", "values")[(at - 1) % 2]
             return f"{name} by {difference:.3g}, where the largest is {largest:.3g}"
-    one, other = ours[0].float(), theirs[0].float()
+    own, other = ours[0].float(), theirs[0].float()
     largest = float(other.abs().max())
-    chosen, best = one.argmax(-1, keepdim=True), other.max(-1, keepdim=True).values
+    chosen, best = own.argmax(-1, keepdim=True), other.max(-1, keepdim=True).values
     behind = float((best - other.gather(-1, chosen)).max())
     return (
         None if behind <= tolerance * largest else f"it chose a logit {behind:.3g} below the best"

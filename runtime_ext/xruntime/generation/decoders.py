@@ -7,6 +7,7 @@ same names that compute something else.
 
 from __future__ import annotations
 
+import itertools
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -98,18 +99,14 @@ class Description(NamedTuple):
 
     def bytes_a_token(self) -> int:
         """Return the bytes of all weights that a token reads."""
-        by_row = [self.places]
-        if not self._is_tied():
-            by_row.append(self.embedding)
+        head = self.ends["head"]
+        is_tied = isinstance(head, torch.Tensor) and head.data_ptr() == self.embedding.data_ptr()
+        by_row = [self.places] if is_tied else [self.places, self.embedding]
         return sum(
             weight.nbytes
             for weight in dict.fromkeys(self.parameters)
-            if not any(weight is one for one in by_row)
+            if not any(weight is other for other in by_row)
         )
-
-    def _is_tied(self) -> bool:
-        head = self.ends["head"]
-        return isinstance(head, torch.Tensor) and head.data_ptr() == self.embedding.data_ptr()
 
 
 def _is_replaced(function: Any) -> bool:
@@ -131,7 +128,7 @@ def transformers_problem() -> str | None:
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if OLDEST <= version <= NEWEST:
         return None
-    oldest, newest = (".".join(map(str, it)) for it in (OLDEST, NEWEST))
+    oldest, newest = (".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
     return f"transformers {transformers.__version__} is not one of {oldest} to {newest}"
 
 
@@ -198,12 +195,12 @@ class _Reader:
             f"it has a {kind.__name__} in the place of a Linear",
         )
         self.known.add(module)
-        found: dict[str, Weight] = {}
+        weights: dict[str, Weight] = {}
         packed = module.packed if issubclass(kind, PackedLinear) else None
         if packed is not None:
             _need(packed.shape == (sum(rows), inputs), f"packed weights have shape {packed.shape}")
             self.parameters.append(packed)
-            found = dict(zip(names.split(), packed.split([*rows]), strict=True))
+            weights = dict(zip(names.split(), packed.split([*rows]), strict=True))
         matrices = {}
         if packed is None:
             shape = [sum(rows), inputs]
@@ -213,17 +210,17 @@ class _Reader:
             matrices["_bias"] = self.weight(module.bias, sum(rows))
         for suffix, whole in matrices.items():
             parts = torch.split(whole.detach(), [*rows])
-            found |= zip([name + suffix for name in names.split()], parts, strict=True)
-        return found
+            weights |= zip([name + suffix for name in names.split()], parts, strict=True)
+        return weights
 
     def norm(self, name: str, module: Any, size: int) -> dict[str, Weight]:
         module = self.part(module, self.family.norms, nn.LayerNorm)
         epsilon = getattr(module, "variance_epsilon", None)
         self.epsilons.add(module.eps if epsilon is None else epsilon)
-        found: dict[str, Weight] = {name: self.weight(module.weight, size)}
+        weights: dict[str, Weight] = {name: self.weight(module.weight, size)}
         if getattr(module, "bias", None) is not None:
-            found[f"{name}_bias"] = self.weight(module.bias, size)
-        return found
+            weights[f"{name}_bias"] = self.weight(module.bias, size)
+        return weights
 
     def embeddings(self, body: Any, place: tuple[str, str]) -> Any:
         module = self.part(attrgetter(place[0])(body), place[1], nn.Embedding)
@@ -248,12 +245,12 @@ class _Reader:
         ends |= self.linear("head", model.lm_head, sizes.hidden, sizes.vocabulary)
         types = sorted(set(config.layer_types)) if family.rotary_by_type else []
         rotary = attrgetter(family.rotary)(body) if family.rotary else None
-        found = Description(
+        description = Description(
             family=family,
             layers=parts,
             windows=[self.window(at) for at in range(count)],
             rotaries=[types.index(config.layer_types[at]) if types else 0 for at in range(count)],
-            rotary_types=[(it,) for it in types] or [()],
+            rotary_types=[(kind,) for kind in types] or [()],
             rotary=None if rotary is None else self.part(rotary, "RotaryEmbedding"),
             embedding=embedding_weight,
             places=None if places is None else self.weight(places.weight, *places.weight.shape),
@@ -263,19 +260,20 @@ class _Reader:
             numbers=self.numbers(layers, embedding),
             parameters=self.parameters,
             modules=list(model.modules()),
-            described=[it for it in self.read if it is not rotary],
+            described=[module for module in self.read if module is not rotary],
         )
-        self.check(found)
-        return found
+        self.check(description)
+        return description
 
-    def check(self, found: Description) -> None:
+    def check(self, description: Description) -> None:
         norms: set[torch.dtype] = set()
-        others = {found.embedding.dtype}
-        for name, tensor in [it for parts in (*found.layers, found.ends) for it in parts.items()]:
+        others = {description.embedding.dtype}
+        weights = [parts.items() for parts in (*description.layers, description.ends)]
+        for name, tensor in itertools.chain.from_iterable(weights):
             if isinstance(tensor, torch.Tensor):
                 (norms if name.removesuffix("_bias").endswith("norm") else others).add(tensor.dtype)
         _need(len(norms) == len(others) == 1, "its weights have several dtypes")
-        for module in found.modules:
+        for module in description.modules:
             silent = isinstance(module, (nn.Dropout, nn.Identity, nn.ModuleList))
             name = type(module).__name__
             _need(silent or module in self.known, f"it has a {name}, which is not described")
@@ -308,40 +306,41 @@ class _Reader:
         inputs = {"output": queries, "down": sizes.intermediate}
         if "query" in family.parts and "key" not in family.parts:
             rows["query"] += 2 * keys
-        found: dict[str, Weight] = {}
+        weights: dict[str, Weight] = {}
         for names, path in family.parts.items():
             if names in ("query_norm", "key_norm"):
                 if path in dict(layer.named_modules()):
-                    found |= self.norm(names, attrgetter(path)(layer), width)
+                    weights |= self.norm(names, attrgetter(path)(layer), width)
             elif names in NORMS:
-                found |= self.norm(names, attrgetter(path)(layer), hidden)
+                weights |= self.norm(names, attrgetter(path)(layer), hidden)
             else:
                 counts = [rows.get(name, sizes.intermediate) for name in names.split()]
                 module = attrgetter(path)(layer)
-                found |= self.linear(names, module, inputs.get(names, hidden), *counts)
-        return found
+                weights |= self.linear(names, module, inputs.get(names, hidden), *counts)
+        return weights
 
     def numbers(self, layers: list[Any], embedding: Any) -> dict[str, float]:
         family, config = self.family, self.config
         attentions = [attrgetter(family.attention)(layer) for layer in layers]
         activations = [attrgetter(family.activation)(layer) for layer in layers]
         self.known.update(activations)
-        names = {type(one).__name__ for one in activations}
+        names = {type(activation).__name__ for activation in activations}
         unknown = sorted(names - _ACTIVATIONS.keys())
         _need(not unknown, f"its activation is {', '.join(unknown)}")
-        said = family.parallel
-        parallel = {bool(getattr(it, said) if isinstance(said, str) else said) for it in layers}
+        parallel: set[bool | str] = {family.parallel}
+        if isinstance(family.parallel, str):
+            parallel = {bool(getattr(layer, family.parallel)) for layer in layers}
         values: dict[str, set[Any]] = {
             "epsilon": self.epsilons,
-            "scale": {float(one.scaling) for one in attentions},
+            "scale": {float(attention.scaling) for attention in attentions},
             "activation": {_ACTIVATIONS[name] for name in names},
             "parallel": parallel,
         }
-        for name, found in values.items():
-            _need(len(found) == 1, f"its layers differ in {name}")
+        for name, distinct in values.items():
+            _need(len(distinct) == 1, f"its layers differ in {name}")
         scale = getattr(embedding, "embed_scale", None)
         return {
-            **{name: found.pop() for name, found in values.items()},
+            **{name: distinct.pop() for name, distinct in values.items()},
             "norm_kind": 0 if family.norms else 1,
             "norm_offset": family.norm_offset,
             "score_cap": (family.score_cap and config.attn_logit_softcapping) or 0,

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 NORMS: Final = (
-    "input_norm",
-    "attention_post_norm",
-    "mlp_norm",
-    "mlp_post_norm",
-    "query_norm",
-    "key_norm",
-)
+    "input_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "query_norm", "key_norm",
+)  # fmt: skip
 LINEARS: Final = ("query", "key", "value", "output", "gate", "up", "down")
 """Names of a layer's parts, each of which may be missing; its bias is NAME_bias."""
 

@@ -46,7 +46,7 @@ def put_into_large_pages(weights: Iterable[torch.Tensor]) -> int:
     same objects with the same values, and no longer depend on the file. Each is dropped from memory once it is
     copied, so there is one copy at a time and at most one tensor more.
     """
-    tensors = list({id(it): it for it in weights}.values())
+    tensors = list({id(weight): weight for weight in weights}.values())
     _copy_from_files(tensors)
     return _collapse(tensors)
 
@@ -101,7 +101,7 @@ def _copy_from_files(tensors: list[torch.Tensor]) -> None:
             groups.setdefault(span, []).append(tensor)
     spans = sorted(groups)
     # Tensors that share a part of their memory would no longer do so.
-    if any(one.end > other.begin for one, other in itertools.pairwise(spans)):
+    if any(before.end > after.begin for before, after in itertools.pairwise(spans)):
         return
     sizes = [-(-(span.end - span.begin) // _ALIGNMENT) * _ALIGNMENT for span in spans]
     if sum(sizes) < _PAGE_BYTES or sum(sizes) > _MAX_SHARE * _available_bytes():
@@ -151,7 +151,7 @@ def _available_bytes() -> float:
 
 def _size(name: str, field: str) -> int:
     """Return a size in a file of /proc, in bytes; 0 without it."""
-    return next((int(it.split()[1]) << 10 for it in lines(name) if it.startswith(field)), 0)
+    return next((int(line.split()[1]) << 10 for line in lines(name) if line.startswith(field)), 0)
 
 
 def _advise(span: _Span, advice: int) -> bool:

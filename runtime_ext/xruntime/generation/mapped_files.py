@@ -27,7 +27,7 @@ class MappedFiles:
     """The private mappings of files that the process has now (proc_pid_maps(5))."""
 
     def __init__(self) -> None:
-        self._mappings = [it for it in map(_mapping, lines("self/maps")) if it is not None]
+        self._mappings = list(filter(None, map(_mapping, lines("self/maps"))))
         self._begins = [mapping.begin for mapping in self._mappings]
 
     def holding(self, begin: int, end: int) -> FileMapping | None:
@@ -58,7 +58,7 @@ def _mapping(line: str) -> FileMapping | None:
     words = line.split(maxsplit=5)
     if len(words) < 6 or not words[1].endswith("p") or not words[5].startswith("/"):
         return None
-    begin, end = (int(it, 16) for it in words[0].split("-"))
+    begin, end = (int(address, 16) for address in words[0].split("-"))
     return FileMapping(begin, end, int(words[2], 16), int(words[4]), words[5])
 
 

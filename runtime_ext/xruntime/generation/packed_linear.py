@@ -39,11 +39,7 @@ class PackedLinear(nn.Linear):
     packed_scales: torch.Tensor
 
     def __init__(
-        self,
-        linear: nn.Module,
-        bits: int,
-        dtype: torch.dtype,
-        packed: PackedWeight | None = None,
+        self, linear: nn.Module, bits: int, dtype: torch.dtype, packed: PackedWeight | None = None
     ) -> None:
         nn.Module.__init__(self)
         weight = matrix(linear)

@@ -36,8 +36,7 @@ _FORMATS: Final = {8: native.PACKED8, 4: native.PACKED4}
 
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 native.declare(
-    "xk_pack_weights",
-    arguments=(_ADDRESS, _INT32, _INT64, _INT64, _INT32, _ADDRESS, _ADDRESS),
+    "xk_pack_weights", arguments=(_ADDRESS, _INT32, _INT64, _INT64, _INT32, _ADDRESS, _ADDRESS)
 )
 native.declare(
     "xk_unpack_weights",
