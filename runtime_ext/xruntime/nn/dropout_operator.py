@@ -16,13 +16,7 @@ import torch
 
 from xruntime import native
 from xruntime.errors import OperatorError
-from xruntime.nn.native_operators import (
-    TYPES,
-    define,
-    differentiate,
-    is_native,
-    refusal_of_dtype,
-)
+from xruntime.nn.native_operators import TYPES, define, differentiate, is_native, refusal_of_dtype
 
 _ADDRESS, _INT64 = ctypes.c_void_p, ctypes.c_int64
 native.declare(

@@ -98,10 +98,11 @@ def check_lookups(lookups: Lookups, tables: int, dtype: torch.dtype) -> None:
     `dtype`: that of the tables and of per-sample weights.
     """
     indices, offsets, factors = lookups.indices, lookups.offsets, lookups.factors
-    for name, given in (("indices", indices), ("offsets", offsets), ("factors", factors)):
-        if len(given) != tables and (given or name == "indices"):
+    lists = (("indices", indices), ("offsets", offsets), ("per-sample weights", factors))
+    for name, tensors in lists:
+        if len(tensors) != tables and (tensors or name == "indices"):
             raise EmbeddingBagError(
-                f"{len(given)} tensors of {_WORDS[name]} for {tables} tables: give one for each table"
+                f"{len(tensors)} tensors of {name} for {tables} tables: give one for each table"
             )
     for table in range(tables):
         index_dtype = indices[table].dtype
@@ -140,9 +141,6 @@ def check_lookups(lookups: Lookups, tables: int, dtype: torch.dtype) -> None:
                 f" {tuple(factors[table].shape)}: they have the tables' dtype, {dtype}, and the shape"
                 f" of the indices, {shape}"
             )
-
-
-_WORDS = {"indices": "indices", "offsets": "offsets", "factors": "per-sample weights"}
 
 
 class BagsCall:

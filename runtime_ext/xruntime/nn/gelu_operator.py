@@ -12,13 +12,7 @@ from typing import Any
 import torch
 
 from xruntime import native
-from xruntime.nn.native_operators import (
-    TYPES,
-    define,
-    differentiate,
-    is_native,
-    refusal_of_dtype,
-)
+from xruntime.nn.native_operators import TYPES, define, differentiate, is_native, refusal_of_dtype
 
 _ADDRESS, _INT32 = ctypes.c_void_p, ctypes.c_int32
 native.declare("xk_gelu", arguments=(_ADDRESS, _ADDRESS, ctypes.c_int64, _INT32, _INT32, _ADDRESS))

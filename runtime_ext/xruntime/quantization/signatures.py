@@ -95,19 +95,16 @@ class Signature:
                 kwargs = {name: named[name] for name in self._keywords}
             flat, spec = pytree.tree_flatten((args, kwargs))
             if spec != self._spec:
+                expected = self._spec.unflatten([given.name for given in self.inputs])
                 raise QuantizationError(
                     f"{self._name} is called with {_described(args, kwargs)}; it was exported for"
-                    f" {self._expected()}"
+                    f" {_described(*expected)}"
                 )
         for one, value in zip(self.inputs, flat, strict=True):
             problem = one.problem(value)
             if problem is not None:
                 raise QuantizationError(f"{self._name}: {problem}")
         return Sample(args, kwargs)
-
-    def _expected(self) -> str:
-        args, kwargs = self._spec.unflatten([given.name for given in self.inputs])
-        return _described(args, kwargs)
 
 
 def export(module: torch.nn.Module, call: Sample, dynamic_shapes: object = None) -> ExportedProgram:

@@ -209,7 +209,10 @@ class MultiStreamModule(torch.nn.Module):
         """Describe the streams, their CPUs and the measured rates, in a few lines."""
         pools = self._streams.pools
         lines = [f"{counted(len(pools), 'stream')} of {self._kind.value}"]
-        lines += [f"  stream {index}: {_share(pool)}" for index, pool in enumerate(pools)]
+        lines += [
+            f"  stream {index}: {plural(len(pool), 'CPU')} {pool}, {counted(len(pool), 'thread')}"
+            for index, pool in enumerate(pools)
+        ]
         if self._search is not None:
             lines.append(
                 "  the number is not decided: the next batches with an item for each stream are measured"
@@ -376,7 +379,3 @@ def _check_hint(name: str, hint: object) -> None:
             f"{name}={hint!r}: it has to be a MultiStreamModuleHint, such as"
             " MultiStreamModuleHint(0), or None"
         )
-
-
-def _share(pool: CPUPool) -> str:
-    return f"{plural(len(pool), 'CPU')} {pool}, {counted(len(pool), 'thread')}"

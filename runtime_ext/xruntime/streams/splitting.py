@@ -37,10 +37,7 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def split(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    hint: MultiStreamModuleHint | None,
-    streams: int,
+    args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None, streams: int
 ) -> list[Call]:
     """Split the call into at most `streams` parts: views of its tensors, each with some items.
 

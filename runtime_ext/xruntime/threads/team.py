@@ -64,9 +64,7 @@ def openmp_team() -> OpenMPTeam:
         if size <= capacity:
             break
         capacity = size
-    return OpenMPTeam(
-        tuple(TeamMember(m.openmp_id, m.thread_id, m.cpu) for m in members[:size]),
-    )
+    return OpenMPTeam(tuple(TeamMember(m.openmp_id, m.thread_id, m.cpu) for m in members[:size]))
 
 
 def team_size() -> int:

@@ -201,9 +201,10 @@ class Converted(QuantizedModule):
         with untraced():
             # The structure is a part of the trace, like all values that are not tensors.
             leaves, structure = pytree.tree_flatten(super().forward(*args, **kwargs))
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf)]
+        values = pytree.tree_leaves((args, kwargs))
+        inputs = [value for value in values if isinstance(value, torch.Tensor)]
         traced = iter(torch.ops.xruntime.int8_module(self._packed(), inputs))
-        leaves = [next(traced) if _is_tensor(leaf) else leaf for leaf in leaves]
+        leaves = [next(traced) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, structure)
 
     def __reduce__(self) -> Any:
@@ -251,7 +252,7 @@ def convert(model: Prepared, inplace: bool = False) -> nn.Module:
         )
     if inplace:
         report(
-            "convert(inplace=True): the prepared model is never changed; use what convert returns",
+            "convert(inplace=True): the prepared model is never changed; use what convert returns"
         )
     if model.waits:
         return ConvertedLater(model)
@@ -264,7 +265,3 @@ def _traceable(module: QuantizedModule) -> Converted:
 
 def _unpacked(archive: torch.Tensor) -> Converted:
     return _traceable(unpack(archive))
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
