@@ -61,10 +61,9 @@ def tune(
     try:
         asked = parse_search(arguments)
     except click.UsageError as error:
-        named = (
-            f"{error.param.name}: " if isinstance(error, click.BadParameter) and error.param else ""
-        )
-        raise UsageError(f"{named}{error.message.rstrip('.')}") from None
+        option = error.param if isinstance(error, click.BadParameter) else None
+        name = f"{option.name}: " if option else ""
+        raise UsageError(f"{name}{error.message.rstrip('.')}") from None
     kept = arguments if function is None else None
     session = begin(asked, kept, observer=observer, function=function)
     with contextlib.closing(session.study.storage):

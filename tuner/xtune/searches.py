@@ -34,6 +34,7 @@ from xtune.search.records import (
     Stage,
     changed_variables,
     digests,
+    ended_launches,
     outdated,
     shown_records,
 )
@@ -93,9 +94,8 @@ def begin(
     for path in asked.tried:
         configuration, left_out = starting_point(path, task.resolver)
         if left_out:
-            say(
-                f"note: {path} is tried without options that are not searched: {', '.join(left_out)}"
-            )
+            names = ", ".join(left_out)
+            say(f"note: {path} is tried without options that are not searched: {names}")
         tried.append(Seed(f"preset {os.path.basename(path)}", configuration))
     directory = os.getcwd()
     study = open_study(storage(), task.subject, asked.study)
@@ -126,9 +126,8 @@ def _metric_printed(asked: SearchRequest) -> str:
 def resumed(task: SearchTask, study: Study) -> SearchSession:
     """A search that continues a study, with the presets that `begin` stored."""
     kept = study.notes.get("tried", ())
-    return SearchSession(
-        task, study, [Seed(origin, Configuration(values)) for origin, values in kept]
-    )
+    tried = [Seed(origin, Configuration(values)) for origin, values in kept]
+    return SearchSession(task, study, tried)
 
 
 def search(
@@ -150,9 +149,7 @@ def search(
         if task.probe is not None:
             _keep_probe(runner, store, task.probe)
         runner.reads_output = task.objective.metric == WALL and not task.asked.metrics
-        runner.reader.learn(
-            [record.launch for record in store.records() if record.launch is not None]
-        )
+        runner.reader.learn(ended_launches(store.records()))
         runner.load_tried = observer.load_tried
     first = [*tried, *earlier_winners(study.storage, task.subject)]
     strategy = _strategy(task, task.resolver.plan_hash, store.host, first)
@@ -310,7 +307,6 @@ def read_records(store: StudyStore, say: Say) -> Sequence[Record]:
     """The records of a study that count; reports those that cannot be read."""
     records = store.records()
     for number, damage in sorted(store.damaged.items()):
-        say(
-            f"warning: trial {number} of study {store.study.name!r} is damaged and left out: {damage}"
-        )
+        trial = f"trial {number} of study {store.study.name!r}"
+        say(f"warning: {trial} is damaged and left out: {damage}")
     return records

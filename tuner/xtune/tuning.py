@@ -31,7 +31,7 @@ from xtune.search.events import (
     SearchOutcome,
     require_baseline,
 )
-from xtune.search.records import NextLaunch, Record, Stage
+from xtune.search.records import NextLaunch, Record, Stage, bare_walls_s, ended_launches
 from xtune.search.strategy import Strategy, final_records
 from xtune.space.parameters import BARE
 from xtune.space.spaces import Space
@@ -183,9 +183,8 @@ class Search:
         return self._conclude(end_reason)
 
     def _search(self) -> EndReason:
-        self.observer.started(
-            Outline(self.space.size, self.strategy.plans, self.budget, len(self._records))
-        )
+        size, plans, earlier = self.space.size, self.strategy.plans, len(self._records)
+        self.observer.started(Outline(size, plans, self.budget, earlier))
         while True:
             try:
                 with self._host_locked():
@@ -317,11 +316,9 @@ class Search:
         launches, elapsed_s = len(self._walls), self._elapsed_s()
         # With what xtune itself does between launches.
         launch_s = elapsed_s / launches if launches else None
-        launches_left = self.budget.left(launches, elapsed_s, launch_s)
+        left = self.budget.left(launches, elapsed_s, launch_s)
         limited_s = launch_s if self.budget.time_s is not None else None
-        return Allowance(
-            launches_left, launches + launches_left, self._since, self._earlier, limited_s
-        )
+        return Allowance(left, launches + left, self._since, self._earlier, limited_s)
 
     def _progress(self, allowance: Allowance, stage: Stage) -> Progress:
         return Progress(len(self._walls), allowance.left, self._elapsed_s(), stage)
@@ -329,12 +326,8 @@ class Search:
     def _limit(self) -> float | None:
         if self.limit_s is not None:
             return self.limit_s
-        bare = [
-            record.launch.secondary.wall_s
-            for record in self._records
-            if record.launch is not None and record.step.configuration == BARE
-        ]
-        return LIMIT_TIMES * max(bare) + LIMIT_MORE_S if bare else self.budget.time_s
+        bare_s = bare_walls_s(self._records)
+        return LIMIT_TIMES * max(bare_s) + LIMIT_MORE_S if bare_s else self.budget.time_s
 
     def _conclude(self, end_reason: EndReason) -> SearchOutcome:
         final = self.strategy.final(self._records)
@@ -369,16 +362,12 @@ class Search:
             had_room = final_size(allowance.total, self._earlier) is not None
         if had_room:
             return self._nothing_to_compare(), None
-        more = needed.launches
-        return (
-            f"the budget was too small for a final; {more} more launches are enough for one",
-            needed,
-        )
+        enough = f"{needed.launches} more launches are enough for one"
+        return f"the budget was too small for a final; {enough}", needed
 
     def _nothing_to_compare(self) -> str:
         """The reason why there was no finalist."""
-        launches = [record.launch for record in self._records if record.step.configuration != BARE]
-        tried = [launch for launch in launches if launch is not None]
+        tried = [launch for launch in ended_launches(self._records) if launch.configuration != BARE]
         if not tried:
             return "only the bare command could be launched"
         measured = [launch for launch in tried if launch.outcome is Outcome.MEASURED]
@@ -392,6 +381,5 @@ class Search:
 def _without_final(records: Sequence[Record]) -> int:
     """The number of launches since the last final, or since the beginning."""
     stages = [record.step.stage for record in records if record.launch is not None]
-    return next(
-        (at for at, stage in enumerate(reversed(stages)) if stage is Stage.FINAL), len(stages)
-    )
+    finals = [at for at, stage in enumerate(stages, start=1) if stage is Stage.FINAL]
+    return len(stages) - max(finals, default=0)

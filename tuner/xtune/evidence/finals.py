@@ -197,11 +197,10 @@ class Final:
     def _advance(self) -> None:
         """Close the complete blocks."""
         while not self.is_over and not self._missing():
-            candidates = [one for one in self.plan.order(self.blocks) if self._is_in(one)]
             block = {
                 candidate: self._made[self.blocks, candidate]
-                for candidate in candidates
-                if self._has(candidate)
+                for candidate in self.plan.order(self.blocks)
+                if self._is_in(candidate) and self._has(candidate)
             }
             self._blocks.append(block)
             for candidate in block.keys() - {BASELINE}:
@@ -231,9 +230,8 @@ class Final:
             self._out[candidate] = f"{len(failed)} of {len(mine)} launches failed ({reason})"
         elif len(broke) > MAX_FAILURES:
             names = ", ".join(requirement.text for requirement in self._objective.requirements)
-            self._out[candidate] = (
-                f"{len(broke)} of {len(mine)} launches broke requirements ({names})"
-            )
+            count = f"{len(broke)} of {len(mine)} launches"
+            self._out[candidate] = f"{count} broke requirements ({names})"
 
     def _look(self) -> None:
         """End the final if it is clear, else drop finalists that are behind."""

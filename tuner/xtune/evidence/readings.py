@@ -78,20 +78,19 @@ def importance_of(
     """
     objective = compared(objective, launches)
     usable: dict[Configuration, list[float]] = {}
-    for one in launches:
-        is_complete = one.configuration.keys() <= {row.name for row in parameters}
-        level = objective.level(one.value)
-        if is_complete and one.outcome is Outcome.MEASURED and level is not None:
-            values = {row.name: one.configuration.get(row.name, row.default) for row in parameters}
-            logs = usable.setdefault(Configuration(values), [])
-            logs.append(level)
+    for launch in launches:
+        given, level = launch.configuration, objective.level(launch.value)
+        is_complete = given.keys() <= {row.name for row in parameters}
+        if is_complete and launch.outcome is Outcome.MEASURED and level is not None:
+            values = {row.name: given.get(row.name, row.default) for row in parameters}
+            usable.setdefault(Configuration(values), []).append(level)
     counts = {
         (row.name, value): sum(configuration[row.name] == value for configuration in usable)
         for row in parameters
         for value in row.values
         if value != row.default
     }
-    columns = [one for one, n in counts.items() if MIN_OF_A_VALUE <= n < len(usable)]
+    columns = [pair for pair, n in counts.items() if MIN_OF_A_VALUE <= n < len(usable)]
     needed = 5 + math.ceil(len(columns) / 2)
     importance = Importance(configurations=len(usable), launches=sum(map(len, usable.values())))
     if not columns:
@@ -102,7 +101,7 @@ def importance_of(
         note = f"{len(usable)} configurations are too few to estimate the effects of {needing}"
         return importance._replace(note=f"{note}; that takes {needed} or more")
 
-    design = np.array([[float(one[name] == value) for name, value in columns] for one in usable])
+    design = np.array([[float(used[name] == value) for name, value in columns] for used in usable])
     target = np.array([sum(logs) / len(logs) for logs in usable.values()])
     fit = _fit(design - design.mean(axis=0), target - target.mean())
     mine = {r.name: [at for at, one in enumerate(columns) if one[0] == r.name] for r in parameters}
@@ -116,7 +115,7 @@ def importance_of(
                 math.exp(fit.effects[at] + way * fit.reach[at]) for way in (0, -1, 1)
             )
             each.append(ValueEffect(columns[at][1], ratio, low, high, counts[columns[at]]))
-        each.sort(key=lambda one: -one.ratio)
+        each.sort(key=lambda effect: -effect.ratio)
         share = variances[row.name] / whole
         matters = bool(fit.sure[mine[row.name]].any())
         settings.append(SettingImportance(row.name, share, tuple(each), matters))
@@ -176,11 +175,11 @@ def front_of(
         theirs = launch.secondary.wall_s if name is None else theirs
         if objective.is_feasible(launch) and mine is not None and theirs is not None:
             rows.setdefault(launch.configuration, []).append((mine, theirs))
-    points = [
-        Point(one, *map(statistics.median, zip(*both, strict=True))) for one, both in rows.items()
-    ]
+    points = []
+    for configuration, pairs in rows.items():
+        points.append(Point(configuration, *map(statistics.median, zip(*pairs, strict=True))))
     ways = objective.sign, second.sign
-    points.sort(key=lambda one: -ways[0] * one.first)
+    points.sort(key=lambda point: -ways[0] * point.first)
     gains = [(ways[0] * point.first, ways[1] * point.other) for point in points]
     return tuple(
         point._replace(is_beaten=any(a >= x and b >= y and (a, b) != (x, y) for a, b in gains))

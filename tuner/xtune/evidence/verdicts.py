@@ -201,9 +201,8 @@ def _judged(
     blocks = list(zip(finalist.kept, baseline_kept, strict=False))
     better, worse = blocks.count((True, False)), blocks.count((False, True))
     keeps_more = better > 0 and bool(special.bdtrc(better - 1, better + worse, 0.5) <= share)
-    return finalist._replace(
-        interval=interval, is_gain=_is_gain(interval, rule), keeps_more=keeps_more
-    )
+    is_gain = _is_gain(interval, rule)
+    return finalist._replace(interval=interval, is_gain=is_gain, keeps_more=keeps_more)
 
 
 def _estimate(row: FinalistResults) -> float:

@@ -93,10 +93,8 @@ class FunctionMeasurer:
         try:
             result = self.function(trial)
         except Exception as error:  # noqa: BLE001 - a failure of the workload
-            wall_s, why = time.monotonic() - started, f"{type(error).__name__}: {error}"
-            return launch._replace(
-                outcome=Outcome.CRASHED, secondary=Secondary(wall_s), notes=(why,)
-            )
+            used, why = Secondary(time.monotonic() - started), f"{type(error).__name__}: {error}"
+            return launch._replace(outcome=Outcome.CRASHED, secondary=used, notes=(why,))
         return self._read(launch, trial, result, time.monotonic() - started)
 
     def _trial(self, configuration: Configuration) -> Trial:

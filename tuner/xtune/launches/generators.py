@@ -192,9 +192,8 @@ def _wrk(output: str) -> Requests | None:
         return None
     sockets = re.findall(r"^\s*Socket errors: (.*)", output, re.MULTILINE)
     lost = sum(map(int, re.findall(r"\d+", sockets[-1]))) if sockets else 0
-    return Requests(
-        answered + lost, lost + (_count(r"Non-2xx or 3xx responses: (\d+)", output) or 0)
-    )
+    refused = _count(r"Non-2xx or 3xx responses: (\d+)", output) or 0
+    return Requests(answered + lost, lost + refused)
 
 
 def _hey_or_oha(output: str) -> Requests | None:
@@ -219,9 +218,8 @@ def _ab(output: str) -> Requests | None:
         return None
     failed = _count(r"^Failed requests:\s+(\d+)", output) or 0
     other_length = _count(r"^\s+\(Connect: .*Length: (\d+)", output) or 0
-    return Requests(
-        requests, failed - other_length + (_count(r"^Non-2xx responses:\s+(\d+)", output) or 0)
-    )
+    refused = _count(r"^Non-2xx responses:\s+(\d+)", output) or 0
+    return Requests(requests, failed - other_length + refused)
 
 
 def _k6(output: str) -> Requests | None:

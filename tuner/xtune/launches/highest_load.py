@@ -39,9 +39,8 @@ class LoadRange(NamedTuple):
 
     def fill(self, measure: str, level: int) -> str:
         """The generator's command with a load. **Ex.:** ``wrk -c{c}``, ``wrk -c{c/count}``."""
-        text = re.sub(
-            rf"\{{{self.name}(/count)?\}}", lambda it: f"{{{level}{it[1] or ''}}}", measure
-        )
+        place = re.compile(rf"\{{{self.name}(/count)?\}}")
+        text = place.sub(lambda match: f"{{{level}{match[1] or ''}}}", measure)
         return text.replace(f"{{{level}}}", str(level))
 
     @property
@@ -130,8 +129,10 @@ def load_at_limit(
         level = highest(holds, loads, start)
     except _EndedError:
         return tried[next(reversed(tried))][1]
-    above = [one for one, (is_good, _) in tried.items() if not is_good and one > (level or 0)]
-    if level is not None and above and tried[min(above)][1].outcome is Outcome.SATURATED:
-        return tried[min(above)][1]
+    above = [
+        load for at, (is_good, load) in sorted(tried.items()) if not is_good and at > (level or 0)
+    ]
+    if level is not None and above and above[0].outcome is Outcome.SATURATED:
+        return above[0]
     level = level or loads.low
     return tried[level][1]._replace(level=(loads.name, level))

@@ -156,9 +156,8 @@ class Proposer:
         merits *= self._success(members, ratings)
         merits *= [FAILED_MERIT if member in failed else 1.0 for member in members]
         # Ties are broken at random: otherwise the order of the space would decide about the untried.
-        order = np.lexsort(
-            (chance.random(len(members)), -np.round(merits / (merits.max() or 1.0), 6))
-        )
+        rounded = np.round(merits / (merits.max() or 1.0), 6)
+        order = np.lexsort((chance.random(len(members)), -rounded))
         again: Configuration | None = None
         for at in map(int, order):
             plan_hash = self.resolve(members[at])

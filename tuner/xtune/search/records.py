@@ -52,6 +52,17 @@ class Provenance(NamedTuple):
         return tuple(texts)
 
 
+def ended_launches(records: Sequence[Record]) -> list[Launch]:
+    """The launches of the records that are not under way."""
+    return [record.launch for record in records if record.launch is not None]
+
+
+def bare_walls_s(records: Sequence[Record]) -> list[float]:
+    """The wall times of the launches of the bare command that have ended."""
+    launches = ended_launches([record for record in records if record.step.configuration == BARE])
+    return [launch.secondary.wall_s for launch in launches]
+
+
 def digests(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()[:DIGEST_DIGITS]
@@ -63,11 +74,10 @@ def outdated(records: Sequence[Record], now: Provenance) -> tuple[tuple[int, ...
     """The numbers, from 1, of the launches with another provenance, and what differs."""
     numbers: list[int] = []
     told: dict[str, None] = {}
-    ended = [record for record in records if record.launch is not None]
-    for number, record in enumerate(ended, start=1):
-        assert record.launch is not None
-        has_value = record.launch.outcome in (Outcome.MEASURED, Outcome.CUT)
-        if has_value and (differences := record.made.differences(now)):
+    ended = [(record.made, record.launch) for record in records if record.launch is not None]
+    for number, (made, launch) in enumerate(ended, start=1):
+        has_value = launch.outcome in (Outcome.MEASURED, Outcome.CUT)
+        if has_value and (differences := made.differences(now)):
             numbers.append(number)
             told.update(dict.fromkeys(differences))
     return tuple(numbers), tuple(told)
@@ -169,9 +179,7 @@ class ScoreScale:
 
     def __init__(self, records: Sequence[Record], objective: Objective) -> None:
         self._records = [record for record in records if record.launch is not None]
-        self.objective = compared(
-            objective, [record.launch for record in self._records if record.launch]
-        )
+        self.objective = compared(objective, ended_launches(self._records))
         self._bare_levels = self._levels_of_hosts()
 
     @cached_property

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xtune.launches.launch import Launch, Objective, Outcome, Requirement
 from xtune.launches.summaries import compared
 from xtune.search.encoding import PREFIX
-from xtune.search.records import Record
+from xtune.search.records import Record, ended_launches
 from xtune.search.study import METRIC_NAMES, RESULTS, RESULTS_OF, Study
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
@@ -94,7 +94,7 @@ def _is_up_to_date(
         if record.launch is not None:
             groups.setdefault(record.step.configuration, []).append(record)
     wanted = {tuple([record.number for record in group]): group for group in groups.values()}
-    launches = [one.launch for group in groups.values() for one in group if one.launch is not None]
+    launches = [launch for group in groups.values() for launch in ended_launches(group)]
     launched_s = sum(launch.secondary.wall_s for launch in launches)
     missing = [numbers for numbers in wanted if numbers not in shown.trials]
     is_stale = len(shown.trials) + len(missing) > len(wanted)
@@ -150,7 +150,7 @@ def _trial(study: Study, records: Sequence[Record]) -> FrozenTrial:
 
     configuration = records[0].step.configuration
     objective = study.subject.objective
-    launches = [record.launch for record in records if record.launch is not None]
+    launches = ended_launches(records)
     measured = [launch for launch in launches if state_of(launch, objective) is TrialState.COMPLETE]
     values = [launch.value for launch in measured if launch.value is not None]
     constraints = constraints_of(measured, objective)
@@ -215,9 +215,8 @@ def distributions_of(configuration: Configuration, space: Space) -> dict[str, Ba
 
 def constraints_of(launches: Sequence[Launch], objective: Objective) -> dict[str, float]:
     """The largest violation of each requirement by measured launches; 0 or less if it is met."""
-    measured = [
-        dict(launch.requirements) for launch in launches if launch.outcome is Outcome.MEASURED
-    ]
+    launches = [launch for launch in launches if launch.outcome is Outcome.MEASURED]
+    measured = [dict(launch.requirements) for launch in launches]
     return {
         requirement.text: max(_excess(requirement, seen.get(requirement.text)) for seen in measured)
         for requirement in objective.requirements

@@ -19,7 +19,15 @@ from xtune.search.ablation import without_each
 from xtune.search.budget import MAX_BLOCKS, MIN_FINAL, FinalSize, final_size
 from xtune.search.events import Allowance, Favourite, Resolution, Seed
 from xtune.search.proposer import Belief, Proposer, failed_plans
-from xtune.search.records import FinalDetails, NextLaunch, Record, ScoreScale, Stage
+from xtune.search.records import (
+    FinalDetails,
+    NextLaunch,
+    Record,
+    ScoreScale,
+    Stage,
+    bare_walls_s,
+    ended_launches,
+)
 from xtune.space.parameters import BARE, Configuration
 from xtune.space.spaces import Space
 
@@ -184,9 +192,8 @@ class Strategy:
             mean = scale.mean_of(self._proposer.resolve(one) or "")
             return mean is not None and mean >= least
 
-        useless = [
-            name for name, one in without_each(self._space, best)[:MAX_CHECKS] if is_as_good(one)
-        ]
+        checked = without_each(self._space, best)[:MAX_CHECKS]
+        useless = [name for name, ablation in checked if is_as_good(ablation)]
         defaults = {name: self._space.parameter(name).default for name in useless}
         lean = self._space.complete({**best, **defaults})
         if lean not in self._space or self._proposer.resolve(lean) is None:
@@ -206,8 +213,8 @@ class Strategy:
             for details, record in final_launches
             if record.launch is not None
         }
-        launched = [record.launch for record in records if record.launch is not None]
-        return Final(final_launches[0][0].plan, compared(self._objective, launched), launches)
+        objective = compared(self._objective, ended_launches(records))
+        return Final(final_launches[0][0].plan, objective, launches)
 
     def final_step(self, final: Final, left: float) -> NextLaunch | None:
         """The next launch of a final; None if it is over, or another block does not fit."""
@@ -227,11 +234,10 @@ class Strategy:
             return None
         earlier = final_records(records)
         attempt = earlier[-1][0].attempt + 1 if earlier else 0
+        changes = [len(self._space.changes(finalist)) for finalist in finalists]
         plan = FinalPlan(
             BARE,
-            tuple(
-                [Finalist(finalist, len(self._space.changes(finalist))) for finalist in finalists]
-            ),
+            tuple(map(Finalist, finalists, changes)),
             planned=min(size.launches // (len(finalists) + 1), max(size.blocks, MAX_BLOCKS)),
             rule=self._rule,
             seed=self._seed + attempt,
@@ -263,14 +269,10 @@ class Strategy:
         self, records: Sequence[Record], size: FinalSize, allowance: Allowance
     ) -> float:
         """The launches to reserve for a final, which may take longer than those so far if time is limited."""
-        bare = [
-            record.launch.secondary.wall_s
-            for record in records
-            if record.launch is not None and record.step.configuration == BARE
-        ]
-        if not allowance.launch_s or not bare:
+        bare_s = bare_walls_s(records)
+        if not allowance.launch_s or not bare_s:
             return size.launches
-        return size.blocks * (size.finalists + max(1.0, max(bare) / allowance.launch_s)) + 1.0
+        return size.blocks * (size.finalists + max(1.0, max(bare_s) / allowance.launch_s)) + 1.0
 
     def _finalists(self, records: Sequence[Record], count: int) -> list[Configuration]:
         """The best, and its lean form if there is room for both, or in its place."""

@@ -100,9 +100,8 @@ class Scale:
             values = values[:: 1 + len(values) // (2 * TICKS)]
         else:
             power = 10.0 ** math.floor(math.log10(self._width / TICKS))
-            step = next(
-                f * power for f in (1, 2, 5, 10) if f * power * TICKS >= 0.999 * self._width
-            )
+            steps = [factor * power for factor in (1, 2, 5, 10)]
+            step = next(step for step in steps if step * TICKS >= 0.999 * self._width)
             values = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
         return [(self.at(value), number(value)) for value in values]
 

@@ -89,10 +89,8 @@ def check_page(path: str, *, force: bool = False) -> None:
 
 def render_page(result: SearchResult) -> str:
     """The whole file."""
-    headline, unproven_best = HEADLINES[result.verdict.kind], result.unproven_best
-    is_promising = (
-        unproven_best is not None and unproven_best.is_promising and unproven_best.value is None
-    )
+    headline, best = HEADLINES[result.verdict.kind], result.unproven_best
+    is_promising = best is not None and best.is_promising and best.value is None
     template = page_environment().get_template("page.html")
     page = template.render(
         BARE=BARE,

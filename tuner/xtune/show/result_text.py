@@ -224,9 +224,8 @@ def _mattered(result: SearchResult) -> Iterator[str]:
         change, times = f"{left_out.name}={left_out.value}", "" if step else " times as good"
         lines.append(f"  without its {change}: {ratio}{times}, {low} to {high}")
     for row in importance.settings:
-        if row.matters and any(
-            abs(effect.ratio - 1.0) >= MIN_EFFECT_SHOWN for effect in row.effects
-        ):
+        largest = max([abs(effect.ratio - 1.0) for effect in row.effects], default=0.0)
+        if row.matters and largest >= MIN_EFFECT_SHOWN:
             best = row.effects[0]
             ratio, low, high = effects(step, best.ratio, best.low, best.high)
             times = "against" if step else "times"
@@ -273,7 +272,9 @@ def _front(result: SearchResult) -> Iterator[str]:
     points = result.front
     title = f"front of {result.objective.metric} and {second.metric}"
     if len(points) < 2:
-        yield f"  {title}: none, because {_too_few(len(points), result)}"
+        few = "only one configuration" if points else "no launch"
+        meets = " and meets the requirements" if result.objective.requirements else ""
+        yield f"  {title}: none, because {few} has both values{meets}"
         return
     front = [point for point in points if not point.is_beaten]
     yield f"  {title} ({len(front)} of {len(points)}):"
@@ -282,8 +283,3 @@ def _front(result: SearchResult) -> Iterator[str]:
         yield f"    {settings(point.configuration, result.space)}: {both}"
     if len(front) > MAX_FRONT_SHOWN:
         yield f"    and {len(front) - MAX_FRONT_SHOWN} more"
-
-
-def _too_few(count: int, result: SearchResult) -> str:
-    meets = " and meets the requirements" if result.objective.requirements else ""
-    return f"{'only one configuration' if count else 'no launch'} has both values{meets}"

@@ -17,7 +17,7 @@ from xtune.launches.launch import Launch, Objective, Outcome
 from xtune.launches.summaries import compared, with_unit
 from xtune.search.ablation import Ablation, ablations_of
 from xtune.search.events import EndReason, Favourite, Resolution
-from xtune.search.records import Record, ScoreScale
+from xtune.search.records import Record, ScoreScale, ended_launches
 from xtune.search.study import Subject
 from xtune.show.words import broken_requirements
 from xtune.show.words import launches as counted_launches
@@ -99,7 +99,7 @@ class SearchResult(NamedTuple):
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        return tuple([record.launch for record in self.records if record.launch is not None])
+        return tuple(ended_launches(self.records))
 
     @property
     def wall_s(self) -> float:
@@ -226,7 +226,7 @@ class SearchResult(NamedTuple):
         if not chosen:
             met = [launch for launch in self.launches if self.objective.is_feasible(launch)]
             chosen = list(dict.fromkeys(o.configuration for o in met if o.configuration != BARE))
-            chosen.sort(key=lambda one: -self.objective.sign * (self.median(one) or 0.0))
+            chosen.sort(key=lambda launched: -self.objective.sign * (self.median(launched) or 0.0))
         return {BARE: "bare"} | dict(zip(chosen, "ABCDE"[:MAX_LABELS], strict=False))
 
     @property

@@ -13,7 +13,7 @@ from xtune.evidence.noise import Control, disturbance_of, drift_of, noise_cautio
 from xtune.evidence.verdicts import FinalistResults, VerdictKind
 from xtune.launches.launch import Launch, Objective, Outcome, Steadiness
 from xtune.search.events import EndReason
-from xtune.search.records import Record, Stage, outdated
+from xtune.search.records import Record, Stage, ended_launches, outdated
 from xtune.show.results import SearchResult
 from xtune.show.words import effects, launches, percent, spans
 from xtune.space.parameters import BARE, Configuration
@@ -43,7 +43,8 @@ class ResultWarning(NamedTuple):
 
 def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator[ResultWarning]:
     """Warnings that follow from the launches alone."""
-    seen = [shared_with(record.launch) for record in records if record.launch is not None]
+    ended = ended_launches(records)
+    seen = [shared_with(launch) for launch in ended]
     numbers = [number for number, note in enumerate(seen, start=1) if note]
     if numbers and len(numbers) >= MIN_SHARED * len(seen):
         whose = "its" if len(numbers) == 1 else "their"
@@ -52,14 +53,11 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
             f"{launches(len(numbers))} of {len(seen):,} ({spans(numbers)}) shared {whose} CPUs with"
             f" other work; the last: {seen[numbers[-1] - 1]}",
         )
-    ended_launches = [record.launch for record in records if record.launch is not None]
-    failed = [
-        note for launch in ended_launches for note in launch.notes if note.startswith("--cleanup ")
-    ]
+    notes = [note for launch in ended for note in launch.notes]
+    failed = [note for note in notes if note.startswith("--cleanup ")]
     if failed:
-        yield ResultWarning(
-            "cleanup", f"after {launches(len(failed))} of {len(ended_launches):,}: {failed[-1]}"
-        )
+        where = f"after {launches(len(failed))} of {len(ended):,}"
+        yield ResultWarning("cleanup", f"{where}: {failed[-1]}")
     caution = disturbance_of(final_pairs(records))
     if caution:
         yield ResultWarning("waiting", f"whether the settings made the difference is {caution}")
@@ -75,9 +73,8 @@ def launch_warnings(records: Sequence[Record], objective: Objective) -> Iterator
         if caution:
             where = f"host {host}: " if len(hosts) > 1 else ""
             yield ResultWarning("drift", where + caution)
-    medians = [
-        statistics.median(control.level for control in controls) for controls in hosts.values()
-    ]
+    levels = [[control.level for control in controls] for controls in hosts.values()]
+    medians = list(map(statistics.median, levels))
     between = math.expm1(max(medians) - min(medians)) if medians else 0.0
     if between > MIN_HOST_DIFFERENCE:
         yield ResultWarning(
@@ -156,9 +153,11 @@ def _search_and_final(result: SearchResult, leader: FinalistResults) -> Iterator
     """Warn if the launches before the final contradict the final."""
     interval = leader.interval
     assert interval is not None
-    early = [record.launch for record in result.records if record.step.stage is not Stage.FINAL]
+    early = [record for record in result.records if record.step.stage is not Stage.FINAL]
     mine, bare = (
-        result.levels([one for one in early if one is not None and one.configuration == wanted])
+        result.levels(
+            [launch for launch in ended_launches(early) if launch.configuration == wanted]
+        )
         for wanted in (leader.configuration, BARE)
     )
     if not mine or not bare:

@@ -285,15 +285,12 @@ def _layout(
     if ninstances is None and ncores is None and everywhere:
         return ALL_CORES
     if not everywhere:
-        nodes = request.layout.numa_nodes or tuple(
-            [node.id for node in machine.topology.numa_nodes]
-        )
-        asked = asked.replace(numa_nodes=nodes[:1])
+        every_node = tuple([node.id for node in machine.topology.numa_nodes])
+        asked = asked.replace(numa_nodes=(request.layout.numa_nodes or every_node)[:1])
     try:
         layout_plan = plan(asked.layout, machine)
-        text = str(
-            Layout(layout_plan.count, min(instance.ncores for instance in layout_plan.instances))
-        )
+        smallest = min(instance.ncores for instance in layout_plan.instances)
+        text = str(Layout(layout_plan.count, smallest))
         same = plan(with_option(request, LAYOUT, text).layout, machine)
     except UsageError:
         return None

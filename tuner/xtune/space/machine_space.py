@@ -86,9 +86,8 @@ def counts_of(plans: Iterable[Plan], parameter: str = LAYOUT) -> list[DerivedVal
 
 def _places(layout_plan: Plan) -> tuple[object, ...]:
     """The placement of a layout, independent of the numbering of its instances."""
-    return layout_plan.count, *sorted(
-        [(i.cpus, i.ncores, i.threads) for i in layout_plan.instances]
-    )
+    places = [(i.cpus, i.ncores, i.threads) for i in layout_plan.instances]
+    return layout_plan.count, *sorted(places)
 
 
 def _budget(whole: Plan, pool: int, request: Request) -> int:
@@ -274,9 +273,8 @@ def _placement(
         return plan(one.layout, machine).instances != plan(other.layout, machine).instances
 
     def spans_nodes(_: Request, other: Request) -> bool:
-        return any(
-            len(instance.memory_nodes) > 1 for instance in plan(other.layout, machine).instances
-        )
+        instances = plan(other.layout, machine).instances
+        return any(len(instance.memory_nodes) > 1 for instance in instances)
 
     nodes = len(memory_nodes(machine).usable)
     auto, interleave = MemoryPolicy.AUTO, MemoryPolicy.INTERLEAVE

@@ -174,12 +174,9 @@ class Resolver:
         request = self.request(configuration)
         values = {option.key: value for option, value in _changed(request)}
         for name in [p.name for p in self.space.parameters if p.where is Target.OPTION]:
+            fields = [OPTION_KEYS.get(name, name)] if name in OPTIONS else []
             if name == LAYOUT:
-                fields: tuple[str, ...] = (
-                    ("mode",) if request.layout.mode else ("instances", "ncores")
-                )
-            else:
-                fields = (OPTION_KEYS.get(name, name),) if name in OPTIONS else ()
+                fields = ["mode"] if request.layout.mode else ["instances", "ncores"]
             values |= {field: request.options()[field] for field in fields}
         return preset_text({k: v for k, v in values.items() if k not in NAMING}, use=use)
 
@@ -379,8 +376,10 @@ def _value(parameter: Parameter, asked: Request, machine: Machine) -> Value | No
         wanted = plan(asked.layout, machine).instances
         return next((v for v in parameter.values if _planned(asked, v, machine) == wanted), None)
     # Try `intel+active` before `intel`: it also sets a variable.
-    for value in sorted(parameter.values, key=lambda one: -len(str(one))):
-        if _same(with_option(asked, parameter.name, value), asked):
+    for value in sorted(parameter.values, key=lambda value: -len(str(value))):
+        changed = with_option(asked, parameter.name, value)
+        same_env = dict(changed.program.env) == dict(asked.program.env)
+        if same_env and changed.replace(env=()) == asked.replace(env=()):
             return value
     return None
 
@@ -390,11 +389,6 @@ def _planned(asked: Request, layout: Value, machine: Machine) -> object:
         return plan(with_option(asked, LAYOUT, layout).layout, machine).instances
     except UsageError:
         return None
-
-
-def _same(one: Request, other: Request) -> bool:
-    same_env = dict(one.program.env) == dict(other.program.env)
-    return same_env and one.replace(env=()) == other.replace(env=())
 
 
 def _left_out(
