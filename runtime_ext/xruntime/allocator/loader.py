@@ -136,14 +136,14 @@ def _is_only_a_reference(address: int) -> bool:
 
     musl has no dladdr1, and its dlsym never returns a reference.
     """
-    found, entry = _DlInfo(), ctypes.c_void_p()
+    symbol_info, entry = _DlInfo(), ctypes.c_void_p()
     try:
         ask = _loader("dladdr1")
     except AttributeError:
         return False
-    if not ask(address, ctypes.byref(found), ctypes.byref(entry), RTLD_DL_SYMENT):
+    if not ask(address, ctypes.byref(symbol_info), ctypes.byref(entry), RTLD_DL_SYMENT):
         return False
-    if not entry.value or found.address != address:
+    if not entry.value or symbol_info.address != address:
         return False
     offset = 6 if ctypes.sizeof(ctypes.c_void_p) == 8 else 14
     return ctypes.c_uint16.from_address(entry.value + offset).value == 0

@@ -75,7 +75,7 @@ class PackedWeight:
         """
         outputs, inputs = weight.shape
         groups = -(-inputs // GROUP)
-        if weight.numel() and not all(bool(it.isfinite()) for it in torch.aminmax(weight)):
+        if weight.numel() and not all(bool(bound.isfinite()) for bound in torch.aminmax(weight)):
             raise OperatorError("weights that are not finite cannot be packed")
         values = torch.empty((outputs, groups * GROUP * bits // 8), dtype=torch.uint8)
         scales = torch.empty((outputs, groups), dtype=torch.bfloat16)

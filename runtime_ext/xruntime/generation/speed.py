@@ -107,12 +107,12 @@ def slow_reasons(machine: Machine, threads: int, has_large_pages: bool) -> str:
     """Return what on a machine may keep a step from reading memory fast, and what to do."""
     from xlaunch.doctor.decoding import machine_causes
 
-    found = machine_causes(machine, threads)
+    causes = machine_causes(machine, threads)
     if has_large_pages:
-        found.append("weights in small pages, unless optimize had inplace=True")
+        causes.append("weights in small pages, unless optimize had inplace=True")
     else:
-        found.append("no pages of 2 MiB (transparent huge pages: never)")
-    return "; ".join([*found, "or other programs (xlaunch doctor shows them)"])
+        causes.append("no pages of 2 MiB (transparent huge pages: never)")
+    return "; ".join([*causes, "or other programs (xlaunch doctor shows them)"])
 
 
 def _read_rate(head: torch.Tensor | PackedWeight) -> float:

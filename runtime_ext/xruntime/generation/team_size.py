@@ -68,7 +68,9 @@ class _Steps:
         name, began = threading.get_ident(), time.perf_counter()
         with self._lock:
             self._threads[name] = (float("inf"), cpus)
-            self._threads = {at: it for at, it in self._threads.items() if it[0] > began}
+            self._threads = {
+                at: thread for at, thread in self._threads.items() if thread[0] > began
+            }
             sharing = sum(not cpus.isdisjoint(mask) for _, mask in self._threads.values())
             counts = len(self._threads), sharing
         try:
@@ -113,7 +115,9 @@ class Search:
     def threads(self) -> int:
         """Return the number for the next step."""
         with self._lock:
-            best, other = (len(self._times.get(one, ())) for one in (self.best, self._other))
+            best, other = (
+                len(self._times.get(threads, ())) for threads in (self.best, self._other)
+            )
             return self._other if self._other and other < best else self.best
 
     def add(self, threads: int, seconds: float) -> None:
@@ -127,7 +131,7 @@ class Search:
                     self._begin(min(2 * self.best, self._most))
                 return
             self._times.setdefault(threads, []).append(seconds)
-            best, other = (self._times.get(one, []) for one in (self.best, self._other))
+            best, other = (self._times.get(number, []) for number in (self.best, self._other))
             timed = min(len(best), len(other))
             if timed < 2:
                 return

@@ -148,7 +148,7 @@ def _checked_shapes(
     gradients: Tensors, rows: Sequence[int], lookups: Lookups, positions: Tensors
 ) -> list[tuple[int, int]]:
     """Check the gradients of results; return the shapes of their tables."""
-    shapes = [(count, one.shape[-1]) for one, count in zip(gradients, rows, strict=True)]
+    shapes = [(count, gradient.shape[-1]) for gradient, count in zip(gradients, rows, strict=True)]
     check_gradients(gradients, [dim for _, dim in shapes], lookups, positions)
     return shapes
 
@@ -171,7 +171,7 @@ def _dense_gradients_fake(
     gradients: Tensors, rows: Sequence[int], positions: Tensors, *lookups: Any
 ) -> list[torch.Tensor]:
     shapes = _checked_shapes(gradients, rows, Lookups(*lookups), positions)
-    return [one.new_empty(shape) for one, shape in zip(gradients, shapes, strict=True)]
+    return [gradient.new_empty(shape) for gradient, shape in zip(gradients, shapes, strict=True)]
 
 
 define(
@@ -188,7 +188,7 @@ def _sparse_gradients(
     """Return the rows that are named and their gradients."""
     bags = Lookups(*lookups)
     shapes = _checked_shapes(gradients, rows, bags, positions)
-    room = [min(count, one.numel()) for count, one in zip(rows, bags.indices, strict=True)]
+    room = [min(count, indices.numel()) for count, indices in zip(rows, bags.indices, strict=True)]
     numbers = [torch.empty(count, dtype=torch.int64) for count in room]
     # What stays unused of a large tensor takes no memory.
     values = [

@@ -152,11 +152,11 @@ class _Search:
             floats = [name for name in self.conf.names("float") if name not in fixed]
             step = self._report("compiled", "", accuracy, floats)
             if step.allowed:
-                return Autotuned(
-                    module, module.conf, self.float_accuracy, accuracy, tuple(self.steps)
-                )
+                steps = tuple(self.steps)
+                return Autotuned(module, module.conf, self.float_accuracy, accuracy, steps)
             order = order or self._most_harmful_first(fixed)
-            name = next((one for one in order if one in self.conf.names("int8")), None)
+            quantized = self.conf.names("int8")
+            name = next((name for name in order if name in quantized), None)
             if name is None:
                 raise self._impossible()
             self.conf.keep_float(name)
@@ -174,12 +174,17 @@ class _Search:
         changed = True
         while changed:
             changed = False
-            for name in reversed([one for one in order if one in self.conf.names("float")]):
+            for name in reversed(self._floats(order)):
                 self.conf.use_int8(name)
-                if self._try("int8", name, [o for o in order if o in self.conf.names("float")]):
+                if self._try("int8", name, self._floats(order)):
                     changed = True
                 else:
                     self.conf.keep_float(name)
+
+    def _floats(self, order: Sequence[str]) -> list[str]:
+        """Return the operators that are float now."""
+        floats = self.conf.names("float")
+        return [name for name in order if name in floats]
 
     def _most_harmful_first(self, fixed: frozenset[str]) -> list[str]:
         """Order the operators that may be turned back by the error that each alone causes."""
@@ -259,8 +264,8 @@ def _outputs(graph: torch.fx.GraphModule, call: Sample) -> list[torch.Tensor]:
 def _relative_error(expected: list[list[torch.Tensor]], seen: list[list[torch.Tensor]]) -> float:
     """Return the squared error of all outputs, each relative to its own squares."""
     error = 0.0
-    for wanted, found in zip(expected, seen, strict=True):
-        for left, right in zip(wanted, found, strict=True):
+    for call_expected, call_seen in zip(expected, seen, strict=True):
+        for left, right in zip(call_expected, call_seen, strict=True):
             squares = left.square().sum().item()
             error += (left - right).square().sum().item() / (squares or 1.0)
     return error

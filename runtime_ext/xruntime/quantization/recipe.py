@@ -138,7 +138,7 @@ class QuantConf:
 
     def names(self, precision: str) -> list[str]:
         """Return the names of the operators of this precision."""
-        return [name for name, one in self.operators.items() if one.precision == precision]
+        return [name for name, own in self.operators.items() if own.precision == precision]
 
     def scales(self) -> dict[str, Scale]:
         """Return the scale of each tensor that operators in int8 read, by the tensor's name.
@@ -258,9 +258,8 @@ class QuantConf:
         conf = cls()
         conf.mode = _one_of(f"{place}: mode", content.get("mode", "static"), MODES)
         conf.scheme = _one_of(f"{where}: scheme", activations.get("scheme", "affine"), SCHEMES)
-        conf.observer = _one_of(
-            f"{where}: observer", activations.get("observer", "histogram"), OBSERVERS
-        )
+        observer = activations.get("observer", "histogram")
+        conf.observer = _one_of(f"{where}: observer", observer, OBSERVERS)
         conf.activation_range = chosen
         conf.model = content.get("model", "")
         for name, entry in content.get("operators", {}).items():

@@ -52,11 +52,12 @@ class Input(NamedTuple):
             for fixed, size in zip(self.shape, sizes, strict=True)
         ):
             wanted = ", ".join("any" if size is None else str(size) for size in self.shape)
-            said = f"{self.name} has the shape {sizes}, and ({wanted}) is expected"
-            other_sizes = (
-                "; for other sizes give dynamic_shapes='auto' to xruntime.quantization.prepare"
-            )
-            return said + (other_sizes if len(sizes) == len(self.shape) else "")
+            problem = f"{self.name} has the shape {sizes}, and ({wanted}) is expected"
+            if len(sizes) == len(self.shape):
+                problem += (
+                    "; for other sizes give dynamic_shapes='auto' to xruntime.quantization.prepare"
+                )
+            return problem
         return None
 
 
@@ -76,9 +77,8 @@ class Signature:
         self._positional = list(names or ())[: len(args)]
         """The names of the arguments that were exported by position."""
         # The usual call needs no pytree: tensors by position alone.
-        self._takes_tensors_only = not kwargs and all(
-            isinstance(argument, int) for argument in args
-        )
+        are_tensors = all(isinstance(argument, int) for argument in args)
+        self._takes_tensors_only = are_tensors and not kwargs
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
         """Return the call in the form of the export; arguments may be given by name.
@@ -100,8 +100,8 @@ class Signature:
                     f"{self._name} is called with {_described(args, kwargs)}; it was exported for"
                     f" {_described(*expected)}"
                 )
-        for one, value in zip(self.inputs, flat, strict=True):
-            problem = one.problem(value)
+        for expected_input, value in zip(self.inputs, flat, strict=True):
+            problem = expected_input.problem(value)
             if problem is not None:
                 raise QuantizationError(f"{self._name}: {problem}")
         return Sample(args, kwargs)
@@ -144,8 +144,8 @@ def export_again(module: torch.nn.Module, exported: ExportedProgram) -> Exported
     call = Sample(tuple(args), dict(kwargs))
     shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call] # of torch
     values = pytree.tree_leaves(tuple(call))
-    for one, value in zip(Signature(exported, "").inputs, values, strict=True):
-        varying = {dim: Dim.AUTO for dim, size in enumerate(one.shape) if size is None}
+    for known_input, value in zip(Signature(exported, "").inputs, values, strict=True):
+        varying = {dim: Dim.AUTO for dim, size in enumerate(known_input.shape) if size is None}
         if varying:
             shapes[value] = varying
     return _exported(module, call, shapes.dynamic_shapes(module, call.args, call.kwargs))

@@ -257,7 +257,7 @@ class Batching:
         if problem is None:
             if len(timed) < COMPARED_BATCHES:
                 return
-            ratio = min(one for one, _ in timed) / min(other for _, other in timed)
+            ratio = min(together for together, _ in timed) / min(alone for _, alone in timed)
             if ratio > WORTHWHILE:
                 problem = f"takes {ratio:.2f} times as long as its single calls"
         self._timed.pop(key, None)
@@ -403,7 +403,7 @@ def _plan_shape(plan: Plan) -> Hashable:
 
 
 def _beside_tensors(value: Any) -> dict[Path, Any]:
-    return {path: it for path, it in leaves(value) if not isinstance(it, torch.Tensor)}
+    return {path: leaf for path, leaf in leaves(value) if not isinstance(leaf, torch.Tensor)}
 
 
 def _whole_shape(value: Any) -> Hashable:

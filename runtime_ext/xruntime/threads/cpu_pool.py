@@ -192,10 +192,10 @@ class CPUPool:
     __lt__ = _comparing(operator.lt)
     __ge__ = _comparing(operator.ge)
     __gt__ = _comparing(operator.gt)
-    __or__ = _combining("|", lambda one, other: [*one, *_without(other, one)])
-    __and__ = _combining("&", lambda one, other: [cpu for cpu in one if cpu in other])
+    __or__ = _combining("|", lambda pool, other: [*pool, *_without(other, pool)])
+    __and__ = _combining("&", lambda pool, other: [cpu for cpu in pool if cpu in other])
     __sub__ = _combining("-", _without)
-    __xor__ = _combining("^", lambda one, other: [*_without(one, other), *_without(other, one)])
+    __xor__ = _combining("^", lambda pool, other: [*_without(pool, other), *_without(other, pool)])
 
     def isdisjoint(self, other: CPUPool) -> bool:
         """Whether the two pools have no CPU in common."""
