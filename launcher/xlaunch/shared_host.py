@@ -276,12 +276,7 @@ def _plan_beside(
     if exclusive:
         return _plan_on_free(request, machine, held)
     avoided = held if request.layout.instance_index is None else []
-    return plan(
-        request.layout,
-        machine,
-        taken=taken_cpus(avoided),
-        taken_gpus=taken_gpus(avoided),
-    )
+    return plan(request.layout, machine, taken=taken_cpus(avoided), taken_gpus=taken_gpus(avoided))
 
 
 def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> Plan:

@@ -50,10 +50,7 @@ Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @click.group(
-    cls=CommandGroup,
-    context_settings=CONTEXT,
-    invoke_without_command=True,
-    no_args_is_help=False,
+    cls=CommandGroup, context_settings=CONTEXT, invoke_without_command=True, no_args_is_help=False
 )
 @click.pass_context
 def command(context: click.Context) -> None:

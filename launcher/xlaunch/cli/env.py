@@ -83,7 +83,7 @@ class Surroundings(NamedTuple):
             "--format",
             type=OptionType(one_of(OutputFormat)),
             help="sh (default): export lines; systemd: lines for a unit; docker: flags; json.",
-        ),
+        )
     ],
 )
 def command(resolved: ResolvedOptions) -> None:

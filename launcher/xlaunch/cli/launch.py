@@ -40,9 +40,7 @@ from xlaunch.shared_host import is_rank
     # click searches for translations of texts that are not given here, at every start.
     own=[
         click.version_option(
-            xlaunch.__version__,
-            message="xlaunch %(version)s",
-            help="Show the version and exit.",
+            xlaunch.__version__, message="xlaunch %(version)s", help="Show the version and exit."
         ),
         click.help_option("-h", "--help", help="Show this message and exit."),
     ],

@@ -11,12 +11,7 @@ import click
 
 from xlaunch.errors import UsageError
 from xlaunch.machine import machine_of
-from xlaunch.options.commands import (
-    CONTEXT,
-    GroupedCommand,
-    click_options,
-    with_options,
-)
+from xlaunch.options.commands import CONTEXT, GroupedCommand, click_options, with_options
 from xlaunch.options.definitions import BY_KEY, IN_FILES, OptionGroup
 from xlaunch.options.precedence import COMMAND_LINE, Layer, request_from, resolve, variables_layer
 from xlaunch.planning.drawing import Drawing, draw_machine

@@ -172,10 +172,7 @@ def contribute_allocator(situation: Situation) -> Contribution:
         kept_out = _not_for_dask(proposals, entries, situation)
         proposals, entries = (*proposals, *kept_out.proposals), [*entries, *kept_out.entries]
     return Contribution(
-        proposals,
-        entries=entries,
-        warnings=choice.warnings,
-        allocator_left_alone=choice.left_alone,
+        proposals, entries=entries, warnings=choice.warnings, allocator_left_alone=choice.left_alone
     )
 
 

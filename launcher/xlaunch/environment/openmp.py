@@ -267,11 +267,7 @@ def _runtime(
             f"can take; use --omp {own} or auto"
         )
     library, notes = require_library(
-        f"--omp {asked}",
-        asked if "/" in asked else str(kind),
-        program,
-        environment,
-        keep=keep,
+        f"--omp {asked}", asked if "/" in asked else str(kind), program, environment, keep=keep
     )
     return profile._replace(name=asked), library, notes
 

@@ -183,12 +183,7 @@ def find_preloadable(
 
 
 def require_library(
-    option: str,
-    wanted: str,
-    program: Program,
-    environment: Mapping[str, str],
-    *,
-    keep: bool = True,
+    option: str, wanted: str, program: Program, environment: Mapping[str, str], *, keep: bool = True
 ) -> tuple[Library, tuple[str, ...]]:
     """Find the first library `wanted`, a name or a path, that can be preloaded; and notes.
 

@@ -74,11 +74,7 @@ def format_json(facts: dict[str, object]) -> str:
 
 
 def _describe_node(node: NumaNode) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "id": node.id,
-        "cpus": node.cpus,
-        "memory_bytes": node.memory_bytes,
-    }
+    facts: dict[str, object] = {"id": node.id, "cpus": node.cpus, "memory_bytes": node.memory_bytes}
     if node.local_cpus:
         facts["local_cpus"] = node.local_cpus
     return facts

@@ -272,13 +272,5 @@ def _narrow_intel(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[G
     return _listed(gpus, SYCL, numbers_only[1])
 
 
-_NAMES = {
-    Vendor.NVIDIA: (CUDA,),
-    Vendor.AMD: (ROCR, HIP, CUDA),
-    Vendor.INTEL: (LEVEL_ZERO, SYCL),
-}
-_NARROW = {
-    Vendor.NVIDIA: _narrow_nvidia,
-    Vendor.AMD: _narrow_amd,
-    Vendor.INTEL: _narrow_intel,
-}
+_NAMES = {Vendor.NVIDIA: (CUDA,), Vendor.AMD: (ROCR, HIP, CUDA), Vendor.INTEL: (LEVEL_ZERO, SYCL)}
+_NARROW = {Vendor.NVIDIA: _narrow_nvidia, Vendor.AMD: _narrow_amd, Vendor.INTEL: _narrow_intel}

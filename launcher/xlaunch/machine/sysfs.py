@@ -146,11 +146,7 @@ def _are_amd_modules(tree: Tree, siblings: tuple[CPUs, ...]) -> bool:
 
 
 def _read_packages(
-    tree: Tree,
-    sharing: SharingReader,
-    online: CPUs,
-    nodes: tuple[NumaNode, ...],
-    notes: list[str],
+    tree: Tree, sharing: SharingReader, online: CPUs, nodes: tuple[NumaNode, ...], notes: list[str]
 ) -> tuple[Package, ...]:
     packages_by_file = gather(online, lambda cpu: sharing.read(_topology(cpu), cpu, PACKAGE))
     _note_contradiction(packages_by_file, "packages", notes)

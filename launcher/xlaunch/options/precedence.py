@@ -253,12 +253,7 @@ def file_layers(
     return layers
 
 
-def read_preset(
-    name: str,
-    notes: list[str] | None = None,
-    *,
-    option: str = "--preset",
-) -> Layer:
+def read_preset(name: str, notes: list[str] | None = None, *, option: str = "--preset") -> Layer:
     """The options of a preset, found as `locate_preset` does; `notes` gets what the user should know.
 
     `option`: the option that names it, for messages. Raises `UsageError` unless it is a valid preset that

@@ -12,14 +12,7 @@ from typing import NamedTuple
 
 from xlaunch.machine.processes import TICKS_PER_SECOND, process_name, read_process
 from xlaunch.report.device_counters import DrmCounters, NvidiaCounters
-from xlaunch.report.device_use import (
-    Device,
-    DeviceSample,
-    DevicesReport,
-    Reading,
-    judge,
-    summarize,
-)
+from xlaunch.report.device_use import Device, DeviceSample, DevicesReport, Reading, judge, summarize
 from xlaunch.text import size
 
 INTERVAL_S = 0.25

@@ -20,12 +20,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from resource import RUSAGE_SELF, getrusage, struct_rusage
 
-from xlaunch.machine.limits import (
-    UNLIMITED_BYTES,
-    ControlGroup,
-    ControlGroups,
-    read_counters,
-)
+from xlaunch.machine.limits import UNLIMITED_BYTES, ControlGroup, ControlGroups, read_counters
 from xlaunch.machine.processes import (
     TICKS_PER_SECOND,
     children,
@@ -205,12 +200,7 @@ class InstanceRun:
     """One run of an instance: its process, from the start to the end."""
 
     def __init__(
-        self,
-        instance: Instance,
-        position: int,
-        child: Child,
-        started: float,
-        samples: Samples,
+        self, instance: Instance, position: int, child: Child, started: float, samples: Samples
     ) -> None:
         """`position`: of the instance in its plan."""
         self.instance = instance

@@ -80,10 +80,7 @@ def place_of(plan: Plan, instance: Instance, *, forbids_huge_pages: bool) -> Ite
 
 
 def fork_instance(
-    program: Program,
-    variables: dict[str, str],
-    streams: StandardStreams,
-    signal_mask: set[int],
+    program: Program, variables: dict[str, str], streams: StandardStreams, signal_mask: set[int]
 ) -> Child:
     """Fork a process, in a group of its own, that executes `program` when `Child.go` is closed.
 

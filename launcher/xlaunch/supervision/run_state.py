@@ -14,14 +14,7 @@ from xlaunch.claims import record_details
 from xlaunch.environment import Environment
 from xlaunch.output.relay import Chunk, Messages, Relay
 from xlaunch.planning.plans import Plan
-from xlaunch.planning.request import (
-    FIRST_DELAY_S,
-    MAX,
-    MAX_DELAY_S,
-    Max,
-    RestartLimit,
-    RunRequest,
-)
+from xlaunch.planning.request import FIRST_DELAY_S, MAX, MAX_DELAY_S, Max, RestartLimit, RunRequest
 from xlaunch.report import Report
 from xlaunch.supervision.instance_run import InstanceRun, Sampler, describe_escape, reports_of
 from xlaunch.supervision.instance_start import NOT_BOUND

@@ -149,11 +149,7 @@ def show_isolated(facts: Facts) -> Iterator[Finding]:
 def show_topology(facts: Facts) -> Iterator[Finding]:
     """Files of the kernel that contradict each other."""
     for note in facts.machine.notes:
-        yield advice(
-            note,
-            "cores and instances are placed by these files",
-            "xlaunch topology",
-        )
+        yield advice(note, "cores and instances are placed by these files", "xlaunch topology")
 
 
 def show_instruction_set(facts: Facts) -> Iterator[Finding]:

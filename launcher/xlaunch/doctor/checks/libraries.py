@@ -133,11 +133,7 @@ def show_variables(facts: Facts) -> Iterator[Finding]:
     """Values of OpenMP's variables that no runtime understands, or that leave CPUs idle."""
     for name, ignored in _invalid(facts).items():
         value = facts.environment[name]
-        yield warning(
-            f"{name}={value} is not a value of that variable",
-            ignored,
-            f"unset {name}",
-        )
+        yield warning(f"{name}={value} is not a value of that variable", ignored, f"unset {name}")
     limits = facts.machine.limits
     cpus = min(len(limits.allowed_cpus), int(limits.cpu_quota or len(limits.allowed_cpus)))
     if facts.environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip() == "1" and cpus > 1:

@@ -24,13 +24,7 @@ from xlaunch.doctor.checks.findings import (
     warning,
 )
 from xlaunch.environment.python_environment import find_installed, site_directories
-from xlaunch.machine.gpus import (
-    DRIVERS,
-    PCI_DRIVERS,
-    bound_devices,
-    read_driver_version,
-    read_gpus,
-)
+from xlaunch.machine.gpus import DRIVERS, PCI_DRIVERS, bound_devices, read_driver_version, read_gpus
 from xlaunch.machine.topology import Vendor
 from xlaunch.machine.tree import read_file
 

@@ -179,10 +179,7 @@ def _remove_traces() -> None:
 
 if __name__ == "sitecustomize":
     _remove_traces()
-    hide(
-        os.environ.pop(NOT_INHERITED, "").split(),
-        os.environ.pop(NOT_FOR_DASK, "").split(";"),
-    )
+    hide(os.environ.pop(NOT_INHERITED, "").split(), os.environ.pop(NOT_FOR_DASK, "").split(";"))
     if sys.version_info < (3, 14):
         # Registered first, it is called last: after the program's own functions.
         atexit.register(wait_for_gloo)
