@@ -209,8 +209,7 @@ def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program]) ->
         raise UsageError(f"several instances need Linux, this is {sys.platform}: use --instances 1")
     with _enough_descriptors(plan, run):
         pass
-    if run.max_restarts is not None:
-        check_limit(run.max_restarts)
+    check_limit(run.max_restarts)
     if run.health is not None:
         from xlaunch.supervision.health import targets_of
 

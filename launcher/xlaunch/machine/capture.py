@@ -105,9 +105,14 @@ def write_capture(path: str, root: str = "/", *, force: bool = False) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
         for directory in _directories(tree):
-            _add_directory(archive, directory)
+            member = tarfile.TarInfo(directory.lstrip("/"))
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(member)
         for name, text in _files(tree, live=is_live(root)):
-            _add_file(archive, name, text)
+            content = text.encode() + b"\n"
+            member = tarfile.TarInfo(name.lstrip("/"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     try:
         write_whole(path, buffer.getvalue())
     except OSError as error:
@@ -186,7 +191,9 @@ def _files(tree: Tree, *, live: bool) -> Iterator[tuple[str, str]]:
     architecture = read_architecture(tree, live=live)
     if architecture != UNKNOWN:
         yield "/proc/sys/kernel/arch", architecture
-    yield "/proc/cpuinfo", _without_serials(tree.read("/proc/cpuinfo") or "")
+    cpuinfo = tree.read("/proc/cpuinfo") or ""
+    # Boards with Arm processors show a serial number.
+    yield "/proc/cpuinfo", re.sub(r"(?im)^(serial\s*:\s*)\S+$", r"\g<1>0000000000000000", cpuinfo)
     status = (tree.read("/proc/self/status") or "").splitlines()
     yield (
         "/proc/self/status",
@@ -215,11 +222,6 @@ def _paths(tree: Tree) -> Iterator[str]:
             yield from (f"{bus}/{device}/{name}" for name in PCI_FILES)
     for driver, device in bound_devices(tree):
         yield from (f"{DRIVERS}/{driver}/{device}/{name}" for name in PCI_FILES)
-
-
-def _without_serials(text: str) -> str:
-    """Cpuinfo without the serial number that boards with Arm processors show."""
-    return re.sub(r"(?im)^(serial\s*:\s*)\S+$", r"\g<1>0000000000000000", text)
 
 
 def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
@@ -267,16 +269,3 @@ def _group_files(tree: Tree) -> Iterator[tuple[str, str]]:
                         seen.add(source)
                         if (text := tree.read(source)) is not None:
                             yield f"{group.mount_directory}{rename(below)}/{name}", text
-
-
-def _add_directory(archive: tarfile.TarFile, path: str) -> None:
-    member = tarfile.TarInfo(path.lstrip("/"))
-    member.type, member.mode = tarfile.DIRTYPE, 0o755
-    archive.addfile(member)
-
-
-def _add_file(archive: tarfile.TarFile, path: str, text: str) -> None:
-    content = text.encode() + b"\n"
-    member = tarfile.TarInfo(path.lstrip("/"))
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))

@@ -22,8 +22,10 @@ which they overlap serve as domains.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heapreplace
+from operator import itemgetter
 from typing import NamedTuple
 
 from xlaunch.errors import UsageError
@@ -195,22 +197,6 @@ def _children(cores: Cores, depth: int) -> list[list[Core]]:
     return list(children.values())
 
 
-class _Candidate(NamedTuple):
-    """A place for an instance, and what it costs."""
-
-    crossings: Levels
-    taken: int
-    """Cores that other launches have."""
-    broken: int
-    """Domains that it takes only partly."""
-    spare: int
-    """Cores that it leaves behind in them."""
-    slot: list[Core]
-
-    def cost(self) -> tuple[Levels, int, int, int]:
-        return self.crossings, self.taken, self.broken, self.spare
-
-
 def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
     """`size` of the cores that touch the fewest domains at `depth`, then at the levels below.
 
@@ -219,20 +205,21 @@ def _gather(cores: Cores, *, size: int, depth: int) -> list[Core]:
     """
     if depth == len(cores[0].path):
         return list(cores[:size])
-    candidates = []
+    candidates: list[tuple[tuple[Levels, int, int, int], list[Core]]] = []
+    """What each place costs, and its cores."""
     for pieces in _smallest_sets(_children(cores, depth), size):
         union = _joined(pieces)
         spare = len(union) - size
         slot = _gather(union, size=size, depth=depth + 1)
         broken = _broken(slot, pieces, depth)
-        candidates.append(_Candidate(crossings(slot), _count_taken(slot), broken, spare, slot))
+        candidates.append(((crossings(slot), _count_taken(slot), broken, spare), slot))
         if broken < 2:
             continue
         for partial in (min(pieces, key=len), max(pieces, key=len)):
             taken = _gather(partial, size=len(partial) - spare, depth=depth + 1)
             slot = _joined([taken if piece is partial else piece for piece in pieces])
-            candidates.append(_Candidate(crossings(slot), _count_taken(slot), 1, spare, slot))
-    return min(candidates, key=_Candidate.cost).slot
+            candidates.append(((crossings(slot), _count_taken(slot), 1, spare), slot))
+    return min(candidates, key=itemgetter(0))[1]
 
 
 def _joined(pieces: list[list[Core]]) -> list[Core]:
@@ -243,11 +230,8 @@ def _joined(pieces: list[list[Core]]) -> list[Core]:
 
 def _broken(slot: Cores, pieces: list[list[Core]], depth: int) -> int:
     """The number of pieces that the slot takes only partly."""
-    taken: dict[tuple[int, ...], int] = {}
-    for core in slot:
-        prefix = core.path[: depth + 1]
-        taken[prefix] = taken.get(prefix, 0) + 1
-    return sum([taken.get(piece[0].path[: depth + 1], 0) < len(piece) for piece in pieces])
+    taken = Counter([core.path[: depth + 1] for core in slot])
+    return sum([taken[piece[0].path[: depth + 1]] < len(piece) for piece in pieces])
 
 
 def _smallest_sets(pieces: list[list[Core]], size: int) -> list[list[list[Core]]]:
@@ -298,12 +282,9 @@ def _spread(
     children: dict[tuple[int, ...], list[list[Core]]] = {}
     for slot in slots:
         children.setdefault(slot[0].path[: depth + 1], []).append(slot)
-    load: dict[tuple[int, ...], int] = {}
-    for slot in among:
-        prefix = slot[0].path[: depth + 1]
-        load[prefix] = load.get(prefix, 0) + 1
+    load = Counter([slot[0].path[: depth + 1] for slot in among])
     shares = dict.fromkeys(children, 0)
-    least_loaded = [(load.get(prefix, 0), prefix) for prefix in children]
+    least_loaded = [(load[prefix], prefix) for prefix in children]
     heapify(least_loaded)
     for _ in range(count):
         while shares[least_loaded[0][1]] == len(children[least_loaded[0][1]]):

@@ -51,7 +51,8 @@ def plan(
     """
     request = checked(request, LayoutRequest)
     refuse_contradictions(request._asdict())
-    can_bind = _has_masks(machine)
+    # Only a live system without CPU masks has no uname.
+    can_bind = machine.root != "/" or machine.topology.architecture != "unknown"
     bound = can_bind and _binds(request, machine)
     pool = select_pool(request, machine, bound=bound)
     cores = locate_cores(machine.topology, pool.cores, taken)
@@ -74,7 +75,10 @@ def plan(
         *_explain_memory_share(machine, share),
     ]
     warnings = [*machine.warnings, *pool.warnings, *layout.warnings]
-    warnings += [] if can_bind else _warn_of_unbound(request)
+    if not can_bind and (request.cpus is not None or request.numa_nodes is not None):
+        warnings.append(
+            "CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"
+        )
     warnings += _warn_of_placement(request, machine.topology, layout, cores, placed, crossed)
     warnings += _warn_of_one_node(request, instances)
     warnings += _warn_of_isolated(instances, machine.topology, bound=bound)
@@ -126,11 +130,6 @@ def _memory_share(machine: Machine, count: int) -> int | None:
     bounds = (machine.limits.memory_total_bytes, machine.limits.memory_limit_bytes)
     sizes = [size for size in bounds if size is not None]
     return min(sizes) // count if sizes and count else None
-
-
-def _has_masks(machine: Machine) -> bool:
-    """Whether the system has CPU masks. Only a live system without them has no uname."""
-    return machine.root != "/" or machine.topology.architecture != "unknown"
 
 
 def _binds(request: LayoutRequest, machine: Machine) -> bool:
@@ -342,13 +341,6 @@ def _explain_memory(instances: Sequence[Instance], reasons: Sequence[str]) -> li
         nodes = next(iter(named)) if len(named) == 1 else ()
         decisions.append(Decision(subject, f"{value} {format_cpu_list(nodes)}".rstrip(), reason))
     return decisions
-
-
-def _warn_of_unbound(request: LayoutRequest) -> list[str]:
-    """Warn of options that name CPUs, on a system without masks."""
-    if request.cpus is None and request.numa_nodes is None:
-        return []
-    return ["CPUs cannot be bound on this system: --cpus and --numa-nodes only set the counts"]
 
 
 def _warn_of_placement(

@@ -81,7 +81,7 @@ def _local_size(row: RankVariables, environment: Mapping[str, str]) -> tuple[int
         hosts = 1 if job == 1 else _size(environment.get(row.hosts, ""), "0")
         return (-(-job // hosts) if hosts else 0), f"{row.job_size}={job}", None
     name, size = next(iter(sizes_given.items()))
-    wrong = [f"{other}={it}" for other, it in sizes_given.items() if it != size]
+    wrong = [f"{other}={others}" for other, others in sizes_given.items() if others != size]
     if 0 < job < size:
         wrong.append(f"{row.job_size}={job}")
     warning = (
