@@ -31,7 +31,7 @@ from xlaunch.text import counted
 
 if TYPE_CHECKING:
     from xlaunch.environment import Environment
-    from xlaunch.planning.ranks import FoundRank, Rank, RankShare
+    from xlaunch.planning.ranks import Rank, RankShare
 
 WAIT_INTERVAL_S = 0.5
 CLAIM_INTERVAL_S = 0.002
@@ -85,7 +85,7 @@ def plan_beside_others(
     """
     if THREADS_OF_RANKS in environment:  # with the OMP_NUM_THREADS that is chosen again
         dropped = (THREADS_OF_RANKS, "OMP_NUM_THREADS")
-        environment = {key: it for key, it in environment.items() if key not in dropped}
+        environment = {n: value for n, value in environment.items() if n not in dropped}
     if sys.platform != "linux":
         return PreparedLaunch(request, machine, plan(request.layout, machine), None, environment)
     notes: list[str] = []
@@ -257,7 +257,7 @@ def is_rank(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> b
     return _rank_of(environment, mode)[0] is not None
 
 
-def _rank_of(environment: Mapping[str, str], mode: RankMode) -> FoundRank | tuple[None, None]:
+def _rank_of(environment: Mapping[str, str], mode: RankMode) -> tuple[Rank | None, str | None]:
     """The rank of this process, and a warning; None if it is alone here, which costs no import."""
     if environment.keys().isdisjoint(LOCAL_RANK_VARIABLES):
         return None, None

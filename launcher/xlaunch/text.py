@@ -196,13 +196,11 @@ def parse_cpu_list(
         high = read_digits(last) if dash else low
         step = read_digits(stride) if stride else 1
         if high < low or step == 0 or high >= below:
-            reason = (
-                "runs backwards"
-                if high < low
-                else "has a stride of 0"
-                if step == 0
-                else f"is too large: at most {below - 1}"
-            )
+            reason = f"is too large: at most {below - 1}"
+            if high < low:
+                reason = "runs backwards"
+            elif step == 0:
+                reason = "has a stride of 0"
             raise UsageError(f"{beginning}{_quoted(part, text)} {reason}")
         interval_numbers = range(low, high + 1, step)
         listed += len(interval_numbers)

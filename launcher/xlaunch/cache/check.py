@@ -95,7 +95,7 @@ class _Verification:
             return
         with contextlib.suppress(OSError):  # `_is_ours` has reported its mode
             for name in os.listdir(place):
-                if not staging.is_staging(name):
+                if not name.startswith(staging.OUTSIDE_CACHES):
                     with contextlib.suppress(FileNotFoundError):
                         self._entry(CacheDirectory(cache, name, os.path.join(place, name)))
 

@@ -49,7 +49,7 @@ def prune(
     remover = _Remover(base, dry_run)
     if not dry_run:
         remove_leftovers(base)
-    directories = sorted(store.stored(base), key=lambda it: it.last_use_s)
+    directories = sorted(store.stored(base), key=lambda directory: directory.last_use_s)
     units = {directory: _units(directory) for directory in directories}
     excess = 0
     if max_bytes is not None:
@@ -113,23 +113,20 @@ class _Remover:
 
     def remove(self, directory: CacheDirectory, wanted: list[_Unit], count: int) -> Removal:
         """Remove the `wanted` units of `count`; of a cache in use only those older than a day."""
-        with HeldSignals():  # what is set aside is removed
-            return self._remove(directory, wanted, count)
-
-    def _remove(self, directory: CacheDirectory, wanted: list[_Unit], count: int) -> Removal:
         used_s = directory.last_use_s
-        with store.not_in_use(directory, self._named) as unheld:
-            free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
-            whole = free and len(wanted) == count
-            if not free:
-                wanted = [unit for unit in wanted if self.now_s - unit.changed_s > DAY_S]
-            set_aside = None
-            if whole and not self._dry_run:
-                set_aside = self._set_aside(directory)
-            elif not self._dry_run:
-                self._remove_all([file.path for unit in wanted for file in unit.files])
-        if set_aside is not None:  # no launch has to wait for this
-            self._remove_all([set_aside])
+        with HeldSignals():  # what is set aside is removed
+            with store.not_in_use(directory, self._named) as unheld:
+                free = unheld and directory.last_use_s == used_s  # a launch may be about to hold it
+                whole = free and len(wanted) == count
+                if not free:
+                    wanted = [unit for unit in wanted if self.now_s - unit.changed_s > DAY_S]
+                set_aside = None
+                if whole and not self._dry_run:
+                    set_aside = self._set_aside(directory)
+                elif not self._dry_run:
+                    self._remove_all([file.path for unit in wanted for file in unit.files])
+            if set_aside is not None:  # no launch has to wait for this
+                self._remove_all([set_aside])
         files = sum([len(unit.files) for unit in wanted])
         return Removal(directory, files, sum([unit.size_bytes for unit in wanted]), whole)
 

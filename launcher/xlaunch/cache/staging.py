@@ -26,7 +26,7 @@ from xlaunch.cache.store import (
 from xlaunch.cache.table import BY_NAME
 from xlaunch.files import try_lock
 
-_OUTSIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
+OUTSIDE_CACHES = (IMPORTING, SEEDING, REMOVING, COUNTERS)
 _ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -105,11 +105,6 @@ def remove_leftovers(base: str) -> None:
             remove_below(base, path)
 
 
-def is_staging(path: str) -> bool:
-    """Whether a directory outside the caches has the name of a staging directory."""
-    return os.path.basename(path).startswith(_OUTSIDE_CACHES)
-
-
 @contextlib.contextmanager
 def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
     """The paths of abandoned directories. Raises OSError.
@@ -120,8 +115,8 @@ def _abandoned(base: str, *, timeout_s: float = 0.0) -> Iterator[list[str]]:
     with open_below(base) as lock:
         alone = try_lock(lock, timeout_s=timeout_s)
         abandoned = []
-        places: list[tuple[list[str], tuple[str, ...]]] = [([], _OUTSIDE_CACHES)]
-        places += [([name], _OUTSIDE_CACHES) for name in BY_NAME]
+        places: list[tuple[list[str], tuple[str, ...]]] = [([], OUTSIDE_CACHES)]
+        places += [([name], OUTSIDE_CACHES) for name in BY_NAME]
         places += [([directory.cache, directory.key], (PARTIAL,)) for directory in stored(base)]
         for above, prefixes in places:
             with (

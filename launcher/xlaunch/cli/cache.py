@@ -272,17 +272,13 @@ def _import(
     """
     from xlaunch.cache.bundle_import import import_bundle
 
-    base, most, here = (
-        _base(cache_dir),
-        max_cache_bytes(os.environ, DEFAULT_MAX_BYTES),
-        _here(python),
-    )
+    base, limit = _base(cache_dir), max_cache_bytes(os.environ, DEFAULT_MAX_BYTES)
     done = import_bundle(
-        base, file, *here, allowed_signers=allowed_signers, force=force, max_bytes=most
+        base, file, *_here(python), allowed_signers=allowed_signers, force=force, max_bytes=limit
     )
-    for removal in prune(base, max_bytes=most):
+    for removal in prune(base, max_bytes=limit):
         removed = f"{counted(removal.files, 'file')}, {size(removal.size_bytes)}"
-        say(f"pruned to {size(most)}: {removal.directory.path}: {removed}")
+        say(f"pruned to {size(limit)}: {removal.directory.path}: {removed}")
     added = f"{counted(done.added, 'file')} added ({size(done.size_bytes)})"
     _answer(as_json, [f"{base}: {added}, {done.kept} here already"], base=base, **done._asdict())
 

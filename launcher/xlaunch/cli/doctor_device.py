@@ -76,9 +76,8 @@ def watch_program(
     decoding: tuple[Decoding, ...] = ()
     with contextlib.ExitStack() as stack:
         if len(whole_plan.instances) == 1:
-            with contextlib.suppress(
-                OSError
-            ):  # nothing can be written: only the devices are watched
+            # Where nothing can be written, only the devices are watched.
+            with contextlib.suppress(OSError):
                 place = temporary_directory("xlaunch-decoding", tempfile.gettempdir())
                 watch = DecodingWatch(stack.enter_context(place))
         with _output(as_json=as_json):

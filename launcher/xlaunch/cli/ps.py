@@ -113,41 +113,27 @@ def look() -> list[LaunchUsage]:
 def _usage(pids: Sequence[int]) -> tuple[int, int]:
     """The CPU time of processes, in clock ticks, and their resident memory, in bytes."""
     running = [status for status in map(read_process, pids) if status is not None]
-    return sum([it.cpu_ticks for it in running]), sum([it.rss_bytes for it in running])
+    return sum([process.cpu_ticks for process in running]), sum([p.rss_bytes for p in running])
 
 
 def table(launches: Sequence[LaunchUsage]) -> list[str]:
     """The launches as lines of text, without columns that are empty for all."""
     if not launches:
         return ["no launch runs on this host"]
+    leases, users, percents, sizes = zip(*launches, strict=True)
     columns = [
-        (
-            "pid",
-            [
-                str(launch.lease.pid) + _NOT_LOCAL * (not launch.lease.is_local)
-                for launch in launches
-            ],
-        ),
-        ("user", [launch.user for launch in launches]),
-        ("program", [launch.lease.program or "-" for launch in launches]),
-        ("instances", [str(launch.lease.instances or "-") for launch in launches]),
-        ("CPUs", [format_cpu_list(launch.lease.cpus) or "not bound" for launch in launches]),
-        ("GPUs", [" ".join(launch.lease.gpus) for launch in launches]),
-        ("uptime", [uptime(launch.lease.uptime_s) for launch in launches]),
-        (
-            "CPU %",
-            [
-                "-" if launch.cpu_percent is None else f"{launch.cpu_percent:.0f}"
-                for launch in launches
-            ],
-        ),
-        (
-            "memory",
-            ["-" if launch.rss_bytes is None else size(launch.rss_bytes) for launch in launches],
-        ),
-        ("exclusive", ["yes" if launch.lease.exclusive else "" for launch in launches]),
-        ("metric", [launch.lease.metric for launch in launches]),
-        ("logs", [launch.lease.log_dir for launch in launches]),
+        ("pid", [f"{lease.pid}{'' if lease.is_local else _NOT_LOCAL}" for lease in leases]),
+        ("user", list(users)),
+        ("program", [lease.program or "-" for lease in leases]),
+        ("instances", [str(lease.instances or "-") for lease in leases]),
+        ("CPUs", [format_cpu_list(lease.cpus) or "not bound" for lease in leases]),
+        ("GPUs", [" ".join(lease.gpus) for lease in leases]),
+        ("uptime", [uptime(lease.uptime_s) for lease in leases]),
+        ("CPU %", ["-" if percent is None else f"{percent:.0f}" for percent in percents]),
+        ("memory", ["-" if rss_bytes is None else size(rss_bytes) for rss_bytes in sizes]),
+        ("exclusive", ["yes" if lease.exclusive else "" for lease in leases]),
+        ("metric", [lease.metric for lease in leases]),
+        ("logs", [lease.log_dir for lease in leases]),
     ]
     return _without_empty(columns, optional=("logs", "user"))
 

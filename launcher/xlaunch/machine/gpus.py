@@ -154,12 +154,14 @@ def usable_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
         except _CannotDivideError as error:
             choice = choice._replace(problem=str(error))
         choices.append(choice)
-    none = Gpus(tuple(gpus))
     # A choice by a variable first; then any that leaves some; then the reason why there are none.
     return max(
         choices,
-        key=lambda it: (bool(it.narrowed_by and (it.usable or it.problem)), bool(it.usable)),
-        default=none,
+        key=lambda gpus: (
+            bool(gpus.narrowed_by and (gpus.usable or gpus.problem)),
+            bool(gpus.usable),
+        ),
+        default=Gpus(tuple(gpus)),
     )
 
 
@@ -205,11 +207,12 @@ def _listed(gpus: Sequence[Gpu], variable: str, text: str) -> list[Gpu]:
     seen: set[tuple[str, str]] = set()
     for word in _words(text):
         named = [gpu for gpu in gpus if word.startswith("GPU-") and gpu.uuid.startswith(word)]
+        all_are_known = word.startswith("GPU-") and all(gpu.uuid for gpu in gpus)
         if word.isdecimal() and int(word) < len(gpus):
             gpu = gpus[int(word)]
         elif len(named) == 1:
             gpu = named[0]
-        elif gpus and word.startswith(("GPU-", "MIG-")) and not (named or _tells(gpus, word)):
+        elif gpus and word.startswith(("GPU-", "MIG-")) and not (named or all_are_known):
             gpu = Gpu(gpus[0].vendor, "")  # it has a name and no known place
         else:
             break
@@ -219,11 +222,6 @@ def _listed(gpus: Sequence[Gpu], variable: str, text: str) -> list[Gpu]:
         seen.add(key)
         listed.append(gpu._replace(variable=variable, name=word))
     return listed
-
-
-def _tells(gpus: Sequence[Gpu], word: str) -> bool:
-    """Whether all UUIDs of this kind are known, so that `word` is none of them."""
-    return word.startswith("GPU-") and all(gpu.uuid for gpu in gpus)
 
 
 def _narrow_nvidia(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> list[Gpu]:

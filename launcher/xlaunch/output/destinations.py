@@ -84,18 +84,6 @@ class LineTagger:
         return self._continued_tag if self._continued else self._tag
 
 
-class Verbatim:
-    """Passes bytes on unchanged: for a single instance."""
-
-    def feed(self, data: bytes) -> bytes:
-        """`data`."""
-        return data
-
-    def finish(self) -> bytes:
-        """Empty: nothing is held back."""
-        return b""
-
-
 class JsonLines:
     """Turns a stream of bytes into lines of JSON: see `console.json_line`.
 

@@ -22,7 +22,6 @@ from xlaunch.output.destinations import (
     LineTagger,
     LogFile,
     Sink,
-    Verbatim,
     last_lines,
     log_path,
     open_logs,
@@ -62,7 +61,8 @@ class _Source(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index
     stream: str
     """``out`` or ``err``."""
-    tagger: LineTagger | Verbatim | JsonLines
+    tagger: LineTagger | JsonLines | None
+    """None: bytes are passed on unchanged, of a single instance."""
     sink: Sink
     log: LogFile | None = None
     """The file that it goes to as well (`--tee`), or instead."""
@@ -139,13 +139,11 @@ class Relay:
         self._poll.register(reader, select.POLLIN)
         return writer
 
-    def _tagger(
-        self, instance: Instance, stream: str, sink: Sink
-    ) -> LineTagger | Verbatim | JsonLines:
+    def _tagger(self, instance: Instance, stream: str, sink: Sink) -> LineTagger | JsonLines | None:
         if self._is_json:
             return JsonLines(instance.index, stream)
         if len(self._plan.instances) == 1 and not self._tagged:
-            return Verbatim()
+            return None
         tag = str(instance.index) if self._tagged else ""
         return LineTagger(tag, terminal=sink.terminal)
 
@@ -245,7 +243,9 @@ class Relay:
 
     def _pass_on(self, source: _Source, data: bytes) -> None:
         """Write what an instance wrote, or at its end what was held back."""
-        lines = source.tagger.feed(data) if data else source.tagger.finish()
+        lines = data
+        if source.tagger is not None:
+            lines = source.tagger.feed(data) if data else source.tagger.finish()
         self._put(source.sink, lines)
         if source.log is not None and (
             problem := source.log.write(lines if self._is_json else data)

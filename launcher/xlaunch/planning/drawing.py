@@ -72,13 +72,7 @@ class Box(NamedTuple):
 def draw_machine(machine: Machine, plan: Plan | None = None) -> Drawing:
     """The machine, with the place of each instance of `plan`."""
     artist = Artist(machine, plan, WIDTH)
-    return Drawing(
-        tuple(
-            line
-            for part in (artist.summary(), artist.cores(), artist.others(), artist.limits())
-            for line in part
-        )
-    )
+    return Drawing((*artist.summary(), *artist.cores(), *artist.others(), *artist.limits()))
 
 
 class Artist:
@@ -96,13 +90,9 @@ class Artist:
             for instance in plan.instances:
                 for cpu in instance.cpus:
                     self._instances.setdefault(cpu, []).append(instance.index)
-        self.kind_of = {
-            cpu: name
-            for kind, name in zip(
-                self._topology.core_kinds, _kind_names(len(self._topology.core_kinds)), strict=True
-            )
-            for cpu in kind.cpus
-        }
+        kinds = self._topology.core_kinds
+        self._named_kinds = list(zip(_kind_names(len(kinds)), kinds, strict=True))
+        self.kind_of = {cpu: name for name, kind in self._named_kinds for cpu in kind.cpus}
 
     def summary(self) -> Iterator[Line]:
         """The numbers of packages, nodes, caches, cores and CPUs."""
@@ -116,18 +106,16 @@ class Artist:
         )
         words = [counted(number, noun) for number, noun in counts if number]
         yield Segment(f"{topology.architecture}: {', '.join(words)}", HEADING), *()
-        if self._topology.core_kinds:
-            names = _kind_names(len(topology.core_kinds))
-            for kind, name in zip(topology.core_kinds, names, strict=True):
-                facts = ", ".join(f"{key} {value}" for key, value in kind.attributes)
-                yield from self._wrapped(
-                    f"{name}-cores: ", [Segment(numbers(kind.cpus)), Segment(f"({facts})")]
-                )
+        for name, kind in self._named_kinds:
+            facts = ", ".join(f"{key} {value}" for key, value in kind.attributes)
+            yield from self._wrapped(
+                f"{name}-cores: ", [Segment(numbers(kind.cpus)), Segment(f"({facts})")]
+            )
 
     def facts(self) -> Iterator[Drawing]:
         """All lines but those of the cores."""
-        for part in (self.summary(), self.others(), self.limits()):
-            yield from [Drawing((line,)) for line in part]
+        for line in (*self.summary(), *self.others(), *self.limits()):
+            yield Drawing((line,))
 
     def _levels(self) -> list[Level]:
         """The domains that cores share, the outer ones first."""

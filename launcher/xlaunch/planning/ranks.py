@@ -34,14 +34,13 @@ class Rank(NamedTuple):
     """The variable that its launcher sets. **Ex.:** ``"LOCAL_RANK"``."""
 
 
-class FoundRank(NamedTuple):
-    rank: Rank | None
-    """None: the process is alone on this host, or how many share it is not known."""
-    warning: str | None = None
+def rank_of(
+    environment: Mapping[str, str], mode: RankMode = RankMode.AUTO
+) -> tuple[Rank | None, str | None]:
+    """The rank that the variables of its launcher name, and a warning if they contradict each other.
 
-
-def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> FoundRank:
-    """The rank that the variables of its launcher name, with a warning if they contradict each other."""
+    None: the process is alone on this host, or how many share it is not known.
+    """
     doubt, doubted = None, ""
     for row in RANK_VARIABLES:
         number = environment.get(row.local, "")
@@ -57,8 +56,7 @@ def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> F
         elif size > 1:
             rank = environment.get(row.overall, number)
             overall = int(rank) if rank.isdecimal() else int(number)
-            own_rank = Rank(row.launcher, int(number), size, overall, row.local)
-            return FoundRank(own_rank, warning)
+            return Rank(row.launcher, int(number), size, overall, row.local), warning
         elif size:
             doubt = doubt if number != doubted else None  # the same rank, which is alone here
         elif row.launcher is not RankMode.SLURM:  # a batch script is no rank of a step
@@ -68,7 +66,7 @@ def rank_of(environment: Mapping[str, str], mode: RankMode = RankMode.AUTO) -> F
                 f"{row.local}={number} without {names}: it is not known how many ranks share this host, so"
                 " this one takes it whole; set what is missing, or use --rank-mode off"
             )
-    return FoundRank(None, doubt)
+    return None, doubt
 
 
 def _local_size(row: RankVariables, environment: Mapping[str, str]) -> tuple[int, str, str | None]:

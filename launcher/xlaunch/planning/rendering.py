@@ -80,9 +80,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             }
             for instance in plan.instances
         ],
-        "decisions": [
-            {"subject": d.subject, "value": d.value, "reason": d.reason} for d in plan.decisions
-        ],
+        "decisions": [decision._asdict() for decision in plan.decisions],
         "warnings": list(plan.warnings),
     }
 

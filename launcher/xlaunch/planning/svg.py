@@ -80,7 +80,6 @@ class _Picture:
         self._core_height = self._mark + THREAD * max(map(len, self._top.cores)) + 4
 
     def document(self) -> str:
-        """The SVG."""
         size = self._size(self._top, MAX_WIDTH - 2 * MARGIN + 2 * PAD)
         width = max(size.width - 2 * PAD + 2 * MARGIN, MIN_WIDTH)
         title, *facts = [str(line) for line in self._artist.facts()]

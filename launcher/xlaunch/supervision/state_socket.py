@@ -39,7 +39,6 @@ class StateDocument:
         self._groups = ControlGroups(self._tree)
 
     def describe(self) -> dict[str, Any]:
-        """The document."""
         now = time.monotonic()
         self._run.sampler.refresh()
         run = self._run

@@ -136,8 +136,6 @@ def _mempolicy_call(position: int) -> int:
 class SignalInfo(NamedTuple):
     number: int
     code: int
-    sender: int
-    """PID of the sender; 0 when the kernel sent it."""
 
 
 class SignalQueue:
@@ -160,8 +158,8 @@ class SignalQueue:
             except BlockingIOError:
                 return infos
             for start in range(0, len(data), size):
-                number, _, code, sender = struct.unpack_from("=IiiI", data, start)
-                infos.append(SignalInfo(number, code, sender))
+                number, _, code = struct.unpack_from("=Iii", data, start)
+                infos.append(SignalInfo(number, code))
 
 
 def _prctl(option: int, value: int) -> None:

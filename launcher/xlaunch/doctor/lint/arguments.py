@@ -32,6 +32,7 @@ _READS_ALL = frozenset(
     ("vars", "__dict__", "locals", "globals", "exec", "set_defaults", "add_subparsers")
 )
 """Names by which a file may read options without writing theirs."""
+_READ_VARIABLES = ("os.environ.get", "os.getenv")
 _SHOWS = ("format", "join", "print", "info", "str", "Path")
 """Calls that take text."""
 
@@ -222,8 +223,7 @@ def _truth_of_environment(
     sure = False
     if isinstance(read, ast.Subscript) and facts.full(read.value, scope) == "os.environ":
         name, sure = read.slice, True
-    elif facts.call_name(read, scope) in ("os.environ.get", "os.getenv"):
-        assert isinstance(read, ast.Call)
+    elif isinstance(read, ast.Call) and facts.full(read.func, scope) in _READ_VARIABLES:
         name = read.args[0] if read.args else None
         default = argument(read, 1, "default")
         sure = isinstance(default, ast.Constant) and (

@@ -192,10 +192,6 @@ class FileFacts:
             return imported.pop() + dot + attributes
         return None
 
-    def call_name(self, node: ast.expr | None, scope: Scope) -> str:
-        """The full name of what a call calls; empty for any other expression."""
-        return (self.full(node.func, scope) or "") if isinstance(node, ast.Call) else ""
-
     def calls_named(self, full: str) -> Iterator[Call]:
         """The calls of the imported function or class with this full name."""
         for call in self.named(full.rpartition(".")[2]):

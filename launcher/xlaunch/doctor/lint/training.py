@@ -269,20 +269,18 @@ def _mode_is_set(facts: FileFacts, call: Call, model: str) -> bool | None:
     around = facts.within[call.scope]
     before = [other for other in around if other.line <= last]
     # What follows in the same loop comes before the next round.
-    before[:0] = [one for one in around if one.line > last and loops & set(one.block.loops())]
-    setting = {_name_of(other.scope) for other in facts.calls if _sets_mode(other)} - {""}
-    training = {_name_of(one.scope) for one in facts.called["train"] if not _sets_mode(one)} - {""}
-    setting, training = (
-        setting - training,
-        training - setting,
-    )  # functions that set both are in neither
-    for one in reversed(before):
-        if one.name in setting - {call.name} or (
-            _sets_mode(one) and not _is_of_another(one, model)
+    before[:0] = [other for other in around if other.line > last and loops & {*other.block.loops()}]
+    trains = [other for other in facts.called["train"] if not _sets_mode(other)]
+    setters = {_name_of(other.scope) for other in facts.calls if _sets_mode(other)} - {""}
+    trainers = {_name_of(other.scope) for other in trains} - {""}
+    for other in reversed(before):  # a function that sets both modes is passed over
+        if other.name in setters - trainers - {call.name} or (
+            _sets_mode(other) and not _is_of_another(other, model)
         ):
             return True
-        trains = one.name in training or (one.name == "train" and _is_module(facts, one))
-        if trains and one is not call and call.block.is_within(_around(one.block)):
+        sets_training = other.name in trainers - setters
+        sets_training |= other.name == "train" and _is_module(facts, other)
+        if sets_training and other is not call and call.block.is_within(_around(other.block)):
             return False
     return None
 
@@ -305,7 +303,7 @@ def _is_of_another(call: Call, model: str) -> bool:
     bound = call.scope.bindings
     if owner is None:
         target = call.parent.targets[0] if isinstance(call.parent, ast.Assign) else None
-        makers = [ast.unparse(one.node) for one in bound.get(model, ()) if one.node is not None]
+        makers = [ast.unparse(maker.node) for maker in bound.get(model, ()) if maker.node]
         return isinstance(target, ast.Name) and not any(
             re.search(rf"\b{target.id}\b", text) for text in (model, *makers)
         )
