@@ -104,11 +104,31 @@ PROFILES = {
 
 
 def contribute_openmp(situation: Situation) -> Contribution:
-    """The settings of `--omp`, and its runtime. Raises `UsageError` if that is not available.
+    """The settings of `--omp`, and its runtime."""
+    return choose_openmp(
+        situation.request.omp,
+        situation.plan,
+        situation.program,
+        situation.loading,
+        outside=situation.outside.chosen,
+        keep=situation.make_directories,
+    )
 
-    A runtime in the inherited LD_PRELOAD is kept as the only one.
+
+def choose_openmp(
+    asked: str,
+    plan: Plan,
+    program: Program,
+    environment: Mapping[str, str],
+    *,
+    outside: Mapping[str, str] | None = None,
+    keep: bool = True,
+) -> Contribution:
+    """Choose the variables and the runtime for ``--omp`` `asked`.
+
+    `environment`: what the program inherits; a runtime in its LD_PRELOAD is kept as the only one.
+    `outside`: what an outer launcher has set. `keep`: see `prove_preload`. Raises `UsageError` if the runtime is not available.
     """
-    asked, program, environment = situation.request.omp, situation.program, situation.loading
     profile = PROFILES.get(asked)
     if profile is None and "/" not in asked:
         raise UsageError(
@@ -118,11 +138,9 @@ def contribute_openmp(situation: Situation) -> Contribution:
     library: Library | None = None
     warnings: tuple[str, ...] = ()
     if profile is None or profile.library is not None:
-        profile, library, warnings = _runtime(
-            asked, program, environment, keep=situation.make_directories
-        )
+        profile, library, warnings = _runtime(asked, program, environment, keep=keep)
     warnings += _warn_of_binding(profile, program, environment)
-    why_passive = _why_passive(situation.plan, situation.outside.chosen)
+    why_passive = _why_passive(plan, outside or {})
     if why_passive is None:
         variables, reason = profile.settings, f"OpenMP {profile.name}: {profile.reason}"
     else:

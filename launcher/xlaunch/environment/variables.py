@@ -123,17 +123,8 @@ OPTION_PREFIX = "XLAUNCH_OPT_"
 
 _CHOOSE_CODE = frozenset(
     (
-        *(
-            "PATH",
-            "HOME",
-            "XDG_CACHE_HOME",
-            "VIRTUAL_ENV",
-            "CONDA_PREFIX",
-            "CC",
-            "CXX",
-            "BASH_ENV",
-            "ENV",
-        ),
+        *("PATH", "HOME", "XDG_CACHE_HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CC", "CXX"),
+        *("BASH_ENV", "ENV"),
         *("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "PYTHONEXECUTABLE"),
         *("PYTHONPLATLIBDIR", "PYTHONPYCACHEPREFIX", "PYTHONBREAKPOINT", "GCONV_PATH"),
         *("OMP_TOOL_LIBRARIES", "OPENSSL_CONF", "NCCL_NET_PLUGIN", "NODE_OPTIONS", "PERL5OPT"),

@@ -55,16 +55,8 @@ CPU_FILES = (
     "regs/identification/midr_el1",
 )
 CACHE_FILES = (
-    "id",
-    "level",
-    "type",
-    "size",
-    "shared_cpu_list",
-    "shared_cpu_map",
-    "coherency_line_size",
-    "number_of_sets",
-    "ways_of_associativity",
-    "physical_line_partition",
+    *("id", "level", "type", "size", "shared_cpu_list", "shared_cpu_map", "coherency_line_size"),
+    *("number_of_sets", "ways_of_associativity", "physical_line_partition"),
 )
 POLICY_FILES = ("related_cpus", "cpuinfo_max_freq", "base_frequency")
 NODE_FILES = ("cpulist", "cpumap", "meminfo", "distance")
