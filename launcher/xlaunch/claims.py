@@ -115,8 +115,7 @@ class Claim:
 def _own_directory(parent: str, uid: int) -> str:
     """The directory for the records of `uid`, which is made if there is none. Raises OSError.
 
-    Another user may have taken its name, or root of another user namespace: then the name gets an
-    end that nobody can foresee.
+    Where another user, or root of another user namespace, has taken its name, it gets a random end.
     """
     plain = os.path.join(parent, DIRECTORY.format(uid=uid))
     with contextlib.suppress(FileExistsError):

@@ -31,10 +31,8 @@ PRIVATE = 0o600
 def write_whole(path: str, data: bytes, *, mode: int = 0o666) -> None:
     """Write or replace a regular file, whole or not at all. Raises OSError, and then leaves nothing behind.
 
-    Devices, pipes and directories are not replaced: that is an OSError, too.
-
-    A link is followed. The umask applies to the `mode` of a new file; a file that is replaced keeps
-    its mode, and its owner where the user may give it away.
+    Devices, pipes and directories are not replaced: that is an OSError, too. A link is followed. The umask
+    applies to the `mode` of a new file; a file that is replaced keeps its mode, and its owner if possible.
     """
     place = os.path.realpath(path)
     directory, name = os.path.split(place)

@@ -100,11 +100,11 @@ def launch(
 ) -> Report:
     """Run `program` in every instance of `plan`, supervised, and wait for the last process.
 
-    `run`: how, and where output, metrics and the report go. `environment`: what the instances inherit; None: `os.environ`. `table`: print the report to
-    standard error as the command line does. `live_line`: with `RunRequest.verify_device`, show on a
-    terminal what the devices do while the program runs. A failed instance is not an error here: see
-    `Report.exit_code`. Raises `XLaunchError` when the run could not be started or was killed, and
-    where the system is not Linux.
+    `run`: how, and where output, metrics and the report go. `environment`: what the instances inherit;
+    None: `os.environ`. `table`: print the report to standard error as the command line does. `live_line`:
+    with `RunRequest.verify_device`, show on a terminal what the devices do while the program runs. A
+    failed instance is not an error here: see `Report.exit_code`. Raises `XLaunchError` when the run
+    could not be started or was killed, and where the system is not Linux.
     """
     _require_linux("xlaunch.launch")
     from xlaunch.supervision.keeper_client import KeeperProcess
@@ -232,10 +232,9 @@ def check_startable(plan: Plan, run: RunRequest, programs: Iterable[Program]) ->
 
 @contextlib.contextmanager
 def _enough_descriptors(plan: Plan, run: RunRequest) -> Iterator[None]:
-    """During the block, raise the limit of open files to what supervising `plan` needs.
+    """During the block, raise the soft limit of open files to what supervising `plan` needs.
 
-    The soft limit (RLIMIT_NOFILE) is raised no further than that. Raises `UsageError` where the hard
-    limit forbids it.
+    Raises `UsageError` where the hard limit (RLIMIT_NOFILE) forbids it.
     """
     if sys.platform != "linux" or not plan.supervised(run):
         yield

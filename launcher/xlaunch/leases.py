@@ -151,8 +151,7 @@ def of_others(
 ) -> list[Lease]:
     """The leases without this process's own, its ancestors' (a nested launch), and its job's.
 
-    `environment`: an ancestor in another PID namespace cannot be seen. It is a launch that has the CPUs
-    in XLAUNCH_INSTANCE_CPUS.
+    `environment`: a launch of another PID namespace with the CPUs in XLAUNCH_INSTANCE_CPUS is an ancestor.
     """
     leases = list(leases)
     if not leases:
@@ -198,8 +197,7 @@ def sharing(
 def described(lease: Lease) -> Lease:
     """The lease with the program, log directory and metrics from its file of details.
 
-    Of another user's launch the program is the name of the process. Another user wrote the record,
-    perhaps, and terminals must not obey it.
+    Of another user's launch the program is the process's name. What others wrote is made printable.
     """
     lease = lease._replace(gpus=tuple(map(printable, lease.gpus)))
     if lease.uid != os.geteuid() and os.geteuid() != 0:
@@ -306,10 +304,7 @@ class LeaseReader:
 
 
 def _parse(descriptor: int, path: str, uid: int, cpu_count: int) -> tuple[Lease, dict[str, str]]:
-    """The lease of a record, and its fields.
-
-    Raises OSError, and ValueError, KeyError or UsageError for what is not a record.
-    """
+    """The lease of a record, and its fields. Raises OSError, ValueError, KeyError or `UsageError`."""
     fields = _read_fields(descriptor, MAX_RECORD_BYTES + MAX_BYTES_OF_CPU * cpu_count)
     if fields["cpus"].count(",") >= cpu_count:
         raise ValueError("more parts than CPUs")

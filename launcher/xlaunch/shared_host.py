@@ -298,19 +298,15 @@ def _plan_on_free(request: Request, machine: Machine, held: Sequence[Lease]) -> 
     blocking = sharing(held, limits.allowed_cpus, held_gpus)
     if not free:
         raise _TakenError(f"--exclusive: no core is free; held by {_names(blocking)}")
-    narrowed_by = (
-        (f"{counted(len(limits.allowed_cpus) - len(free), 'CPU')} of other launches",)
-        if taken
-        else ()
-    )
-    inside = machine._replace(
-        gpus=gpus._replace(usable=free_gpus),
-        limits=limits._replace(
+    inside = machine._replace(gpus=gpus._replace(usable=free_gpus))
+    if taken:
+        fewer = f"{counted(len(limits.allowed_cpus) - len(free), 'CPU')} of other launches"
+        limits = limits._replace(
             allowed_cpus=free,
-            narrowed_by=(*limits.narrowed_by, *narrowed_by),
-            narrowed_via=(*limits.narrowed_via, *(["other launches"] if taken else [])),
-        ),
-    )
+            narrowed_by=(*limits.narrowed_by, fewer),
+            narrowed_via=(*limits.narrowed_via, "other launches"),
+        )
+        inside = inside._replace(limits=limits)
     try:
         placed = plan(layout, inside)
     except UsageError as error:

@@ -124,8 +124,7 @@ def describe_device(name: str | torch.device = "auto") -> DeviceProperties:
             from xlaunch.machine import read_machine
 
             limits = read_machine().limits
-            sizes = (limits.memory_limit_bytes, limits.memory_total_bytes)
-            memory_bytes = min(filter(None, sizes), default=None)
+            memory_bytes = limits.memory_bytes
             cpus = format_cpu_list(limits.allowed_cpus)
         flags = cpu_bf16_flags()
         bf16 = None if flags is None else bool(flags)

@@ -220,7 +220,7 @@ def _check(caches: Sequence[BundledCache]) -> None:
     names = [name for cache in caches for name in cache.names]
     for name in names:
         encoded = os.fsencode(name)
-        odd = [it for it in encoded.split(b"/") if it in (b"", b".", b"..") or len(it) > 255]
+        odd = [p for p in encoded.split(b"/") if p in (b"", b".", b"..") or len(p) > 255]
         if odd or _CONTROL.search(name) or len(encoded) > MAX_PATH_BYTES:
             raise ValueError(f"{name!r:.300} is not a path that a bundle may have")
     above = {name[: slash.start()] for name in names for slash in re.finditer("/", name)}
@@ -324,10 +324,7 @@ def _write(path: str, caches: Iterable[BundledCache], copies: str, sign: str | N
 
 
 def _sign_manifest(data: bytes, key: str) -> bytes:
-    """Sign by ``ssh-keygen -Y`` with the private key in the file `key`, or its copy in the SSH agent.
-
-    Raises `UsageError`. Never asks for a passphrase.
-    """
+    """Sign by ``ssh-keygen -Y`` with the key in the file `key`, or its copy in the agent. Raises `UsageError`."""
     done = _ssh_keygen("sign", "-f", os.path.abspath(key), "-n", NAMESPACE, data=data)
     if done.returncode != 0:
         raise UsageError(

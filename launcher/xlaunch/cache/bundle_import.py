@@ -86,14 +86,14 @@ def import_bundle(
                 _check_room(base, sum([cache.size_bytes for cache in caches]), path, max_bytes)
                 with signals.interruptible(), _damage_as_error(path):
                     staged = [
-                        _stage(reader, it, staging, directory)
-                        for it, directory in zip(caches, directories, strict=True)
+                        _stage(reader, cache, staging, directory)
+                        for cache, directory in zip(caches, directories, strict=True)
                     ]
                     reader.end()
                 sizes = []
-                for it, files in zip(caches, staged, strict=True):
-                    directory = store.begin_use(base, keys[it.cache])
-                    sizes += _place(directory, files, f"{staging}/{it.cache}")
+                for cache, files in zip(caches, staged, strict=True):
+                    directory = store.begin_use(base, keys[cache.cache])
+                    sizes += _place(directory, files, f"{staging}/{cache.cache}")
     except OSError as error:
         name = path if error.filename is None else error.filename
         raise UsageError(f"{name!r} cannot be read or written: {error.strerror}") from None
@@ -111,8 +111,7 @@ def _require_usable(base: str, directories: Sequence[CacheDirectory] = ()) -> No
 
 
 class _Header(tarfile.TarInfo):
-    """Accepts headers of regular files and of long names only; tarfile reads the data of others
-    into memory.
+    """Accepts headers of regular files and of long names only: tarfile reads others' data into memory.
 
     tarfile of every Python version calls this private method for each header. Some, such as 3.12.3 of
     Ubuntu 24.04, no longer call the public `frombuf`.
@@ -258,7 +257,7 @@ def _place(directory: CacheDirectory, files: Mapping[str, ImportedFile], staging
             directory, contents.read_imported(directory) | {path: files[path] for path in new}
         )
         sizes = {path: os.path.getsize(os.path.join(staging, path)) for path in new}
-        return [sizes[it] for it in new if _put(os.path.join(staging, it), directory.path, it)]
+        return [sizes[p] for p in new if _put(os.path.join(staging, p), directory.path, p)]
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -279,7 +278,8 @@ def _choose(directory: CacheDirectory, files: Mapping[str, ImportedFile]) -> lis
         if file not in existing and contents.unit_of(directory.cache, file) not in different
     ]
     return sorted(
-        new, key=lambda it: (_ORDER.index(contents.entries_of(directory.cache, it).format), it)
+        new,
+        key=lambda path: (_ORDER.index(contents.entries_of(directory.cache, path).format), path),
     )
 
 

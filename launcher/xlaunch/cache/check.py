@@ -58,8 +58,7 @@ def verify(base: str, *, fix: bool = False) -> list[Problem]:
 
     `fix`: within caches remove damaged files, links, files of other users, stale locks and leftovers, and
     make files writable by their owner alone. `base` itself, and directories that are not named by a key
-    of xlaunch, are left as they are. Files that vanish meanwhile, or that are being written, are not
-    reported.
+    of xlaunch, stay as they are. Files that vanish meanwhile, or are being written, are not reported.
     """
     return _Verification(os.path.abspath(base), fix).run()
 

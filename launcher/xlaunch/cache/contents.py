@@ -121,7 +121,7 @@ def read_imported(directory: CacheDirectory) -> dict[str, ImportedFile]:
     try:
         with open(directory.path + IMPORTED, encoding="utf-8") as stream:
             files = json.load(stream)["files"]
-        return {path: ImportedFile(it["sha256"], it["modified_ns"]) for path, it in files.items()}
+        return {path: ImportedFile(f["sha256"], f["modified_ns"]) for path, f in files.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
@@ -130,5 +130,5 @@ def write_imported(directory: CacheDirectory, files: Mapping[str, ImportedFile])
     """Replace the record of imported files. Raises OSError."""
     import json
 
-    content = {"schema_version": 1, "files": {path: it._asdict() for path, it in files.items()}}
+    content = {"schema_version": 1, "files": {path: file._asdict() for path, file in files.items()}}
     write_whole(directory.path + IMPORTED, json.dumps(content).encode(), mode=0o600)

@@ -43,8 +43,7 @@ def prune(
 ) -> list[Removal]:
     """Remove what exceeds `max_bytes` on disk, and caches that no launch used for `older_than_s`.
 
-    Neither waits for launches nor blocks them. `dry_run`: remove nothing. Raises `XLaunchError` if a
-    file cannot be removed.
+    No launch has to wait. `dry_run`: remove nothing. Raises `XLaunchError` if a file cannot be removed.
     """
     remover = _Remover(base, dry_run)
     if not dry_run:

@@ -187,8 +187,7 @@ def fingerprint(hardware: Hardware, packages: Packages) -> dict[str, Any]:
 def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Why two sets of parts are not the same key, a line for each part.
 
-    **Ex.:** ``instruction_set: only the first has amx_bf16 amx_int8``. Two unknown instruction sets
-    may be different ones.
+    **Ex.:** ``instruction_set: only the first has amx_bf16``. Two unknown instruction sets may differ.
     """
     lines = []
     for name in dict.fromkeys([*one, *other]):
@@ -202,7 +201,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
             continue
         words, others = set(left.split()), set(right.split())
         halves = [("the first", words - others), ("the second", others - words)]
-        lines += [f"{name}: only {w} has {' '.join(sorted(it))}" for w, it in halves if it]
+        lines += [f"{name}: only {w} has {' '.join(sorted(own))}" for w, own in halves if own]
     return lines
 
 
@@ -272,10 +271,7 @@ def foreign(base: str) -> list[str]:
 
 
 def _found(base: str) -> Iterator[tuple[CacheDirectory, str | None]]:
-    """Directories and links among the caches, with a reason where xlaunch did not create them.
-
-    Links are not followed.
-    """
+    """Directories and links among the caches, unfollowed, with a reason where xlaunch did not create them."""
     for cache in BY_NAME:
         place = os.path.join(base, cache)
         try:
@@ -335,8 +331,7 @@ def remove_below(base: str, path: str) -> bool:
 def private_base(path: str) -> str:
     """The base directory of caches for a `path` that the user names.
 
-    It is `path`, except in a sticky directory that others may write, such as /tmp: there it is
-    ``xlaunch-UID`` in it.
+    `path` itself; in a sticky directory that others may write, such as /tmp, ``xlaunch-UID`` in it.
     """
     path = os.path.abspath(path)
     try:

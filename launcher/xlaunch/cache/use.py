@@ -183,8 +183,7 @@ def _refusal(
 ) -> str | None:
     """Why no cache may be kept in these directories below `base`; None if it may. Raises OSError.
 
-    A launch would notice when it makes them; a command that shows it makes nothing. `environment`: that
-    which names the home directory of a default `base`.
+    A command that makes none has to ask. `environment`: it names the home directory of a default `base`.
     """
     refusal = store.why_unusable(base, directories)
     if environment is not None:
@@ -340,8 +339,7 @@ def _remove_cut_libraries(directory: CacheDirectory, since_s: float) -> None:
 
     Linkers write into the final file, and Inductor loads any file of that name: with one that is too
     short every later start would fail (see `_worker_compile_cpp` in torch/_inductor/cpp_builder.py).
-    Caches keep libraries at most one directory deep. Nothing is removed while another program uses the
-    cache. Raises OSError.
+    They are at most one directory deep, and stay while another program uses the cache. Raises OSError.
     """
     if Format.ELF not in [entries.format for entries in BY_NAME[directory.cache].entries]:
         return

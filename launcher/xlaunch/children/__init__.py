@@ -29,7 +29,7 @@ def without_current_directory(environment: Mapping[str, str]) -> dict[str, str]:
     variable without a name, as of ``env =x``, is left out: it cannot be passed on.
     """
     kept = {name: value for name, value in environment.items() if name}
-    entries = [it for it in kept.pop(PATH, "").split(os.pathsep) if not _is_current_directory(it)]
+    entries = [e for e in kept.pop(PATH, "").split(os.pathsep) if not _is_current_directory(e)]
     return {**kept, PATH: os.pathsep.join(entries)} if entries else kept
 
 

@@ -79,7 +79,7 @@ def _ls(*, cache_dir: str | None, as_json: bool) -> None:
     base, named = _base(cache_dir), store.named_by_processes()
     rows = [("cache", "key", "files", "size", "last use", "")]
     caches = []
-    for cache in sorted(store.stored(base), key=lambda it: -it.last_use_s):
+    for cache in sorted(store.stored(base), key=lambda cache: -cache.last_use_s):
         usage, last_use_s = contents.usage_of(cache), cache.last_use_s
         with store.not_in_use(cache, named) as free:
             state = {"last_use_s": last_use_s, "in_use": not free}
@@ -149,7 +149,7 @@ def _clear(*, caches: tuple[str, ...], cache_dir: str | None, dry_run: bool, as_
     """Remove whole caches, all of them if none is named. Those in use are kept."""
     _check_names(caches)
     base = _base(cache_dir)
-    wanted = [it for it in store.stored(base) if not caches or it.cache in caches]
+    wanted = [own for own in store.stored(base) if not caches or own.cache in caches]
     removals = clear(base, wanted, dry_run=dry_run)
     removed = [removal.directory for removal in removals]
     for directory in [candidate for candidate in wanted if candidate not in removed]:
@@ -224,7 +224,7 @@ def _export(
 
     _check_names(only)
     base = _base(cache_dir)
-    keys = {(name, it["key"]) for name, it in fingerprint(*_here(python))["caches"].items()}
+    keys = {(name, key["key"]) for name, key in fingerprint(*_here(python))["caches"].items()}
     wanted = [
         directory
         for directory in store.stored(base)
@@ -243,7 +243,7 @@ def _export(
     line = f"{file}: {names}; {counted(done.files, 'file')}, {size(done.size_bytes)}"
     if done.weights_bytes:
         line += f", of it {size(done.weights_bytes)} with a model's weights"
-    _answer(as_json, [line], file=file, caches=[it._asdict() for it in wanted], **done._asdict())
+    _answer(as_json, [line], file=file, caches=[own._asdict() for own in wanted], **done._asdict())
 
 
 @_subcommand(

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
@@ -90,7 +89,7 @@ def watch_program(
         _say_line(line)
     if as_json:
         seen = [steps.as_dict() for steps in decoding]
-        _print_json({**document(report, request), "decoding": seen})
+        print(json.dumps({**document(report, request), "decoding": seen}, indent=1), flush=True)
     return report.exit_code
 
 
@@ -170,7 +169,8 @@ def _compare(request: Request, machine: Machine, text: str, *, as_json: bool) ->
             for report in of_device
         ]
         result = None if comparison is None else comparison.as_dict()
-        _print_json({"schema_version": 1, "comparison": result, "runs": runs})
+        compared = {"schema_version": 1, "comparison": result, "runs": runs}
+        print(json.dumps(compared, indent=1), flush=True)
     return failed.exit_code if failed else 0
 
 
@@ -195,7 +195,3 @@ def _output(*, as_json: bool) -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=1), flush=True)

@@ -121,7 +121,7 @@ def _crowd_of_ranks(
         return None
     shares = [_share_of(local, count, request, machine) for local in range(count)]
     instances = [plan(share.request.layout, share.machine).instances[0] for share in shares]
-    return tuple([it._replace(index=index) for index, it in enumerate(instances)]), warning
+    return tuple([own._replace(index=index) for index, own in enumerate(instances)]), warning
 
 
 def _environment_of_ranks(

@@ -122,7 +122,6 @@ class Decoding(NamedTuple):
         return [text, *causes, *[f"  next step: {step}" for step in self.next_steps]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
         share = None if self.limit_s is None else self.limit_s / self.token_s
         return {**self._asdict(), "limit_s": self.limit_s, "share": share, "slow": self.is_slow}
 

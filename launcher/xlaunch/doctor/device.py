@@ -188,8 +188,8 @@ def document(report: Report, request: Request) -> dict[str, Any]:
         **{name: whole[name] for name in shared},
         **devices.as_dict(),
         "advice": [
-            {**one._asdict(), "causes": list(one.causes), "next_steps": list(one.next_steps)}
-            for one in advise(devices, request)
+            {**own._asdict(), "causes": list(own.causes), "next_steps": list(own.next_steps)}
+            for own in advise(devices, request)
         ],
         "samples": samples,
     }
@@ -254,7 +254,6 @@ class DeviceComparison(NamedTuple):
         return [*align(rows), *ratios, self.basis]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
         return {
             "what": self.what,
             "larger_is_better": self.larger_is_better,

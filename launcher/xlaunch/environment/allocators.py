@@ -327,7 +327,9 @@ def allocator_settings(
             if huge_pages:
                 value += ":glibc.malloc.hugetlb=1"
             own = {tunable for name, tunable in GLIBC_VARIABLES.items() if inherited.get(name)}
-            value = ":".join([it for it in value.split(":") if it.partition("=")[0] not in own])
+            value = ":".join(
+                [entry for entry in value.split(":") if entry.partition("=")[0] not in own]
+            )
             value = merge_tunables(inherited.get(TUNABLES, ""), value)
         proposals.append(Proposal(name, value, reason, merged=name == TUNABLES))
     return tuple(proposals)

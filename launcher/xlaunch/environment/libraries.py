@@ -137,7 +137,7 @@ def find_libraries(
         # libtcmalloc_minimal before libtcmalloc, whose profiler needs libunwind; versioned names
         # first, because the others belong to development packages.
         for match in sorted(
-            matches, key=lambda it: ("_minimal" not in it[0], it[0].endswith(".so"), it[0])
+            matches, key=lambda m: ("_minimal" not in m[0], m[0].endswith(".so"), m[0])
         ):
             name, path = str(match.lastgroup), os.path.join(directory, match[0])
             real = os.path.realpath(path)
@@ -145,7 +145,7 @@ def find_libraries(
                 libraries[name, real] = inspect_library(name, path, loads, origin=origin)
     order = {name: index for index, name in enumerate(names)}
     return tuple(
-        sorted(libraries.values(), key=lambda it: (order[it.name], it.refusal is not None))
+        sorted(libraries.values(), key=lambda lib: (order[lib.name], lib.refusal is not None))
     )
 
 

@@ -64,13 +64,11 @@ def read_gpus(tree: Tree, *, captured: bool = False) -> tuple[Gpu, ...]:
         numbers = [tree.read(f"{directory}/{name}") for name in ("vendor", "device")]
         if all(numbers):
             node = tree.read_int(f"{directory}/numa_node")
+            if node is not None and node < 0:
+                node = None
             model = ":".join([str(number).removeprefix("0x") for number in numbers])
-            uuid = (
-                _nvidia_facts(tree, address).get("GPU UUID", "") if vendor is Vendor.NVIDIA else ""
-            )
-            gpus.append(
-                Gpu(vendor, model, address, node if node is not None and node >= 0 else None, uuid)
-            )
+            facts = _nvidia_facts(tree, address) if vendor is Vendor.NVIDIA else {}
+            gpus.append(Gpu(vendor, model, address, node, facts.get("GPU UUID", "")))
     amd = _rocm_order(tree) if any(gpu.vendor is Vendor.AMD for gpu in gpus) else {}
     vendors = list(Vendor)
     gpus.sort(
@@ -168,8 +166,7 @@ def usable_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> Gpus:
 def openable(gpus: Sequence[Gpu], root: str = "/") -> tuple[Gpu, ...]:
     """Those of the `gpus` whose device nodes this process may open; a container has some of them.
 
-    Where the device nodes of NVIDIA's GPUs cannot be matched to them, there is a GPU without an
-    address for each node.
+    For each device node of NVIDIA's that cannot be matched to a GPU there is one without an address.
     """
     tree, prefix = Tree(root), root.rstrip("/")
 

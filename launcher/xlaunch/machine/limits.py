@@ -237,7 +237,11 @@ def read_limits(root: str, topology: Topology) -> Limits:
             allowed = narrowed
             where = f" ({_describe(group)})" if group else ""
             narrowed_by.append(f"{kind} {format_cpu_list(cpus)}{where}")
-            narrowed_via.append(_mount_of(group) if group else kind)
+            via = kind
+            if group is not None:
+                version = f"cgroup v{group.version} " if group.prefixed else ""
+                via = f"{version}{kind} at {group.mount_directory}"
+            narrowed_via.append(via)
 
     quotas = [
         (quota, _describe(group))
@@ -340,8 +344,7 @@ def read_cpu_quota(tree: Tree, group: ControlGroup) -> float | None:
 def _slurm_quota(topology: Topology, allowed: CPUs) -> list[tuple[float, str]]:
     """The CPUs that Slurm counts for this job here, where it confines the job to none (TaskPlugin=task/none).
 
-    Slurm counts cores or their SMT siblings, as its administrator chose: only fewer CPUs than cores are
-    a limit.
+    It counts cores or SMT siblings, as its administrator chose: only fewer CPUs than cores are a limit.
     """
     count = os.environ.get(SLURM_COUNT, "")
     members = frozenset(allowed)
@@ -371,11 +374,6 @@ def _describe(group: ControlGroup) -> str:
     return f"cgroup v{group.version} {group.directory}" if group.prefixed else group.directory
 
 
-def _mount_of(group: ControlGroup) -> str:
-    kind = f"cgroup v{group.version} cpuset" if group.prefixed else "cpuset"
-    return f"{kind} at {group.mount_directory}"
-
-
 SYSTEM_MODE_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -392,4 +390,4 @@ def system_mode(path: str = SYSTEM_MODE_FILE) -> SystemMode:
     """The mode in brackets: ``always [madvise] never``."""
     text = (read_file(path) or b"").decode(errors="replace")
     mode = text.partition("[")[2].partition("]")[0]
-    return next((it for it in SystemMode if it.value == mode), SystemMode.UNKNOWN)
+    return next((member for member in SystemMode if member.value == mode), SystemMode.UNKNOWN)

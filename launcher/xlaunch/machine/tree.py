@@ -30,7 +30,6 @@ def read_file(
 
     A read returns whole records, often less than a page: only an empty one is the end. A short attribute of
     sysfs (`is_attribute`) comes with one read, and there are thousands of them. `max_bytes`: read once.
-
     `os.open` and `os.read` cost half of what `open` does.
     """
     try:

@@ -367,7 +367,7 @@ def _steady(
 ) -> tuple[_Window, dict[int, Values], list[str]]:
     """The window, the values that count, and caveats about them."""
     notes = []
-    printed = {index: one for index, one in series.items() if one.first_at is not None}
+    printed = {index: own for index, own in series.items() if own.first_at is not None}
     missing = sorted(series.keys() - printed.keys())
     if missing and printed:
         notes.append(f"no value of {_instances(missing)}")
@@ -377,13 +377,13 @@ def _steady(
     firsts = [metric.first_at for metric in printed.values() if metric.first_at is not None]
     start = released_at if released_at is not None else max(firsts, default=0.0)
     end = min(ends.values(), default=start)
-    values = {index: one.after(start, end) for index, one in series.items()}
+    values = {index: own.after(start, end) for index, own in series.items()}
     without = [index for index in printed if not values[index].values]
     if printed and not missing and not without:
         return _Window(start, end - start), values, notes
     if without and len(series) > 1:
         notes.append(f"no further value of {_instances(without)} while all ran: all values count")
-    values = {index: one.after(released_at) for index, one in series.items()}
+    values = {index: own.after(released_at) for index, own in series.items()}
     return _Window(released_at, None), values, notes
 
 

@@ -45,7 +45,10 @@ def preset_text(values: Mapping[str, Any], *, use: str) -> str:
             continue
         if option.kind is VARIABLE:
             variables = dict(value).items()
-            lines = [f"[{option.name}]", *(f"{_key(name)} = {_toml(it)}" for name, it in variables)]
+            lines = [
+                f"[{option.name}]",
+                *(f"{_key(name)} = {_toml(text)}" for name, text in variables),
+            ]
         else:
             lines = [
                 f"{option.name} = {_toml(list(value) if option.multiple else toml_value(value))}"
@@ -76,7 +79,9 @@ def check_preset_path(path: str, *, force: bool, program: Sequence[str] = ()) ->
         raise UsageError(f"{named_path} exists and is not a regular file")
     shown, title = shorten(path), TITLE.encode()
     # One that we wrote, or that sets an option of xlaunch and nothing else.
-    preset = OutputKind("a preset", lambda it: it.startswith(title) or bool(options_in(it, shown)))
+    preset = OutputKind(
+        "a preset", lambda head: head.startswith(title) or bool(options_in(head, shown))
+    )
     check_output(path, preset, option=OPTION, force=force, inputs=named_files(program))
 
 

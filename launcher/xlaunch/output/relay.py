@@ -92,8 +92,7 @@ class Relay:
 
     @contextlib.contextmanager
     def open_streams(self, instance: Instance, *, first: bool) -> Iterator[StandardStreams]:
-        """Open the standard streams for a run of an instance. Descriptors that only the instance
-        needs are closed after the block.
+        """Open the standard streams for a run of an instance; those of its own are closed after the block.
 
         `first`: the first run of the instance, which gets new log files.
         """
@@ -125,10 +124,7 @@ class Relay:
                 yield StandardStreams(stdin, 1, 2)
 
     def _open_pipe(self, instance: Instance, stream: str, sink: Sink, log: int | None) -> int:
-        if self._run.pty:
-            reader, writer = _open_pseudo_terminal()
-        else:
-            reader, writer = os.pipe()
+        reader, writer = _open_pseudo_terminal() if self._run.pty else os.pipe()
         os.set_blocking(reader, False)
         log_file = None
         if log is not None and self._run.log_dir is not None:
@@ -164,8 +160,7 @@ class Relay:
     def show_live(self, line: str) -> None:
         """Show a line on the terminal of standard error that the next output erases.
 
-        Nothing is shown in the middle of another line, such as a prompt or a progress bar, or
-        without a terminal.
+        Nothing is shown within another line, such as a prompt or a progress bar, or without a terminal.
         """
         if not self._stderr.terminal or self._stderr.pending or self._line_begun or self._is_json:
             return

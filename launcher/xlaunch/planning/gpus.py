@@ -116,8 +116,7 @@ def _layout_near_gpus(
 ) -> Layout:
     """Instance i next to GPU i, with as many cores as it would have without GPUs.
 
-    Without shares where it is not known which GPU that is, or where they are: GPUs of several models have
-    another order in CUDA than in the driver.
+    Without shares where GPUs or their places are not known: CUDA and the driver order unlike GPUs differently.
     """
     gpus = machine.gpus.usable[: request.instances] if isinstance(request.instances, int) else ()
     models, nodes = {gpu.model for gpu in gpus}, {gpu.numa_node for gpu in gpus}

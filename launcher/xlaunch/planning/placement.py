@@ -11,13 +11,11 @@ instances as it can, floor(cores / size); and that costs nobody more, because wh
 can have the place of the one that moved in. Those that cross least are taken first. Where an
 instance joins three left-overs or more, cutting the domain in order is tried too.
 
-Tests compare with brute force: the crossings of one instance are the fewest there are, and so are
-those of packages on machines whose domains of a level are of one size. To share left-overs of many
-sizes out among several instances is bin packing, done here by the best choice for one instance after
-the other: an irregular machine or mask can cost a crossing more than the best (one of some hundred
-small machines made up at random), and so can, at the node or L3 level, a layout that leaves a core or
-two of every domain idle. Where domains do not nest (a NUMA node of two half packages), the parts in
-which they overlap serve as domains.
+The crossings of one instance are the fewest there are, and so are those of packages where the domains
+of each level have one size: tests compare with brute force. Several instances are placed one after the
+other, so an irregular machine or mask can cost a crossing more than the best, and so can, at the node
+or L3 level, a layout that leaves a core or two of every domain idle. Where domains do not nest (a NUMA
+node of two half packages), the parts in which they overlap serve as domains.
 """
 
 from __future__ import annotations

@@ -46,8 +46,7 @@ def plan(
     identities of their GPUs, which are given last.
     Raises `UsageError` if the request contradicts itself or does not fit the machine.
 
-    **Ex.:** two instances on 16 cores in two nodes: CPUs 0-7 with memory preferred on node 0, and
-    8-15 with memory preferred on node 1.
+    **Ex.:** two instances on two nodes of 8 cores: CPUs 0-7 with memory preferred on node 0, 8-15 on 1.
     """
     request = checked(request, LayoutRequest)
     refuse_contradictions(request._asdict())
@@ -64,7 +63,8 @@ def plan(
     used = {core.cpus[0] for slot in placed for core in slot}
     idle = [core for core in cores if bound and core.cpus[0] not in used]
     crossed = [crossings(slot) for slot in placed]
-    share = _memory_share(machine, len(instances))
+    memory_bytes = machine.limits.memory_bytes
+    share = memory_bytes // len(instances) if memory_bytes is not None and instances else None
     decisions = [
         *pool.decisions,
         *(_explain_siblings(request, pool) if bound else ()),
@@ -123,13 +123,6 @@ def _layout(
     from xlaunch.planning.gpus import layout_for_gpus
 
     return layout_for_gpus(request, machine, cores, capacity, taken_gpus)
-
-
-def _memory_share(machine: Machine, count: int) -> int | None:
-    """Each instance's equal share of the memory."""
-    bounds = (machine.limits.memory_total_bytes, machine.limits.memory_limit_bytes)
-    sizes = [size for size in bounds if size is not None]
-    return min(sizes) // count if sizes and count else None
 
 
 def _binds(request: LayoutRequest, machine: Machine) -> bool:
@@ -201,8 +194,7 @@ def _instances(
 ) -> tuple[list[Instance], list[str]]:
     """The instances, and the reason for the memory policy of each.
 
-    They have masks of their own on the cores `placed`. None: they may run on any allowed CPU, with threads
-    for their shares of the time.
+    `placed`: the cores of their masks; None: they may run on any allowed CPU, with a share of the time.
     """
     topology, nodes_known = machine.topology, memory_nodes(machine)
     package_of = _group_of([package.cpus for package in topology.packages])

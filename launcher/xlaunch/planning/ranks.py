@@ -153,10 +153,7 @@ def share_of_rank(
     if place.gpus:
         gpus = gpus._replace(usable=place.gpus)
     limits = machine.limits
-    quota = limits.cpu_quota
-    bounds = [
-        size for size in (limits.memory_limit_bytes, limits.memory_total_bytes) if size is not None
-    ]
+    quota, memory_bytes = limits.cpu_quota, limits.memory_bytes
     inside = machine._replace(
         gpus=gpus,
         limits=limits._replace(
@@ -164,8 +161,8 @@ def share_of_rank(
             narrowed_by=(*limits.narrowed_by, who + place.near),
             narrowed_via=(*limits.narrowed_via, "rank"),
             cpu_quota=None if quota is None else quota / rank.local_size,
-            memory_limit_bytes=min(bounds) // rank.local_size if bounds else None,
-            memory_limit_source=who if bounds else None,
+            memory_limit_bytes=None if memory_bytes is None else memory_bytes // rank.local_size,
+            memory_limit_source=None if memory_bytes is None else who,
         ),
     )
     layout = request.layout._replace(cpus=None, numa_nodes=None, reserve_cores=0)

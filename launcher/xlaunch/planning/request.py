@@ -359,8 +359,7 @@ class HostRequest(NamedTuple):
 class Request(NamedTuple):
     """The options of one launch, in the three parts that its steps read.
 
-    **Ex.:** ``Request.of("infer.py", instances=2, timeout_s=60)``. The defaults are also the command
-    line's.
+    **Ex.:** ``Request.of("infer.py", instances=2, timeout_s=60)``. The defaults are the command line's.
     """
 
     layout: LayoutRequest = LayoutRequest()

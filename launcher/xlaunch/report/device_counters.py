@@ -182,7 +182,9 @@ class DrmCounters:
         devices: list[Device] = []
         counts: Counter[str] = Counter()
         bound = list(bound_devices(self._tree))
-        for driver, address in [it for name in TORCH_NAMES for it in bound if it[0] == name]:
+        for driver, address in [
+            place for name in TORCH_NAMES for place in bound if place[0] == name
+        ]:
             path, name = f"{DRIVERS}/{driver}/{address}", TORCH_NAMES[driver]
             if not self._tree.has_directory(path):
                 continue

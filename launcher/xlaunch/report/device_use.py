@@ -249,8 +249,7 @@ def _judge_one(
 def _window(moments: Sequence[_Moment], idle: float) -> Sequence[_Moment]:
     """The samples from the first in which the device was busy to the last in which it was in use.
 
-    A program begins by imports and by loading what it needs, which is not waiting. If the device
-    never worked: from the first moment in which it is in use.
+    A program that imports and loads what it needs does not wait. If it never was busy: from its first use.
     """
     worked = [i for i, moment in enumerate(moments) if moment.busy >= IDLE_SHARE]
     worked = worked or [i for i, moment in enumerate(moments) if moment.busy >= idle]

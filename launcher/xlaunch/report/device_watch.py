@@ -232,5 +232,5 @@ class KnownMessages:
     def explanations(self) -> tuple[str, ...]:
         """A line for each known message that was found, in the order in which they appeared."""
         return tuple(
-            [f'"{it.text.decode()}" is harmless: {it.meaning} ({it.source})' for it in self._seen]
+            [f'"{m.text.decode()}" is harmless: {m.meaning} ({m.source})' for m in self._seen]
         )

@@ -144,8 +144,7 @@ def write_report_or_complain(
 def write_report(report: Report, path: str) -> None:
     """Write `report` as JSON. A regular file appears whole or not at all, unless it cannot be replaced.
 
-    A file that is mounted into a container, or whose directory is not writable, is overwritten. The caller
-    has checked that it may be (`check_output`).
+    One that is mounted into a container, or whose directory is not writable, is overwritten.
     """
     text = json.dumps(report_to_dict(report), indent=1) + "\n"
     mode = "a"

@@ -28,7 +28,7 @@ GAP_S = 2.0
 def targets_of(plan: Plan, health: str) -> dict[int, Target]:
     """What is asked of each instance, by its position in the plan. Raises `UsageError`."""
     try:
-        return {at: target_of(health, words_of(plan, one)) for at, one in enumerate(plan.instances)}
+        return {at: target_of(health, words_of(plan, own)) for at, own in enumerate(plan.instances)}
     except UsageError as error:
         raise UsageError(f"--health {error}") from None
 

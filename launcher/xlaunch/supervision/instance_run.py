@@ -174,8 +174,7 @@ class MemoryKills:
         self._attributed = 0
 
     def attribute(self) -> str | None:
-        """Why a process that SIGKILL has just ended was killed; None if the kernel has killed no more
-        processes than were attributed.
+        """Why SIGKILL ended a process just now; None if the kernel has killed no more than were attributed.
 
         **Ex.:** ``the kernel's out-of-memory killer (limit 512 MiB)``.
         """

@@ -129,11 +129,7 @@ def exec_failure(program: Program, descriptor: int) -> XLaunchError | None:
 
 
 def execute(program: Program, variables: dict[str, str]) -> None:
-    """Replace this process by `program`.
-
-    Raises `ProgramNotFoundError`, `ProgramNotExecutableError`, or `XLaunchError` for a lack of
-    memory and the like.
-    """
+    """Replace this process by `program`. Raises what `exec_error` returns."""
     try:
         _exec(program, variables)
     except OSError as error:

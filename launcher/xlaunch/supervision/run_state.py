@@ -150,8 +150,7 @@ class Restarts:
     def grant(self, position: int, *, ran_s: float, now: float) -> Restart | None:
         """Schedule the restart of an instance that failed after `ran_s`.
 
-        None when its restarts within the window are used up. The delay doubles from restart to
-        restart, up to `MAX_DELAY_S`.
+        None when its restarts within the window are used up. The delay doubles, up to `MAX_DELAY_S`.
         """
         granted = self._granted.setdefault(position, [])
         limit, window_s = (MAX, math.inf) if self._limit is MAX else self._limit

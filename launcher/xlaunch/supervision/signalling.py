@@ -26,8 +26,7 @@ MAX_ROUNDS = 100
 def send(pid: int, number: int, *, group: bool = False) -> bool:
     """Send a signal to a process or its whole group; False where the kernel does not permit it.
 
-    It refuses for a program that has changed its user (`sudo`). For one that has ended the result
-    is True.
+    It refuses for a program that has changed its user (`sudo`). True for one that has ended.
     """
     try:
         (os.killpg if group else os.kill)(pid, number)
@@ -41,8 +40,7 @@ def send(pid: int, number: int, *, group: bool = False) -> bool:
 def deliver(action: Action, pids: Iterable[int]) -> list[int]:
     """Signal the processes or groups that `action` names; return those that the kernel refuses.
 
-    A group that this process belongs to sends the signal here as well; it is blocked here, and
-    recognized by its sender.
+    If this process belongs to such a group, it gets the signal as well, which is blocked here.
     """
     refused = []
     for pid in pids:

@@ -124,6 +124,7 @@ MAX_CONNECTIONS = 16
 MAX_REQUEST_BYTES = 64
 CONNECTION_S = 5.0
 """Longest life of a connection."""
+_KIND = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _NAME = re.compile(rf"\d+-\d+-\d+{re.escape(SUFFIX)}", re.ASCII)
 
 
@@ -151,7 +152,7 @@ class StateSocket(Part):
         directory = runtime_directory(DIRECTORY, os.environ)
         _remove_dead(directory)
         self._path = os.path.join(directory, f"{os.path.basename(run.lease.path)}{SUFFIX}")
-        self._listener = _new_socket()
+        self._listener = socket.socket(socket.AF_UNIX, _KIND)
         try:
             with short_name(f"{self._path}.new") as short:
                 self._listener.bind(short)
@@ -253,14 +254,10 @@ class StateSocket(Part):
         self.due = min([*deadlines, self._listen_at])
 
 
-def _new_socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-
-
 def _remove_dead(directory: str) -> None:
     """Remove the sockets of runs that were killed: nothing listens on them."""
     for name in [name for name in names_in(directory) if _NAME.fullmatch(name)]:
-        with _new_socket() as probe:
+        with socket.socket(socket.AF_UNIX, _KIND) as probe:
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError), short_name(path) as short:
                 try:

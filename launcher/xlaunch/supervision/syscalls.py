@@ -73,8 +73,7 @@ def become_subreaper() -> None:
 def die_with_parent(number: signal.Signals) -> None:
     """Have `number` sent to this process when the thread that forked it ends.
 
-    The setting survives exec, except of a set-uid program. Children do not inherit it. See
-    prctl(2).
+    It survives exec, except of a set-uid program, and children do not inherit it: see prctl(2).
     """
     _prctl(PR_SET_PDEATHSIG, int(number))
 
@@ -87,8 +86,7 @@ def forbid_huge_pages(forbid: bool) -> None:
 def set_memory_policy(policy: MemoryPolicy, nodes: tuple[int, ...]) -> None:
     """Set this thread's NUMA memory policy; children and programs executed inherit it.
 
-    `policy` is neither AUTO nor NONE. Refused in many containers (EPERM), absent from some
-    kernels (ENOSYS). See set_mempolicy(2).
+    `policy`: not AUTO or NONE. Many containers refuse it (EPERM), some kernels lack it (ENOSYS).
     """
     mode = _POLICY_MODES[policy]
     if policy is MemoryPolicy.PREFERRED and len(nodes) > 1:

@@ -56,6 +56,6 @@ def run_checks(facts: Facts, ignore: Collection[str] = ()) -> tuple[list[CheckRe
         worst[result.group] = min(rank, worst.get(result.group, rank))
     titles = list(FAMILIES)
     results.sort(
-        key=lambda it: (worst[it.group], titles.index(it.group), order.index(it.finding.severity))
+        key=lambda r: (worst[r.group], titles.index(r.group), order.index(r.finding.severity))
     )
     return results, unavailable

@@ -58,7 +58,7 @@ def show_driver(facts: Facts) -> Iterator[Finding]:
             "no program can use it, and torch finds no device",
             bind[0] if bind else INSTALL[vendor],
         )
-    for vendor in sorted(set(bound.values()), key=lambda it: it.value):
+    for vendor in sorted(set(bound.values()), key=lambda vendor: vendor.value):
         count = list(bound.values()).count(vendor)
         version = read_driver_version(vendor, facts.tree)
         yield ok(f"{vendor.value}: {count}, driver {version or 'present'}")

@@ -215,14 +215,13 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
     else:
         total = status.f_blocks * status.f_frsize
     # More than half of the memory is no remedy: what fills it cannot be reclaimed.
-    limits = facts.machine.limits
-    sizes = [it for it in (limits.memory_total_bytes, limits.memory_limit_bytes) if it is not None]
-    halves = [value // 2 >> 20 << 20 for value in sizes]
-    if total is not None and total >= min([MIN_SHARED_BYTES, *halves]):
+    memory_bytes = facts.machine.limits.memory_bytes
+    half = [] if memory_bytes is None else [memory_bytes // 2 >> 20 << 20]
+    if total is not None and total >= min([MIN_SHARED_BYTES, *half]):
         free = status.f_bavail * status.f_frsize
         yield ok(f"{SHARED}: {size(free)} of {size(total)} are free")
         return
-    wanted_mib = min([ENOUGH_SHARED_BYTES, *halves]) >> 20
+    wanted_mib = min([ENOUGH_SHARED_BYTES, *half]) >> 20
     yield warning(
         f"there is no {SHARED}" if total is None else f"{SHARED} has {size(total)} only",
         "workers of a DataLoader hand their batches over in it, and die of SIGBUS when it is full: 64 "

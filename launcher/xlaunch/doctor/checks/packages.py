@@ -50,7 +50,7 @@ def show_build(facts: Facts) -> Iterator[Finding]:
         yield ok(f"torch is not installed for {facts.interpreter}")
         return
     version = torch.get("__version__") or "?"
-    vendors = sorted({gpu.vendor for gpu in read_gpus(facts.tree)}, key=lambda it: it.value)
+    vendors = sorted({gpu.vendor for gpu in read_gpus(facts.tree)}, key=lambda vendor: vendor.value)
     built = [vendor for vendor, name in BUILDS.items() if torch.get(name)]
     for vendor in vendors:
         if vendor in built:

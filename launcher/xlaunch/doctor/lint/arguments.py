@@ -75,8 +75,8 @@ def _argparse_options(facts: FileFacts) -> Iterator[Problem]:
     for call in added:
         changers[_destination(call.node)].add(_action(call.node))
     for call in facts.called.get("set_defaults", ()):
-        for one in call.node.keywords:
-            changers[one.arg or ""].add("set_defaults")
+        for given in call.node.keywords:
+            changers[given.arg or ""].add("set_defaults")
     converted = _converted_attributes(facts)
     for call in added:
         if has_stars(call.node):
@@ -204,7 +204,7 @@ def _unread_parameters(facts: FileFacts) -> Iterator[Problem]:
             and not keyword(call.node, "callback")
             and not _UNREAD_ON_PURPOSE.search(ast.unparse(call.node))
             # Not of a stub: pass, raise NotImplementedError.
-            and any(isinstance(part, ast.Call) for it in function.body for part in ast.walk(it))
+            and any(isinstance(part, ast.Call) for line in function.body for part in ast.walk(line))
         ):
             yield (
                 call.node,
@@ -246,7 +246,7 @@ def _truth_of_environment(
 
 def _text_as_truth(facts: FileFacts, options: list[Call]) -> Iterator[Problem]:
     """Options that are text, with "False" or the like as default, and are tested as they are."""
-    tested = {one.attr for one, _ in facts.tests if isinstance(one, ast.Attribute)}
+    tested = {test.attr for test, _ in facts.tests if isinstance(test, ast.Attribute)}
     tested -= {value.attr for value, _, _ in facts.assignments if isinstance(value, ast.Attribute)}
     for call in options:
         is_flag = call.name == "DEFINE_string"
@@ -378,10 +378,10 @@ def _converted_attributes(facts: FileFacts) -> set[str]:
             "bool" in called and called != "bool"
         ):
             read: list[ast.AST | None] = [*call.node.args]
-            for one in call.node.args:  # int(n) for n in args.numbers
-                bound = call.scope.find_bindings(one.id) if isinstance(one, ast.Name) else ()
+            for value in call.node.args:  # int(n) for n in args.numbers
+                bound = call.scope.find_bindings(value.id) if isinstance(value, ast.Name) else ()
                 read += [binding.node for binding in bound if binding.how == "each"]
-            converted.update(value.attr for value in read if isinstance(value, ast.Attribute))
+            converted.update(part.attr for part in read if isinstance(part, ast.Attribute))
     return converted
 
 

@@ -464,8 +464,8 @@ def _parts(
     if how == "is" and isinstance(value, ast.Tuple | ast.List):
         stars = any(isinstance(argument, ast.Starred) for argument in (*value.elts, *target.elts))
         if len(value.elts) == len(target.elts) and not stars:
-            for part, one in zip(target.elts, value.elts, strict=True):
-                yield "is", one, part
+            for part, own in zip(target.elts, value.elts, strict=True):
+                yield "is", own, part
             return
     if how == "each" and value is not None and len(target.elts) == 2:
         source, enumerated = looped_over(value)

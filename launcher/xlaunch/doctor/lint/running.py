@@ -173,7 +173,7 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
     }
     loud = [finding for finding in sorted(findings) if not source.is_silenced(finding)]
     loud = _fold(loud)
-    wanted = [source.placed(one) for one in loud if selection.takes(one.code, hints=hints)]
+    wanted = [source.placed(own) for own in loud if selection.takes(own.code, hints=hints)]
     hidden = 0
     if not hints and not selection.select:
         hidden = sum(selection.takes(finding.code, hints=True) for finding in loud) - len(wanted)
@@ -183,8 +183,8 @@ def check_file(task: tuple[str, Selection, bool]) -> Outcome:
 def _fold(findings: list[ScriptFinding]) -> list[ScriptFinding]:
     """The findings with at most three hints of a kind; the third one names the lines of the others."""
     of_kind: dict[str, list[ScriptFinding]] = {}
-    for one in findings:
-        of_kind.setdefault(one.code, []).append(one)
+    for finding in findings:
+        of_kind.setdefault(finding.code, []).append(finding)
     for code, same in of_kind.items():
         if code.startswith("XL1") and len(same) > MAX_HINTS:
             last, more = same[MAX_HINTS - 1], same[MAX_HINTS:]

@@ -189,11 +189,13 @@ def _sources(scope: Scope, name: str) -> set[object]:
     """What a name is unpacked from, or what it is an item of; empty if it may be anything else."""
     bindings = [binding for binding in scope.find_bindings(name) if not _keeps(binding, name)]
     sources: set[object] = set()
-    for one in bindings:
-        if one.how in ("item", "each item"):
-            sources.add(one.node)
-        elif one.how == "is" and isinstance(one.node, ast.Subscript) and dotted(one.node.value):
-            sources.add(dotted(one.node.value))
+    for bound in bindings:
+        if bound.how in ("item", "each item"):
+            sources.add(bound.node)
+        elif (
+            bound.how == "is" and isinstance(bound.node, ast.Subscript) and dotted(bound.node.value)
+        ):
+            sources.add(dotted(bound.node.value))
         else:
             return set()
     return sources
