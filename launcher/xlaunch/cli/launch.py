@@ -176,48 +176,19 @@ class Hint(NamedTuple):
     """The variable that replaces `default`."""
 
 
-_BINDS = Hint(
-    "binds again, after xlaunch has chosen the number of threads for its own CPUs",
-    "leave {name} out and use --cpus or --numa-nodes",
-)
 _WORKERS = "starts workers, which share the cores and are not placed"
-_NPROC = ("--nproc-per-node", "--nproc_per_node")
-_TORCHRUN = Hint(
-    _WORKERS, "write xlaunch --nproc-per-node {count} PROGRAM", counts=_NPROC, default="1"
-)
-_ACCELERATE = Hint(
-    _WORKERS,
-    "write accelerate launch --no_python xlaunch PROGRAM",
-    counts=("--num_processes", "--num-processes"),
-)
-_DEEPSPEED = Hint(
-    _WORKERS,
-    "write deepspeed --no_python --no_local_rank xlaunch PROGRAM",
-    counts=("--num_gpus", "--num_accelerators"),
-)
-_MPI = Hint(
-    _WORKERS,
-    "write {name} --bind-to none -n {count} xlaunch PROGRAM",
-    counts=("-n", "-np", "--np", "-c"),
-)
-_PORTS = "write xlaunch --instances {count} --substitute {name}"
-_WEB = Hint(
-    _WORKERS,
-    _PORTS + " APP --port {{8000+index}}",
-    counts=("--workers",),
-    default="1",
-    variable="WEB_CONCURRENCY",
-)
-_DASK = Hint(
-    _WORKERS,
-    "write xlaunch --instances {count} dask worker SCHEDULER",
-    counts=("--nworkers", "--nprocs"),
-    default="1",
-)
-_LATER = (
-    "chooses the interpreter after xlaunch, which sets less for a program that it does not know"
-)
+_LATER = "chooses the interpreter after xlaunch, which sets less for a program that it does not know"  # fmt: skip
 _ELSEWHERE = "starts its program elsewhere, where nothing arrives of what xlaunch chooses"
+_RUN = ("run",)
+_PORTS = "write xlaunch --instances {count} --substitute {name}"
+
+_BINDS = Hint("binds again, after xlaunch has chosen the number of threads for its own CPUs", "leave {name} out and use --cpus or --numa-nodes")  # fmt: skip
+_TORCHRUN = Hint(_WORKERS, "write xlaunch --nproc-per-node {count} PROGRAM", (), ("--nproc-per-node", "--nproc_per_node"), "1")  # fmt: skip
+_ACCELERATE = Hint(_WORKERS, "write accelerate launch --no_python xlaunch PROGRAM", (), ("--num_processes", "--num-processes"))  # fmt: skip
+_DEEPSPEED = Hint(_WORKERS, "write deepspeed --no_python --no_local_rank xlaunch PROGRAM", (), ("--num_gpus", "--num_accelerators"))  # fmt: skip
+_MPI = Hint(_WORKERS, "write {name} --bind-to none -n {count} xlaunch PROGRAM", (), ("-n", "-np", "--np", "-c"))  # fmt: skip
+_WEB = Hint(_WORKERS, _PORTS + " APP --port {{8000+index}}", (), ("--workers",), "1", "WEB_CONCURRENCY")  # fmt: skip
+_DASK = Hint(_WORKERS, "write xlaunch --instances {count} dask worker SCHEDULER", (), ("--nworkers", "--nprocs"), "1")  # fmt: skip
 
 HINTS: Mapping[str, Hint] = {
     **dict.fromkeys(("numactl", "taskset", "ipexrun"), _BINDS),
@@ -227,42 +198,20 @@ HINTS: Mapping[str, Hint] = {
     **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), _DEEPSPEED),
     **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "prun"), _MPI),
     "mpiexec.hydra": _MPI._replace(instead="write {name} -n {count} xlaunch PROGRAM"),
-    "srun": _MPI._replace(
-        instead="write srun -n {count} xlaunch PROGRAM", counts=("-n", "--ntasks")
-    ),
-    **dict.fromkeys(
-        ("horovodrun", "horovod.runner.launch"),
-        _MPI._replace(instead="write horovodrun --mpi -np {count} xlaunch PROGRAM"),
-    ),
+    "srun": _MPI._replace(instead="write srun -n {count} xlaunch PROGRAM", counts=("-n", "--ntasks")),
+    **dict.fromkeys(("horovodrun", "horovod.runner.launch"), _MPI._replace(instead="write horovodrun --mpi -np {count} xlaunch PROGRAM")),
     "uvicorn": _WEB,
-    "gunicorn": _WEB._replace(
-        instead="write xlaunch --instances {count} gunicorn --reuse-port APP",
-        counts=("--workers", "-w"),
-    ),
-    "hypercorn": _WEB._replace(
-        instead=_PORTS + " APP --bind :{{8000+index}}", counts=("--workers", "-w"), variable=""
-    ),
+    "gunicorn": _WEB._replace(instead="write xlaunch --instances {count} gunicorn --reuse-port APP", counts=("--workers", "-w")),
+    "hypercorn": _WEB._replace(instead=_PORTS + " APP --bind :{{8000+index}}", counts=("--workers", "-w"), variable=""),
     "dask": _DASK._replace(subcommands=("worker",)),
     "dask-worker": _DASK,
-    "ray": Hint(
-        _WORKERS,
-        "write xlaunch --instances {count} ray start --block --address HOST:PORT",
-        subcommands=("start",),
-    ),
-    **dict.fromkeys(
-        PROJECT_TOOLS, Hint(_LATER, "write {name} run xlaunch PROGRAM", subcommands=("run",))
-    ),
-    **dict.fromkeys(
-        ("sudo", "doas"),
-        Hint("drops the variables that xlaunch sets", "write {name} xlaunch PROGRAM"),
-    ),
-    **dict.fromkeys(
-        ("docker", "podman"),
-        Hint(_ELSEWHERE, "write {name} run IMAGE xlaunch PROGRAM", subcommands=("run",)),
-    ),
+    "ray": Hint(_WORKERS, "write xlaunch --instances {count} ray start --block --address HOST:PORT", ("start",)),
+    **dict.fromkeys(PROJECT_TOOLS, Hint(_LATER, "write {name} run xlaunch PROGRAM", _RUN)),
+    **dict.fromkeys(("sudo", "doas"), Hint("drops the variables that xlaunch sets", "write {name} xlaunch PROGRAM")),
+    **dict.fromkeys(("docker", "podman"), Hint(_ELSEWHERE, "write {name} run IMAGE xlaunch PROGRAM", _RUN)),
     "ssh": Hint(_ELSEWHERE, "write ssh HOST xlaunch PROGRAM"),
     "systemd-run": Hint(_ELSEWHERE, "write systemd-run xlaunch PROGRAM"),
-}
+}  # fmt: skip
 """By the name of a program or of a Python module."""
 
 

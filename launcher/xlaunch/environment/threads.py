@@ -50,84 +50,36 @@ class ThreadVariable(NamedTuple):
 
 
 VARIABLES = (
-    ThreadVariable(
-        "MKL_NUM_THREADS",
-        ("mkl", "torch"),
-        "MKL follows OMP_NUM_THREADS",
+    ThreadVariable("MKL_NUM_THREADS", ("mkl", "torch"), "MKL follows OMP_NUM_THREADS",
         "oneMKL developer guide, Changing the Number of OpenMP Threads at Run Time; joblib, "
-        "ParallelBackendBase.MAX_NUM_THREADS_VARS",
-        follows_openmp=True,
-    ),
-    ThreadVariable(
-        "OPENBLAS_NUM_THREADS",
-        ("numpy", "scipy"),
-        "OpenBLAS follows OMP_NUM_THREADS",
+        "ParallelBackendBase.MAX_NUM_THREADS_VARS", follows_openmp=True),
+    ThreadVariable("OPENBLAS_NUM_THREADS", ("numpy", "scipy"), "OpenBLAS follows OMP_NUM_THREADS",
         "OpenBLAS, driver/others/blas_server.c and README: Setting the number of threads; joblib",
-        follows_openmp=True,
-    ),
-    ThreadVariable(
-        "BLIS_NUM_THREADS",
-        ("numpy",),
-        "BLIS follows OMP_NUM_THREADS",
-        "BLIS, docs/Multithreading.md; joblib",
-        follows_openmp=True,
-    ),
-    ThreadVariable(
-        "NUMEXPR_NUM_THREADS",
-        ("numexpr",),
-        "NumExpr follows OMP_NUM_THREADS",
-        "numexpr/utils.py, _init_num_threads; joblib",
-        follows_openmp=True,
-    ),
-    ThreadVariable(
-        "NUMEXPR_MAX_THREADS",
-        ("numexpr",),
+        follows_openmp=True),
+    ThreadVariable("BLIS_NUM_THREADS", ("numpy",), "BLIS follows OMP_NUM_THREADS",
+        "BLIS, docs/Multithreading.md; joblib", follows_openmp=True),
+    ThreadVariable("NUMEXPR_NUM_THREADS", ("numexpr",), "NumExpr follows OMP_NUM_THREADS",
+        "numexpr/utils.py, _init_num_threads; joblib", follows_openmp=True),
+    ThreadVariable("NUMEXPR_MAX_THREADS", ("numexpr",),
         "NumExpr runs on one thread when asked for more than this, which is 64 unless set",
-        "numexpr/utils.py, _init_num_threads; seen with 2.14 and OMP_NUM_THREADS=100",
-    ),
-    ThreadVariable(
-        "RAYON_NUM_THREADS",
-        ("tokenizers",),
+        "numexpr/utils.py, _init_num_threads; seen with 2.14 and OMP_NUM_THREADS=100"),
+    ThreadVariable("RAYON_NUM_THREADS", ("tokenizers",),
         "tokenizers would start a thread for each CPU of the mask, whatever the instance's share",
-        "rayon, ThreadPoolBuilder::num_threads; std::thread::available_parallelism",
-        counts_mask=True,
-    ),
-    ThreadVariable(
-        "POLARS_MAX_THREADS",
-        ("polars",),
+        "rayon, ThreadPoolBuilder::num_threads; std::thread::available_parallelism", counts_mask=True),
+    ThreadVariable("POLARS_MAX_THREADS", ("polars",),
         "Polars would start a thread for each CPU of the mask, whatever the instance's share",
-        "Polars user guide, environment variables; std::thread::available_parallelism",
-        counts_mask=True,
-    ),
-    ThreadVariable(
-        "TF_NUM_INTRAOP_THREADS",
-        ("tensorflow", "tensorflow-cpu", "intel-tensorflow"),
+        "Polars user guide, environment variables; std::thread::available_parallelism", counts_mask=True),
+    ThreadVariable("TF_NUM_INTRAOP_THREADS", ("tensorflow", "tensorflow-cpu", "intel-tensorflow"),
         "TensorFlow has its own thread pool for the work within an operation",
         "tensorflow/core/common_runtime/process_util.cc, NumIntraOpThreadsFromEnvironment; port.cc",
-        counts_mask=True,
-    ),
-    ThreadVariable(
-        "LOKY_MAX_CPU_COUNT",
-        ("joblib", "loky"),
-        "n_jobs=-1 means the instance's share",
-        "loky, cpu_count",
-        counts_mask=True,
-    ),
-    ThreadVariable(
-        "PYTHON_CPU_COUNT",
-        (),
-        "os.cpu_count() is the instance's share, not the machine's",
-        "Python 3.13, Command line and environment",
-        since_python=(3, 13),
-    ),
-    ThreadVariable(
-        "VECLIB_MAXIMUM_THREADS",
-        (),
-        "Apple's Accelerate has its own threads",
-        "vecLib(7)",
-        platform="darwin",
-    ),
-)
+        counts_mask=True),
+    ThreadVariable("LOKY_MAX_CPU_COUNT", ("joblib", "loky"), "n_jobs=-1 means the instance's share",
+        "loky, cpu_count", counts_mask=True),
+    ThreadVariable("PYTHON_CPU_COUNT", (), "os.cpu_count() is the instance's share, not the machine's",
+        "Python 3.13, Command line and environment", since_python=(3, 13)),
+    ThreadVariable("VECLIB_MAXIMUM_THREADS", (), "Apple's Accelerate has its own threads",
+        "vecLib(7)", platform="darwin"),
+)  # fmt: skip
 """Left out: TOKENIZERS_PARALLELISM, which also decides what happens after a fork, and
 NUMBA_NUM_THREADS, above which numba refuses what a program asks for."""
 

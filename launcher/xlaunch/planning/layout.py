@@ -103,7 +103,8 @@ def usable_cores(request: LayoutRequest, capacity: Capacity) -> int:
             f"at most --reserve-cores {capacity.pool - 1}" if capacity.pool > 1 else "leave it out"
         )
         raise UsageError(
-            f"--reserve-cores {request.reserve_cores}: nothing would be left of the {_held(capacity)}; {most}"
+            f"--reserve-cores {request.reserve_cores}: nothing would be left of the "
+            f"{counted(capacity.pool, 'core')} that {capacity.origin}; {most}"
         )
     if capacity.quota is None:
         return unreserved
@@ -224,8 +225,6 @@ def _refuse(
 ) -> NoReturn:
     """Raise the error that says what was requested, what is available, and what would fit."""
     held = f"{capacity.pool} {capacity.origin}"
-    if capacity.pool == 1:
-        held = held.replace("are ", "is ", 1)
     if request.reserve_cores:
         held += f", {request.reserve_cores} of them reserved"
     if budget < capacity.pool - request.reserve_cores:
@@ -248,10 +247,4 @@ def _refuse(
     raise UsageError(
         f"{counted(count, 'instance')} x {counted(size, 'core')} {'needs' if count == 1 else 'need'} "
         f"{counted(count * size, 'core')} and {held}: at most {', or '.join(fits)}; or --oversubscribe"
-    )
-
-
-def _held(capacity: Capacity) -> str:
-    return f"{counted(capacity.pool, 'core')} that {capacity.origin}".replace(
-        "1 core that are", "1 core that is"
     )

@@ -103,7 +103,7 @@ def _capacity(
     sizes = tuple([len(group) for group in by_node])
     return Capacity(
         pool=sum(sizes),
-        origin=pool.origin,
+        origin=pool.origin if sum(sizes) != 1 else pool.origin.replace("are ", "is ", 1),
         node_sizes=sizes,
         quota=_effective_quota(machine),
         quota_source=machine.limits.cpu_quota_source,

@@ -120,15 +120,16 @@ def _check_cpus(requested: CPUs, machine: Machine) -> None:
     offline = set(topology.offline_cpus)
     if not requested:
         raise UsageError(f"--cpus names no CPU; allowed: {format_cpu_list(allowed)}")
-    for wrong, problem in (
-        ([c for c in requested if c not in online and c not in offline], "does not exist"),
-        ([c for c in requested if c in offline and c not in online], "is offline"),
-        ([c for c in requested if c in online and c not in allowed], "is not allowed"),
-    ):
+    by = f"not allowed by {_narrowing(limits)}"
+    for wrong, one, several in (
+        ([c for c in requested if c not in online and c not in offline], "does not exist", "do not exist"),
+        ([c for c in requested if c in offline and c not in online], "is offline", "are offline"),
+        ([c for c in requested if c in online and c not in allowed], f"is {by}", f"are {by}"),
+    ):  # fmt: skip
         if wrong:
-            by = f" by {_narrowing(limits)}" if problem == "is not allowed" else ""
+            problem = one if len(wrong) == 1 else several
             raise UsageError(
-                f"--cpus {format_cpu_list(requested)}: {_cpus_are(wrong, problem)}{by}; "
+                f"--cpus {format_cpu_list(requested)}: {name_numbers('CPU', wrong)} {problem}; "
                 f"allowed: {format_cpu_list(allowed)}{_how_to_allow(requested, machine)}"
             )
 
@@ -228,13 +229,6 @@ def _no_efficiency_cores(topology: Topology) -> str:
     if len(topology.core_kinds) > 1 and not efficiency_cpus(topology):
         return "the kinds of core are not ranked, so no E-cores are known"
     return "there are no E-cores"
-
-
-def _cpus_are(cpus: list[int], problem: str) -> str:
-    if len(cpus) == 1:
-        return f"CPU {cpus[0]} {problem}"
-    plural = problem.replace("does", "do", 1).replace("is ", "are ", 1)
-    return f"CPUs {format_cpu_list(cpus)} {plural}"
 
 
 def _narrowing(limits: Limits) -> str:

@@ -31,14 +31,10 @@ SI_KERNEL = 0x80
 
 _MEMPOLICY_CALLS = {
     "x86_64": (238, 239),
-    "aarch64": (237, 236),
-    "riscv64": (237, 236),
-    "loongarch64": (237, 236),
-    "ppc64le": (261, 260),
-    "ppc64": (261, 260),
+    **dict.fromkeys(("aarch64", "riscv64", "loongarch64"), (237, 236)),
+    **dict.fromkeys(("ppc64le", "ppc64"), (261, 260)),
     "s390x": (270, 269),
-    "i686": (276, 275),
-    "i386": (276, 275),
+    **dict.fromkeys(("i686", "i386"), (276, 275)),
     "armv7l": (321, 320),
 }
 """The numbers of set_mempolicy and get_mempolicy by machine (each architecture's own table)."""

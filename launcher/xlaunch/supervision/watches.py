@@ -150,8 +150,7 @@ class CompilationWatch(Part):
         import shutil
 
         counters = []
-        names = os.listdir(self._directory) if os.path.isdir(self._directory) else []
-        for name in names:
+        for name in names_in(self._directory):
             path = os.path.join(self._directory, name)
             # A process that is killed while it writes leaves half a file.
             with (

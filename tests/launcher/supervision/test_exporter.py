@@ -62,6 +62,9 @@ def test_file_and_port(serve: Callable[..., Service], tmp_path: Path):
         assert found[f"xlaunch_instance_restarts_total{label}"] == 0
         assert found[f"xlaunch_instance_cpu_seconds_total{label}"] > 0
         assert found[f"xlaunch_instance_resident_memory_bytes{label}"] > 1 << 20
+    wait_until(
+        (tmp_path / "metrics.prom").exists, "the file, which is written after the port is open"
+    )
     assert samples((tmp_path / "metrics.prom").read_text()).keys() >= {"xlaunch_up"}
     (exporter,) = exporters(service)
     service.touch("ill.1")

@@ -11,14 +11,9 @@ from xlaunch.doctor.lint.facts import Block, FileFacts, Problem, dotted
 _TORCH = frozenset(("torch", "torchvision", "torchaudio"))
 _NUMPY = frozenset(("numpy", "scipy", "sklearn", "pandas"))
 READERS = {
-    "MKL_NUM_THREADS": _TORCH,
-    "OMP_DYNAMIC": _TORCH,
-    "OMP_NUM_THREADS": _TORCH | _NUMPY,
-    "OMP_PLACES": _TORCH,
-    "OMP_PROC_BIND": _TORCH,
-    "OMP_SCHEDULE": _TORCH,
-    "GOMP_CPU_AFFINITY": _TORCH,
-    "OPENBLAS_NUM_THREADS": _TORCH | _NUMPY,
+    **dict.fromkeys(("MKL_NUM_THREADS", "OMP_DYNAMIC", "OMP_PLACES", "OMP_PROC_BIND"), _TORCH),
+    **dict.fromkeys(("OMP_SCHEDULE", "GOMP_CPU_AFFINITY"), _TORCH),
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), _TORCH | _NUMPY),
 }
 """Variables, and the modules whose import reads them: as built for PyPI, torch has GNU's OpenMP and
 MKL, and imports numpy, which has OpenBLAS. No variable of Intel's OpenMP (KMP_...) is read by either."""
