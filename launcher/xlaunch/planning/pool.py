@@ -121,13 +121,13 @@ def _check_cpus(requested: CPUs, machine: Machine) -> None:
     if not requested:
         raise UsageError(f"--cpus names no CPU; allowed: {format_cpu_list(allowed)}")
     by = f"not allowed by {_narrowing(limits)}"
-    for wrong, one, several in (
+    for wrong, singular, plural in (
         ([c for c in requested if c not in online and c not in offline], "does not exist", "do not exist"),
         ([c for c in requested if c in offline and c not in online], "is offline", "are offline"),
         ([c for c in requested if c in online and c not in allowed], f"is {by}", f"are {by}"),
     ):  # fmt: skip
         if wrong:
-            problem = one if len(wrong) == 1 else several
+            problem = singular if len(wrong) == 1 else plural
             raise UsageError(
                 f"--cpus {format_cpu_list(requested)}: {name_numbers('CPU', wrong)} {problem}; "
                 f"allowed: {format_cpu_list(allowed)}{_how_to_allow(requested, machine)}"
