@@ -122,9 +122,10 @@ def describe_device(name: str | torch.device = "auto") -> DeviceProperties:
     if chosen.type == "cpu":
         if sys.platform.startswith("linux"):
             from xlaunch.machine import read_machine
+            from xlaunch.machine.limits import usable_memory_bytes
 
             limits = read_machine().limits
-            memory_bytes = limits.memory_bytes
+            memory_bytes = usable_memory_bytes(limits)
             cpus = format_cpu_list(limits.allowed_cpus)
         flags = cpu_bf16_flags()
         bf16 = None if flags is None else bool(flags)

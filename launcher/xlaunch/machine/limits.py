@@ -265,6 +265,12 @@ def read_limits(root: str, topology: Topology) -> Limits:
     )
 
 
+def usable_memory_bytes(limits: Limits) -> int | None:
+    """The memory of the machine or its limit, whichever is less; None if neither is known."""
+    sizes = (limits.memory_limit_bytes, limits.memory_total_bytes)
+    return min([size for size in sizes if size is not None], default=None)
+
+
 def _cpu_limits(
     tree: Tree, groups: ControlGroups, *, live: bool
 ) -> list[tuple[str, CPUs, ControlGroup | None]]:

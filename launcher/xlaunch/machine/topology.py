@@ -105,12 +105,6 @@ class Limits(NamedTuple):
 
     **Ex.:** ``("cgroup v2 cpuset at /sys/fs/cgroup", "affinity mask")``."""
 
-    @property
-    def memory_bytes(self) -> int | None:
-        """The smaller of the two sizes of memory; None if neither is known."""
-        sizes = (self.memory_limit_bytes, self.memory_total_bytes)
-        return min([size for size in sizes if size is not None], default=None)
-
 
 class Vendor(enum.Enum):
     """Who makes a GPU. The value is the vendor's name."""

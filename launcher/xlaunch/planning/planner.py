@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from xlaunch.errors import UsageError
+from xlaunch.machine.limits import usable_memory_bytes
 from xlaunch.machine.topology import SLURM_COUNT, CPUs, Machine, Topology
 from xlaunch.planning.layout import Capacity, Layout, choose_layout, quota_cores, takes_everything
 from xlaunch.planning.placement import (
@@ -63,7 +64,7 @@ def plan(
     used = {core.cpus[0] for slot in placed for core in slot}
     idle = [core for core in cores if bound and core.cpus[0] not in used]
     crossed = [crossings(slot) for slot in placed]
-    memory_bytes = machine.limits.memory_bytes
+    memory_bytes = usable_memory_bytes(machine.limits)
     share = memory_bytes // len(instances) if memory_bytes is not None and instances else None
     decisions = [
         *pool.decisions,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from xlaunch.machine.limits import usable_memory_bytes
 from xlaunch.machine.topology import CPUs, Gpu, Machine
 from xlaunch.machine.tree import parse_mask
 from xlaunch.planning.gpus import count_instances
@@ -153,7 +154,7 @@ def share_of_rank(
     if place.gpus:
         gpus = gpus._replace(usable=place.gpus)
     limits = machine.limits
-    quota, memory_bytes = limits.cpu_quota, limits.memory_bytes
+    quota, memory_bytes = limits.cpu_quota, usable_memory_bytes(limits)
     inside = machine._replace(
         gpus=gpus,
         limits=limits._replace(

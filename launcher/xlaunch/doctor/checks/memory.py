@@ -24,6 +24,7 @@ from xlaunch.machine.limits import (
     SystemMode,
     read_counters,
     system_mode,
+    usable_memory_bytes,
 )
 from xlaunch.machine.tree import parse_fields
 from xlaunch.text import size
@@ -215,7 +216,7 @@ def show_shared_memory(facts: Facts) -> Iterator[Finding]:
     else:
         total = status.f_blocks * status.f_frsize
     # More than half of the memory is no remedy: what fills it cannot be reclaimed.
-    memory_bytes = facts.machine.limits.memory_bytes
+    memory_bytes = usable_memory_bytes(facts.machine.limits)
     half = [] if memory_bytes is None else [memory_bytes // 2 >> 20 << 20]
     if total is not None and total >= min([MIN_SHARED_BYTES, *half]):
         free = status.f_bavail * status.f_frsize
