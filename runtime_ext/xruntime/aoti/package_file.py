@@ -190,9 +190,7 @@ def _description(archive: zipfile.ZipFile, name: str, path: str) -> dict[str, st
 
 
 def check_machine(description: dict[str, str], path: str) -> None:
-    """Raise PackageError if the code is for another device, system or CPU, where it would fail or
-    crash.
-    """
+    """Raise PackageError if the code is for another device, system or CPU, where it would fail or crash."""
     wanted = (
         ("AOTI_DEVICE_KEY", "cpu", "device"),
         ("AOTI_PLATFORM", sys.platform, "system"),

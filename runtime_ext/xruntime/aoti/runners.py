@@ -229,9 +229,7 @@ def _tensors_at(pointers: list[int | None]) -> list[torch.Tensor | None]:
 
 @functools.cache
 def c_interface_problem() -> str | None:
-    """Return why this torch cannot call the C interface; None if a tensor can be converted and
-    back.
-    """
+    """Return why this torch cannot call the C interface; None if a tensor can be converted and back."""
     try:
         sent = torch.arange(6.0).reshape(2, 3)
         (capsule,) = _aoti().unsafe_alloc_void_ptrs_from_tensors([sent])

@@ -126,9 +126,7 @@ def checked_count(name: str, value: object, meaning: str) -> int:
 
 
 def wrong_thread_error(compiled: int, have: int) -> ThreadCountError:
-    """The error for a call in a thread whose number of threads is not the one that the code was
-    compiled for.
-    """
+    """The error for a call in a thread whose number of threads is not the one that the code was compiled for."""
     threads, cores = ("thread", "core") if compiled == 1 else ("threads", "cores")
     return ThreadCountError(
         f"compiled for streams of {compiled} {threads} and called in a thread that has {have}: call it"

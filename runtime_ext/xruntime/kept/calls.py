@@ -164,9 +164,7 @@ class Pattern(NamedTuple):
         return Pattern(tuple(dims))
 
     def suits(self, sizes: Sizes) -> bool:
-        """Whether a call of these sizes may be the sample: torch treats sizes below 2
-        separately.
-        """
+        """Whether a call of these sizes may be the sample: torch treats sizes below 2 separately."""
         pairs = zip(self.dims, sizes, strict=True)
         return all(
             size >= 2 if wanted is None else size == wanted
@@ -255,9 +253,7 @@ class ServedSizes:
 
 
 class Nest:
-    """Rebuilds a nest with other tensors: the arguments of a call, or outputs like an eager
-    call's.
-    """
+    """Rebuilds a nest with other tensors: the arguments of a call, or outputs like an eager call's."""
 
     def __init__(self, leaves: Sequence[Any], spec: Any) -> None:
         self._spec = spec

@@ -56,9 +56,7 @@ class _CompileQueue:
         return thread
 
     def run(self, make: Callable[[], None], name: str) -> None:
-        """Do the same and wait. After two seconds a terminal shows the model's `name` and the
-        time.
-        """
+        """Do the same and wait. After two seconds a terminal shows the model's `name` and the time."""
         thread, began = self.start(make), time.monotonic()
         thread.join(SILENT_S)
         while thread.is_alive():

@@ -203,9 +203,7 @@ class _Facts:
         return [_ADDRESS.sub("", line) for line in self._lines]
 
     def add_model(self, model: torch.nn.Module) -> None:
-        """Add the attributes of each module, and the properties of each tensor without its
-        values.
-        """
+        """Add the attributes of each module, and the properties of each tensor without its values."""
         self._tensors += [*model.parameters(), *model.buffers()]
         for part in model.modules():
             self._is_new(part)

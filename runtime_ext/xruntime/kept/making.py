@@ -78,8 +78,7 @@ class CompileJob(NamedTuple):
     """More settings of Inductor."""
 
     strict: bool = False
-    """Refuse a model in which Python would have to run between graphs. Otherwise that Python is
-    left out."""
+    """Refuse a model in which Python would have to run between graphs. Otherwise that Python is left out."""
 
 
 WORK: Final = "work"

@@ -101,9 +101,7 @@ def own_tensor_problem(model: nn.Module, outputs: Any) -> str | None:
 
 
 def own_memory_problem(first: Any, second: Any) -> str | None:
-    """Why the outputs must not be returned to the program: the outputs of two calls share the
-    code's own memory.
-    """
+    """Why the outputs must not be returned to the program: those of two calls share the code's own memory."""
     shared = _addresses(first) & _addresses(second)
     return "it returns a tensor that it keeps, which the program could change" if shared else None
 
@@ -155,8 +153,7 @@ class CalledModel:
     """Whether code is timed next to the modules, by calls."""
 
     report: Callable[[str], None] | None = None
-    """Receives a line that says what runs from now on, and why; None: it goes to the log and to
-    warnings, as in torch."""
+    """Receives a line that says what runs from now on, and why; None: it goes to the log and to warnings."""
 
     not_made, dropped = "not compiled", "the modules are called again"
 

@@ -42,14 +42,13 @@ def use_channels_last(run: PassRun) -> str:
         raise SkipPassError("there is no convolution over two or three dimensions")
     if run.recording is not None:
         share = run.recording.convolution_share
-        if share < 0.5:
-            raise SkipPassError(f"convolutions are {share:.0%} of the multiplications")
-        why = f"convolutions are {share:.0%} of the multiplications"
+        few, why = share < 0.5, f"convolutions are {share:.0%} of the multiplications"
     else:
         linears = sum(type(m) is nn.Linear for m in run.model.modules())
-        if linears > len(convolutions):
-            raise SkipPassError(f"there are {linears} linears and {len(convolutions)} convolutions")
+        few = linears > len(convolutions)
         why = f"there are {len(convolutions)} convolutions and {linears} linears"
+    if few:
+        raise SkipPassError(why)
     for module in convolutions:
         weight = module.weight
         assert isinstance(weight, nn.Parameter)

@@ -208,9 +208,7 @@ class Interception:
         try:
             self._check(module, args, kwargs)
             dtype = self._dtype_for(state, module)
-            tolerance = tolerance_for(module.parameters(), None)
-            if dtype is not None:
-                tolerance = TOLERANCES[dtype]
+            tolerance = TOLERANCES[dtype] if dtype else tolerance_for(module.parameters(), None)
             routed = RoutedModule(module, self.run, args, kwargs, tolerance)
         except UnfitError as error:
             refusal = error.with_traceback(None)  # which has this frame with its arguments
