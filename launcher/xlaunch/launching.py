@@ -62,26 +62,22 @@ def prepare(
     A launch on this machine is planned beside the others; `note` is called before it waits for them.
     `untried`: see `prepare_environment`. Raises `UsageError` and `XLaunchError`.
     """
+    is_launch = purpose is Purpose.LAUNCH
     if host.is_this_machine and purpose is not Purpose.ENVIRONMENT:
         prepared = plan_beside_others(
-            request,
-            read_machine(),
-            os.environ,
-            host=host,
-            note=note,
-            record=purpose is Purpose.LAUNCH,
+            request, read_machine(), os.environ, host=host, note=note, record=is_launch
         )
     else:
         with machine_of(host.sysroot, host.synthetic) as machine:
             whole_plan = plan(request.layout, machine)
             prepared = PreparedLaunch(request, machine, whole_plan, None, os.environ)
-    if request.program.words or purpose is Purpose.LAUNCH:  # which needs a program
+    if request.program.words or is_launch:  # which needs a program
         environment = prepare_environment(
             prepared.plan,
             prepared.request.program,
             prepared.inherited,
             run=prepared.request.run,
-            make_directories=purpose is Purpose.LAUNCH,
+            make_directories=is_launch,
             untried=untried,
             started=purpose is not Purpose.ENVIRONMENT,
         )

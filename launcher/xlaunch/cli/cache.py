@@ -105,10 +105,8 @@ def _du(*, cache_dir: str | None, as_json: bool) -> None:
     rows = [("cache", "kind", "files", "size")]
     for (cache, kind), usage in sorted(usages.items()):
         rows.append((cache, kind, str(usage.files), size(usage.size_bytes)))
-    lines = [
-        *align(rows if usages else [], right=(2, 3)),
-        f"{base}: {size(total)} of {size(max_bytes)}",
-    ]
+    lines = align(rows, right=(2, 3)) if usages else []
+    lines.append(f"{base}: {size(total)} of {size(max_bytes)}")
     kinds = [{"cache": c, "kind": k, **usage._asdict()} for (c, k), usage in usages.items()]
     _answer(as_json, lines, base=base, kinds=kinds, size_bytes=total, max_bytes=max_bytes)
 
@@ -187,10 +185,8 @@ def _fingerprint(*, python: str | None, as_json: bool) -> None:
     keys = fingerprint(*_here(python))
     lines = []
     for name, value in keys["caches"].items():
-        lines += [
-            f"{name}: {value['key']}",
-            *[f"  {p}: {text}" for p, text in value["parts"].items()],
-        ]
+        lines.append(f"{name}: {value['key']}")
+        lines += [f"  {part}: {text}" for part, text in value["parts"].items()]
     _answer(as_json, lines, **keys)
 
 

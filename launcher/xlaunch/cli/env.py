@@ -109,12 +109,8 @@ def command(resolved: ResolvedOptions) -> None:
         # Settings that need no library: what the image has is not known here.
         profile = choose_profile(AUTO, glibc=glibc_version())
         request = request.replace(allocator=profile.name)
-    prepared = prepare(
-        request,
-        host_request_from(options),
-        purpose=Purpose.ENVIRONMENT,
-        untried=say_untried(resolved),
-    )
+    host = host_request_from(options)
+    prepared = prepare(request, host, purpose=Purpose.ENVIRONMENT, untried=say_untried(resolved))
     plan = prepared.plan
     if len(plan.instances) != 1:
         indices = format_cpu_list([instance.index for instance in plan.instances])
@@ -123,14 +119,9 @@ def command(resolved: ResolvedOptions) -> None:
             f"--instance-index {plan.instances[0].index} (of {indices})"
         )
     surroundings = _surroundings(prepared)
-    writer = {
-        OutputFormat.SH: _sh,
-        OutputFormat.SYSTEMD: _systemd,
-        OutputFormat.DOCKER: _docker,
-        OutputFormat.JSON: _json,
-    }[chosen]
+    writers = {"sh": _sh, "systemd": _systemd, "docker": _docker, "json": _json}
     # Written as bytes: a variable's value need not be valid text.
-    click.echo(os.fsencode(writer(surroundings)))
+    click.echo(os.fsencode(writers[chosen.value](surroundings)))
 
 
 def _surroundings(prepared: PreparedLaunch) -> Surroundings:

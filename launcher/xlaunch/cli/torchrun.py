@@ -129,20 +129,12 @@ def _environment_of_ranks(
 ) -> Environment:
     """The environment of each instance of a plan, which is a rank and a launch of its own."""
     inherited = {**os.environ, "LOCAL_RANK": "0"}  # torchrun sets it, with each rank's own number
+    program, run, untried = request.program, request.run, resolved.chosen_by_files()
     ranks = []
     for instance in plan_of_ranks.instances:
-        alone = plan_of_ranks._replace(
-            instances=(instance._replace(index=0),), count=1, layout=request.layout
-        )
-        ranks.append(
-            prepare_environment(
-                alone,
-                request.program,
-                inherited,
-                run=request.run,
-                untried=resolved.chosen_by_files(),
-            )
-        )
+        own = (instance._replace(index=0),)
+        alone = plan_of_ranks._replace(instances=own, count=1, layout=request.layout)
+        ranks.append(prepare_environment(alone, program, inherited, run=run, untried=untried))
     return ranks[0]._replace(
         programs=tuple([rank.programs[0] for rank in ranks]),
         settings=tuple([rank.settings[0] for rank in ranks]),
@@ -177,14 +169,8 @@ def torchrun_command(
     given, program = split(typed)
     kept = [word for name, _, words in given if name not in OWN for word in words]
     rank_command = [sys.executable, "-P", "-m", "xlaunch", *kept, *program]
-    torchrun = [
-        interpreter,
-        script("run_module"),
-        "torch.distributed.run",
-        f"--nproc-per-node={count}",
-        *where,
-    ]
-    return [*torchrun, "--no-python", *rank_command]
+    torchrun = (interpreter, script("run_module"), "torch.distributed.run")
+    return [*torchrun, f"--nproc-per-node={count}", *where, "--no-python", *rank_command]
 
 
 def _environment_of_torchrun(options: Mapping[str, Any], threads: int) -> dict[str, str]:

@@ -88,13 +88,9 @@ def show_build(facts: Facts) -> Iterator[Finding]:
 
 def _install(vendor: Vendor, version: str) -> str:
     """The command that installs this version of torch for a vendor's GPUs. PyPI has CUDA's build."""
-    index = {
-        Vendor.AMD: f" --index-url {INDEX}/rocmVERSION",
-        Vendor.INTEL: f" --index-url {INDEX}/xpu",
-    }
-    return (
-        f"pip install --force-reinstall torch=={version.partition('+')[0]}{index.get(vendor, '')}"
-    )
+    builds = {Vendor.AMD: "rocmVERSION", Vendor.INTEL: "xpu"}
+    index = f" --index-url {INDEX}/{builds[vendor]}" if vendor in builds else ""
+    return f"pip install --force-reinstall torch=={version.partition('+')[0]}{index}"
 
 
 def _is_large(facts: Facts, vendor: Vendor) -> bool:
