@@ -159,20 +159,13 @@ class SearchCommand(GroupedCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options; those of no group come last."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        options_by_name = {option.name: option for option in options}
         sections: dict[str, set[Any]] = {
             title: {option.name for option in options_of(with_options(group))}
             for title, group in GROUPS.items()
         }
-        sections["Other"] = options_by_name.keys() - {
-            name for section in sections.values() for name in section
-        }
+        sections["Other"] = {option.name for option in options}.difference(*sections.values())
         for title, names in sections.items():
-            rows = [
-                options_by_name[name].get_help_record(ctx)
-                for name in options_by_name
-                if name in names
-            ]
+            rows = [option.get_help_record(ctx) for option in options if option.name in names]
             with formatter.section(title):
                 formatter.write_dl([row for row in rows if row is not None])
 

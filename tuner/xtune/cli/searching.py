@@ -119,9 +119,8 @@ def run_search(session: SearchSession, output: OutputOptions) -> int:
         _announce(session.task, verbose=output.verbose)
     with Signals() as signals:
         with _screen(session.task, output) as screen:
-            outcome = search(
-                session, screen, say=silent if output.quiet else say, check=signals.check
-            )
+            tell = silent if output.quiet else say
+            outcome = search(session, screen, say=tell, check=signals.check)
             signals.search_ended()
         result = conclude(session, outcome, say)
         try:

@@ -43,9 +43,8 @@ def command(
     """
     context = click.get_current_context()
     asked = search_request({**options, "quiet": quiet, "verbose": verbose})
-    _refuse_command_names(
-        asked.request.program.words, context.obj, module=asked.request.program.module
-    )
+    program = asked.request.program
+    _refuse_command_names(program.words, context.obj, module=program.module)
 
     from xlaunch.options.presets import check_preset_path
     from xtune.cli.searching import OutputOptions, StartObserver, run_search
@@ -54,11 +53,9 @@ def command(
     from xtune.searches import begin
 
     if save_preset is not None:
-        check_preset_path(save_preset, force=force, program=asked.request.program.words)
-    observer = Observer() if quiet else StartObserver()
-    session = begin(
-        asked, context.obj, observer=observer, say=silent if quiet else say, show_output=verbose
-    )
+        check_preset_path(save_preset, force=force, program=program.words)
+    observer, tell = (Observer(), silent) if quiet else (StartObserver(), say)
+    session = begin(asked, context.obj, observer=observer, say=tell, show_output=verbose)
     context.call_on_close(session.study.storage.close)
     return run_search(session, OutputOptions(save_preset, as_json, verbose, quiet, force))
 

@@ -127,7 +127,7 @@ class Reader:
         for total in run.report.metrics:
             if total.name == name:
                 window = window_of(total).within(window)
-        seen = [one for one in served.series if one.metric == name and window.of(one).values]
+        seen = [row for row in served.series if row.metric == name and window.of(row).values]
         if served.outcome is Outcome.NOT_FINITE:
             return served
         if (
@@ -230,13 +230,12 @@ class Reader:
                 self.printed.setdefault(name, summary.printed_in)
             if summary.printed_in if not is_time else unit_in(name) is None:
                 launch = launch._replace(units=(*launch.units, (name, summary.printed_in)))
-        series = [
-            series._replace(
-                values=tuple([value * factors.get(series.metric, 1.0) for value in series.values])
-            )
-            for series in launch.series
-        ]
-        return launch._replace(series=tuple(series)), converted
+        every_series = []
+        for series in launch.series:
+            factor = factors.get(series.metric, 1.0)
+            values = tuple([value * factor for value in series.values])
+            every_series.append(series._replace(values=values))
+        return launch._replace(series=tuple(every_series)), converted
 
     def tried(self, load: Load, memory: MemoryWatch) -> tuple[bool, str]:
         """Whether a load is within the requirements that its generators can tell, and what was measured."""
@@ -248,11 +247,8 @@ class Reader:
         if launch.value is None:
             return False, launch.notes[0]
         seen = dict(launch.requirements)
-        bounds = [
-            requirement
-            for requirement in self.objective.requirements
-            if requirement.quantity not in RESOURCES
-        ]
+        requirements = self.objective.requirements
+        bounds = [bound for bound in requirements if bound.quantity not in RESOURCES]
         values = [(bound, seen.get(bound.text)) for bound in bounds]
         shown = [f"{number(launch.value)} {self.objective.metric}"]
         for bound, value in values:
@@ -284,7 +280,7 @@ class Reader:
         if load.level is not None:
             word, level = load.level
             summaries[f"{LOAD} {word}"] = summary_of_share(f"{LOAD} {word}", level)
-        series = [Series(0, n, (0.0,), (one.value,)) for n, one in summaries.items()]
+        series = [Series(0, n, (0.0,), (summary.value,)) for n, summary in summaries.items()]
         lines = [line.strip() for line in load.outputs[0].splitlines() if line.strip()]
         unseen = f"the generator printed no {self.objective.metric!r}; its last lines:"
         unseen = f"{unseen} {' | '.join(lines[-MAX_LINES_TOLD:]) or 'none'}"

@@ -125,9 +125,8 @@ class Service(NamedTuple):
 
     def fill(self, values: Mapping[str, Value]) -> Service:
         """With values for the parameters in braces."""
-        return self._replace(
-            ready=replace(self.ready, values), measure=replace(self.measure, values)
-        )
+        ready, measure = (replace(text, values) for text in (self.ready, self.measure))
+        return self._replace(ready=ready, measure=measure)
 
     @property
     def awaited_line(self) -> str | None:
@@ -206,7 +205,7 @@ def cores_kept_free(request: Request, machine: Machine) -> CPUs:
     if layout.cpus is not None:
         used = layout.cpus
     elif layout.numa_nodes is not None:
-        used = tuple([c for node in nodes if node.id in layout.numa_nodes for c in node.cpus])
+        used = tuple([cpu for node in nodes if node.id in layout.numa_nodes for cpu in node.cpus])
     else:
         return ()
     return cores_beside(machine, used)

@@ -92,7 +92,7 @@ class Summary(NamedTuple):
 
     def times(self, factor: float, unit: str | None) -> Summary:
         """The summary in another unit."""
-        p90, p99 = (None if it is None else it * factor for it in (self.p90, self.p99))
+        p90, p99 = (None if value is None else value * factor for value in (self.p90, self.p99))
         return self._replace(
             value=self.value * factor,
             mean=self.mean * factor,
@@ -221,17 +221,18 @@ def summarise(
     if larger_is_better is None and kind is not MetricKind.VALUE:
         larger_is_better = kind is MetricKind.RATE
     inside = {own.instance: window.of(own) for own in series}
-    with_values = {index: one for index, one in inside.items() if one.values}
+    with_values = {index: own for index, own in inside.items() if own.values}
+    every_value = {index: own.values for index, own in with_values.items()}
     if not with_values:
         return None
     judgements = {
-        index: judge(one.values, larger_is_better=larger_is_better)
-        for index, one in with_values.items()
+        index: judge(values, larger_is_better=larger_is_better)
+        for index, values in every_value.items()
     }
     steady, kept = _steady_part(window, with_values, judgements)
     told = [*known, *_describe(judgements, of_several=len(with_values) > 1)]
     if not all(kept.values()):
-        steady, kept = window, {index: one.values for index, one in with_values.items()}
+        steady, kept = window, every_value
         told.append("the instances were never steady at the same time: all values count")
     pooled = sorted(value for values in kept.values() for value in values)
     if kind is MetricKind.RATE:
@@ -246,7 +247,7 @@ def summarise(
     elif kind is MetricKind.TIME:
         value = percentile(pooled, 50)
     else:
-        kept = {index: one.values for index, one in with_values.items()}
+        kept = every_value
         value = _mean([last_tenth(values) for values in kept.values()])
     is_time = kind is MetricKind.TIME
     return Summary(
@@ -277,9 +278,9 @@ def _steady_part(
     }
     latest = max(ends.values())
     kept = {}
-    for index, one in series.items():
+    for index, own in series.items():
         start = judgements[index].start
-        later = zip(one.times_s[start:], one.values[start:], strict=True)
+        later = zip(own.times_s[start:], own.values[start:], strict=True)
         kept[index] = tuple(value for at, value in later if at > latest or ends[index] == latest)
     return window._replace(after_s=max(window.after_s, latest)), kept
 
@@ -306,12 +307,8 @@ def _limited(rates: tuple[float, ...], durations_s: Sequence[float] | None) -> t
         return rates
     spans = durations_s or [1.0] * len(rates)
     work = percentile(sorted(map(operator.mul, rates, spans)), 50)
-    return tuple(
-        [
-            min(rate, work / span) if rate > limit else rate
-            for rate, span in zip(rates, spans, strict=True)
-        ]
-    )
+    pairs = zip(rates, spans, strict=True)
+    return tuple([min(rate, work / span) if rate > limit else rate for rate, span in pairs])
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
@@ -432,7 +429,7 @@ def compared(objective: Objective, launches: Iterable[Launch]) -> Objective:
 
 
 def _describe(judgements: Mapping[int, Judgement], *, of_several: bool) -> list[str]:
-    told = [(index, one.note) for index, one in judgements.items() if one.note]
+    told = [(index, judgement.note) for index, judgement in judgements.items() if judgement.note]
     if not of_several:
         return [note for _, note in told]
     if len({note for _, note in told}) == 1 and len(told) == len(judgements):

@@ -355,10 +355,8 @@ def failure_of(run: EndedRun) -> tuple[Outcome, str] | None:
         return None
     if KILLER in report.reason:
         return Outcome.OUT_OF_MEMORY, report.reason
-    killed = any(
-        instance.signal == "SIGKILL" or instance.exit_code == KILLED
-        for instance in report.instances
-    )
+    ends = [(instance.signal, instance.exit_code) for instance in report.instances]
+    killed = any(signal == "SIGKILL" or code == KILLED for signal, code in ends)
     why = run.memory.explain(killed=killed, stderr=said)
     if why is not None:
         return Outcome.OUT_OF_MEMORY, f"{report.reason}: {why}"
