@@ -44,9 +44,8 @@ class Mimalloc(Allocator):
             merge()
         info = [ctypes.c_size_t() for _ in range(8)]
         self._function("mi_process_info", _INFO)(*map(ctypes.byref, info))
-        return stats_of(
-            allocated=self._allocated(), mapped=info[5].value, peak_mapped=info[6].value
-        )
+        mapped, peak_mapped = info[5].value, info[6].value
+        return stats_of(allocated=self._allocated(), mapped=mapped, peak_mapped=peak_mapped)
 
     def _allocated(self) -> int | None:
         get_json = self._file.function("mi_stats_get_json", _JSON)

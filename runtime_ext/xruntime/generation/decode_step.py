@@ -118,13 +118,11 @@ class _Plan:
         ]
         # Dictionaries, names, and what must be there: parts and weights, and numbers of modules and config.
         self._tables, self._names, self._values = map(list, zip(*watched, strict=True))
-        self._forwards = {
-            kind: kind.forward for kind in {type(module) for module in description.modules}
-        }
+        kinds = {type(module) for module in description.modules}
+        self._forwards = {kind: kind.forward for kind in kinds}
         self._inner = inner
-        self._hooks = [
-            own[name] for own in inner for name in ("_forward_hooks", "_forward_pre_hooks")
-        ]
+        hooks = ("_forward_hooks", "_forward_pre_hooks")
+        self._hooks = [own[name] for own in inner for name in hooks]
         self.layers = (_Layer * len(description.layers))()
         """Of each layer all but its cache."""
 
@@ -358,12 +356,11 @@ class DecodeStep:
                     f"calls with a {kind} are not native: the decode step is for a DynamicCache"
                 )
             return None
-        view = growing(
-            cache, (len(description.layers), description.sizes.kv_heads, description.sizes.head_dim)
-        )
+        sizes = description.sizes
+        view = growing(cache, (len(description.layers), sizes.kv_heads, sizes.head_dim))
         if view is None or view.batch != batch or view.dtype is not description.embedding.dtype:
             return None
-        if int(tokens.min()) < 0 or int(tokens.max()) >= description.sizes.vocabulary:
+        if int(tokens.min()) < 0 or int(tokens.max()) >= sizes.vocabulary:
             return None
         starts = _starts(kwargs.get("attention_mask"), batch, view.positions)
         if starts is None:
@@ -382,8 +379,8 @@ class DecodeStep:
             rows = positions[:, 0] + description.place_offset
             if int(rows.min()) < 0 or int(rows.max()) >= len(description.places):
                 return None
-            shape = (batch, description.sizes.hidden)
-            addends = description.places.detach()[rows].float().expand(shape).contiguous()
+            added = description.places.detach()[rows].float()
+            addends = added.expand(batch, sizes.hidden).contiguous()
         return _Call(plan, tokens.contiguous(), positions, addends, starts, cache, view)
 
     def _computed(self, call: _Call, threads: int) -> torch.Tensor:
@@ -391,9 +388,8 @@ class DecodeStep:
         description, view = call.plan.description, call.view
         cosines, sines = _turns(description, call.positions, view.batch)
         layers = _c_layers(call)
-        logits = torch.empty(
-            (view.batch, 1, description.sizes.vocabulary), dtype=description.embedding.dtype
-        )
+        shape = (view.batch, 1, description.sizes.vocabulary)
+        logits = torch.empty(shape, dtype=description.embedding.dtype)
         step = _Step.from_buffer_copy(call.plan.step)
         step.layers = ctypes.addressof(layers)
         step.batch, step.positions, step.threads = view.batch, view.positions, threads

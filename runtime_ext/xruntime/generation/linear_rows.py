@@ -148,9 +148,8 @@ def few_rows(linear: Any, value: Any, *, widens: bool = False) -> torch.Tensor |
         return None
     if bias is not None and (type(bias) is not nn.Parameter or bias.dtype is not dtype):
         return None
-    if value.layout is not torch.strided or not (
-        value.is_cpu and weight.is_cpu and weight.is_contiguous()
-    ):
+    in_memory = value.is_cpu and weight.is_cpu and weight.is_contiguous()
+    if value.layout is not torch.strided or not in_memory:
         return None
     if torch.is_grad_enabled() and (
         value.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)

@@ -243,9 +243,8 @@ def _factor_gradients_fake(gradients: Tensors, weights: Tensors, *lookups: Any) 
     bags = Lookups(*lookups)
     check_tables(weights, bags)
     check_gradients(gradients, [weight.shape[1] for weight in weights], bags, [])
-    return [
-        torch.empty_like(factor, memory_format=torch.contiguous_format) for factor in bags.factors
-    ]
+    dense = torch.contiguous_format
+    return [torch.empty_like(factor, memory_format=dense) for factor in bags.factors]
 
 
 define(

@@ -114,21 +114,16 @@ class RoIAlign(nn.Module):
 
 def _numbered(boxes: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join the boxes of each image to one tensor (K, 5) in fp32 or fp64."""
+    numbered = []
     for image, of_image in enumerate(boxes):
         if of_image.dim() != 2 or of_image.shape[1] != 4 or not of_image.is_floating_point():
             raise OperatorError(
                 f"roi_align: the boxes of image {image} have shape {tuple(of_image.shape)} and dtype"
                 f" {of_image.dtype}; allowed are (L, 4) and a floating-point dtype"
             )
-    if not boxes:
-        return torch.empty(0, 5)
-    numbered = [
-        torch.cat(
-            [of_image.new_full((of_image.shape[0], 1), image, dtype=torch.float32), of_image], 1
-        )
-        for image, of_image in enumerate(boxes)
-    ]
-    return torch.cat(numbered)
+        numbers = of_image.new_full((of_image.shape[0], 1), image, dtype=torch.float32)
+        numbered.append(torch.cat([numbers, of_image], 1))
+    return torch.cat(numbered) if numbered else torch.empty(0, 5)
 
 
 def _check_arguments(

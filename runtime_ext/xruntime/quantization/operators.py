@@ -146,9 +146,8 @@ def read_values(module: torch.fx.GraphModule) -> dict[str, list[str]]:
     values_by_operator: dict[str, list[str]] = {}
     for node in _observing(module):
         seen = [_observed(source) for source in node.all_input_nodes if _is_observer(source)]
-        values_by_operator[node.meta[NAME]] = [
-            value.name for value in seen if value.op != "get_attr"
-        ]
+        names = [value.name for value in seen if value.op != "get_attr"]
+        values_by_operator[node.meta[NAME]] = names
     return values_by_operator
 
 

@@ -275,9 +275,8 @@ class Batching:
         assert isinstance(first.group, BatchGroup)
         items = first.group.items
         try:
-            args, kwargs = _joined_call(
-                [(call.args, call.kwargs) for call in calls], self._input_hint
-            )
+            arguments = [(call.args, call.kwargs) for call in calls]
+            args, kwargs = _joined_call(arguments, self._input_hint)
             output = first.context.run(first.function, *args, **kwargs)
             return self._parts(output, items, count)
         except BaseException as error:  # noqa: BLE001 - then each call is made alone

@@ -151,9 +151,8 @@ class _JointOutput:
             # cat keeps channels_last if all parts have it. The result is an inference tensor if the
             # parts are.
             inference = values[0].is_inference()
-            with (
-                _NOTHING if inference is is_inference_mode_enabled() else inference_mode(inference)
-            ):
+            is_set = inference is is_inference_mode_enabled()
+            with _NOTHING if is_set else inference_mode(inference):
                 return torch.cat(values, dim)  # type: ignore[arg-type]  # any sequence will do
         except RuntimeError as error:
             shapes = [list(value.shape) for value in values]

@@ -130,7 +130,7 @@ class SplitPlan:
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], hint: MultiStreamModuleHint | None
     ) -> None:
-        self._found: list[Leaf] = []
+        self._leaves: list[Leaf] = []
         self._uncovered: list[tuple[Path, Tensor]] = []
         if hint is None:
             self.args = self._every(args, 0, ("args",))
@@ -176,14 +176,11 @@ class SplitPlan:
 
     def _each(self, nest: Any, hints: Mapping[Any, HintNode], path: Path) -> Plan:
         """A nest with a hint for each of its values."""
-        return self._branch(
-            nest,
-            [
-                self._visit(item, hints.get(key, UNMENTIONED), (*path, key))
-                for key, item in entries(nest) or ()
-            ],
-            path,
-        )
+        inner = [
+            self._visit(item, hints.get(key, UNMENTIONED), (*path, key))
+            for key, item in entries(nest) or ()
+        ]
+        return self._branch(nest, inner, path)
 
     def _every(self, value: Any, dim: int, path: Path) -> Plan:
         """A value in which every tensor is split along `dim`."""
@@ -193,9 +190,8 @@ class SplitPlan:
         if inner is None:
             refuse_hidden(value, path)
             return UnsplitValue(value)
-        return self._branch(
-            value, [self._every(item, dim, (*path, key)) for key, item in inner], path
-        )
+        plans = [self._every(item, dim, (*path, key)) for key, item in inner]
+        return self._branch(value, plans, path)
 
     def _branch(self, nest: Any, inner: list[Plan], path: Path) -> Plan:
         if all(type(plan) is UnsplitValue for plan in inner):
@@ -205,31 +201,30 @@ class SplitPlan:
     def _leaf(self, tensor: Tensor, dim: int, path: Path) -> Leaf:
         check_tensor(tensor, dim, path)
         leaf = Leaf(path, tensor, dim)
-        self._found.append(leaf)
+        self._leaves.append(leaf)
         return leaf
 
     def _agreed_items(self, hint: MultiStreamModuleHint | None) -> int:
-        leaves_found = self._found
         if self._uncovered:
-            listed = ", ".join(
-                f"{place(path)} {shape_of(tensor)}" for path, tensor in self._uncovered
-            )
+            named = [f"{place(path)} {shape_of(tensor)}" for path, tensor in self._uncovered]
+            listed = ", ".join(named)
             raise BatchError(
                 f"the hint {hint!r} does not cover these tensors: {listed}. Give each the dimension of"
                 f" its items, or None to pass it whole to every stream; {EXAMPLE}"
             )
-        if not leaves_found:
+        if not self._leaves:
             raise BatchError(
                 "this call has nothing to split"
                 + (": no tensor with a dimension" if hint is None else f" by the hint {hint!r}")
                 + f". Call the module itself, or name the batch's dimension in the hint; {EXAMPLE}"
             )
-        items = leaves_found[0].tensor.shape[leaves_found[0].dim]
-        if any(leaf.tensor.shape[leaf.dim] != items for leaf in leaves_found):
+        first = self._leaves[0]
+        items = first.tensor.shape[first.dim]
+        if any(leaf.tensor.shape[leaf.dim] != items for leaf in self._leaves):
             listed = ", ".join(
                 f"{place(leaf.path)} {leaf.tensor.shape[leaf.dim]} (dimension {leaf.dim} of"
                 f" {shape_of(leaf.tensor)})"
-                for leaf in leaves_found
+                for leaf in self._leaves
             )
             raise BatchError(
                 f"the tensors to split hold different numbers of items: {listed}. Give each the"

@@ -149,10 +149,9 @@ class LightFuture(Future[T]):
                 return
             # Before other callbacks, which may be slow.
             self._done_callbacks.insert(0, open_gate)  # type: ignore[attr-defined]
+        wait_s = -1 if timeout_s is None else max(0.0, min(timeout_s, threading.TIMEOUT_MAX))
         try:
-            gate.acquire(
-                timeout=-1 if timeout_s is None else max(0.0, min(timeout_s, threading.TIMEOUT_MAX))
-            )
+            gate.acquire(timeout=wait_s)
         finally:
             with self._condition, contextlib.suppress(ValueError):
                 self._done_callbacks.remove(open_gate)  # type: ignore[attr-defined]

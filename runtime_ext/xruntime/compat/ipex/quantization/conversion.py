@@ -37,9 +37,8 @@ class Prepared(nn.Module):
         """Empty until there is an example."""
         self.training = False
         if example is not None:
-            self._observed = [
-                quantization.prepare(model, conf, example, dynamic_shapes=dynamic_shapes)
-            ]
+            observed = quantization.prepare(model, conf, example, dynamic_shapes=dynamic_shapes)
+            self._observed = [observed]
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raise a TypeError that names the original: this module has no layers of its own."""
@@ -71,9 +70,8 @@ class Prepared(nn.Module):
 
     def again(self, *, recipe: QuantConf | None = None, example: Sample | None = None) -> Prepared:
         """Prepare the same model with another recipe or example. Raises what `prepare` raises."""
-        return Prepared(
-            self.model, recipe or self.recipe.copy(), example or self._example, self._shapes
-        )
+        recipe, example = recipe or self.recipe.copy(), example or self._example
+        return Prepared(self.model, recipe, example, self._shapes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Observe a batch; return the model's outputs. Raises QuantizationError."""
