@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from xruntime.errors import KernelsUnavailableError
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """The XK_ABI_VERSION of xkernels.h that this package uses."""
 
 LIBRARY_NAME = "libxkernels.so"

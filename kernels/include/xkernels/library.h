@@ -18,7 +18,7 @@
 #endif
 
 /* The version of this interface. Callers compare it with xk_abi_version() first. */
-#define XK_ABI_VERSION 4
+#define XK_ABI_VERSION 5
 
 /* Error codes of the functions, all below zero. */
 #define XK_INVALID_ARGUMENT (-1) /* an argument violates the contract; nothing was done */
