@@ -111,7 +111,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if path:
         skipped = terminalreporter.stats.get("skipped", [])
         names = [it.nodeid for it in skipped if "machine" not in it.keywords]
-        Path(path).write_text("".join([f"{name}\n" for name in names]))
+        with Path(path).open("a") as stream:  # a second run of what failed adds nothing
+            stream.writelines([f"{name}\n" for name in names])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
