@@ -4,9 +4,10 @@
     python -m benchmarks.generation --quick
     python -m benchmarks.generation --size 0.5 --cpus 2 16 --limit-s 240 --json generation.json
     python -m benchmarks.generation --form eager step bits8 llama.cpp-q8_0 bits4 llama.cpp-q4_0
+    python -m benchmarks.generation --size gpt2 --prompt 32 --form eager step
     python -m benchmarks.generation --size 0.5 --quota 4 --conversations 1 2 --form eager step
 
-Models are of Qwen2's kind, with random weights in bf16: nothing is downloaded. Each form has a process of
+Models are of Qwen2's kind, or GPT-2, with random weights in bf16: nothing is downloaded. Each form has a process of
 its own, which loads the same weights from files; rounds are interleaved. Tokens a second are those of each
 sequence after the first token; of several conversations at once, their sum. The read limit is measured in
 each round, too: the best rate of a sum over 1 GB and of a linear of one row, in pages of 2 MiB. Its share
@@ -43,7 +44,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 
-from benchmarks.generation.models import GGUF_FORMS, SIZES, can_save_gguf, save
+from benchmarks.generation.models import GGUF_FORMS, GPT2, SIZES, can_save_gguf, save
 from benchmarks.harness.measurement import (
     in_turn,
     machine_line,
@@ -227,7 +228,8 @@ class Cell:
 def rows_of(case: dict[str, Any]) -> list[list[str]]:
     """The lines of the table for one case."""
     limit = max(case["read_limit_bytes_per_s"], default=float("inf"))
-    name = f"{case['size']} B, {case['place']}, batch {case['batch']}, prompt {case['prompt']}"
+    size = case["size"] if case["size"] == GPT2 else f"{case['size']} B"
+    name = f"{size}, {case['place']}, batch {case['batch']}, prompt {case['prompt']}"
     if case["conversations"] > 1:
         name += f", {case['conversations']} at once"
     rows, base = [], None
@@ -257,7 +259,7 @@ def rows_of(case: dict[str, Any]) -> list[list[str]]:
 def parsed() -> argparse.Namespace:
     parser = option_parser(__doc__, rounds=5)
     parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens")
-    parser.add_argument("--size", nargs="+", choices=SIZES, default=["0.1", "0.5", "1.2"])
+    parser.add_argument("--size", nargs="+", choices=(*SIZES, GPT2), default=["0.1", "0.5", "1.2"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--prompt", nargs="+", type=int, default=[32, 2048], help="tokens")
     parser.add_argument("--form", nargs="+", choices=FORMS, default=list(BY_DEFAULT))
@@ -287,6 +289,9 @@ def parsed() -> argparse.Namespace:
     if GGUF_FORMS.keys() & set(options.form) and not can_save_gguf():
         options.form = [form for form in options.form if form not in GGUF_FORMS]
         print("llama.cpp is left out: llama-cpp-python or gguf is not installed", file=sys.stderr)
+    elif GGUF_FORMS.keys() & set(options.form) and GPT2 in options.size:
+        options.form = [form for form in options.form if form not in GGUF_FORMS]
+        print(f"llama.cpp is left out: it has no files of {GPT2} here", file=sys.stderr)
     if "openvino" in options.form and find_spec("openvino") is None:
         options.form.remove("openvino")
         print("openvino is left out: it is not installed", file=sys.stderr)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Qwen2's kind with random weights in bf16, built from their configuration and written to files."""
+"""Models of Qwen2's kind and GPT-2 with random weights in bf16, built from their configuration and written to files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ SIZES: Final = {
 }
 """By billions of parameters: the values of `_NAMES`."""
 
+GPT2: Final = "gpt2"
+"""In place of a size: GPT-2 of 0.12 billion parameters, whose weights are stored as (inputs, outputs)."""
+
 _NAMES: Final = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"),
     *("num_attention_heads", "num_key_value_heads"),
 )
 POSITIONS: Final = 16384
+GPT2_POSITIONS: Final = 4096
 
 _GGUF_NAMES: Final = {
     "model.embed_tokens": "token_embd",
@@ -42,15 +46,19 @@ _GGUF_NAMES: Final = {
 
 def new_model(size: str) -> Any:
     """Return a model of that size in bf16."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        sizes: dict[str, Any] = dict(zip(_NAMES, SIZES[size], strict=True))
-        config = Qwen2Config(**sizes, tie_word_embeddings=True, max_position_embeddings=POSITIONS)
-        model = Qwen2ForCausalLM(config).eval()
+        model: Any
+        if size == GPT2:
+            model = GPT2LMHeadModel(GPT2Config(n_positions=GPT2_POSITIONS)).eval()
+        else:
+            sizes: dict[str, Any] = dict(zip(_NAMES, SIZES[size], strict=True))
+            sizes |= {"tie_word_embeddings": True, "max_position_embeddings": POSITIONS}
+            model = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
     finally:
         torch.set_default_dtype(before)
     model.generation_config.pad_token_id = 0
