@@ -50,7 +50,7 @@ def test_both_ways_to_optimize_see_changes_between_calls(
         assert failure is None
         fast = xruntime.optimize(net, sample_input=x, wait=True)
         routed_code, own_code = exported_code[-2:]
-        for _ in range(4):  # by turns in the form
+        for _ in range(4):  # the modules and the code alternate
             routed(net, (x,), {})
             fast(x)
         assert min(routed_code.calls, own_code.calls) > 2
